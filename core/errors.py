@@ -1,0 +1,43 @@
+"""Errors whose message is meant for the person who runs the program, each with its exit code."""
+
+
+class RunError(Exception):
+    """Base: launch.py prints the message without a traceback and exits with `exit_code`."""
+
+    exit_code = 70
+
+
+class ConfigError(RunError):
+    """The command line or a config file is wrong; the message says where, and what to change."""
+
+    exit_code = 64
+
+
+class DataError(RunError):
+    """A dataset is missing or bad, or every checkpoint is; the message names file, key, expected and found."""
+
+    exit_code = 65
+
+
+class BusyError(RunError):
+    """Another process holds the run folder."""
+
+    exit_code = 73
+
+
+class StorageError(RunError):
+    """A save failed for good; the message names the last durable step."""
+
+    exit_code = 74
+
+
+class PreemptedError(RunError):
+    """The run was asked to stop, and everything was saved."""
+
+    exit_code = 75
+
+
+class MismatchError(RunError):
+    """The config or dataset is not the one of the checkpoint; the message lists the keys that differ."""
+
+    exit_code = 78

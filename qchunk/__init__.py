@@ -1,0 +1,1 @@
+"""Q-chunking: offline and offline-to-online reinforcement learning over action chunks."""

@@ -1,0 +1,174 @@
+"""Every setting of a Q-chunking run, as frozen dataclasses. No jax is imported here."""
+
+import dataclasses
+from typing import Literal
+
+from core.config import (
+    CheckpointConfig,
+    MeshConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+)
+
+Normalization = Literal["none", "mean_std", "quantile"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Episodes on disk and the pool that is drawn from them (specification: the pool loader)."""
+
+    path: str
+    """Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file."""
+    format: Literal["aloha_hdf5", "ogbench_npz"] = "aloha_hdf5"
+    task: str | None = None
+    """OGBench single-task environment whose reward replaces the file's, e.g. cube-single-play-singletask-task2-v0."""
+    observation: Literal["qpos", "state"] = "qpos"
+    """Array of /observations that the networks see."""
+    action: Literal["action", "qpos"] = "action"
+    """Array that holds the actions; the original loader took qpos of the same step."""
+    missing_reward: Literal["label", "refuse"] = "label"
+    """File without /reward: 1 at the last frame of a positive episode, 0 elsewhere, ending terminated; or an error."""
+    positive_scores: tuple[int, ...] = (4, 5)
+    """Folders score_<n> whose episodes are positive."""
+    negative_scores: tuple[int, ...] = (1, 2)
+    """Folders score_<n> whose episodes are negative; other scores are left out, and counted."""
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    """Bad episodes: refuse all with one report, or skip up to 1 % of them with the list printed."""
+    episodes_per_epoch: int = 32
+    """Whole episodes that the pool holds, per shard."""
+    steps_per_epoch: int = 5000
+    """Updates between two refreshes of the pool."""
+    positive_ratio: float = 0.6
+    """Share of positive episodes in the pool."""
+    shards: int = 1
+    """Pools that are drawn independently, a fixed number whatever the number of processes."""
+    action_norm: Normalization = "none"
+    observation_norm: Normalization = "none"
+    norm_stats: str | None = None
+    """JSON of statistics to use; None computes them in a streaming pass and keeps them beside the run."""
+    read_threads: int = 0
+    """Threads that build batches ahead; 0 builds them where they are used, best for state-only batches."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "episodes_per_epoch", "steps_per_epoch", "shards")
+        require_fraction(self, "positive_ratio")
+        require_non_negative(self, "read_threads")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """One agent whose settings are QC, QC-FQL, FQL and n-step FQL (arXiv:2507.07969, arXiv:2502.02538).
+
+    | agent      | policy    | horizon | action_chunking |
+    |------------|-----------|---------|-----------------|
+    | QC         | best_of_n | > 1     | yes             |
+    | QC-FQL     | distill   | > 1     | yes             |
+    | FQL        | distill   | 1       | either          |
+    | n-step FQL | distill   | n       | no              |
+    """
+
+    policy: Literal["best_of_n", "distill"] = "distill"
+    """best_of_n: the best of the flow's samples by the critic. distill: a one-step policy beside the flow."""
+    horizon: int = 5
+    """Environment steps of one chunk and of the critic's backup."""
+    action_chunking: bool = True
+    """False: policy and critic see the first action alone, the backup stays `horizon` steps long."""
+    discount: float = 0.99
+    """Per environment step; the only discount there is."""
+    target_rate: float = 0.005
+    """Share of the new critic that enters the target critic at each update (tau)."""
+    alpha: float = 100.0
+    """Weight of the distillation loss (distill only)."""
+    num_samples: int = 32
+    """Chunks that the critic chooses from (best_of_n only)."""
+    flow_steps: int = 10
+    """Euler steps of the flow policy."""
+    num_critics: int = 2
+    q_aggregation: Literal["mean", "min"] = "mean"
+    """How the critics' values of the next chunk become one target."""
+    hidden_sizes: tuple[int, ...] = (512, 512, 512, 512)
+    """Widths of the hidden layers of actor and critic."""
+    critic_layer_norm: bool = True
+    actor_layer_norm: bool = False
+    partial_chunks: Literal["use", "drop"] = "use"
+    """Chunks that run past an episode's end: used with their real steps, or dropped as in the official code."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "horizon", "num_samples", "flow_steps", "num_critics", "alpha")
+        require_fraction(self, "target_rate")
+        if not 0 < self.discount <= 1:
+            raise ValueError(f"agent.discount is {self.discount}; expected above 0 and at most 1")
+
+    @property
+    def action_horizon(self) -> int:
+        """Actions that policy and critic see at once."""
+        return self.horizon if self.action_chunking else 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Rollouts in the real environment; at intervals of train.eval_every and at the end."""
+
+    env: str | None = None
+    """Gymnasium id of the environment, e.g. cube-single-play-singletask-task2-v0; None switches evaluation off."""
+    episodes: int = 25
+    """Episodes at an interval."""
+    final_episodes: int = 50
+    """Episodes at the end, for the policy and, beside it, for the behaviour-cloning flow alone."""
+    num_envs: int = 10
+    """Environments that share one call of the policy."""
+    videos: int = 2
+    """Rollouts filmed at the end, where the machine can render."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "episodes", "final_episodes", "num_envs")
+        require_non_negative(self, "videos")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """Play episodes recorded with OGBench's scripted oracles where the dataset is missing."""
+
+    env: str
+    """OGBench environment without a task, e.g. cube-single-v0."""
+    episodes: int
+    episode_length: int = 1000
+    """Environment steps of one episode."""
+    noise: float = 0.1
+    """Standard deviation of the noise on the oracle's actions (OGBench's --noise)."""
+    random_action: float = 0.0
+    """Probability of a random action at each step (OGBench's --p_random_action)."""
+    seed: int = 0
+    processes: int = 2
+
+    def __post_init__(self) -> None:
+        require_positive(self, "episodes", "episode_length", "processes")
+        require_non_negative(self, "noise")
+        require_fraction(self, "random_action")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QChunkConfig:
+    """A Q-chunking run: data -> agent -> evaluation."""
+
+    run: RunConfig = RunConfig()
+    train: TrainConfig
+    data: DataConfig
+    agent: AgentConfig
+    optim: OptimConfig = OptimConfig()
+    eval: EvalConfig = EvalConfig()
+    record: RecordConfig | None = None
+    """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
+    mesh: MeshConfig = MeshConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def __post_init__(self) -> None:
+        if self.train.batch_size % self.data.shards:
+            raise ValueError(
+                f"train.batch_size {self.train.batch_size} is not divisible by data.shards {self.data.shards}; "
+                "every shard gives the same number of rows"
+            )

@@ -1,0 +1,1 @@
+"""Readers of episode files: each is an EpisodeSource of core/episodes.py."""
