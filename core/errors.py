@@ -19,6 +19,12 @@ class DataError(RunError):
     exit_code = 65
 
 
+class NonFiniteError(RunError):
+    """A loss or a weight is NaN or infinite; the message names the step and the quantity."""
+
+    exit_code = 70
+
+
 class BusyError(RunError):
     """Another process holds the run folder."""
 

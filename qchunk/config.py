@@ -4,11 +4,7 @@ import dataclasses
 from typing import Literal
 
 from core.config import (
-    CheckpointConfig,
-    MeshConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
+    ExperimentConfig,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -152,19 +148,14 @@ class RecordConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QChunkConfig:
+class QChunkConfig(ExperimentConfig):
     """A Q-chunking run: data -> agent -> evaluation."""
 
-    run: RunConfig = RunConfig()
-    train: TrainConfig
     data: DataConfig
     agent: AgentConfig
-    optim: OptimConfig = OptimConfig()
     eval: EvalConfig = EvalConfig()
     record: RecordConfig | None = None
     """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
-    mesh: MeshConfig = MeshConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
 
     def __post_init__(self) -> None:
         if self.train.batch_size % self.data.shards:

@@ -1,0 +1,291 @@
+"""Saving and restoring a run; the only place of the train loop that names Orbax.
+
+A checkpoint is the state's arrays, and beside them a note: data position, counters, config fingerprint, tree spec,
+and a checksum of each leaf. Orbax 0.12 does not checksum array data (60 of 60 flipped bits load silently), casts a
+changed dtype silently, and removes old steps in a way that a kill can leave half done; so `restore` trusts nothing:
+it walks from the newest step, verifies each, moves what fails to `quarantine/`, and goes on to the one before.
+"""
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from orbax.checkpoint import v1 as ocp
+
+from core.config import CheckpointConfig
+from core.errors import DataError, MismatchError, NonFiniteError, StorageError
+from core.state import TrainState
+
+# A save that fails is tried again at the next occasion; after this many in a row the run ends.
+MAX_FAILED_SAVES = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a run must remember beside its arrays, as plain JSON values."""
+
+    step: int
+    """Updates applied, and so the index of the next batch."""
+    metrics_bytes: int
+    """Size of metrics.jsonl; on resume it is cut back to this."""
+    window: dict[str, list[float]]
+    """Sum and count of each metric since the last line of metrics.jsonl."""
+    evaluated: bool
+    """Whether the evaluation due at this step has been done."""
+
+
+class Checkpoints:
+    """The saves of one run, under `<run>/checkpoints`."""
+
+    def __init__(self, run: Path, config: CheckpointConfig, fingerprint: dict[str, Any]) -> None:
+        """Opens the folder.
+
+        Args:
+          run: The run's folder, absolute.
+          config: How many saves stay.
+          fingerprint: JSON values that must be the same when the run goes on: config fields, dataset hash.
+        """
+        self._folder = run / "checkpoints"
+        self._quarantine = run / "quarantine"
+        self._config = config
+        self._fingerprint = fingerprint
+        self._pending: ocp.AsyncResponse | None = None
+        self._pending_step = -1
+        self._durable_step: int | None = None
+        self._failures = 0
+        self._checkpointer = self._open()
+
+    def _open(self) -> ocp.training.Checkpointer:
+        """A manager with explicit policies: Orbax's own save as often as possible and keep everything."""
+        preserve = ocp.training.preservation_policies
+        policies: list[Any] = [preserve.LatestN(self._config.keep_last)]
+        if self._config.keep_every is not None:
+            policies.append(preserve.EveryNSteps(self._config.keep_every))
+        return ocp.training.Checkpointer(
+            self._folder,
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            preservation_policy=preserve.AnyPreservationPolicy(policies),
+            cleanup_tmp_directories=True,
+            lightweight_initialize=True,
+        )
+
+    @property
+    def durable_step(self) -> int | None:
+        """Newest step known to be whole on disk."""
+        return self._durable_step
+
+    def save(self, state: TrainState, progress: Progress) -> None:
+        """Starts a save in the background, after waiting for the one before.
+
+        The copy from the device is done when this returns, so the state may be donated to the next update.
+
+        Raises:
+          NonFiniteError: A weight or an optimiser value is NaN or infinite; nothing is written.
+          StorageError: Three saves in a row failed; the message names the last durable step.
+        """
+        self.wait()
+        sums, bad = _checksums(state)
+        if bad:
+            raise NonFiniteError(
+                f"step {progress.step}: not saved, because {', '.join(bad[:5])} is not finite. "
+                f"The last save is of step {self._durable_step}. Lower optim.learning_rate or set optim.clip_norm"
+            )
+        note = dataclasses.asdict(progress) | {
+            "fingerprint": self._fingerprint,
+            "spec": _spec(state),
+            "checksums": sums,
+        }
+        note["sha256"] = _note_hash(note)
+        try:
+            self._pending = self._checkpointer.save_checkpointables_async(
+                progress.step, {"state": _as_tree(state)}, force=True, overwrite=True, custom_metadata=note
+            )
+            self._pending_step = progress.step
+        except Exception as error:  # Orbax and tensorstore raise many types for one full disk
+            self._failed(progress.step, error)
+
+    def wait(self) -> bool:
+        """Waits for the save under way; only then is it durable. Returns whether the last one succeeded.
+
+        Raises:
+          StorageError: Three saves in a row failed.
+        """
+        if self._pending is None:
+            return self._failures == 0
+        pending, self._pending = self._pending, None
+        try:
+            pending.result()
+        except Exception as error:  # the write itself fails here, not when it was started
+            self._failed(self._pending_step, error)
+            return False
+        self._durable_step = self._pending_step
+        self._failures = 0
+        return True
+
+    def save_now(self, state: TrainState, progress: Progress) -> None:
+        """Saves and waits until the save is durable, trying up to three times.
+
+        Raises:
+          StorageError: It failed three times in a row.
+          NonFiniteError: As `save`.
+        """
+        self.save(state, progress)
+        while not self.wait():
+            self.save(state, progress)
+
+    def _failed(self, step: int, error: BaseException) -> None:
+        """Counts and reports a failed save, and removes what it left."""
+        self._failures += 1
+        reason = _root_cause(error)
+        print(f"save of step {step} failed ({self._failures} of {MAX_FAILED_SAVES}): {reason}", flush=True)
+        for leftover in self._folder.glob(f"{step}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if self._failures >= MAX_FAILED_SAVES:
+            raise StorageError(
+                f"{MAX_FAILED_SAVES} saves in a row failed under {self._folder}: {reason}. "
+                f"Last durable step: {self._durable_step}. Make room or mend the folder, then add --run.resume"
+            ) from error
+        self._checkpointer = self._open()
+
+    def restore(self, abstract_state: TrainState) -> tuple[TrainState, Progress] | None:
+        """The newest checkpoint that proves whole, or None if there is none at all.
+
+        Args:
+          abstract_state: Shapes, dtypes and shardings to restore into.
+
+        Raises:
+          MismatchError: Config, dataset or tree differ from the checkpoint's; the message lists the keys.
+          DataError: There are checkpoints, and every one is damaged.
+        """
+        steps = sorted((checkpoint.step for checkpoint in self._checkpointer.checkpoints), reverse=True)
+        for step in steps:
+            try:
+                restored = self._load(step, abstract_state)
+            except MismatchError:
+                raise
+            except Exception as error:  # a damaged file shows as almost any type
+                self._set_aside(step, _root_cause(error))
+                continue
+            self._durable_step = step
+            return restored
+        if steps:
+            raise DataError(
+                f"every checkpoint under {self._folder} is damaged (steps {steps}, now in {self._quarantine}). "
+                "Start anew in another folder"
+            )
+        return None
+
+    def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
+        """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
+        note = self._checkpointer.checkpointables_metadata(step).custom_metadata
+        if note is None or note.get("sha256") != _note_hash(note):
+            raise ValueError("the note beside the arrays is missing or damaged")
+        if note["step"] != step:
+            raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
+        require_equal(note["fingerprint"], self._fingerprint, "the checkpoint was made with another config or dataset")
+        require_equal(note["spec"], _spec(abstract_state), "the checkpoint holds another tree of arrays")
+        tree = self._checkpointer.load_checkpointables(step, {"state": _as_tree(abstract_state)})["state"]
+        state = TrainState(**tree)
+        sums, _ = _checksums(state)
+        damaged = [path for path in sums if sums[path] != note["checksums"][path]]
+        if damaged:
+            raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
+        return state, Progress(**{field.name: note[field.name] for field in dataclasses.fields(Progress)})
+
+    def _set_aside(self, step: int, reason: str) -> None:
+        """Moves a damaged step out of the way and reloads the manager, which caches the list of steps."""
+        self._quarantine.mkdir(exist_ok=True)
+        goal = self._quarantine / str(step)
+        count = 1
+        while goal.exists():
+            goal = self._quarantine / f"{step}-{count}"
+            count += 1
+        (self._folder / str(step)).rename(goal)
+        print(f"checkpoint of step {step} is damaged ({reason}): moved to {goal}", flush=True)
+        self._checkpointer = self._open()
+
+    def close(self) -> None:
+        """Frees Orbax's threads."""
+        self._checkpointer.close()
+
+
+def digest(state: TrainState, position: dict[str, int]) -> str:
+    """SHA-256 over params, optimiser state and target (sorted path, dtype, shape, bytes) and the data position."""
+    hasher = hashlib.sha256()
+    leaves = _leaves({"params": state.params, "opt_state": state.opt_state, "target": state.target})
+    for path, leaf in sorted(leaves.items()):
+        array = np.asarray(jax.device_get(leaf))
+        hasher.update(f"{path} {array.dtype} {array.shape}".encode())
+        hasher.update(np.ascontiguousarray(array).tobytes())
+    hasher.update(json.dumps(position, sort_keys=True).encode())
+    return hasher.hexdigest()
+
+
+def require_equal(saved: dict[str, Any], current: dict[str, Any], what: str) -> None:
+    """Raises MismatchError listing the keys whose values differ."""
+    keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+    if keys:
+        lines = [f"  {key}: saved {saved.get(key)!r}, now {current.get(key)!r}" for key in keys[:20]]
+        more = f"\n  and {len(keys) - 20} more" if len(keys) > 20 else ""
+        raise MismatchError(f"{what}:\n" + "\n".join(lines) + more + "\nUndo these, or start anew in another folder")
+
+
+def _as_tree(state: TrainState) -> dict[str, Any]:
+    """The state as a dict of its fields, which Orbax stores by name."""
+    return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by path."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _spec(state: TrainState) -> dict[str, str]:
+    """Dtype and shape of each leaf by path; Orbax itself casts a changed dtype silently."""
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in _leaves(_as_tree(state)).items()}
+
+
+def _checksums(state: TrainState) -> tuple[dict[str, int], list[str]]:
+    """Checksum of each leaf by path, and the paths of leaves that hold NaN or infinity."""
+    leaves = _leaves(_as_tree(state))
+    results = jax.device_get(_checksum_leaves(list(leaves.values())))
+    sums = {path: int(total) for path, (total, _) in zip(leaves, results, strict=True)}
+    return sums, [path for path, (_, finite) in zip(leaves, results, strict=True) if not finite]
+
+
+@jax.jit
+def _checksum_leaves(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    """Position-weighted uint32 sum of each leaf's bits, computed where the leaf lies.
+
+    Element i has the weight 2 i + 1. Odd weights are invertible modulo 2^32, so every change of one element changes
+    the sum; integer sums do not depend on the order, so the result does not depend on the sharding.
+    """
+    return [(_weighted_sum(leaf), jnp.all(jnp.isfinite(leaf))) for leaf in leaves]
+
+
+def _weighted_sum(leaf: jax.Array) -> jax.Array:
+    """Checksum of one leaf."""
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaf = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
+    flat = leaf.astype(jnp.uint32).reshape(-1)
+    weights = jnp.arange(flat.size, dtype=jnp.uint32) * jnp.uint32(2) + jnp.uint32(1)
+    return jnp.sum(flat * weights, dtype=jnp.uint32)
+
+
+def _note_hash(note: dict[str, Any]) -> str:
+    """SHA-256 of the note without its own hash."""
+    rest = {key: value for key, value in note.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _root_cause(error: BaseException) -> str:
+    """The last exception of the chain, in which Orbax hides what really happened, as one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".splitlines()[0]

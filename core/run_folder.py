@@ -1,0 +1,151 @@
+"""The folder of one run: its lock, its config, its metrics file and its last word.
+
+config.json      the resolved config, every field
+metrics.jsonl    {"step": int, "split": "train"|"eval", name: float ...} a line; no clock in it, so that a run
+                 that was killed and resumed writes the same bytes as one that was not
+timing.jsonl     where the wall-clock time went; differs from run to run
+checkpoints/     core/checkpoint.py
+done.json        the line that a finished run prints
+"""
+
+import fcntl
+import json
+import math
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from core.config import ExperimentConfig, flatten
+from core.errors import BusyError, ConfigError, StorageError
+
+
+class RunFolder:
+    """An open, locked run folder; use it as a context manager."""
+
+    def __init__(self, config: ExperimentConfig, name: str) -> None:
+        """Opens or makes the folder.
+
+        Args:
+          config: The resolved config; `run.dir` and `run.resume` decide.
+          name: Name of the experiment, used where run.dir is not given.
+
+        Raises:
+          ConfigError: The folder holds a run and run.resume is off, or the other way round.
+          BusyError: Another process has the folder open.
+          StorageError: The folder cannot be written.
+        """
+        if config.run.resume and config.run.dir is None:
+            raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
+        default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        # Orbax fails on a relative folder, and only at the first save.
+        self.path = Path(config.run.dir or default).expanduser().resolve()
+        holds_run = (self.path / "config.json").exists()
+        if holds_run and not config.run.resume:
+            raise ConfigError(
+                f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
+            )
+        if config.run.resume and not holds_run and self.path.exists() and any(self.path.iterdir()):
+            raise ConfigError(f"{self.path} holds files but no run (no config.json): choose another --run.dir")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / "lock", "a+")  # noqa: SIM115  held open as long as the run lasts
+            self._take_lock()
+            write_atomically(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
+            self._metrics = Appender(self.path / "metrics.jsonl")
+            self._timing = Appender(self.path / "timing.jsonl")
+        except OSError as error:
+            raise StorageError(f"cannot write the run folder {self.path}: {error.strerror or error}") from error
+
+    def _take_lock(self) -> None:
+        """Locks the folder for this process; the system frees the lock when the process ends, however it ends."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.seek(0)
+            holder = self._lock.read().strip() or "another process"
+            self._lock.close()
+            raise BusyError(f"{self.path} is in use by {holder}. Wait for it, or choose another --run.dir") from error
+        self._lock.truncate(0)
+        self._lock.write(f"process {os.getpid()}")
+        self._lock.flush()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._metrics.close()
+        self._timing.close()
+        self._lock.close()
+
+    def log(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Appends a line to metrics.jsonl. Non-finite numbers are written as null, which is valid JSON."""
+        self._metrics.append({"step": step, "split": split} | {k: _finite(v) for k, v in values.items()})
+
+    def log_timing(self, step: int, seconds: dict[str, float]) -> None:
+        """Appends a line to timing.jsonl."""
+        self._timing.append({"step": step} | {name: round(value, 4) for name, value in seconds.items()})
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics.jsonl so far, all of them on disk."""
+        return self._metrics.sync()
+
+    def cut_metrics(self, size: int) -> None:
+        """Drops what was written after the checkpoint from which the run goes on.
+
+        Raises:
+          ConfigError: The file is shorter than it was when the checkpoint was made.
+        """
+        self._metrics.cut(size)
+
+    def finish(self, line: dict[str, Any]) -> None:
+        """Writes done.json."""
+        write_atomically(self.path / "done.json", json.dumps(line) + "\n")
+
+
+class Appender:
+    """A file of JSON lines that only grows, except when it is cut back on resume."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = open(path, "ab")  # noqa: SIM115  closed by the run folder
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Writes one line."""
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Forces the lines to disk and returns the size in bytes."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def cut(self, size: int) -> None:
+        """Shortens the file to `size` bytes."""
+        if self._file.tell() < size:
+            raise ConfigError(
+                f"{self._path} has {self._file.tell()} bytes, {size} when the checkpoint was made: it was changed by "
+                "hand. Restore it, or start anew in another folder"
+            )
+        self._file.truncate(size)
+        self._file.seek(size)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file as a whole: a kill leaves the old text or the new."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _finite(value: float) -> float | None:
+    """The number, or None if it is NaN or infinite."""
+    return float(value) if math.isfinite(value) else None
