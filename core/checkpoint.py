@@ -19,7 +19,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from core.config import CheckpointConfig
-from core.errors import DataError, MismatchError, NonFiniteError, StorageError
+from core.errors import DataError, MismatchError, NonFiniteError, StorageError, require_equal
 from core.state import TrainState
 
 # A save that fails is tried again at the next occasion; after this many in a row the run ends.
@@ -64,13 +64,15 @@ class Checkpoints:
     def _open(self) -> ocp.training.Checkpointer:
         """A manager with explicit policies: Orbax's own save as often as possible and keep everything."""
         preserve = ocp.training.preservation_policies
+        save_each: Any = ocp.training.save_decision_policies.FixedIntervalPolicy(1)
         policies: list[Any] = [preserve.LatestN(self._config.keep_last)]
         if self._config.keep_every is not None:
             policies.append(preserve.EveryNSteps(self._config.keep_every))
+        keep_any: Any = preserve.AnyPreservationPolicy(policies)  # Any: Orbax's v1 protocol and its v0 policies differ
         return ocp.training.Checkpointer(
-            self._folder,
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=preserve.AnyPreservationPolicy(policies),
+            str(self._folder),
+            save_decision_policy=save_each,
+            preservation_policy=keep_any,
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
         )
@@ -144,8 +146,9 @@ class Checkpoints:
         self._failures += 1
         reason = _root_cause(error)
         print(f"save of step {step} failed ({self._failures} of {MAX_FAILED_SAVES}): {reason}", flush=True)
-        for leftover in self._folder.glob(f"{step}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in self._folder.glob("*"):  # "<step>" or "<step>.<suffix of a temporary folder>"
+            if leftover.name.split(".")[0] == str(step):
+                shutil.rmtree(leftover, ignore_errors=True)
         if self._failures >= MAX_FAILED_SAVES:
             raise StorageError(
                 f"{MAX_FAILED_SAVES} saves in a row failed under {self._folder}: {reason}. "
@@ -183,8 +186,8 @@ class Checkpoints:
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
         """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
-        note = self._checkpointer.checkpointables_metadata(step).custom_metadata
-        if note is None or note.get("sha256") != _note_hash(note):
+        note: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
+        if not isinstance(note, dict) or note.get("sha256") != _note_hash(note):
             raise ValueError("the note beside the arrays is missing or damaged")
         if note["step"] != step:
             raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
@@ -225,15 +228,6 @@ def digest(state: TrainState, position: dict[str, int]) -> str:
         hasher.update(np.ascontiguousarray(array).tobytes())
     hasher.update(json.dumps(position, sort_keys=True).encode())
     return hasher.hexdigest()
-
-
-def require_equal(saved: dict[str, Any], current: dict[str, Any], what: str) -> None:
-    """Raises MismatchError listing the keys whose values differ."""
-    keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
-    if keys:
-        lines = [f"  {key}: saved {saved.get(key)!r}, now {current.get(key)!r}" for key in keys[:20]]
-        more = f"\n  and {len(keys) - 20} more" if len(keys) > 20 else ""
-        raise MismatchError(f"{what}:\n" + "\n".join(lines) + more + "\nUndo these, or start anew in another folder")
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:

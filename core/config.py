@@ -179,6 +179,30 @@ def flatten(config: Any) -> dict[str, Any]:
     return dict(walk("", config))
 
 
+# Fields that may differ when a run goes on: they change neither the weights nor the batches.
+FREE_ON_RESUME = (
+    "run.dir",
+    "run.resume",
+    "train.updates_per_call",
+    "train.log_every",
+    "train.eval_every",
+    "eval.",
+    "mesh.",
+    "checkpoint.",
+    "data.read_threads",
+    "record.processes",
+)
+
+
+def fingerprint(flat: dict[str, Any]) -> dict[str, Any]:
+    """The part of a flattened config that must be the same when a run goes on.
+
+    train.steps may change where the learning rate does not depend on it.
+    """
+    steps_free = ("train.steps",) if flat.get("optim.schedule") == "constant" else ()
+    return {name: value for name, value in flat.items() if not name.startswith(FREE_ON_RESUME + steps_free)}
+
+
 def _take_config(arguments: list[str]) -> Path | None:
     """Removes `--config FILE` or `--config=FILE` from the arguments and returns FILE."""
     for i, argument in enumerate(arguments):

@@ -1,5 +1,7 @@
 """Errors whose message is meant for the person who runs the program, each with its exit code."""
 
+from typing import Any
+
 
 class RunError(Exception):
     """Base: launch.py prints the message without a traceback and exits with `exit_code`."""
@@ -47,3 +49,12 @@ class MismatchError(RunError):
     """The config or dataset is not the one of the checkpoint; the message lists the keys that differ."""
 
     exit_code = 78
+
+
+def require_equal(saved: dict[str, Any], current: dict[str, Any], what: str) -> None:
+    """Raises MismatchError listing the keys whose values differ."""
+    keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+    if keys:
+        lines = [f"  {key}: saved {saved.get(key)!r}, now {current.get(key)!r}" for key in keys[:20]]
+        more = f"\n  and {len(keys) - 20} more" if len(keys) > 20 else ""
+        raise MismatchError(f"{what}:\n" + "\n".join(lines) + more + "\nUndo these, or start anew in another folder")

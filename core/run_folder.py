@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from core.config import ExperimentConfig, flatten
-from core.errors import BusyError, ConfigError, StorageError
+from core.config import ExperimentConfig, fingerprint, flatten
+from core.errors import BusyError, ConfigError, StorageError, require_equal
 
 
 class RunFolder:
@@ -33,6 +33,7 @@ class RunFolder:
 
         Raises:
           ConfigError: The folder holds a run and run.resume is off, or the other way round.
+          MismatchError: The folder's run was started with another config.
           BusyError: Another process has the folder open.
           StorageError: The folder cannot be written.
         """
@@ -46,12 +47,12 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
             )
-        if config.run.resume and not holds_run and self.path.exists() and any(self.path.iterdir()):
-            raise ConfigError(f"{self.path} holds files but no run (no config.json): choose another --run.dir")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "a+")  # noqa: SIM115  held open as long as the run lasts
             self._take_lock()
+            if holds_run:
+                self._require_same_config(config)
             write_atomically(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
             self._metrics = Appender(self.path / "metrics.jsonl")
             self._timing = Appender(self.path / "timing.jsonl")
@@ -70,6 +71,14 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()}")
         self._lock.flush()
+
+    def _require_same_config(self, config: ExperimentConfig) -> None:
+        """Compares with the config.json of the run that is to go on, before anything of it is touched."""
+        try:
+            saved = json.loads((self.path / "config.json").read_text())
+        except ValueError as error:
+            raise ConfigError(f"{self.path / 'config.json'} is not valid JSON: {error}") from error
+        require_equal(fingerprint(saved), fingerprint(flatten(config)), f"{self.path} was started with another config")
 
     def __enter__(self) -> "RunFolder":
         return self

@@ -1,0 +1,41 @@
+# Every target sets itself up. Needs Python 3.11 or newer, pip, make; nothing else.
+PYTHON ?= python3
+ENV := .venv
+BIN := $(ENV)/bin
+.PHONY: env quickstart test lint types lock bench clean
+
+env: $(ENV)/.ready  ## .venv with every pinned package
+
+$(ENV)/.ready: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "setting up $(ENV): about 90 packages, 1 to 3 minutes, 2 GB on disk"
+	@$(PYTHON) -m venv $(ENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+quickstart: env  ## records a dataset, trains Q-chunking, evaluates it in the simulator
+	@echo "quickstart: records play episodes, trains QC-FQL, evaluates: about 12 minutes on 2 cores"
+	$(BIN)/python launch.py --config configs/qchunk/cube_single.py
+
+test: env  ## the whole test suite
+	@echo "tests: about 6 minutes on 2 cores"
+	$(BIN)/python -m pytest --typecheck
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: env
+	$(BIN)/basedpyright
+
+lock:  ## pins what pyproject.toml names; the file names no host
+	$(PYTHON) -m venv $(ENV)-lock && $(ENV)-lock/bin/pip install --quiet uv
+	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
+	  --extra sim --extra dev --quiet --output-file requirements.lock pyproject.toml
+	@rm -rf $(ENV)-lock
+
+bench: env  ## every benchmark, one after another; each prints a ratio to its peer
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## the environment and caches; runs and datasets stay
+	rm -rf $(ENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,294 @@
+"""The only train loop: evaluate, save, take the next batches, step, log.
+
+The order matters for resume. At step n the loop first evaluates the weights of step n if that is due, then saves, and
+only then moves the data; so a checkpoint of step n holds everything up to and including the evaluation at n, and a
+resumed run goes on with batch n. Nothing flows back into the data except the step.
+"""
+
+import dataclasses
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from core import mesh as mesh_lib
+from core import prng
+from core.arrays import NumpyTree
+from core.checkpoint import Checkpoints, Progress, digest
+from core.config import ExperimentConfig, fingerprint, flatten
+from core.errors import NonFiniteError, PreemptedError
+from core.metrics import Mean
+from core.progress import ProgressLine
+from core.run_folder import RunFolder
+from core.state import TrainState
+
+# Calls that may be under way before the loop waits for the oldest: enough to hide the host's work, few enough that
+# neither batches nor the reaction to SIGTERM pile up.
+CALLS_IN_FLIGHT = 2
+
+
+class Task(Protocol):
+    """What a package hands to the loop."""
+
+    def init(self, key: Any) -> TrainState:
+        """Fresh state; traced, so that the weights are born with their shardings."""
+        ...
+
+    def step(self, state: TrainState, batches: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """Updates on batches stacked along a leading axis; traced. Metrics are (sum, count) over all updates."""
+        ...
+
+    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+        """Numpy batches from update `start_step` on."""
+        ...
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Metrics of the weights; {} where there is nothing to evaluate. A function of the state alone."""
+        ...
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """JSON values that identify the dataset."""
+        ...
+
+
+def fit(config: ExperimentConfig, task: Task, folder: RunFolder) -> str:
+    """Trains until `train.steps`, from the newest checkpoint if the folder holds one.
+
+    Returns:
+      The digest of the final state, which `done.json` holds too.
+
+    Raises:
+      PreemptedError: SIGTERM or SIGINT came; everything is saved.
+      NonFiniteError: A metric is NaN or infinite.
+      RunError: As `Checkpoints` and the task raise.
+    """
+    return _Run(config, task, folder).run()
+
+
+class _StopRequested(Exception):
+    """Raised inside an evaluation by the signal handler, since an evaluation may last longer than the grace period."""
+
+
+@dataclasses.dataclass
+class _Clock:
+    """Seconds spent, by purpose."""
+
+    data: float = 0.0
+    step: float = 0.0
+    evaluate: float = 0.0
+    save: float = 0.0
+    start: float = 0.0
+
+    def charge(self, purpose: str, since: float) -> None:
+        """Adds the time since `since` to a purpose."""
+        setattr(self, purpose, getattr(self, purpose) + time.perf_counter() - since)
+
+
+class _Run:
+    """State of one call of `fit`."""
+
+    def __init__(self, config: ExperimentConfig, task: Task, folder: RunFolder) -> None:
+        self.config = config
+        self.task = task
+        self.folder = folder
+        self.clock = _Clock()
+        self.began = time.perf_counter()
+        self.stop_signal: int | None = None
+        self.in_evaluation = False
+        self.window: dict[str, list[float]] = {}
+        self.in_flight: deque[dict[str, Mean]] = deque()
+        self.evaluated = False
+        mesh = mesh_lib.make_mesh(config.mesh)
+        self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size)
+        self.abstract_state = jax.eval_shape(task.init, prng.key(config.run.seed, "init"))
+        self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state)
+        self.jit_step = jax.jit(task.step, donate_argnums=0, out_shardings=(self.shardings, None))
+        marks = fingerprint(flatten(config)) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
+        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks)
+
+    def run(self) -> str:
+        """Restores or initialises, then loops."""
+        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self._restore()
+            with ProgressLine(self.step, self.config.train.steps) as self.progress:
+                self._loop()
+            return self._finish()
+        finally:
+            self.checkpoints.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Notes the first request to stop; a second SIGINT stops at once."""
+        if self.stop_signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stop_signal = number
+        print(f"\n{signal.Signals(number).name}: saving, then stopping", flush=True)
+        if self.in_evaluation:
+            raise _StopRequested
+
+    def _restore(self) -> None:
+        """The newest whole checkpoint, or fresh weights."""
+        abstract = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            self.abstract_state,
+            self.shardings,
+        )
+        restored = self.checkpoints.restore(abstract)
+        if restored is None:
+            self.step = 0
+            init = jax.jit(self.task.init, out_shardings=self.shardings)
+            self.state = init(prng.key(self.config.run.seed, "init"))
+            self.folder.cut_metrics(0)
+        else:
+            self.state, progress = restored
+            self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
+            self.folder.cut_metrics(progress.metrics_bytes)
+            print(f"resumed from step {self.step}", flush=True)
+        self.clock.charge("start", self.began)
+
+    def _loop(self) -> None:
+        """Until the last step, or a request to stop."""
+        steps, every = self.config.train.steps, self.config.checkpoint.every
+        batches = self.task.batches(self.step) if self.step < steps else iter(())
+        saved_step = self.checkpoints.durable_step
+        while True:
+            self._evaluate_if_due()
+            if self.stop_signal is not None and not (self.step >= steps and self.evaluated):
+                self._save_and_stop()
+            if self.step >= steps:
+                break
+            if self.step % every == 0 and self.step not in (0, saved_step):
+                self._save()
+            self._update(batches, self._updates_until_due())
+
+    def _updates_until_due(self) -> int:
+        """Updates of the next dispatch: at most updates_per_call, ending where a log, save or evaluation is due."""
+        train = self.config.train
+        rhythms = [train.log_every, self.config.checkpoint.every] + [train.eval_every] * (train.eval_every > 0)
+        due = min((self.step // rhythm + 1) * rhythm for rhythm in rhythms)
+        return min(train.updates_per_call, due - self.step, train.steps - self.step)
+
+    def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
+        """Takes batches, dispatches one call, and logs if due."""
+        began = time.perf_counter()
+        stacked = _stack([next(batches) for _ in range(updates)])
+        on_device = jax.device_put(stacked, self.batch_sharding)
+        self.clock.charge("data", began)
+        began = time.perf_counter()
+        with jax.transfer_guard("disallow"):
+            self.state, metrics = self.jit_step(self.state, on_device)
+        self.in_flight.append(metrics)
+        while len(self.in_flight) > CALLS_IN_FLIGHT:
+            self._collect(self.in_flight.popleft())
+        self.step += updates
+        self.evaluated = False
+        if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
+            self._log()
+        self.clock.charge("step", began)
+        self.progress.update(self.step)
+
+    def _collect(self, metrics: dict[str, Mean]) -> None:
+        """Adds the (sum, count) pairs of one call to the window, waiting for the device if need be."""
+        for name, (total, count) in jax.device_get(metrics).items():
+            entry = self.window.setdefault(name, [0.0, 0.0])
+            entry[0] += float(total)
+            entry[1] += float(count)
+
+    def _drain(self) -> None:
+        """Collects every call under way."""
+        while self.in_flight:
+            self._collect(self.in_flight.popleft())
+
+    def _log(self) -> None:
+        """One line of metrics.jsonl: the means since the line before."""
+        self._drain()
+        # A masked metric whose mask was empty throughout has no mean, and is left out of the line.
+        means = {name: total / count for name, (total, count) in sorted(self.window.items()) if count > 0}
+        self.window = {}
+        bad = [name for name, value in means.items() if not np.isfinite(value)]
+        self.folder.log(self.step, "train", means)
+        self.folder.log_timing(self.step, dataclasses.asdict(self.clock) | {"wall": time.perf_counter() - self.began})
+        self.progress.show(means)
+        if bad:
+            raise NonFiniteError(
+                f"step {self.step}: {', '.join(bad)} is not finite. The last save is of step "
+                f"{self.checkpoints.durable_step}; look at metrics.jsonl for where it grew, lower optim.learning_rate "
+                "or set optim.clip_norm"
+            )
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluates the weights of this step once; a request to stop ends it, and the resumed run does it again."""
+        train = self.config.train
+        final = self.step >= train.steps
+        due = final or (train.eval_every > 0 and self.step > 0 and self.step % train.eval_every == 0)
+        if not due or self.evaluated or self.stop_signal is not None:
+            return
+        began = time.perf_counter()
+        self.in_evaluation = True
+        try:
+            metrics = self.task.evaluate(self.state, final=final)
+        except _StopRequested:
+            return
+        finally:
+            self.in_evaluation = False
+            self.clock.charge("evaluate", began)
+        if metrics:
+            self.folder.log(self.step, "eval", metrics)
+            self.progress.show(metrics, always=True)
+        self.evaluated = True
+
+    def _progress(self) -> Progress:
+        """What to remember beside the arrays."""
+        self._drain()
+        return Progress(
+            step=self.step,
+            metrics_bytes=self.folder.metrics_size(),
+            window=self.window,
+            evaluated=self.evaluated,
+        )
+
+    def _save(self) -> None:
+        """Saves in the background."""
+        began = time.perf_counter()
+        self.checkpoints.save(self.state, self._progress())
+        self.clock.charge("save", began)
+
+    def _save_durably(self) -> None:
+        """Saves and waits; a step that is on disk already is not written again."""
+        began = time.perf_counter()
+        self.checkpoints.wait()
+        if self.checkpoints.durable_step != self.step:
+            self.checkpoints.save_now(self.state, self._progress())
+        self.clock.charge("save", began)
+
+    def _save_and_stop(self) -> None:
+        """Ends a run that was asked to."""
+        self._save_durably()
+        raise PreemptedError(f"stopped and saved at step {self.step}. To go on: the same command with --run.resume")
+
+    def _finish(self) -> str:
+        """Saves the end durably, and prints the last line."""
+        self._save_durably()
+        position = {"step": self.step}
+        result = {"step": self.step, "digest": digest(self.state, position)}
+        wall = time.perf_counter() - self.began
+        spent = ", ".join(f"{name} {value:.1f} s" for name, value in dataclasses.asdict(self.clock).items())
+        print(f"{wall:.0f} s in all: {spent}", flush=True)
+        self.folder.log_timing(self.step, dataclasses.asdict(self.clock) | {"wall": wall})
+        self.folder.finish(result)
+        print(f"done step={result['step']} digest={result['digest']}", flush=True)
+        return result["digest"]
+
+
+def _stack(batches: list[NumpyTree]) -> NumpyTree:
+    """Batches along a new leading axis; a single one is not copied."""
+    if len(batches) == 1:
+        return jax.tree.map(lambda leaf: leaf[None], batches[0])
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)

@@ -1,0 +1,43 @@
+"""Every field of every config is read by something: an option that nothing reads is a lie."""
+
+import ast
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+
+import core.config
+
+ROOT = Path(__file__).parent.parent
+MODULES = ["core.config"] + [
+    f"{package}.config" for package in ("qchunk", "openpi_ript", "driving") if (ROOT / package / "config.py").exists()
+]
+
+
+def attributes_read() -> set[str]:
+    """Names of attributes that library code reads, `x.name`."""
+    found = set()
+    for package in ("core", "qchunk", "openpi_ript", "driving"):
+        for path in (ROOT / package).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            # The checks of core/config.py read a field by its name too, but that is no use of it.
+    return found
+
+
+READ = attributes_read()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_field_is_read(module: str):
+    for value in vars(importlib.import_module(module)).values():
+        if dataclasses.is_dataclass(value) and isinstance(value, type) and value.__module__ == module:
+            for field in dataclasses.fields(value):
+                assert field.name in READ, f"{module}.{value.__name__}.{field.name} is read nowhere"
+
+
+def test_fingerprint_leaves_out_what_may_change_on_resume():
+    flat = {"run.dir": "a", "run.seed": 1, "train.steps": 5, "optim.schedule": "constant", "checkpoint.every": 3}
+    assert core.config.fingerprint(flat) == {"run.seed": 1, "optim.schedule": "constant"}
+    assert "train.steps" in core.config.fingerprint(flat | {"optim.schedule": "cosine"})
