@@ -132,10 +132,10 @@ class RecordConfig:
     env: str
     """OGBench environment without a task, e.g. cube-single-v0."""
     episodes: int
-    episode_length: int = 1000
-    """Environment steps of one episode."""
+    episode_length: int = 1001
+    """Environment steps, and so frames, of one episode."""
     noise: float = 0.1
-    """Standard deviation of the noise on the oracle's actions (OGBench's --noise)."""
+    """Standard deviation of the noise on the oracle's plan, in units of a full action (OGBench's --noise)."""
     random_action: float = 0.0
     """Probability of a random action at each step (OGBench's --p_random_action)."""
     seed: int = 0

@@ -1,0 +1,122 @@
+"""OGBench's manipulation environments: made, reset and observed in one way for recording and for evaluation.
+
+The packages of the extra `sim` are imported only when an environment is made.
+"""
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from core.errors import ConfigError
+
+Observation = dict[str, np.ndarray]
+"""One frame, float32: `qpos` (joint angles of the arm in rad, then the gripper's opening, 0 open to 1 closed) and
+`state` (OGBench's observation vector, as its single-task datasets hold it)."""
+
+FPS = 20  # environment steps a second of simulated time, in every manipulation environment
+
+
+def make_task(name: str) -> Any:
+    """Environment of one task, with its reward, time limit and success.
+
+    Args:
+      name: Gymnasium id, e.g. cube-single-singletask-task2-v0, or OGBench's name of the dataset for it, which has
+        `play` or `noisy` before `singletask`.
+
+    Raises:
+      ConfigError: If the packages are missing, the name is unknown, or it is not a single-task one with state
+        observations.
+    """
+    parts = name.split("-")
+    if "singletask" not in parts or parts[0] == "visual":
+        raise ConfigError(
+            f"environment {name!r} has no single task with state observations; "
+            "choose one such as cube-single-play-singletask-task2-v0"
+        )
+    at = parts.index("singletask")
+    if parts[at - 1] in ("play", "noisy"):
+        del parts[at - 1]
+    return _make("-".join(parts))
+
+
+def make_play(name: str, episode_length: int) -> Any:
+    """Environment without a task, whose scene and targets are random: the one OGBench's data were recorded in.
+
+    Args:
+      name: Gymnasium id, e.g. cube-single-v0.
+      episode_length: Steps until an episode is cut.
+
+    Raises:
+      ConfigError: If the packages are missing, or the name is not a manipulation environment with state observations.
+    """
+    if name.split("-")[0] not in ("cube", "scene", "puzzle") or "singletask" in name:
+        raise ConfigError(
+            f"no play episodes can be recorded in {name!r}; choose a manipulation environment without a task, "
+            "such as cube-single-v0, scene-v0 or puzzle-3x3-v0"
+        )
+    return _make(name, mode="data_collection", terminate_at_goal=False, max_episode_steps=episode_length)
+
+
+def episode_seed(seed: int, episode: int) -> int:
+    """Seed of one episode; neighbouring seeds and episodes share nothing."""
+    return int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])
+
+
+def reset(env: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
+    """Starts an episode that is a function of `seed` alone, whatever the environment did before.
+
+    OGBench's reset takes steps with unseeded random actions on its way to the initial state. They change nothing that
+    is set afterwards, but leave a trace in the solver's warm start, the controls, the contact forces and the clock;
+    here that trace is cleared, so that two resets agree to the bit.
+
+    Returns:
+      The first observation, and OGBench's info of that frame.
+    """
+    mujoco: Any = importlib.import_module("mujoco")  # its stubs lack the functions
+    with _quiet():
+        env.reset(seed=seed)
+    scene = env.unwrapped
+    data = scene.data
+    kept = {name: getattr(data, name).copy() for name in ("qpos", "qvel", "mocap_pos", "mocap_quat")}
+    mujoco.mj_resetData(scene.model, data)
+    for name, value in kept.items():
+        getattr(data, name)[:] = value
+    mujoco.mj_forward(scene.model, data)
+    info = scene.get_reset_info()
+    return observation(scene.compute_observation(), info), info
+
+
+def observation(state: Float[np.ndarray, " s"], info: dict[str, Any]) -> Observation:
+    """The observation as it is recorded, from what `step` returns."""
+    joints: Float32[np.ndarray, " a"] = np.concatenate(
+        [info["proprio/joint_pos"], info["proprio/gripper_opening"]], dtype=np.float32, casting="same_kind"
+    )
+    return {"qpos": joints, "state": state.astype(np.float32)}
+
+
+def _make(name: str, **settings: Any) -> Any:
+    with _quiet():
+        try:
+            import gymnasium
+            import ogbench.manipspace  # noqa: F401  (registers the environments)
+        except ImportError as error:
+            raise ConfigError(
+                f"environment {name} needs the simulator ({error}); install it: pip install 'chunkwise[sim]'"
+            ) from error
+        try:
+            return gymnasium.make(name, disable_env_checker=True, **settings)
+        except gymnasium.error.UnregisteredEnv as error:
+            raise ConfigError(f"OGBench has no environment {name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences two remarks on every import: OGBench's float64 action bounds, and (655xx), GLFW without a display."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*precision lowered by casting to float32|\(655\d\d\)")
+        yield
