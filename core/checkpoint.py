@@ -6,10 +6,14 @@ changed dtype silently, and removes old steps in a way that a kill can leave hal
 it walks from the newest step, verifies each, moves what fails to `quarantine/`, and goes on to the one before.
 """
 
+import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
+import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +63,14 @@ class Checkpoints:
         self._pending_step = -1
         self._durable_step: int | None = None
         self._failures = 0
-        self._checkpointer = self._open()
+        self._manager: ocp.training.Checkpointer | None = None
+
+    @property
+    def _checkpointer(self) -> ocp.training.Checkpointer:
+        """The manager of saves, opened only after `restore` has cleared damaged steps away: it reads them all."""
+        if self._manager is None:
+            self._manager = self._open()
+        return self._manager
 
     def _open(self) -> ocp.training.Checkpointer:
         """A manager with explicit policies: Orbax's own save as often as possible and keep everything."""
@@ -74,7 +85,6 @@ class Checkpoints:
             save_decision_policy=save_each,
             preservation_policy=keep_any,
             cleanup_tmp_directories=True,
-            lightweight_initialize=True,
         )
 
     @property
@@ -149,12 +159,12 @@ class Checkpoints:
         for leftover in self._folder.glob("*"):  # "<step>" or "<step>.<suffix of a temporary folder>"
             if leftover.name.split(".")[0] == str(step):
                 shutil.rmtree(leftover, ignore_errors=True)
+        self.close()
         if self._failures >= MAX_FAILED_SAVES:
             raise StorageError(
                 f"{MAX_FAILED_SAVES} saves in a row failed under {self._folder}: {reason}. "
                 f"Last durable step: {self._durable_step}. Make room or mend the folder, then add --run.resume"
             ) from error
-        self._checkpointer = self._open()
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, Progress] | None:
         """The newest checkpoint that proves whole, or None if there is none at all.
@@ -166,34 +176,42 @@ class Checkpoints:
           MismatchError: Config, dataset or tree differ from the checkpoint's; the message lists the keys.
           DataError: There are checkpoints, and every one is damaged.
         """
-        steps = sorted((checkpoint.step for checkpoint in self._checkpointer.checkpoints), reverse=True)
+        steps = sorted((int(path.name) for path in self._folder.glob("*") if path.name.isdigit()), reverse=True)
+        restored = None
         for step in steps:
             try:
-                restored = self._load(step, abstract_state)
+                with _quiet():
+                    if restored is None:
+                        restored = self._load(step, abstract_state)
+                    else:
+                        self._read_note(step)  # older steps: only what the manager of saves is going to read
             except MismatchError:
                 raise
             except Exception as error:  # a damaged file shows as almost any type
                 self._set_aside(step, _root_cause(error))
-                continue
-            self._durable_step = step
-            return restored
-        if steps:
+        if steps and restored is None:
             raise DataError(
                 f"every checkpoint under {self._folder} is damaged (steps {steps}, now in {self._quarantine}). "
                 "Start anew in another folder"
             )
-        return None
+        self._durable_step = None if restored is None else restored[1].step
+        return restored
 
-    def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
-        """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
-        note: Any = self._checkpointer.checkpointables_metadata(step).custom_metadata
+    def _read_note(self, step: int) -> dict[str, Any]:
+        """What `save` wrote beside the arrays. Raises ValueError if it is not whole, or of another step."""
+        note: Any = ocp.checkpointables_metadata(str(self._folder / str(step))).custom_metadata
         if not isinstance(note, dict) or note.get("sha256") != _note_hash(note):
             raise ValueError("the note beside the arrays is missing or damaged")
         if note["step"] != step:
             raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
+        return note
+
+    def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
+        """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
+        note = self._read_note(step)
         require_equal(note["fingerprint"], self._fingerprint, "the checkpoint was made with another config or dataset")
         require_equal(note["spec"], _spec(abstract_state), "the checkpoint holds another tree of arrays")
-        tree = self._checkpointer.load_checkpointables(step, {"state": _as_tree(abstract_state)})["state"]
+        tree = ocp.load_checkpointables(str(self._folder / str(step)), {"state": _as_tree(abstract_state)})["state"]
         state = TrainState(**tree)
         sums, _ = _checksums(state)
         damaged = [path for path in sums if sums[path] != note["checksums"][path]]
@@ -202,7 +220,7 @@ class Checkpoints:
         return state, Progress(**{field.name: note[field.name] for field in dataclasses.fields(Progress)})
 
     def _set_aside(self, step: int, reason: str) -> None:
-        """Moves a damaged step out of the way and reloads the manager, which caches the list of steps."""
+        """Moves a damaged step out of the way."""
         self._quarantine.mkdir(exist_ok=True)
         goal = self._quarantine / str(step)
         count = 1
@@ -211,11 +229,12 @@ class Checkpoints:
             count += 1
         (self._folder / str(step)).rename(goal)
         print(f"checkpoint of step {step} is damaged ({reason}): moved to {goal}", flush=True)
-        self._checkpointer = self._open()
 
     def close(self) -> None:
         """Frees Orbax's threads."""
-        self._checkpointer.close()
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
 
 
 def digest(state: TrainState, position: dict[str, int]) -> str:
@@ -282,4 +301,17 @@ def _root_cause(error: BaseException) -> str:
     """The last exception of the chain, in which Orbax hides what really happened, as one line."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No log lines: for one damaged file Orbax logs a page of tracebacks, some of them when its tasks are collected."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        gc.collect()
+        logging.disable(before)

@@ -40,7 +40,7 @@ class Task(Protocol):
         ...
 
     def step(self, state: TrainState, batches: Any) -> tuple[TrainState, dict[str, Mean]]:
-        """Updates on batches stacked along a leading axis; traced. Metrics are (sum, count) over all updates."""
+        """Updates on batches stacked along a leading axis; traced. Metrics are stacked along that axis too."""
         ...
 
     def batches(self, start_step: int) -> Iterator[NumpyTree]:
@@ -189,17 +189,21 @@ class _Run:
             self._collect(self.in_flight.popleft())
         self.step += updates
         self.evaluated = False
+        self.progress.update(self.step)
         if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
             self._log()
         self.clock.charge("step", began)
-        self.progress.update(self.step)
 
     def _collect(self, metrics: dict[str, Mean]) -> None:
-        """Adds the (sum, count) pairs of one call to the window, waiting for the device if need be."""
-        for name, (total, count) in jax.device_get(metrics).items():
+        """Adds the (sum, count) pairs of each update to the window, waiting for the device if need be.
+
+        Update by update in float64, so that the result does not depend on how many updates a call had.
+        """
+        for name, (totals, counts) in jax.device_get(metrics).items():
             entry = self.window.setdefault(name, [0.0, 0.0])
-            entry[0] += float(total)
-            entry[1] += float(count)
+            for total, count in zip(totals.tolist(), counts.tolist(), strict=True):
+                entry[0] += total
+                entry[1] += count
 
     def _drain(self) -> None:
         """Collects every call under way."""

@@ -8,6 +8,7 @@ checkpoints/     core/checkpoint.py
 done.json        the line that a finished run prints
 """
 
+import contextlib
 import fcntl
 import json
 import math
@@ -15,7 +16,7 @@ import os
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.errors import BusyError, ConfigError, StorageError, require_equal
@@ -47,17 +48,26 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
             )
+        self._files = contextlib.ExitStack()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "a+")  # noqa: SIM115  held open as long as the run lasts
-            self._take_lock()
-            if holds_run:
-                self._require_same_config(config)
-            write_atomically(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
-            self._metrics = Appender(self.path / "metrics.jsonl")
-            self._timing = Appender(self.path / "timing.jsonl")
+            self._open(config, holds_run)
         except OSError as error:
+            self._files.close()
             raise StorageError(f"cannot write the run folder {self.path}: {error.strerror or error}") from error
+        except BaseException:
+            self._files.close()
+            raise
+
+    def _open(self, config: ExperimentConfig, holds_run: bool) -> None:
+        """Makes the folder, locks it, and opens its files."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = self._files.enter_context(open(self.path / "lock", "a+"))
+        self._take_lock()
+        if holds_run:
+            self._require_same_config(config)
+        write_atomically(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
+        self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab")))
+        self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab")))
 
     def _take_lock(self) -> None:
         """Locks the folder for this process; the system frees the lock when the process ends, however it ends."""
@@ -66,7 +76,6 @@ class RunFolder:
         except OSError as error:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "another process"
-            self._lock.close()
             raise BusyError(f"{self.path} is in use by {holder}. Wait for it, or choose another --run.dir") from error
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()}")
@@ -84,9 +93,7 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self._metrics.close()
-        self._timing.close()
-        self._lock.close()
+        self._files.close()
 
     def log(self, step: int, split: str, values: dict[str, float]) -> None:
         """Appends a line to metrics.jsonl. Non-finite numbers are written as null, which is valid JSON."""
@@ -116,9 +123,8 @@ class RunFolder:
 class Appender:
     """A file of JSON lines that only grows, except when it is cut back on resume."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = open(path, "ab")  # noqa: SIM115  closed by the run folder
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
 
     def append(self, row: dict[str, Any]) -> None:
         """Writes one line."""
@@ -134,15 +140,11 @@ class Appender:
         """Shortens the file to `size` bytes."""
         if self._file.tell() < size:
             raise ConfigError(
-                f"{self._path} has {self._file.tell()} bytes, {size} when the checkpoint was made: it was changed by "
-                "hand. Restore it, or start anew in another folder"
+                f"{self._file.name} has {self._file.tell()} bytes, {size} when the checkpoint was made: "
+                "it was changed by hand. Restore it, or start anew in another folder"
             )
         self._file.truncate(size)
         self._file.seek(size)
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def write_atomically(path: Path, text: str) -> None:

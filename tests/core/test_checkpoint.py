@@ -1,0 +1,208 @@
+"""Checkpoints: what is restored is what was saved, and nothing damaged is ever loaded."""
+
+import dataclasses
+import json
+import random
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core.checkpoint import Checkpoints, Progress, digest
+from core.config import CheckpointConfig
+from core.errors import DataError, MismatchError, NonFiniteError, StorageError
+from core.state import TrainState
+
+# Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+FINGERPRINT = {"run.seed": 0, "dataset.hash": "abc"}
+
+
+def make_state(step: int, width: int = 5) -> TrainState:
+    """A state with the dtypes that occur: f32, bf16, int32, bool."""
+    values = np.random.default_rng(step).normal(size=(3, width))
+    params = {"w": jnp.asarray(values, jnp.float32), "half": jnp.asarray(values, jnp.bfloat16)}
+    opt_state = ({"count": jnp.int32(step)}, jnp.asarray(values > 0))
+    return TrainState(step=jnp.int32(step), params=params, opt_state=opt_state, target={"w": params["w"] * 2})
+
+
+def progress(step: int) -> Progress:
+    return Progress(step=step, metrics_bytes=10 * step, window={"loss": [0.1, 3.0]}, evaluated=False)
+
+
+def opened(run: Path, keep_last: int = 2, fingerprint: dict = FINGERPRINT) -> Checkpoints:
+    return Checkpoints(run, CheckpointConfig(keep_last=keep_last, keep_every=4), fingerprint)
+
+
+def written(run: Path, *steps: int) -> None:
+    checkpoints = opened(run)
+    for step in steps:
+        checkpoints.save_now(make_state(step), progress(step))
+    checkpoints.close()
+
+
+def restored(run: Path, **changes) -> tuple[TrainState, Progress] | None:
+    checkpoints = opened(run, **changes)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_state(0))
+    try:
+        return checkpoints.restore(abstract)
+    finally:
+        checkpoints.close()
+
+
+def steps(run: Path) -> list[int]:
+    return sorted(int(path.name) for path in (run / "checkpoints").iterdir())
+
+
+def test_restores_to_the_bit(tmp_path: Path):
+    written(tmp_path, 3)
+    found = restored(tmp_path)
+    assert found is not None
+    state, at = found
+    assert at == progress(3)
+    assert digest(state, {"step": 3}) == digest(make_state(3), {"step": 3})
+    assert digest(state, {"step": 3}) != digest(state, {"step": 4})
+    assert jax.tree.structure(state) == jax.tree.structure(make_state(3))
+
+
+def test_nothing_to_restore(tmp_path: Path):
+    assert restored(tmp_path) is None
+
+
+def test_keeps_the_newest_and_the_multiples(tmp_path: Path):
+    written(tmp_path, 2, 4, 5, 6, 7)
+    assert steps(tmp_path) == [4, 6, 7]
+
+
+def array_files(folder: Path) -> list[Path]:
+    """Files that hold array bytes."""
+    return sorted(path for path in folder.rglob("d/*") if path.is_file())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flipped_bit_is_caught(tmp_path: Path, seed: int):
+    written(tmp_path, 1, 2)
+    rng = random.Random(seed)
+    path = rng.choice(array_files(tmp_path / "checkpoints/2"))
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+    found = restored(tmp_path)
+    assert found is not None
+    state, at = found
+    if at.step == 2:  # the bit lay in padding: what was loaded must be what was saved
+        assert digest(state, {}) == digest(make_state(2), {})
+    else:
+        assert digest(state, {}) == digest(make_state(1), {})
+        assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["2"]
+
+
+def test_a_changed_value_is_caught_by_the_checksum(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """An array swapped for another of the same shape: valid for Orbax, and wrong."""
+    written(tmp_path, 1, 2)
+    other = tmp_path / "other"
+    written(other, 3)
+    shutil.rmtree(tmp_path / "checkpoints/2/state")
+    shutil.copytree(other / "checkpoints/3/state", tmp_path / "checkpoints/2/state")
+    found = restored(tmp_path)
+    assert found is not None
+    assert found[1].step == 1
+    assert "checksum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fake", ["empty folder", "copy under a later name", "half removed", "note damaged"])
+def test_a_fake_newest_step_is_set_aside(tmp_path: Path, fake: str):
+    written(tmp_path, 1, 2)
+    folder = tmp_path / "checkpoints"
+    if fake == "empty folder":
+        (folder / "9").mkdir()
+    elif fake == "copy under a later name":
+        shutil.copytree(folder / "2", folder / "9")
+    elif fake == "half removed":
+        shutil.copytree(folder / "2", folder / "9")
+        shutil.rmtree(folder / "9/state")
+    else:
+        note = folder / "2/_CHECKPOINT_METADATA"
+        note.write_text(note.read_text().replace('"metrics_bytes": 20', '"metrics_bytes": 21'))
+    found = restored(tmp_path)
+    assert found is not None
+    assert found[1].step == (1 if fake == "note damaged" else 2)
+    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    # and the run can go on saving
+    checkpoints = opened(tmp_path)
+    checkpoints.save_now(make_state(9), progress(9))
+    checkpoints.close()
+    assert steps(tmp_path)[-1] == 9
+
+
+def test_a_damaged_older_step_is_no_obstacle(tmp_path: Path):
+    written(tmp_path, 1, 2)
+    (tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").write_text("{")
+    found = restored(tmp_path)
+    assert found is not None
+    assert found[1].step == 2
+    assert steps(tmp_path) == [2]
+
+
+def test_all_damaged_is_an_error(tmp_path: Path):
+    written(tmp_path, 1, 2)
+    for path in (tmp_path / "checkpoints").rglob("_CHECKPOINT_METADATA"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"every checkpoint .* damaged"):
+        restored(tmp_path)
+
+
+def test_another_config_or_tree_is_refused_and_nothing_moved(tmp_path: Path):
+    written(tmp_path, 1)
+    with pytest.raises(MismatchError, match=r"run\.seed: saved 0, now 7"):
+        restored(tmp_path, fingerprint=FINGERPRINT | {"run.seed": 7})
+    checkpoints = opened(tmp_path)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    wider = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_state(0, width=6))
+    with pytest.raises(MismatchError, match=r"params.*\[3, 5\].*\[3, 6\]"):
+        checkpoints.restore(wider)
+    checkpoints.close()
+    assert steps(tmp_path) == [1]
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path):
+    checkpoints = opened(tmp_path)
+    state = make_state(1)
+    state = dataclasses.replace(state, params=state.params | {"w": state.params["w"].at[1, 2].set(jnp.nan)})
+    with pytest.raises(NonFiniteError, match=r"step 1: not saved, because \['params'\]\['w'\] is not finite"):
+        checkpoints.save_now(state, progress(1))
+    checkpoints.close()
+    assert restored(tmp_path) is None
+
+
+def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written(tmp_path, 1)
+    checkpoints = opened(tmp_path)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    checkpoints.restore(
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_state(0))
+    )
+
+    def full_disk(*args, **kwargs):
+        del args, kwargs
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(checkpoints._checkpointer), "save_checkpointables_async", full_disk)
+    checkpoints.save(make_state(2), progress(2))
+    checkpoints.save(make_state(3), progress(3))
+    with pytest.raises(StorageError, match=r"No space left on device\. Last durable step: 1"):
+        checkpoints.save(make_state(4), progress(4))
+    checkpoints.close()
+    assert steps(tmp_path) == [1]
+
+
+def test_notes_are_plain_json(tmp_path: Path):
+    written(tmp_path, 1)
+    note = json.loads((tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+    assert note["spec"][".params['w']" if ".params['w']" in note["spec"] else "['params']['w']"] == "float32[3, 5]"
+    assert note["fingerprint"] == FINGERPRINT

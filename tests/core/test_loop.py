@@ -1,0 +1,152 @@
+"""The loop: what is written when, and that an interrupted run ends as one that was left alone."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from core.config import ExperimentConfig, RunConfig, TrainConfig
+from core.errors import MismatchError, NonFiniteError, PreemptedError
+from core.loop import fit
+from core.run_folder import RunFolder
+from tests.core.toy import ToyConfig, ToyTask, toy_config
+
+
+def train(config: ToyConfig, **hooks) -> str:
+    with RunFolder(config, "toy") as folder:
+        return fit(config, ToyTask(config, **hooks), folder)
+
+
+def resumed(config: ToyConfig) -> ToyConfig:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    digest = train(toy_config(tmp_path))
+    assert [(row["step"], row["split"]) for row in rows(tmp_path)] == [
+        (5, "train"),
+        (8, "eval"),
+        (10, "train"),
+        (15, "train"),
+        (16, "eval"),
+        (20, "train"),
+        (20, "eval"),
+    ]
+    assert [row["final"] for row in rows(tmp_path) if row["split"] == "eval"] == [0.0, 0.0, 1.0]
+    assert json.loads((tmp_path / "done.json").read_text()) == {"step": 20, "digest": digest}
+    assert capsys.readouterr().out.splitlines()[-1] == f"done step=20 digest={digest}"
+    assert json.loads((tmp_path / "config.json").read_text())["train.batch_size"] == 8
+    assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [18, 20]
+
+
+def test_the_number_of_updates_per_call_changes_nothing(tmp_path: Path):
+    digests = []
+    for updates in (1, 3, 7):
+        config = toy_config(tmp_path / str(updates))
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, updates_per_call=updates))
+        digests.append(train(config))
+    assert len(set(digests)) == 1
+    assert rows(tmp_path / "1") == rows(tmp_path / "7")
+
+
+@pytest.mark.parametrize("step", [0, 3, 8, 12, 19])
+def test_sigterm_loses_no_step(tmp_path: Path, step: int):
+    untouched = train(toy_config(tmp_path / "a"))
+    config = toy_config(tmp_path / "b")
+
+    def stop(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(PreemptedError, match=f"saved at step {step + 1}"):
+        train(config, on_batch=stop)
+    assert train(resumed(config)) == untouched
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("step", [8, 20])
+def test_sigterm_in_an_evaluation_repeats_it(tmp_path: Path, step: int):
+    untouched = train(toy_config(tmp_path / "a"))
+    config = toy_config(tmp_path / "b")
+
+    def stop(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(PreemptedError, match=f"saved at step {step}"):
+        train(config, on_evaluate=stop)
+    assert train(resumed(config)) == untouched
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", [2, 7, 13, 17])
+def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, step: int):
+    untouched = train(toy_config(tmp_path / "a"))
+    config = toy_config(tmp_path / "b")
+
+    def crash(at: int) -> None:
+        if at == step:
+            raise Crash
+
+    with pytest.raises(Crash):
+        train(config, on_batch=crash)
+    assert train(resumed(config)) == untouched
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+
+
+def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
+    config = toy_config(tmp_path / "a")
+    first = train(config)
+    assert train(resumed(config)) == first
+    longer = TrainConfig(steps=30, batch_size=8, log_every=5, eval_every=8)
+    whole = train(toy_config(tmp_path / "b", train=longer))
+    assert train(dataclasses.replace(resumed(config), train=longer)) == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"run": RunConfig(seed=1)}, "run.seed"),
+        ({"width": 4}, "width"),
+        ({"train": TrainConfig(steps=20, batch_size=4)}, "train.batch_size"),
+    ],
+)
+def test_another_config_is_refused_on_resume(tmp_path: Path, changes: dict, key: str):
+    config = toy_config(tmp_path)
+    train(config)
+    changed: ExperimentConfig = dataclasses.replace(config, **changes)
+    run = dataclasses.replace(changed.run, dir=str(tmp_path), resume=True)
+    with pytest.raises(MismatchError, match=key):
+        train(dataclasses.replace(changed, run=run))
+
+
+def test_another_dataset_is_refused_on_resume(tmp_path: Path):
+    config = resumed(toy_config(tmp_path))
+    train(config)
+    (tmp_path / "config.json").unlink()  # leaves the checkpoint as the only witness
+    with pytest.raises(MismatchError, match=r"dataset\.dataset: saved 0, now 1"):
+        train(dataclasses.replace(config, dataset=1))
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path):
+    class Broken(ToyTask):
+        def batches(self, start_step: int):
+            for step, batch in enumerate(super().batches(start_step), start_step):
+                yield batch | {"y": batch["y"] + (float("nan") if step == 11 else 0)}
+
+    config = toy_config(tmp_path)
+    with RunFolder(config, "toy") as folder, pytest.raises(NonFiniteError, match="step 12"):
+        fit(config, Broken(config), folder)
+    # the weights before the bad batch are the ones that stay
+    assert [int(p.name) for p in (tmp_path / "checkpoints").iterdir()] == [6]
