@@ -65,7 +65,8 @@ def test_data_code_does_not_import_jax():
 
 
 def test_the_way_to_help_imports_no_jax():
-    code = "import sys, launch; launch.config_lib.load(['--config', 'configs/qchunk/debug.py']); print('jax' in sys.modules)"
+    load = "launch.config_lib.load(['--config', 'configs/qchunk/debug.py'])"
+    code = f"import sys, launch; {load}; print('jax' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 

@@ -1,0 +1,70 @@
+"""Where batches and weights lie, on eight simulated devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core import prng
+from core.config import MeshConfig
+from core.errors import ConfigError
+from core.mesh import batch_sharding, make_mesh, state_shardings
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_one_device():
+    mesh = make_mesh(MeshConfig())
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1}
+    large = {"w": jax.ShapeDtypeStruct((2048, 2048), jnp.float32)}
+    assert state_shardings(mesh, large)["w"].spec == jax.sharding.PartitionSpec()
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match=r"mesh\.data 3 x mesh\.fsdp 2 does not cover 1 devices"):
+        make_mesh(MeshConfig(data=3, fsdp=2))
+
+
+def test_eight_devices():
+    code = """
+import jax, jax.numpy as jnp
+from core.config import MeshConfig
+from core.errors import ConfigError
+from core.mesh import batch_sharding, make_mesh, state_shardings
+P = jax.sharding.PartitionSpec
+mesh = make_mesh(MeshConfig(fsdp=4))
+assert dict(mesh.shape) == {"data": 2, "fsdp": 4}
+shapes = {"large": (1024, 2048), "tall": (4096, 1022), "odd": (2049, 1023), "small": (64, 64), "bias": (4194304,)}
+leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+specs = {name: sharding.spec for name, sharding in state_shardings(mesh, leaves).items()}
+assert specs == {"large": P(None, "fsdp"), "tall": P("fsdp"), "odd": P(), "small": P(), "bias": P()}, specs
+rows = jax.device_put(jnp.zeros((3, 16, 5)), batch_sharding(mesh, 16))
+assert rows.addressable_shards[0].data.shape == (3, 2, 5)
+try:
+    batch_sharding(mesh, 12)
+except ConfigError as error:
+    assert "12 is not divisible by 8" in str(error)
+else:
+    raise AssertionError("accepted")
+"""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_batches_of_one_device_stay_whole():
+    rows = jax.device_put(np.zeros((2, 4)), batch_sharding(make_mesh(MeshConfig()), 4))
+    assert rows.addressable_shards[0].data.shape == (2, 4)
+
+
+def test_keys_differ_by_seed_name_and_step():
+    keys = [prng.key(0, "a", 0), prng.key(1, "a", 0), prng.key(0, "b", 0), prng.key(0, "a", 1)]
+    data = {tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}
+    assert len(data) == 4
+    again = jax.jit(lambda step: prng.key(0, "a", step))(jnp.int32(1))
+    assert jnp.array_equal(jax.random.key_data(again), jax.random.key_data(keys[3]))

@@ -1,0 +1,125 @@
+"""Kills a training run again and again, and compares its end with that of a run left alone.
+
+    python -m tests.kill --kills 100                       # the debug config of qchunk
+    python -m tests.kill --kills 20 -- --train.steps 400   # what follows -- goes to launch.py
+
+Each round trains in a fresh folder, is killed up to five times (every other time during a save, else at a random
+moment), is resumed each time, and must end with the digest and the metrics file of the untouched run, to the byte.
+"""
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+KILLS_PER_ROUND = 5
+STEPS = ["--train.steps", "300", "--train.eval-every", "0", "--checkpoint.every", "10", "--eval.env", "None"]
+
+
+def launch(config: str, folder: Path, options: list[str]) -> subprocess.Popen[str]:
+    """Starts a run in `folder`, or goes on with it."""
+    command = [sys.executable, "launch.py", "--config", config, "--run.dir", str(folder), "--run.resume"]
+    # The cache only saves the compiling; the compiled program is the same.
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "chunkwise-kill-cache")}
+    return subprocess.Popen(
+        [*command, *options], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(config: str, folder: Path, options: list[str]) -> str:
+    """Lets a run go to its end and returns its digest."""
+    output, _ = (process := launch(config, folder, options)).communicate()
+    found = re.search(r"^done step=\d+ digest=([0-9a-f]{64})$", output, re.MULTILINE)
+    if process.returncode != 0 or found is None:
+        raise AssertionError(f"the run in {folder} ended with {process.returncode}:\n{output[-3000:]}")
+    return found[1]
+
+
+def saving(folder: Path) -> bool:
+    """Whether a save is under way: Orbax writes into a folder with a suffix, or one without its commit mark."""
+    return any(
+        "tmp" in path.name or not (path / "commit_success.txt").exists() for path in (folder / "checkpoints").glob("*")
+    )
+
+
+def training(folder: Path) -> int:
+    """Size of the metrics file, which grows as soon as training does."""
+    path = folder / "metrics.jsonl"
+    return path.stat().st_size if path.exists() else 0
+
+
+def kill_once(config: str, folder: Path, options: list[str], rng: random.Random, *, in_save: bool) -> str:
+    """Starts the run, kills it, and says when: 'save', 'run', or 'finished' if it came to its end first."""
+    process = launch(config, folder, options)
+    delay = rng.uniform(0.0, 2.5)
+    begin, size = None, training(folder)
+    moment = "run"
+    while process.poll() is None:
+        if begin is None and training(folder) != size:
+            begin = time.monotonic()
+        past = begin is not None and time.monotonic() - begin > (delay if not in_save else delay / 4)
+        if past and in_save and saving(folder):
+            time.sleep(rng.uniform(0.0, 0.02))
+            moment = "save" if saving(folder) else "run"
+            break
+        if past and not in_save:
+            moment = "save" if saving(folder) else "run"
+            break
+        time.sleep(0.001)
+    if process.poll() is None:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return moment
+    output, _ = process.communicate()
+    if process.returncode != 0:
+        raise AssertionError(f"a restart in {folder} failed with {process.returncode}:\n{output[-3000:]}")
+    return "finished"
+
+
+def run(config: str, kills: int, folder: Path, options: list[str], seed: int = 0) -> dict[str, int]:
+    """Counts of kills by moment. Raises AssertionError at the first divergence or failed restart."""
+    rng = random.Random(seed)
+    untouched = finish(config, folder / "untouched", options)
+    metrics = (folder / "untouched/metrics.jsonl").read_bytes()
+    counts = {"run": 0, "save": 0}
+    rounds = 0
+    while sum(counts.values()) < kills:
+        target = folder / f"round{rounds}"
+        rounds += 1
+        for _ in range(min(KILLS_PER_ROUND, kills - sum(counts.values()))):
+            moment = kill_once(config, target, options, rng, in_save=sum(counts.values()) % 2 == 1)
+            if moment == "finished":
+                break
+            counts[moment] += 1
+        digest = finish(config, target, options)
+        if digest != untouched:
+            raise AssertionError(f"{target}: digest {digest}, untouched {untouched}")
+        if (target / "metrics.jsonl").read_bytes() != metrics:
+            raise AssertionError(f"{target}: metrics.jsonl differs from the untouched run's")
+        print(f"{sum(counts.values())} kills, {counts['save']} during a save, 0 divergences", flush=True)
+    return counts
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/qchunk/debug.py")
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("options", nargs="*", help="for launch.py, after --")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        options = STEPS + arguments.options
+        counts = run(arguments.config, arguments.kills, Path(folder), options, arguments.seed)
+    print(f"{sum(counts.values())} kills ({counts['save']} during a save), every run ended as the untouched one")
+
+
+if __name__ == "__main__":
+    main()
