@@ -1,0 +1,80 @@
+"""Pictures on the host: decode, encode, resize with padding. Always uint8, height x width x RGB."""
+
+import io
+
+import numpy as np
+import simplejpeg
+from jaxtyping import UInt8
+from PIL import Image
+
+from core.errors import DataError
+
+MAX_PIXELS = 7680 * 4320
+"""Largest picture that is decoded (8K). A PNG of 12 KB can declare 300 MB; the header is checked first."""
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def decode(data: bytes, *, source: str) -> UInt8[np.ndarray, "h w 3"]:
+    """Decodes a JPEG or PNG into RGB.
+
+    Args:
+      data: The file's bytes.
+      source: Names the picture in errors, e.g. "episode 3, observation.images.base, frame 17".
+
+    Raises:
+      DataError: If the bytes are neither, are cut short or damaged, declare more than MAX_PIXELS, or hold 16-bit depth.
+    """
+    height, width = picture_size(data, source=source)
+    try:
+        if data[:3] == _JPEG:
+            return simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+            if picture.mode not in ("RGB", "RGBA", "L", "P"):
+                raise DataError(f"{source}: expected an 8-bit picture, found PNG mode {picture.mode} (a depth map?)")
+            return np.asarray(picture.convert("RGB"))
+    except (ValueError, OSError, SyntaxError) as error:
+        raise DataError(
+            f"{source}: expected a whole JPEG or PNG of {height} x {width}, found damaged data: {error}"
+        ) from error
+
+
+def picture_size(data: bytes, *, source: str) -> tuple[int, int]:
+    """Height and width from the header alone. Raises DataError for other formats and above MAX_PIXELS."""
+    if data[:3] == _JPEG:
+        try:
+            height, width = (int(size) for size in simplejpeg.decode_jpeg_header(data)[:2])
+        except ValueError as error:
+            raise DataError(f"{source}: expected a JPEG header, found damaged data: {error}") from error
+    elif data[:8] == _PNG and len(data) >= 24:
+        width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    else:
+        raise DataError(f"{source}: expected JPEG or PNG data, found {len(data)} bytes that begin with {data[:8]!r}")
+    if not 0 < height * width <= MAX_PIXELS:
+        raise DataError(f"{source}: expected a picture of at most {MAX_PIXELS} pixels, found {height} x {width}")
+    return height, width
+
+
+def encode_jpeg(image: UInt8[np.ndarray, "h w 3"], *, quality: int) -> bytes:
+    """Encodes RGB as JPEG without chroma subsampling, which would blur coloured edges."""
+    return simplejpeg.encode_jpeg(
+        np.ascontiguousarray(image), quality=quality, colorspace="RGB", colorsubsampling="444"
+    )
+
+
+def resize_with_pad(image: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "h2 w2 3"]:
+    """Fits a picture into height x width without distortion; what is left over is black, shared by both sides.
+
+    Bilinear with antialiasing, sizes cut to whole pixels: the result of openpi's client (image_tools) to the bit.
+    """
+    rows, columns = image.shape[:2]
+    if (rows, columns) == (height, width):
+        return image
+    ratio = max(columns / width, rows / height)
+    fit_height, fit_width = max(1, int(rows / ratio)), max(1, int(columns / ratio))
+    fitted = Image.fromarray(image).resize((fit_width, fit_height), resample=Image.Resampling.BILINEAR)
+    top, left = (height - fit_height) // 2, (width - fit_width) // 2
+    padded = np.zeros((height, width, 3), np.uint8)
+    padded[top : top + fit_height, left : left + fit_width] = np.asarray(fitted)
+    return padded

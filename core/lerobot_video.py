@@ -1,0 +1,245 @@
+"""The pictures of a LeRobot dataset: frames of mp4 files by time, and images kept in the tables or beside them."""
+
+import bisect
+import collections
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import UInt8
+
+from core.errors import DataError
+from core.images import decode
+from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, inside
+from core.lerobot_tables import TIME_TOLERANCE_S
+
+OPEN_FILES = 16
+"""Video files kept open, each with its decoder (about 10 MB at 480 x 640), and as many tables."""
+ROW_GROUPS = 8
+"""Row groups of encoded images kept in memory, tens of MB each."""
+READ_TRIES = 3
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
+
+
+class _Cache(Generic[_Key, _Item]):
+    """The `size` items used last, made on demand; an item that is dropped lives on while a thread still uses it."""
+
+    def __init__(self, size: int, make: Callable[[_Key], _Item]) -> None:
+        self._size = size
+        self._make = make
+        self._items: collections.OrderedDict[_Key, _Item] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: _Key) -> _Item:
+        with self._lock:
+            if key not in self._items:
+                self._items[key] = self._make(key)
+                if len(self._items) > self._size:
+                    self._items.popitem(last=False)
+            self._items.move_to_end(key)
+            return self._items[key]
+
+
+class VideoFile:
+    """One mp4: frames by time, exact to the frame. Reading forwards decodes on; a jump seeks to the keyframe before.
+
+    Raises:
+      DataError: If the file is missing or is no video.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import av  # 0.15 s, and a pack never needs it
+
+        self.path = path
+        self._lock = threading.Lock()
+        try:
+            self._container = av.open(str(path))
+            self._stream = self._container.streams.video[0]
+            packets = [(p.pts, p.is_keyframe) for p in self._container.demux(self._stream) if p.pts is not None]
+        except FileNotFoundError as error:
+            raise DataError(f"{path}: expected a video, found no such file") from error
+        except (OSError, IndexError, ValueError) as error:  # av's errors are both
+            raise DataError(f"{path}: expected a video, found {error}") from error
+        self._stream.thread_type = "AUTO"
+        self._pts = sorted(pts for pts, _ in packets)
+        self._keys = sorted(pts for pts, key in packets if key)
+        self._frames: Iterator[Any] = iter(())
+        self._position = -1  # index of the frame decoded last
+        self._seconds = np.array(self._pts, np.float64) * float(self._stream.time_base or 0)
+
+    def __len__(self) -> int:
+        return len(self._pts)
+
+    def nearest(self, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Index of the frame nearest to each time, and its distance in seconds (infinite in an empty video)."""
+        if not self._pts:
+            return np.zeros(len(seconds), np.int64), np.full(len(seconds), np.inf)
+        after = np.clip(np.searchsorted(self._seconds, seconds), 1 if len(self) > 1 else 0, len(self) - 1)
+        before = np.maximum(after - 1, 0)
+        closer = np.where(seconds - self._seconds[before] < self._seconds[after] - seconds, before, after)
+        return closer, np.abs(self._seconds[closer] - seconds)
+
+    def frame_at(self, seconds: float, tolerance_s: float) -> UInt8[np.ndarray, "h w 3"]:
+        """The frame shown at a time.
+
+        Raises:
+          DataError: If no frame lies within `tolerance_s`, or the data are damaged there.
+        """
+        index, distance = (values[0] for values in self.nearest(np.array([seconds])))
+        if distance > tolerance_s:
+            raise DataError(
+                f"{self.path}: expected a frame at {seconds:.4f} s within {tolerance_s:g} s, found the nearest "
+                f"{distance:.4f} s away among {len(self)} frames"
+            )
+        with self._lock:
+            return self._decode(int(index))
+
+    def _decode(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
+        import av.error
+
+        key = bisect.bisect_right(self._keys, self._pts[index]) - 1
+        key_index = bisect.bisect_left(self._pts, self._keys[key]) if key >= 0 else 0
+        seeks = [None] if self._position < index and key_index <= self._position + 1 else []
+        seeks += [self._pts[key_index], self._pts[0]]  # an index that misleads is read from the start
+        try:
+            for seek in seeks:
+                if seek is not None:
+                    self._container.seek(seek, stream=self._stream, backward=True)
+                    self._frames = self._container.decode(self._stream)
+                for frame in self._frames:
+                    if frame.pts is None or frame.pts < self._pts[index]:
+                        continue
+                    if frame.pts == self._pts[index]:
+                        self._position = index
+                        return frame.to_ndarray(format="rgb24")
+                    break
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            self._position = -1
+            self._frames = iter(())
+            raise DataError(f"{self.path}: expected a whole frame {index}, found damaged data: {error}") from error
+        self._position = -1
+        raise DataError(f"{self.path}: expected to decode frame {index} of {len(self)}, found none at its time stamp")
+
+
+class LeRobotPictures:
+    """Reads the cameras of any frame of a dataset; safe to call from several threads.
+
+    Args:
+      meta: The opened dataset.
+      cameras: Camera keys to read.
+      tolerance_s: How far a video frame may lie from the time of its row.
+    """
+
+    def __init__(self, meta: LeRobotMeta, cameras: Sequence[str], *, tolerance_s: float = TIME_TOLERANCE_S) -> None:
+        self.meta = meta
+        self.cameras = tuple(cameras)
+        self._tolerance_s = tolerance_s
+        self._videos: _Cache[Path, VideoFile] = _Cache(OPEN_FILES, VideoFile)
+        self._tables: _Cache[str, pq.ParquetFile] = _Cache(
+            OPEN_FILES, lambda file: pq.ParquetFile(inside(meta.root, file))
+        )
+        self._groups: _Cache[tuple[str, str, int], pa.Array] = _Cache(ROW_GROUPS, self._read_group)
+        self._first_row: dict[int, int] = {}
+        for _, group in itertools.groupby(meta.episodes, key=lambda episode: episode.file):
+            row = 0
+            for episode in group:
+                self._first_row[episode.index] = row
+                row += episode.length
+        for camera in self.cameras:
+            if meta.feature(camera).dtype not in ("image", "video"):
+                found = f"dtype {meta.feature(camera).dtype}; its cameras are {list(meta.cameras)}"
+                raise DataError(f"{meta.root}: expected {camera!r} to be a camera, found {found}")
+
+    def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
+        """All cameras of one frame, at the size they were recorded.
+
+        Raises:
+          DataError: If a picture is missing or damaged; names episode, camera and frame.
+        """
+        for attempt in range(READ_TRIES):
+            try:
+                return {
+                    camera: self._read_camera(self.meta.episodes[episode], frame, camera) for camera in self.cameras
+                }
+            except OSError as error:  # a network disk that hiccups
+                if attempt == READ_TRIES - 1:
+                    raise DataError(f"episode {episode}, row {frame}: found {error} in {READ_TRIES} tries") from error
+        raise AssertionError("unreachable")
+
+    def check(self, episode: int) -> list[Problem]:
+        """What is wrong with an episode's pictures, as far as it shows without decoding.
+
+        Of a video: the file, and a frame at the time of every row. Of images: the first and the last one.
+        """
+        meta = self.meta.episodes[episode]
+        problems = []
+        for camera in self.cameras:
+            try:
+                problems.extend(self._check_camera(meta, camera))
+            except (DataError, OSError, pa.ArrowException) as error:
+                file = meta.videos[camera].file if camera in meta.videos else meta.file
+                found = str(error) or type(error).__name__
+                problems.append(Problem(file=file, episode=episode, key=camera, expected="pictures", found=found))
+        return problems
+
+    def _check_camera(self, episode: EpisodeMeta, camera: str) -> list[Problem]:
+        where = {"episode": episode.index, "key": camera}
+        if camera in episode.videos:
+            span = episode.videos[camera]
+            video = self._videos.get(inside(self.meta.root, span.file))
+            index, distance = video.nearest(span.start_s + np.arange(episode.length) / self.meta.fps)
+            good = distance <= self._tolerance_s
+            if good.all() and len(np.unique(index)) == episode.length:
+                return []
+            expected = f"{episode.length} frames from {span.start_s:.3f} s on at {self.meta.fps:g} fps"
+            found = f"{int(good.sum())} of them among the {len(video)} frames of the video"
+            return [Problem(file=span.file, expected=expected, found=found, row=int(np.argmin(good)), **where)]
+        for frame in (0, episode.length - 1):
+            try:
+                self._image_bytes(episode, frame, camera)
+            except DataError as error:
+                return [Problem(file=episode.file, expected="an image", found=str(error), row=frame, **where)]
+        return []
+
+    def _read_camera(self, episode: EpisodeMeta, frame: int, camera: str) -> UInt8[np.ndarray, "h w 3"]:
+        source = f"episode {episode.index}, {camera}, row {frame}"
+        if camera not in episode.videos:
+            return decode(self._image_bytes(episode, frame, camera), source=f"{self.meta.root}: {source}")
+        span = episode.videos[camera]
+        try:
+            video = self._videos.get(inside(self.meta.root, span.file))
+            return video.frame_at(span.start_s + frame / self.meta.fps, self._tolerance_s)
+        except DataError as error:
+            raise DataError(f"{source}: {error}") from error
+
+    def _image_bytes(self, episode: EpisodeMeta, frame: int, camera: str) -> bytes:
+        """The encoded image: inside the table's row, or in the file that the row or the v2.1 layout names."""
+        table = self._tables.get(episode.file)
+        name = DEFAULT_IMAGE_PATH.format(image_key=camera, episode_index=episode.index, frame_index=frame)
+        if camera in table.schema_arrow.names:
+            row = self._first_row[episode.index] + frame
+            group = 0
+            while row >= table.metadata.row_group(group).num_rows:
+                row -= table.metadata.row_group(group).num_rows
+                group += 1
+            value = self._groups.get((episode.file, camera, group))[row].as_py()
+            if not isinstance(value, Mapping) or not {"bytes", "path"} <= set(value):
+                raise DataError(f"episode {episode.index}, row {frame}: expected bytes or a path, found {value!r:.80}")
+            if value["bytes"] is not None:
+                return value["bytes"]
+            name = value["path"] or name
+        path = inside(self.meta.root, name)
+        if not path.is_file():
+            raise DataError(f"episode {episode.index}, {camera}, row {frame}: expected the image {name}, found no file")
+        return path.read_bytes()
+
+    def _read_group(self, key: tuple[str, str, int]) -> pa.Array:
+        file, camera, group = key
+        return self._tables.get(file).read_row_group(group, columns=[camera])[camera].combine_chunks()

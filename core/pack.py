@@ -1,0 +1,237 @@
+"""Packs: the frames of a dataset decoded once into ArrayRecord shards, so that training never seeks in a video.
+
+A pack is a folder:
+  manifest.json            format, source, cameras, picture size and encoding, tasks, shards
+  tables.npz               every column, all episodes one after another; lengths and indices of the episodes
+  pictures-00000.arrayrecord ...   one record a frame: for each camera a length (uint32) and that many bytes
+
+Records are checksummed by their format: a flipped bit is an error when its record is read.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from jaxtyping import UInt8
+
+from core.errors import DataError
+from core.images import decode, encode_jpeg, resize_with_pad
+from core.lerobot_tables import FrameTable
+from core.strict_json import read_json
+
+FORMAT = "chunkwise-pack-1"
+FRAMES_PER_SHARD = 4096
+"""A shard is as many whole episodes as fit: about 250 MB of JPEG for two cameras at 224."""
+
+Encoding = Literal["jpeg", "raw"]
+
+
+class PictureReader(Protocol):
+    """The cameras of any frame; made by LeRobotPictures and by PackedPictures."""
+
+    def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
+        """Pictures by camera key; `episode` is the index in the dataset."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    """How pictures are stored."""
+
+    image_size: tuple[int, int]
+    """Height and width; other sizes are resized with padding."""
+    encoding: Encoding = "jpeg"
+    """jpeg: about 25 KB a picture at 224. raw: exact, 150 KB."""
+    quality: int = 95
+
+
+def is_pack(path: Path) -> bool:
+    """Whether a folder is a pack, or means to be one."""
+    return (path / "manifest.json").is_file()
+
+
+def write_pack(
+    out: Path,
+    table: FrameTable,
+    open_pictures: Callable[[], PictureReader],
+    cameras: Sequence[str],
+    settings: PackSettings,
+    *,
+    threads: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Writes a pack; the folder appears under its name only when it is complete.
+
+    Args:
+      out: Folder to make.
+      table: All frames.
+      open_pictures: Gives a reader; called once a shard, because a reader that goes forward never seeks.
+      cameras: Camera keys, in the order of the records.
+      settings: Size and encoding.
+      threads: Shards written at a time.
+      progress: Told the number of frames done since the last call, from any thread.
+
+    Raises:
+      DataError: If `out` exists, or a picture is bad.
+    """
+    if out.exists():
+        raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
+    scratch = out.with_name(f"{out.name}.part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    shards = list(_shards(table))
+
+    def write(number: int) -> dict[str, Any]:
+        name = f"pictures-{number:05d}.arrayrecord"
+        rows = _write_shard(scratch / name, table, shards[number], open_pictures(), cameras, settings, progress)
+        return {"file": name, "rows": rows}
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        written = list(pool.map(write, range(len(shards))))
+    np.savez(scratch / "tables.npz", **{"/lengths": table.lengths, "/episodes": table.episodes}, **table.columns)  # pyright: ignore[reportArgumentType]
+    manifest = {
+        "format": FORMAT,
+        "fps": table.fps,
+        "cameras": list(cameras),
+        **dataclasses.asdict(settings),
+        "tasks": {str(index): task for index, task in table.tasks.items()},
+        "shards": written,
+    }
+    (scratch / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    os.replace(scratch, out)
+
+
+class PackedPictures:
+    """Reads a pack's pictures at random; safe to call from several threads.
+
+    Args:
+      path: The pack.
+      table: Its table, as `read_pack_table` gives it.
+      cameras: Camera keys to decode; the others of a record are passed over.
+
+    Raises:
+      DataError: If a shard is missing or damaged, or a camera is not in the pack.
+    """
+
+    def __init__(self, path: Path, table: FrameTable, cameras: Sequence[str]) -> None:
+        from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
+
+        self.path = path
+        manifest = _read_manifest(path)
+        self.image_size: tuple[int, int] = tuple(manifest["image_size"])
+        self.encoding: Encoding = manifest["encoding"]
+        self._order = manifest["cameras"]
+        self._cameras = frozenset(cameras)
+        if not self._cameras <= set(self._order):
+            raise DataError(f"{path}: expected cameras {sorted(self._cameras)}, found {self._order}")
+        files = [path / shard["file"] for shard in manifest["shards"]]
+        missing = [str(file) for file in files if not file.is_file()]
+        if missing:
+            raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
+        try:
+            self._records = ArrayRecordDataSource([str(file) for file in files])
+            count = len(self._records)
+        except (RuntimeError, ValueError) as error:
+            raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
+        if count != table.frames:
+            raise DataError(f"{path}: expected {table.frames} records as in its tables, found {count}")
+        self._start = dict(zip(table.episodes.tolist(), table.starts.tolist(), strict=True))
+
+    def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
+        """Pictures of one frame. Raises DataError if its record is damaged."""
+        source = f"{self.path}: episode {episode}, row {frame}"
+        try:
+            record = self._records[self._start[episode] + frame]
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise DataError(f"{source}: expected a whole record, found {error}") from error
+        pictures, offset = {}, 0
+        for camera in self._order:
+            (size,) = struct.unpack_from("<I", record, offset)
+            data = record[offset + 4 : offset + 4 + size]
+            offset += 4 + size
+            if camera in self._cameras:
+                pictures[camera] = self._picture(data, f"{source}, {camera}")
+        return pictures
+
+    def _picture(self, data: bytes, source: str) -> UInt8[np.ndarray, "h w 3"]:
+        if self.encoding == "jpeg":
+            return decode(data, source=source)
+        return np.frombuffer(data, np.uint8).reshape(*self.image_size, 3)
+
+
+def read_pack_table(path: Path) -> FrameTable:
+    """All frames of a pack, without pictures. Raises DataError if manifest or tables are missing or damaged."""
+    manifest = _read_manifest(path)
+    file = path / "tables.npz"
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            columns = {key: arrays[key] for key in arrays.files}
+        lengths, episodes = columns.pop("/lengths"), columns.pop("/episodes")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{file}: expected the tables of a pack, found {error}") from error
+    except Exception as error:  # zipfile and zlib have errors of their own
+        raise DataError(f"{file}: expected the tables of a pack, found damaged data: {error}") from error
+    wrong = sorted(key for key, column in columns.items() if len(column) != lengths.sum())
+    if wrong:
+        raise DataError(f"{file}: expected {lengths.sum()} rows in every column, found another number in {wrong}")
+    tasks = {int(index): task for index, task in manifest["tasks"].items()}
+    return FrameTable(fps=manifest["fps"], lengths=lengths, episodes=episodes, columns=columns, tasks=tasks)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json(path / "manifest.json")
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise DataError(f"{path}/manifest.json: expected format {FORMAT!r}, found {found!r}")
+    return manifest
+
+
+def _shards(table: FrameTable) -> Iterator[list[int]]:
+    """Positions of the episodes of each shard: consecutive, whole, about FRAMES_PER_SHARD frames."""
+    shard: list[int] = []
+    frames = 0
+    for position, length in enumerate(table.lengths.tolist()):
+        if shard and frames + length > FRAMES_PER_SHARD:
+            yield shard
+            shard, frames = [], 0
+        shard.append(position)
+        frames += length
+    yield shard
+
+
+def _write_shard(
+    path: Path,
+    table: FrameTable,
+    positions: Sequence[int],
+    pictures: PictureReader,
+    cameras: Sequence[str],
+    settings: PackSettings,
+    progress: Callable[[int], None],
+) -> int:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    # One record a group: read alone. Pictures are compressed already, or are meant to be read at memory speed.
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    rows = 0
+    for position in positions:
+        episode, length = int(table.episodes[position]), int(table.lengths[position])
+        for frame in range(length):
+            images = pictures.read(episode, frame)
+            writer.write(b"".join(_encode(images[camera], settings) for camera in cameras))
+        rows += length
+        progress(length)
+    writer.close()
+    return rows
+
+
+def _encode(image: UInt8[np.ndarray, "h w 3"], settings: PackSettings) -> bytes:
+    fitted = resize_with_pad(image, *settings.image_size)
+    data = encode_jpeg(fitted, quality=settings.quality) if settings.encoding == "jpeg" else fitted.tobytes()
+    return struct.pack("<I", len(data)) + data

@@ -1,0 +1,112 @@
+"""Advantages of rollouts: leave-one-out inside groups, then made safe and shaped for use as weights.
+
+RLOO: arXiv:2402.14740; on robot rollouts, RIPT: arXiv:2505.17016. The sign of the raw advantage is the label of a
+sample; after `negative_handling` it says nothing any more.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int
+
+from openpi_ript.data_config import AdvantageConfig
+
+EXTREME = 1e6
+"""Largest advantage that is let through; beyond it, and for Inf, this value with its sign is used."""
+MAD_TO_STD = 1.4826
+"""Median absolute deviation times this is the standard deviation, for a normal distribution."""
+
+
+def rloo(rewards: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """A_i = r_i - mean of the other rewards of i's group.
+
+    A group of one, and a group of equal rewards, gives exactly 0. A reward that is not finite takes no part: its
+    advantage is 0, and it is in no other one's mean.
+
+    Args:
+      rewards: Total reward of each rollout.
+      groups: Group of each rollout, any integers.
+    """
+    rewards = rewards.astype(np.float64)
+    finite = np.isfinite(rewards)
+    values = np.where(finite, rewards, 0.0)
+    _, group = np.unique(groups, return_inverse=True)
+    count = np.bincount(group, weights=finite)[group]
+    total = np.bincount(group, weights=values)[group]
+    others = np.maximum(count - 1, 1)
+    advantage = values - (total - values) / others
+    return np.where(finite & ~uniform_groups(rewards, groups), advantage, 0.0)
+
+
+def uniform_groups(rewards: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+    """Whether a rollout's group has nothing to compare: one finite reward at most, or all of them equal."""
+    _, group = np.unique(groups, return_inverse=True)
+    finite = np.isfinite(rewards)
+    low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
+    np.minimum.at(low, group[finite], rewards[finite].astype(np.float64))
+    np.maximum.at(high, group[finite], rewards[finite].astype(np.float64))
+    return low[group] >= high[group]
+
+
+def process(
+    advantages: Float[np.ndarray, " n"], config: AdvantageConfig
+) -> tuple[Float32[np.ndarray, " n"], dict[str, int]]:
+    """Shapes advantages: made finite, normalised, clipped, negatives handled, in this order.
+
+    Whatever comes in, what goes out is finite. A constant input is normalised to 0.
+
+    Args:
+      advantages: One for each rollout (or sample); the statistics are taken over all of them.
+      config: Which steps are done.
+
+    Returns:
+      The weights, and how many values were replaced: "nan" (by 0), "inf", "extreme" (by +-EXTREME), "clipped", and
+      "negative" (values below 0 that negative_handling changed), "capped" (exponential weights at max_weight).
+    """
+    x = advantages.astype(np.float64)
+    nan, inf = np.isnan(x), np.isinf(x)
+    x = np.where(nan, 0.0, x)
+    extreme = np.abs(x) > EXTREME
+    counts = {"nan": nan.sum(), "inf": inf.sum(), "extreme": (extreme & ~inf).sum()}
+    x = _normalize(np.clip(x, -EXTREME, EXTREME), config)
+    clipped = _clip(x, config)
+    counts["clipped"] = (clipped != x).sum()
+    weights = _handle_negatives(clipped, config)
+    counts["negative"] = (clipped < 0).sum() if config.negative_handling != "none" else np.int64(0)
+    capped = config.negative_handling == "exponential"
+    counts["capped"] = (weights >= config.max_weight).sum() if capped else np.int64(0)
+    return weights.astype(np.float32), {name: int(count) for name, count in counts.items()}
+
+
+def _normalize(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64[np.ndarray, " n"]:
+    if not x.size or config.normalization == "none":
+        return x
+    if x.min() == x.max():
+        return np.zeros_like(x)
+    if config.normalization == "min_max":
+        return (x - x.min()) / (x.max() - x.min())
+    centre, spread = x.mean(), x.std()
+    if config.normalization == "robust":
+        centre = np.median(x)
+        deviation = MAD_TO_STD * np.median(np.abs(x - centre))
+        # More than half of the values equal (rare successes): the median deviation is 0 where the spread is not.
+        spread = deviation if deviation > 0 else spread
+    return (x - centre) / spread if spread > np.finfo(np.float64).tiny else np.zeros_like(x)
+
+
+def _clip(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64[np.ndarray, " n"]:
+    if not x.size or config.clipping == "none":
+        return x
+    if config.clipping == "symmetric":
+        return np.clip(x, -config.clip_value, config.clip_value)
+    return np.clip(x, np.quantile(x, config.clip_quantile), np.quantile(x, 1 - config.clip_quantile))
+
+
+def _handle_negatives(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64[np.ndarray, " n"]:
+    if config.negative_handling == "softplus":
+        return np.logaddexp(0.0, x)
+    if config.negative_handling == "relu":
+        return np.maximum(x, 0.0)
+    if config.negative_handling == "shift":
+        return x - min(x.min(), 0.0) if x.size else x
+    if config.negative_handling == "exponential":
+        return np.exp(np.minimum(x / config.temperature, np.log(config.max_weight)))
+    return x

@@ -1,0 +1,267 @@
+"""Layers 3 and 4: samples -> training batch -> episodes and back, and the documents' exact dicts.
+
+The documents hold channel-first pictures in torch tensors. `document_sample` and `document_batch` give those dicts with
+numpy arrays, key for key; `from_document_*` take them.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from core.errors import DataError
+from openpi_ript.transforms import OpenPiSample, RiptSample, require_uint8
+
+
+class TrainingBatch(TypedDict):
+    """Layer 3."""
+
+    image: dict[str, np.ndarray]
+    """By openpi's name: [b, h, w, 3] uint8."""
+    state: np.ndarray
+    """[b, target_state_dim] float32, normalised."""
+    action: np.ndarray
+    """[b, t, action_dim] float32."""
+    action_is_pad: np.ndarray
+    """[b, t] bool; a padded step has no gradient."""
+    prompt: list[str]
+    advantages: np.ndarray
+    """[b] float32, processed."""
+    is_positive: np.ndarray
+    """[b] bool, whether the raw advantage is above 0; the document adds it when the branches are made."""
+
+
+def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
+    """Layer 3 from layer 2.
+
+    Raises:
+      DataError: If a sample lacks `is_positive`, its pictures are not uint8, its shapes differ from the first one's,
+        or its advantages are not one finite number repeated.
+    """
+    for row, sample in enumerate(samples):
+        _check_sample(sample, samples[0], row)
+    return {
+        "image": {name: np.stack([sample["image"][name] for sample in samples]) for name in samples[0]["image"]},
+        "state": np.stack([sample["state"] for sample in samples]),
+        "action": np.stack([sample["action"] for sample in samples]),
+        "action_is_pad": np.stack([sample["action_is_pad"] for sample in samples]),
+        "prompt": [sample["prompt"] for sample in samples],
+        "advantages": np.array([sample["advantages"][0] for sample in samples], np.float32),
+        "is_positive": np.array([sample["is_positive"] for sample in samples], bool),  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    }
+
+
+def document_sample(sample: OpenPiSample) -> dict[str, Any]:
+    """The specification's dict of layer 1, or of layer 2 where the sample is one: its keys, pictures [3, h, w]."""
+    extensions = ("advantages", "init_hash", "rollout_success", "rollout_reward", "episode_length")
+    keys = ("state", "action", "action_is_pad", "prompt", *(key for key in extensions if key in sample))
+    picture = {name: np.ascontiguousarray(image.transpose(2, 0, 1)) for name, image in sample["image"].items()}
+    return {"image": picture, **{key: sample[key] for key in keys}}
+
+
+def document_batch(batch: TrainingBatch) -> dict[str, Any]:
+    """The specification's dict of layer 3: its keys, pictures [b, 3, h, w]."""
+    keys = ("state", "action", "action_is_pad", "prompt", "advantages")
+    picture = {name: np.ascontiguousarray(image.transpose(0, 3, 1, 2)) for name, image in batch["image"].items()}
+    return {"image": picture, **{key: batch[key] for key in keys}}
+
+
+def from_document_sample(document: Mapping[str, Any], *, is_positive: bool) -> RiptSample:
+    """Layer 2 from the specification's dict; `is_positive` is the sign of the raw advantage, which it lacks."""
+    picture = {name: np.asarray(image).transpose(1, 2, 0) for name, image in document["image"].items()}
+    sample: Any = {key: value for key, value in document.items() if key != "image"}
+    sample |= {"image": picture, "is_positive": is_positive}
+    _check_sample(sample, sample, 0)
+    return sample
+
+
+def from_document_batch(document: Mapping[str, Any], *, is_positive: Bool[np.ndarray, " b"]) -> TrainingBatch:
+    """Layer 3 from the specification's dict; `is_positive` is the sign of the raw advantages."""
+    picture = {name: np.asarray(image).transpose(0, 2, 3, 1) for name, image in document["image"].items()}
+    for name, images in picture.items():
+        require_uint8(images[0], name)
+    return {
+        "image": picture,
+        "state": np.asarray(document["state"]),
+        "action": np.asarray(document["action"]),
+        "action_is_pad": np.asarray(document["action_is_pad"]),
+        "prompt": list(document["prompt"]),
+        "advantages": np.asarray(document["advantages"]),
+        "is_positive": is_positive,
+    }
+
+
+class Observation(TypedDict):
+    """Layer 4, one step of an episode."""
+
+    agentview_image: np.ndarray
+    """[h, w, 3] uint8."""
+    robot0_eye_in_hand_image: np.ndarray
+    """[h, w, 3] uint8."""
+    robot0_eef_pos: np.ndarray
+    """[3] float32."""
+    robot0_eef_quat: list[float]
+    """Four numbers."""
+    robot0_gripper_qpos: np.ndarray
+    """[2] float32."""
+
+
+class EpisodeRecord(TypedDict):
+    """Layer 4: an episode of windows, observation i with chunk i."""
+
+    observations: list[Observation]
+    actions: list[np.ndarray]
+    """[t, action_dim] float32 each."""
+    action_is_pad: list[np.ndarray]
+    """[t] bool each; no part of the specification, without it padding would become a target."""
+    task: str
+    success: bool
+    """The label: whether the raw advantage is above 0."""
+    total_reward: float
+    """The processed advantage."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateLayout:
+    """Where layer 4's parts lie in the state: [start, stop)."""
+
+    eef_pos: tuple[int, int] = (0, 3)
+    eef_quat: tuple[int, int] | None = (3, 7)
+    """None: the state has no rotation; [0, 0, 0, 1] is given, and not read back."""
+    gripper_qpos: tuple[int, int] = (7, 9)
+
+    def require(self, state_dim: int) -> None:
+        """Raises DataError unless a state of this width holds every part."""
+        last = max(self.eef_pos[1], self.gripper_qpos[1], self.eef_quat[1] if self.eef_quat else 0)
+        if state_dim < last:
+            raise DataError(f"layer 4: expected a state of at least {last} values for {self}, found {state_dim}")
+
+
+_CAMERAS = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
+
+
+def batch_to_episodes(batch: TrainingBatch, layout: StateLayout) -> list[EpisodeRecord]:
+    """Layer 4 from layer 3: one episode of one window a row. Everything is copied, so that no row shares memory.
+
+    Raises:
+      DataError: If one of the two cameras of layer 4 is missing, or the state is too short for the layout.
+    """
+    missing = sorted(set(_CAMERAS) - set(batch["image"]))
+    if missing:
+        raise DataError(f"layer 4: expected images {sorted(_CAMERAS)}, found {sorted(batch['image'])}")
+    layout.require(batch["state"].shape[1])
+    episodes: list[EpisodeRecord] = []
+    for row, state in enumerate(batch["state"]):
+        quat = state[slice(*layout.eef_quat)].tolist() if layout.eef_quat else [0.0, 0.0, 0.0, 1.0]
+        observation: Observation = {
+            "agentview_image": batch["image"]["base_0_rgb"][row].copy(),
+            "robot0_eye_in_hand_image": batch["image"]["left_wrist_0_rgb"][row].copy(),
+            "robot0_eef_pos": state[slice(*layout.eef_pos)].copy(),
+            "robot0_eef_quat": quat,
+            "robot0_gripper_qpos": state[slice(*layout.gripper_qpos)].copy(),
+        }
+        episodes.append(
+            {
+                "observations": [observation],
+                "actions": [batch["action"][row].copy()],
+                "action_is_pad": [batch["action_is_pad"][row].copy()],
+                "task": batch["prompt"][row],
+                "success": bool(batch["is_positive"][row]),
+                "total_reward": float(batch["advantages"][row]),
+            }
+        )
+    return episodes
+
+
+def episodes_to_batch(
+    episodes: Sequence[Mapping[str, Any]], layout: StateLayout, *, state_dim: int, horizon: int
+) -> TrainingBatch:
+    """Layer 3 from layer 4: one row a window, each with its own observation.
+
+    A chunk shorter than the horizon is padded with its last action, and marked. State values that layer 4 has no name
+    for are 0.
+
+    Args:
+      episodes: Layer 4; `action_is_pad` may be missing, which means that nothing is padded.
+      layout: Where the parts lie in the state.
+      state_dim: Width of the state in the batch.
+      horizon: Steps of a window in the batch.
+
+    Raises:
+      DataError: If an episode has not one observation for each chunk, or a picture is not uint8.
+    """
+    layout.require(state_dim)
+    images: dict[str, list[np.ndarray]] = {name: [] for name in _CAMERAS}
+    states, actions, pads, prompts, advantages, positive = [], [], [], [], [], []
+    for index, episode in enumerate(episodes):
+        observations, chunks = episode["observations"], episode["actions"]
+        if len(observations) != len(chunks) or not chunks:
+            raise DataError(
+                f"layer 4, episode {index}: expected an observation for each chunk of actions, found "
+                f"{len(observations)} for {len(chunks)}; a window must not be trained on another window's observation"
+            )
+        given = episode["action_is_pad"] if "action_is_pad" in episode else [np.zeros(len(c), bool) for c in chunks]
+        for observation, chunk, pad in zip(observations, chunks, given, strict=True):
+            for ours, theirs in _CAMERAS.items():
+                require_uint8(observation[theirs], theirs)
+                images[ours].append(observation[theirs])
+            states.append(_state(observation, layout, state_dim))
+            action, is_pad = _pad_chunk(np.asarray(chunk, np.float32), np.asarray(pad, bool), horizon)
+            actions.append(action)
+            pads.append(is_pad)
+            prompts.append(episode["task"])
+            advantages.append(episode["total_reward"])
+            positive.append(episode["success"])
+    return {
+        "image": {name: np.stack(pictures) for name, pictures in images.items()},
+        "state": np.stack(states),
+        "action": np.stack(actions),
+        "action_is_pad": np.stack(pads),
+        "prompt": prompts,
+        "advantages": np.array(advantages, np.float32),
+        "is_positive": np.array(positive, bool),
+    }
+
+
+def _state(observation: Mapping[str, Any], layout: StateLayout, state_dim: int) -> Float32[np.ndarray, " s"]:
+    state = np.zeros(state_dim, np.float32)
+    state[slice(*layout.eef_pos)] = observation["robot0_eef_pos"]
+    state[slice(*layout.gripper_qpos)] = observation["robot0_gripper_qpos"]
+    if layout.eef_quat:
+        state[slice(*layout.eef_quat)] = observation["robot0_eef_quat"]
+    return state
+
+
+def _pad_chunk(
+    action: Float32[np.ndarray, "n a"], is_pad: Bool[np.ndarray, " n"], horizon: int
+) -> tuple[Float32[np.ndarray, "t a"], Bool[np.ndarray, " t"]]:
+    if not 0 < len(action) <= horizon:
+        raise DataError(f"layer 4: expected chunks of 1 to {horizon} actions, found {len(action)}")
+    more = horizon - len(action)
+    return np.pad(action, ((0, more), (0, 0)), mode="edge"), np.pad(is_pad, (0, more), constant_values=True)
+
+
+def _check_sample(sample: RiptSample, first: RiptSample, row: int) -> None:
+    """Types and shapes of one sample of a batch."""
+    if "is_positive" not in sample:
+        raise DataError(
+            f"sample {row}: expected is_positive, the sign of the raw advantage, found none; a processed advantage "
+            "cannot tell (softplus makes every one positive)"
+        )
+    for name, image in sample["image"].items():
+        require_uint8(image, name)
+    for key in ("state", "action", "action_is_pad"):
+        value, wanted = np.asarray(sample[key]), np.asarray(first[key])
+        if value.shape != wanted.shape or value.dtype != (bool if key == "action_is_pad" else np.float32):
+            raise DataError(
+                f"sample {row}, {key}: expected {wanted.dtype} of shape {wanted.shape}, found {value.dtype} of shape "
+                f"{value.shape}"
+            )
+    sizes = {name: image.shape for name, image in sample["image"].items()}
+    if sizes != {name: image.shape for name, image in first["image"].items()}:
+        raise DataError(f"sample {row}, image: expected the cameras and sizes of sample 0, found {sizes}")
+    advantages = np.asarray(sample["advantages"])
+    if not (np.isfinite(advantages).all() and (advantages == advantages[0]).all()):
+        raise DataError(f"sample {row}, advantages: expected one finite number repeated, found {advantages[:5]}...")
