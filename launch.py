@@ -19,6 +19,9 @@ def main(argv: list[str]) -> int:
     except RunError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("\nstopped by the keyboard", file=sys.stderr, flush=True)
+        return 130
     return 0
 
 

@@ -51,6 +51,10 @@ class Task(Protocol):
         """Metrics of the weights; {} where there is nothing to evaluate. A function of the state alone."""
         ...
 
+    def finish(self) -> None:
+        """Called once after the last metrics are written, for pictures of the run."""
+        ...
+
     def data_fingerprint(self) -> dict[str, Any]:
         """JSON values that identify the dataset."""
         ...
@@ -280,6 +284,7 @@ class _Run:
     def _finish(self) -> str:
         """Saves the end durably, and prints the last line."""
         self._save_durably()
+        self.task.finish()
         position = {"step": self.step}
         result = {"step": self.step, "digest": digest(self.state, position)}
         wall = time.perf_counter() - self.began

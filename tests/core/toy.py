@@ -75,5 +75,8 @@ class ToyTask:
             self.on_evaluate(int(state.step))
         return {"distance": float(jnp.abs(state.params["w"] - 1).sum()), "final": float(final)}
 
+    def finish(self) -> None:
+        pass
+
     def data_fingerprint(self) -> dict[str, Any]:
         return {"dataset": self.config.dataset}

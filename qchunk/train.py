@@ -1,0 +1,116 @@
+"""Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent and evaluation to the loop."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from core.arrays import NumpyTree
+from core.loop import fit
+from core.metrics import Mean
+from core.run_folder import RunFolder
+from core.state import TrainState
+from qchunk import data, picture, stream
+from qchunk.agent import Agent, make_agent
+from qchunk.config import QChunkConfig
+from qchunk.evaluate import Policy, evaluate, film
+from qchunk.record import record
+
+
+class QChunkTask:
+    """A Q-chunking run as the train loop sees it."""
+
+    def __init__(self, config: QChunkConfig, folder: Path, dataset: data.Dataset) -> None:
+        self.config = config
+        self.folder = folder
+        self.dataset = dataset
+        self.agent: Agent = make_agent(config, dataset.dims(config.data.observation))
+        self._act = jax.jit(self.agent.act)
+        self._act_flow = jax.jit(self.agent.act_flow)
+
+    def init(self, key: Any) -> TrainState:
+        """Fresh networks and optimiser."""
+        return self.agent.init(key)
+
+    def step(self, state: TrainState, batches: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update for each batch along the leading axis."""
+        return self.agent.scan_step(state, batches)
+
+    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+        """Batches of the pool, from update `start_step` on."""
+        return stream.open_stream(self.config, self.dataset, shard=0, num_shards=1, start_step=start_step)
+
+    def finish(self) -> None:
+        """Draws the run's picture."""
+        print(f"picture: {picture.draw(self.folder)}", flush=True)
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """Hash of the dataset's manifest."""
+        return {"manifest": self.dataset.fingerprint}
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Success of the policy in the environment; at the end also that of behaviour cloning, a film and a picture."""
+        settings = self.config.eval
+        if settings.env is None:
+            return {}
+        policies = {"policy": self._act} | ({"behaviour_cloning": self._act_flow} if final else {})
+        metrics: dict[str, float] = {}
+        for name, act in policies.items():
+            result = evaluate(
+                self._policy(act, state.params),
+                settings.env,
+                seed=self.config.run.seed,
+                step=int(state.step),
+                episodes=settings.final_episodes if final else settings.episodes,
+                num_envs=settings.num_envs,
+                horizon=self.agent.action_horizon,
+            )
+            print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
+            metrics |= result.metrics(name)
+        if final and settings.videos:
+            self._film(state)
+        return metrics
+
+    def _policy(self, act: Callable[..., jax.Array], params: Any) -> Policy:
+        """A jitted policy as a function of what the environment shows to what it executes."""
+        seen = self.config.data.observation
+
+        def policy(observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
+            normalised = observations | {seen: self.dataset.observation_norm.apply(observations[seen])}
+            actions = act(params, normalised, jax.random.key(key_seed))
+            return self.dataset.action_norm.invert(np.asarray(actions))
+
+        return policy
+
+    def _film(self, state: TrainState) -> None:
+        """Writes videos/step_<n>.mp4, where the machine can render."""
+        (self.folder / "videos").mkdir(exist_ok=True)
+        assert self.config.eval.env is not None
+        film(
+            self._policy(self._act, state.params),
+            self.config.eval.env,
+            self.folder / f"videos/step_{int(state.step)}.mp4",
+            seed=self.config.run.seed,
+            step=int(state.step),
+            episodes=self.config.eval.videos,
+            num_envs=1,
+            horizon=self.agent.action_horizon,
+        )
+
+
+def main(config: QChunkConfig, name: str) -> None:
+    """Trains what `config` describes, in a run folder named after `name`."""
+    with RunFolder(config, name) as folder:
+        print(f"run folder {folder.path}", flush=True)
+        if config.record is not None and _is_ours_to_record(Path(config.data.path)):
+            record(config.record, config.data.path)
+        dataset = data.open_dataset(config)
+        data.write_norm_stats(config, folder.path)
+        fit(config, QChunkTask(config, folder.path, dataset), folder)
+
+
+def _is_ours_to_record(path: Path) -> bool:
+    """Whether a folder is missing or holds a recording, finished or not; anything else is the user's own data."""
+    return not path.exists() or any((path / name).exists() for name in ("recording.json", "dataset.json"))
