@@ -9,10 +9,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 
 from core.intervals import wilson
 from qchunk import environments
@@ -20,15 +20,11 @@ from qchunk import environments
 FILM_SECONDS = 300  # a film of two rollouts takes about 10 s in software; a driver that hangs must not stop a run
 
 
-class Policy(Protocol):
-    """Chooses the next chunk of each environment."""
+Policy = Callable[[environments.Observation, int], np.ndarray]
+"""Chooses the next chunk of each environment: (observations, key_seed) -> actions (b, t, a).
 
-    def __call__(
-        self, observations: dict[str, Float32[np.ndarray, "b s"]], key_seed: int, /
-    ) -> Float[np.ndarray, "b t a"]:
-        """Observations under their names in the recordings, `qpos` and `state`; `key_seed` (0 to 2^32 - 1) seeds
-        whatever the policy draws, and differs from call to call. Actions outside [-1, 1] are clipped."""
-        ...
+Observations are float32 (b, s) under their names in the recordings, `qpos` and `state`. `key_seed`, 0 to 2^32 - 1,
+seeds whatever the policy draws, and differs from call to call. Actions outside [-1, 1] are clipped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -97,17 +97,20 @@ def _work(pipe: Connection, config: RecordConfig, path: Path) -> None:
     """Body of a worker: records each episode it is sent and answers None or the error, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
     env = environments.make_play(config.env, config.episode_length)
-    with contextlib.suppress(EOFError):  # the parent is done, or gone
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is done, or gone
         while True:
-            episode = pipe.recv()
-            try:
-                _write(episode_path(path, episode), play_episode(env, config, episode), config)
-            except OSError as error:
-                pipe.send(StorageError(f"{episode_path(path, episode)} could not be written: {error}"))
-            except Exception as error:
-                pipe.send(RunError(f"episode {episode} of {config.env} failed: {type(error).__name__}: {error}"))
-            else:
-                pipe.send(None)
+            pipe.send(_record_one(pipe.recv(), env, config, path))
+
+
+def _record_one(episode: int, env: Any, config: RecordConfig, path: Path) -> RunError | None:
+    """Plays and writes one episode; the error instead of raising it, since it has to travel."""
+    try:
+        _write(episode_path(path, episode), play_episode(env, config, episode), config)
+    except OSError as error:
+        return StorageError(f"{episode_path(path, episode)} could not be written: {error}")
+    except Exception as error:
+        return RunError(f"episode {episode} of {config.env} failed: {type(error).__name__}: {error}")
+    return None
 
 
 def _write(path: Path, frames: dict[str, np.ndarray], config: RecordConfig) -> None:

@@ -1,0 +1,208 @@
+"""Evaluation: which episodes run, what counts, that nothing depends on the number of environments, and films."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from core.errors import ConfigError
+from core.intervals import wilson
+from qchunk import environments, evaluate
+from qchunk.evaluate import EvalResult
+
+TASK = "cube-single-play-singletask-task2-v0"
+
+
+class Countdown:
+    """Environment whose state is (seed, t). It succeeds at step `seed % 7 + 1` if seed is even, and is cut at 9."""
+
+    def __init__(self) -> None:
+        self.seed = self.t = 0
+        self.log: list[tuple[int, list[float]]] = []
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.t < 9, "stepped after the end"
+        self.t += 1
+        self.log.append((self.seed, action.tolist()))
+        success = self.seed % 2 == 0 and self.t == self.seed % 7 + 1
+        return self.state(), -1.0, success, self.t == 9, self.info() | {"success": success}
+
+    def state(self) -> np.ndarray:
+        return np.array([self.seed, self.t], np.float64)
+
+    def info(self) -> dict[str, Any]:
+        return {"proprio/joint_pos": np.array([self.t / 2]), "proprio/gripper_opening": np.array([0.5])}
+
+
+@pytest.fixture
+def countdowns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Countdown]]:
+    made: list[Countdown] = []
+
+    def make(name: str) -> Countdown:
+        made.append(Countdown())
+        return made[-1]
+
+    def reset(env: Countdown, seed: int) -> tuple[environments.Observation, dict[str, Any]]:
+        env.seed, env.t = seed, 0
+        return environments.observation(env.state(), env.info()), env.info()
+
+    monkeypatch.setattr(environments, "make_task", make)
+    monkeypatch.setattr(environments, "reset", reset)
+    monkeypatch.setattr(environments, "episode_seed", lambda seed, episode: 100 * seed + episode)
+    evaluate._environments.cache_clear()
+    yield made
+    evaluate._environments.cache_clear()
+
+
+class Recorder:
+    """Policy that keeps what it was asked; chunks of three actions (seed, t, 5 + i), the last one to be clipped."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[np.ndarray, np.ndarray, int]] = []
+
+    def __call__(self, observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
+        self.calls.append((observations["state"], observations["qpos"], key_seed))
+        state = np.repeat(observations["state"][:, None], 3, axis=1) / 1000
+        return np.concatenate([state, np.full((len(state), 3, 1), 5.0)], axis=-1)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 4, 16])
+def test_counts_lengths_and_returns(countdowns: list[Countdown], num_envs: int) -> None:
+    result = evaluate.evaluate(Recorder(), TASK, seed=0, step=0, episodes=10, num_envs=num_envs, horizon=3)
+    # Even episodes 0, 2, 4, 6, 8 succeed after 1, 3, 5, 7, 2 steps; odd ones are cut after 9.
+    assert result == EvalResult(episodes=10, successes=5, mean_return=-6.3, mean_length=6.3)
+    assert sum(len(env.log) for env in countdowns) == 63
+    assert len(countdowns) == num_envs
+
+
+def test_the_policy_sees_each_chunks_start_and_its_actions_are_clipped(countdowns: list[Countdown]) -> None:
+    policy = Recorder()
+    evaluate.evaluate(policy, TASK, seed=1, step=4, episodes=3, num_envs=2, horizon=3)
+    # Episodes 100 (succeeds at step 3), 101 (cut at 9), 102 (at step 5), two environments.
+    states = [call[0].tolist() for call in policy.calls]
+    assert states == [[[100, 0], [101, 0]], [[102, 0], [101, 3]], [[102, 3], [101, 6]]]
+    assert all(call[0].dtype == np.float32 for call in policy.calls)
+    np.testing.assert_array_equal(policy.calls[1][1], np.array([[0, 0.5], [1.5, 0.5]], np.float32))
+    assert len({call[2] for call in policy.calls}) == 3
+    seed, action = countdowns[1].log[4]
+    assert seed == 101
+    np.testing.assert_allclose(action, [0.101, 0.003, 1.0], rtol=1e-6)
+
+
+def test_draws_depend_on_seed_step_and_call_alone(countdowns: list[Countdown]) -> None:
+    def keys(seed: int, step: int) -> list[int]:
+        policy = Recorder()
+        evaluate.evaluate(policy, TASK, seed=seed, step=step, episodes=3, num_envs=2, horizon=3)
+        return [call[2] for call in policy.calls]
+
+    assert keys(1, 4) == keys(1, 4)
+    assert not set(keys(1, 4)) & set(keys(1, 5))
+    assert not set(keys(1, 4)) & set(keys(2, 4))
+
+
+def test_bad_chunks_are_refused(countdowns: list[Countdown]) -> None:
+    def chunks(value: float, length: int) -> Any:
+        return lambda observations, key_seed: np.full((2, length, 3), value)
+
+    with pytest.raises(ValueError, match=r"returned shape \(2, 4, 3\); expected \(2, 3, actions\)"):
+        evaluate.evaluate(chunks(0.0, 4), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3)
+    with pytest.raises(ValueError, match=r"not finite, in rows \[0, 1\] of 2"):
+        evaluate.evaluate(chunks(np.nan, 3), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3)
+
+
+def test_metrics() -> None:
+    result = EvalResult(episodes=50, successes=30, mean_return=-120.5, mean_length=140.0)
+    low, high = wilson(30, 50)
+    assert result.metrics("policy") == {
+        "policy/success": 0.6,
+        "policy/success_low": low,
+        "policy/success_high": high,
+        "policy/episodes": 50.0,
+        "policy/return": -120.5,
+        "policy/length": 140.0,
+    }
+    assert str(result) == "60% of 50 episodes succeeded (95 % interval 46% to 72%), return -120.5, length 140"
+
+
+def _feedback(observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
+    """Moves the gripper towards the cube: a function of the observation, so that the scene matters."""
+    state = observations["state"]
+    actions = np.zeros((len(state), 5, 5))
+    actions[:, :, :3] = (state[:, None, 19:22] - state[:, None, 12:15])[:, :, :] / 2
+    return actions
+
+
+def test_the_real_environment_gives_the_same_episodes_again() -> None:
+    settings: dict[str, Any] = {"seed": 5, "step": 0, "episodes": 2, "horizon": 5}
+    one, other = (evaluate.rollouts(_feedback, TASK, **settings, num_envs=n) for n in (1, 2))
+    for first, again in zip(one, other, strict=True):
+        assert (first.seed, first.success, first.reward) == (again.seed, again.success, again.reward)
+        assert (first.success, first.reward) == (False, -200.0)
+        np.testing.assert_array_equal(first.actions, again.actions)
+        assert first.actions.shape == (200, 5)
+    assert not np.array_equal(one[0].actions, one[1].actions)
+
+
+def test_a_reset_is_a_function_of_its_seed() -> None:
+    env, other = environments.make_task(TASK), environments.make_task("cube-single-singletask-task2-v0")
+    first, _ = environments.reset(env, 11)
+    actions = np.random.default_rng(0).uniform(-1, 1, (30, 5)).astype(np.float32)
+    after = [env.step(action)[0] for action in actions]
+    for again in (env, other):
+        repeated, info = environments.reset(again, 11)
+        np.testing.assert_array_equal(repeated["state"], first["state"])
+        np.testing.assert_array_equal(repeated["qpos"], first["qpos"])
+        np.testing.assert_array_equal([again.step(action)[0] for action in actions], after)
+        assert first["state"].shape == (28,)
+        assert first["qpos"].shape == (7,)
+        assert info["time"][0] == 0
+
+
+def test_a_success_ends_the_episode() -> None:
+    env = environments.make_task(TASK)
+    _, info = environments.reset(env, 0)
+    qpos = info["qpos"].copy()
+    qpos[14:17] = (0.50, 0.0, 0.02)  # the goal of task 2
+    env.unwrapped.set_state(qpos, info["qvel"])
+    slot = evaluate._Slot(0, 0)
+    _, over = slot.run(env, np.zeros((5, 5), np.float32))
+    # OGBench judges a single task by the state before the action, and set_state leaves its flag of success as it was:
+    # the second of five steps is the first that is a success, and the reward is 0 at the goal.
+    assert (over, slot.success, len(slot.actions), slot.reward) == (True, True, 2, 0.0)
+
+
+def test_environments_that_cannot_be_evaluated() -> None:
+    for name in ("cube-single-v0", "visual-cube-single-singletask-v0"):
+        with pytest.raises(ConfigError, match="no single task with state observations"):
+            environments.make_task(name)
+    with pytest.raises(ConfigError, match="OGBench has no environment cube-single-singletask-task9-v0"):
+        environments.make_task("cube-single-play-singletask-task9-v0")
+
+
+def test_film(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "videos" / "film.mp4"
+    settings = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
+    if evaluate.film(_feedback, TASK, path, **settings, every=25, report=said.append) is None:
+        pytest.skip(said[0])
+    with av.open(str(path)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == 8  # 200 steps, every 25th; half a second at 1 frame a second rounds to none
+    assert frames[0].shape == (200, 200, 3)
+    for frame in (frames[0], frames[-1]):
+        np.testing.assert_allclose(frame[:4].mean(axis=(0, 1)), (229, 57, 53), atol=12)  # red: it fails
+        assert frame[8:-8, 8:-8].std() > 20  # a scene, not a flat colour
+
+
+def test_no_film_where_the_machine_cannot_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    said: list[str] = []
+    settings = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
+    assert evaluate.film(_feedback, TASK, tmp_path / "film.mp4", **settings, report=said.append) is None
+    assert len(said) == 1
+    assert said[0].startswith("no film: this machine cannot render (MUJOCO_GL=nonsense: ")
+    assert "\n" not in said[0]
+    assert list(tmp_path.iterdir()) == []
