@@ -124,7 +124,7 @@ class PackedPictures:
         from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
 
         self.path = path
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         self.image_size: tuple[int, int] = tuple(manifest["image_size"])
         self.encoding: Encoding = manifest["encoding"]
         self._order = manifest["cameras"]
@@ -168,7 +168,7 @@ class PackedPictures:
 
 def read_pack_table(path: Path) -> FrameTable:
     """All frames of a pack, without pictures. Raises DataError if manifest or tables are missing or damaged."""
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     file = path / "tables.npz"
     try:
         with np.load(file, allow_pickle=False) as arrays:
@@ -185,7 +185,8 @@ def read_pack_table(path: Path) -> FrameTable:
     return FrameTable(fps=manifest["fps"], lengths=lengths, episodes=episodes, columns=columns, tasks=tasks)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A pack's description. Raises DataError if it is missing, damaged, or of another format."""
     manifest = read_json(path / "manifest.json")
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:

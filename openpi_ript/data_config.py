@@ -88,7 +88,7 @@ class DataConfig:
     """Folder of the dataset, or of the pack that `python -m openpi_ript.pack` wrote."""
     robot: RobotConfig
     cameras: dict[str, str] = dataclasses.field(default_factory=default_cameras)
-    """openpi's name of each image to the dataset's key."""
+    """openpi's name of each image to the dataset's key; empty: no pictures are read."""
     state_key: str = "observation.state"
     action_key: str = "action"
     reward_key: str = "next.reward"
@@ -120,10 +120,6 @@ class DataConfig:
     def __post_init__(self) -> None:
         require_positive(self, "horizon", "tolerance_s")
         require_non_negative(self, "read_threads")
-        if not self.cameras:
-            raise ValueError(
-                "data.cameras is empty; expected at least one, such as {'base_0_rgb': 'observation.image'}"
-            )
         if min(self.image_size) < 1:
             raise ValueError(f"data.image_size is {self.image_size}; expected height and width of at least 1")
         if self.fps is not None and self.fps <= 0:

@@ -28,7 +28,9 @@ EPSILON = 1e-6
 """Added to every divisor by openpi."""
 BATCH = 32
 """Samples of one update in openpi's script."""
-BATCHES_AT_ONCE = 64
+BATCHES_AT_ONCE = 16
+NEAR = 1e-6
+"""Distance from a bin's edge, in bins, below which the arithmetic is not trusted."""
 FAR_OFF = 10.0
 """Mean of a normalised dimension, in deviations, from which on it is noted."""
 
@@ -83,13 +85,17 @@ class RunningStats:
     def _add_to_histograms(self, x: Float64[np.ndarray, "rows d"]) -> None:
         """np.histogram with the present edges, by arithmetic on the evenly spaced bins and one correction."""
         first, width = self._edges[:, 0], (self._edges[:, -1] - self._edges[:, 0]) / BINS
-        for d in range(x.shape[1]):
+        for d, column in enumerate(np.ascontiguousarray(x.T)):
             if width[d] == 0:
                 self._counts[d, -1] += len(x)
                 continue
-            bins = np.clip((x[:, d] - first[d]) / width[d], 0, BINS - 1).astype(np.int64)
-            bins -= x[:, d] < self._edges[d, bins]
-            bins += (x[:, d] >= self._edges[d, bins + 1]) & (bins < BINS - 1)
+            place = (column - first[d]) * (1 / width[d])
+            bins = place.astype(np.int64)
+            # Only a value within rounding of an edge can be in the wrong bin; the edges themselves decide.
+            near = np.flatnonzero(np.abs(place - np.rint(place)) < NEAR)
+            close = np.clip(bins[near], 0, BINS - 1)
+            close -= column[near] < self._edges[d, close]
+            bins[near] = close + ((column[near] >= self._edges[d, close + 1]) & (close < BINS - 1))
             self._counts[d] += np.bincount(bins, minlength=BINS)
 
     def _add_moments(self, x: Float64[np.ndarray, "rows d"]) -> None:

@@ -1,0 +1,233 @@
+"""What is in a LeRobot dataset or a pack, what is wrong with it, and its statistics.
+
+    python -m openpi_ript.inspect DIR [--json] [--no-pictures] [--relative-dims 0 1 2] [--write-stats FILE]
+
+Exit code 65 if training would refuse it. Every episode is walked and every picture decoded, unless told otherwise.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import ConfigError, DataError
+from core.lerobot import LeRobotMeta, Problem, read_meta
+from core.lerobot_tables import EpisodeTable, iter_tables
+from core.lerobot_video import LeRobotPictures
+from core.pack import PackedPictures, PictureReader, is_pack, read_manifest, read_pack_table
+from openpi_ript import norm
+from openpi_ript.data import TrainingData, open_data
+from openpi_ript.data_config import DataConfig, RobotConfig
+from openpi_ript.pack import numeric_columns
+
+Report = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What to look at, and as what."""
+
+    path: Path
+    state_key: str = "observation.state"
+    action_key: str = "action"
+    relative_dims: tuple[int, ...] = ()
+    horizon: int = 50
+    pictures: bool = True
+    """Decode every picture; otherwise only files, times and headers are checked."""
+
+
+def inspect(request: Inspection) -> Report:
+    """Walks a dataset or a pack and reports; raises nothing for bad data.
+
+    Returns:
+      A dict for JSON: "path", "kind", "fps", "cameras", "tasks", "features", "frames", "episodes" (a list, one entry
+      each: path, bytes, length, dims, hash, verdict, problems), "problems", "notes", "stats", "stats_seconds" (and
+      "stats_seconds_per_million_frames"), "source", and "refused".
+    """
+    report: Report = {"path": str(request.path), "episodes": [], "problems": [], "notes": [], "stats": {}}
+    try:
+        walk = _walk_pack if is_pack(request.path) else _walk_lerobot
+        cameras = walk(request, report)
+        if not report["problems"]:
+            _add_statistics(request, cameras, report)
+    except (DataError, ConfigError, ValueError) as error:  # ValueError: a config that its own checks refuse
+        report["problems"].append(str(error))
+    report["refused"] = bool(report["problems"])
+    return report
+
+
+def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
+    meta = read_meta(request.path)
+    features = {key: {"dtype": f.dtype, "shape": list(f.shape)} for key, f in meta.features.items()}
+    report |= {"kind": f"LeRobot {meta.version}", "robot": meta.robot_type, "fps": meta.fps, "features": features}
+    report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
+    report["frames"] = sum(episode.length for episode in meta.episodes)
+    pictures = LeRobotPictures(meta, meta.cameras)
+    for episode in iter_tables(meta, numeric_columns(meta)):
+        problems = [*episode.problems, *pictures.check(episode.meta.index)]
+        if request.pictures and not problems:
+            problems += _decode_all(pictures, episode.meta.file, episode.meta.index, episode.meta.length, report)
+        report["episodes"].append(_episode_entry(meta, episode, problems))
+        report["problems"] += [str(problem) for problem in problems]
+    return {f"camera_{n}": key for n, key in enumerate(meta.cameras)}
+
+
+def _walk_pack(request: Inspection, report: Report) -> dict[str, str]:
+    table = read_pack_table(request.path)
+    manifest = read_manifest(request.path)
+    features = {key: {"dtype": str(c.dtype), "shape": list(c.shape[1:])} for key, c in table.columns.items()}
+    report |= {"kind": "pack", "fps": table.fps, "features": features, "frames": table.frames}
+    report |= {"cameras": manifest["cameras"], "tasks": {str(index): task for index, task in table.tasks.items()}}
+    pictures = PackedPictures(request.path, table, manifest["cameras"])
+    for index, length in zip(table.episodes.tolist(), table.lengths.tolist(), strict=True):
+        problems = _decode_all(pictures, "pictures", index, length, report) if request.pictures else []
+        verdict = "bad" if problems else "good"
+        report["episodes"].append({"index": index, "length": length, "verdict": verdict})
+        report["problems"] += [str(problem) for problem in problems]
+    return {f"camera_{n}": key for n, key in enumerate(manifest["cameras"])}
+
+
+def _decode_all(pictures: PictureReader, file: str, episode: int, length: int, report: Report) -> list[Problem]:
+    """Decodes every picture of an episode up to the first that fails; notes cameras that never show anything."""
+    brightest: dict[str, int] = {}
+    for frame in range(length):
+        try:
+            images = pictures.read(episode, frame)
+        except DataError as error:
+            found = str(error)
+            return [Problem(file=file, episode=episode, row=frame, expected="whole pictures", found=found)]
+        for camera, image in images.items():
+            brightest[camera] = max(brightest.get(camera, 0), int(image.max()))
+    report["notes"] += [
+        f"episode {episode}, {camera}: no value above {value} in {length} pictures; floats in 0..1 cast to uint8?"
+        for camera, value in brightest.items()
+        if value <= 1
+    ]
+    return []
+
+
+def _episode_entry(meta: LeRobotMeta, episode: EpisodeTable, problems: Sequence[Problem]) -> dict[str, Any]:
+    path = meta.root / episode.meta.file
+    digest = hashlib.sha256()
+    for key in sorted(episode.columns):
+        digest.update(np.ascontiguousarray(episode.columns[key]).data)
+    return {
+        "index": episode.meta.index,
+        "path": episode.meta.file,
+        "bytes": path.stat().st_size if path.is_file() else None,
+        "length": episode.meta.length,
+        "dims": {key: column.shape[1] for key, column in episode.columns.items() if column.ndim == 2},
+        "hash": digest.hexdigest()[:16],
+        "verdict": "bad" if problems else "good",
+        "problems": [str(problem) for problem in problems],
+    }
+
+
+def _add_statistics(request: Inspection, cameras: dict[str, str], report: Report) -> None:
+    """Opens the dataset as training would, with widths taken from it."""
+    data = open_data(_config(request, cameras, report["features"]))
+    begin = time.perf_counter()
+    stats = norm.dataset_stats(data.table, data.config)
+    seconds = time.perf_counter() - begin
+    for name, of in stats.items():
+        report["notes"] += norm.affine(of, "mean_std", width=len(of.mean), name=name)[1]
+    report["stats"] = {
+        name: {field.name: getattr(s, field.name).tolist() for field in dataclasses.fields(s)}
+        for name, s in stats.items()
+    }
+    report |= {"stats_seconds": seconds, "stats_seconds_per_million_frames": seconds * 1e6 / data.table.frames}
+    report |= {"source": dict(data.stats_source), "notes": [*report["notes"], *data.notes, *_rollout_notes(data)]}
+
+
+def _rollout_notes(data: TrainingData) -> Iterator[str]:
+    rollouts = data.to_ript.rollouts
+    if data.config.success_key in data.table.columns:
+        yield f"{int(rollouts.success.sum())} of {len(rollouts.success)} episodes succeeded"
+    yield f"{len(set(rollouts.init_hash))} different initial states in {len(rollouts.init_hash)} episodes"
+
+
+def _config(request: Inspection, cameras: dict[str, str], features: Report) -> DataConfig:
+    """Settings that take the dataset as it is."""
+    widths = {}
+    for key in (request.state_key, request.action_key):
+        if key not in features:
+            raise DataError(f"{request.path}: expected column {key!r}, found {sorted(features)}")
+        widths[key] = features[key]["shape"][0] if features[key]["shape"] else 1
+    robot = RobotConfig(
+        state_dim=widths[request.state_key],
+        target_state_dim=widths[request.state_key],
+        action_dim=widths[request.action_key],
+        relative_dims=request.relative_dims,
+    )
+    return DataConfig(
+        path=str(request.path),
+        robot=robot,
+        cameras=cameras,
+        state_key=request.state_key,
+        action_key=request.action_key,
+        horizon=request.horizon,
+        image_size=tuple(read_manifest(request.path)["image_size"]) if is_pack(request.path) else (224, 224),
+        state_norm="none",
+    )
+
+
+def _print(report: Report) -> None:
+    for key in ("path", "kind", "robot", "fps", "frames", "cameras", "tasks"):
+        if key in report:
+            print(f"{key:9} {report[key]}")
+    bad = [episode for episode in report["episodes"] if episode["verdict"] == "bad"]
+    lengths = [episode["length"] for episode in report["episodes"]]
+    if lengths:
+        print(f"episodes  {len(lengths)}, of {min(lengths)} to {max(lengths)} frames; {len(bad)} bad")
+    for name, stats in report["stats"].items():
+        for field in ("mean", "std", "q01", "q99"):
+            print(f"{name:9} {field:5}" + "".join(f"{value:10.4f}" for value in stats[field]))
+    if "stats_seconds" in report:
+        per_million = report["stats_seconds_per_million_frames"]
+        print(f"statistics took {report['stats_seconds']:.3f} s, {per_million:.1f} s a million frames")
+    for note in report["notes"]:
+        print(f"note: {note}")
+    for problem in report["problems"]:
+        print(f"problem: {problem}")
+    print("training would refuse this dataset" if report["refused"] else "training would take this dataset")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 0, or 65 if training would refuse the dataset."""
+    parser = argparse.ArgumentParser(prog="python -m openpi_ript.inspect", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("path", type=Path, metavar="DIR", help="LeRobot dataset (v2.1, v3.0), or a pack")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--no-pictures", action="store_true", help="decode no picture")
+    parser.add_argument("--state-key", default="observation.state")
+    parser.add_argument("--action-key", default="action")
+    parser.add_argument("--relative-dims", nargs="*", type=int, default=[], help="as data.robot.relative_dims")
+    parser.add_argument("--horizon", type=int, default=50, help="as data.horizon; the action statistics depend on it")
+    parser.add_argument("--write-stats", type=Path, help="write openpi's norm_stats.json here")
+    args = parser.parse_args(argv)
+    request = Inspection(
+        path=args.path,
+        state_key=args.state_key,
+        action_key=args.action_key,
+        relative_dims=tuple(args.relative_dims),
+        horizon=args.horizon,
+        pictures=not args.no_pictures,
+    )
+    report = inspect(request)
+    print(json.dumps(report, indent=2)) if args.json else _print(report)
+    if report["refused"]:
+        return DataError.exit_code
+    if args.write_stats:
+        stats = {name: norm.NormStats(**{k: np.array(v) for k, v in s.items()}) for name, s in report["stats"].items()}
+        norm.save_stats(args.write_stats, stats, report["source"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
