@@ -1,0 +1,1 @@
+"""openpi's data and pi0's weights in, CFG-RIPT training steps out."""

@@ -1,0 +1,1 @@
+"""pi0 in Linen, with the parameter tree of openpi's checkpoints."""

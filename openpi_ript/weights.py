@@ -1,0 +1,181 @@
+"""Weights in openpi's own checkpoint format and as safetensors, and their fit to a model of ours.
+
+An openpi checkpoint is an Orbax folder (usually named `params`) that holds the tree {"params": weights}. A training run
+of openpi adds one level: every leaf path ends in "value". This module names Orbax because that layout is openpi's and
+not that of our train checkpoints, which core/checkpoint.py keeps; it needs Orbax's older interface, as openpi does.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+from jaxtyping import Array, Key
+
+from core.errors import ConfigError, DataError
+from openpi_ript.config import Optimality
+from openpi_ript.model.pi0 import Pi0, init_params
+
+VALUE = "value"
+CONDITION = "condition_embedding"
+
+
+def load_openpi(folder: str | Path) -> dict[str, Any]:
+    """Weights of an openpi checkpoint as a plain dict of numpy arrays, dtypes as stored; both flavours.
+
+    Args:
+      folder: The Orbax folder, or the one above it that holds it as `params`.
+
+    Raises:
+      DataError: If there is no such checkpoint, or it can't be read.
+    """
+    import orbax.checkpoint as ocp
+
+    path = _orbax_folder(Path(folder).resolve())
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            tree = checkpointer.metadata(path).item_metadata.tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            stored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    except Exception as error:  # a damaged folder shows as almost any type
+        raise DataError(f"{path}: expected an openpi checkpoint, reading it failed: {_root_cause(error)}") from error
+    if list(stored) != ["params"]:
+        raise DataError(f"{path}: expected the tree {{'params': weights}}, found the keys {sorted(stored)}")
+    flat = traverse_util.flatten_dict(stored["params"])
+    if all(key[-1] == VALUE for key in flat):
+        flat = {key[:-1]: leaf for key, leaf in flat.items()}
+    return traverse_util.unflatten_dict(flat)
+
+
+def save_openpi(params: Mapping[str, Any], folder: str | Path, *, as_training_run: bool = False) -> None:
+    """Writes an openpi checkpoint: the folder appears whole or not at all.
+
+    Args:
+      params: Weights; names, shapes, dtypes and bytes are kept.
+      folder: Must not exist, or be empty. openpi looks for it under the name `params`.
+      as_training_run: End every leaf path in "value", as openpi's training does.
+
+    Raises:
+      ConfigError: If the folder is not empty.
+    """
+    import orbax.checkpoint as ocp
+
+    path = Path(folder).resolve()
+    if path.exists():
+        if not path.is_dir() or any(path.iterdir()):
+            raise ConfigError(f"{path}: expected no folder, or an empty one, found files; choose another")
+        shutil.rmtree(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flat = traverse_util.flatten_dict(dict(params))
+    if as_training_run:
+        flat = {(*key, VALUE): leaf for key, leaf in flat.items()}
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path, {"params": traverse_util.unflatten_dict(flat)})
+
+
+def load_safetensors(file: str | Path) -> dict[str, Any]:
+    """Weights from a safetensors file written by `save_safetensors`; tensors are named by path, "a/b/c".
+
+    Raises:
+      DataError: If the file is missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        flat = load_file(Path(file))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{file}: expected a safetensors file, reading it failed: {error}") from error
+    return traverse_util.unflatten_dict(flat, sep="/")
+
+
+def save_safetensors(params: Mapping[str, Any], file: str | Path) -> None:
+    """Writes weights as one safetensors file, tensors named by path, "a/b/c"."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, Path(file))
+
+
+def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> dict[str, Any]:
+    """Loaded weights as the model's tree: f32, with fresh adapters and condition where the checkpoint has none.
+
+    Both start as zeros in effect, so the result acts as the pretrained model.
+
+    Args:
+      params: From `load_openpi` or `load_safetensors`.
+      model: What they are to run in.
+      key: For the fresh weights.
+
+    Raises:
+      DataError: If anything else is missing, too much, or of another shape; the message lists all of it.
+    """
+    shapes, flat = model_shapes(model), by_path(params)
+    fresh = {name for name in shapes if name not in flat and _may_be_fresh(name)}
+    problems = [f"{name}: missing" for name in sorted(shapes.keys() - flat.keys() - fresh)]
+    problems += [f"{name}: not in the model" for name in sorted(flat.keys() - shapes.keys())]
+    problems += [
+        f"{name}: expected {shapes[name].shape}, found {flat[name].shape}"
+        for name in sorted(shapes.keys() & flat.keys())
+        if shapes[name].shape != flat[name].shape
+    ]
+    if problems:
+        raise DataError(
+            f"the checkpoint is not of this model (model.kind {model.config.kind}); set the model's sizes, its "
+            "adapters (lora) and optimality as in the run that made it:\n  " + "\n  ".join(problems)
+        )
+    fitted = {name: np.asarray(flat[name], shapes[name].dtype) for name in shapes if name not in fresh}
+    if fresh:
+        drawn = by_path(jax.jit(lambda k: init_params(model, k))(key))
+        fitted |= {name: np.asarray(drawn[name]) for name in fresh}
+    return traverse_util.unflatten_dict(fitted, sep="/")
+
+
+def fold_condition(params: Mapping[str, Any], condition: Optimality) -> dict[str, Any]:
+    """Weights of a model without condition that acts as this one does under `condition`, exactly.
+
+    The embedding is added to the action tokens after a dense layer, so it goes into that layer's bias; openpi's own
+    code then runs the post-trained policy.
+
+    Raises:
+      DataError: If the weights have no condition.
+    """
+    if CONDITION not in params:
+        raise DataError(f"expected {CONDITION} among the weights, found {sorted(params)}")
+    folded = {name: value for name, value in params.items() if name != CONDITION}
+    layer = "action_time_mlp_out" if "action_time_mlp_out" in folded else "action_in_proj"
+    shift = params[CONDITION]["embedding"][condition]
+    return folded | {layer: {**folded[layer], "bias": folded[layer]["bias"] + shift}}
+
+
+def by_path(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves of a tree by their path, "a/b/c"."""
+    flat: Any = traverse_util.flatten_dict(dict(params), sep="/")
+    return flat
+
+
+def model_shapes(model: Pi0) -> dict[str, Any]:
+    """Shape and dtype of each of the model's weights by path, without computing any."""
+    return by_path(jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0)))
+
+
+def _may_be_fresh(name: str) -> bool:
+    leaf = name.rsplit("/", 1)[-1]
+    return leaf.endswith(("lora_a", "lora_b")) or name.startswith(f"{CONDITION}/")
+
+
+def _orbax_folder(path: Path) -> Path:
+    """The folder itself or its `params`, whichever is an Orbax tree."""
+    for folder in (path, path / "params"):
+        if (folder / "_METADATA").is_file():
+            return folder
+    raise DataError(f"{path}: expected an openpi checkpoint (an Orbax folder with the file _METADATA), found none")
+
+
+def _root_cause(error: BaseException) -> str:
+    """The last exception of the chain, in which Orbax hides what happened."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".splitlines()[0]
