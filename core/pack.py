@@ -14,9 +14,11 @@ import json
 import os
 import shutil
 import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -33,6 +35,7 @@ FRAMES_PER_SHARD = 4096
 Encoding = Literal["jpeg", "raw"]
 
 
+@runtime_checkable
 class PictureReader(Protocol):
     """The cameras of any frame; made by LeRobotPictures and by PackedPictures."""
 
@@ -171,13 +174,11 @@ def read_pack_table(path: Path) -> FrameTable:
     manifest = read_manifest(path)
     file = path / "tables.npz"
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
             columns = {key: arrays[key] for key in arrays.files}
         lengths, episodes = columns.pop("/lengths"), columns.pop("/episodes")
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file}: expected the tables of a pack, found {error}") from error
-    except Exception as error:  # zipfile and zlib have errors of their own
-        raise DataError(f"{file}: expected the tables of a pack, found damaged data: {error}") from error
     wrong = sorted(key for key, column in columns.items() if len(column) != lengths.sum())
     if wrong:
         raise DataError(f"{file}: expected {lengths.sum()} rows in every column, found another number in {wrong}")

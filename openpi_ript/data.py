@@ -10,7 +10,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
@@ -32,6 +32,7 @@ SAMPLES = 1 << 40
 """Length of the endless stream, as Grain wants one."""
 
 
+@runtime_checkable
 class BatchesConfig(Protocol):
     """What `make_batches` reads of a run's config."""
 

@@ -1,0 +1,44 @@
+"""core/strict_json.py: what Python's json takes and a dataset must not hold."""
+
+from pathlib import Path
+
+import pytest
+
+from core.errors import DataError
+from core.strict_json import parse_json, read_json, read_json_lines
+
+
+def test_ordinary_json_is_read_as_it_is() -> None:
+    assert parse_json('{"a": [1, 2.5, null, "x"], "b": {"c": true}}', source="f") == {
+        "a": [1, 2.5, None, "x"],
+        "b": {"c": True},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"state": {"mean": [1.0, NaN]}}', "NaN at key 'mean'"),
+        ('{"fps": Infinity}', "Infinity at key 'fps'"),
+        ('{"fps": 1e999}', "1e999"),
+        ('{"fps": 10, "fps": 20}', "'fps' twice"),
+        ('{"fps": 10', "expected JSON, found"),
+        ("[" * 100_000, "nesting too deep"),
+        ("[NaN]", "NaN at the top level"),
+    ],
+)
+def test_what_is_refused_names_file_and_key(text: str, words: str) -> None:
+    with pytest.raises(DataError, match=r"info\.json") as error:
+        parse_json(text, source="info.json")
+    assert words in str(error.value)
+
+
+def test_files_and_lines_are_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n\n{"a": NaN}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl, line 3"):
+        read_json_lines(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match="no such file"):
+        read_json(tmp_path / "missing.json")
+    (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(DataError, match="UTF-8"):
+        read_json(tmp_path / "latin.json")
