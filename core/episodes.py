@@ -114,7 +114,7 @@ def cumulative_lengths(lengths: Int64[np.ndarray, " e"]) -> Int64[np.ndarray, " 
     return np.cumsum(lengths, dtype=np.int64)
 
 
-def episode_of(cumulative: Int64[np.ndarray, " e"], starts: Int64[np.ndarray, " b"]) -> Int64[np.ndarray, " b"]:
+def episode_of(cumulative: Int64[np.ndarray, " e"], starts: Int64[np.ndarray, "*draws"]) -> Int64[np.ndarray, "*draws"]:
     """Episode that each global start lies in.
 
     Args:

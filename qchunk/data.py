@@ -96,6 +96,10 @@ class Dataset:
     notes: tuple[str, ...]
     """What a person should know: labels that are missing, episodes skipped, dimensions floored."""
 
+    def dims(self, observation: str) -> Dims:
+        """Widths of the array that data.observation names, and of an action."""
+        return Dims(observation=self.source.dims[observation], action=self.source.dims["action"])
+
     @property
     def fingerprint(self) -> str:
         """Equal for equal episodes, whatever folder they lie in. Skipped episodes are not in it, so skipping shows."""
@@ -173,8 +177,7 @@ def dims(config: QChunkConfig) -> Dims:
     Raises:
       DataError: The dataset is missing or bad.
     """
-    source, _ = open_source(config.data)
-    return Dims(observation=source.dims[config.data.observation], action=source.dims["action"])
+    return open_dataset(config).dims(config.data.observation)
 
 
 class Pool:
@@ -220,7 +223,7 @@ class Pool:
             shard=shard,
         )
         self._config, self._epoch, self._shard, self._notes = config, epoch, shard, draw.notes
-        self.ids = tuple(source.ids[index] for index in draw.indices)
+        self.ids = tuple(source.ids[int(index)] for index in draw.indices)
         self.lengths = source.lengths[draw.indices]
         self._positives = source.positives[draw.indices]
         self._distinct = len(np.unique(draw.indices))
@@ -269,17 +272,28 @@ class Pool:
     def batch(self, starts: Int64[np.ndarray, " b"]) -> Batch:
         """The chunks at global starts (frame s of episode e is the sum of the lengths before e, plus s).
 
-        Every array is new, so that nothing changes under a device that still reads it.
-
         Args:
           starts: In [0, len(self)).
         """
+        return self.gather(*self.locate(starts))
+
+    def locate(
+        self, starts: Int64[np.ndarray, "*draws"]
+    ) -> tuple[Int64[np.ndarray, "*draws"], Int64[np.ndarray, "*draws"]]:
+        """Episode of each start, and its row in the pool's arrays."""
         episode = episode_of(self._cumulative, starts)
-        rows = starts + episode * self._steps_f32.shape[1]
+        return episode, starts + episode * self._config.agent.horizon
+
+    def gather(self, episode: Int64[np.ndarray, " b"], rows: Int64[np.ndarray, " b"]) -> Batch:
+        """The chunks that `locate` found.
+
+        Every array is new, so that nothing changes under a device that still reads it: jax.device_put on a CPU keeps
+        numpy's memory where that is aligned.
+        """
         rewards = self._returns.take(rows, axis=0)
         return {
             "observations": self._observations(rows),
-            "next_observations": self._observations(rows + self._steps_f32.shape[1]),
+            "next_observations": self._observations(rows + self._config.agent.horizon),
             "actions": self._chunks[rows],
             "rewards": rewards,
             "masks": self._steps_f32.take(self._alive.take(rows), axis=0),

@@ -5,6 +5,7 @@ arrays it needs) is judged anew each time.
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -169,8 +170,9 @@ def _save_cache(root: Path, reports: Sequence[EpisodeReport]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(json.dumps(tree))
         scratch.replace(file)
-    except OSError:  # a read-only home: the next run reads the dataset again
-        scratch.unlink(missing_ok=True)
+    except OSError:  # a read-only home, a full disk: the next run reads the dataset again
+        with contextlib.suppress(OSError):
+            scratch.unlink()
 
 
 def select(reports: Sequence[EpisodeReport], data: DataConfig) -> Selection:

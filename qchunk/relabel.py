@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 from core.errors import ConfigError, DataError
+from qchunk import environments
 
 
 def labelled_outcome(
@@ -44,34 +45,16 @@ def base_env(task: str) -> str:
     Raises:
       ConfigError: The name is not that of a single-task environment.
     """
-    return "-".join([*_split(task)[0], task.rsplit("-", 1)[-1]])
+    words = task.split("-")
+    if "singletask" not in words[1:-1]:
+        raise ConfigError(f"data.task is {task!r}; expected an OGBench task like cube-single-play-singletask-task2-v0")
+    scene = [word for word in words[: words.index("singletask")] if word not in ("play", "noisy")]
+    return "-".join([*scene, words[-1]])
 
 
 def needs_buttons(task: str) -> bool:
     """Whether the task's success depends on buttons, whose states must be in the file beside the joints."""
     return "scene" in task or "puzzle" in task
-
-
-def gym_id(task: str) -> str:
-    """Gymnasium id, e.g. cube-single-singletask-task2-v0 for cube-single-play-singletask-task2-v0.
-
-    Raises:
-      ConfigError: The name is not that of a single-task environment.
-    """
-    words, rest = _split(task)
-    return "-".join([*words, *rest])
-
-
-def _split(task: str) -> tuple[list[str], list[str]]:
-    """Words before and from `singletask` on, without the dataset's kind (play, noisy, navigate, ...)."""
-    words = task.split("-")
-    if "singletask" not in words[1:-1]:
-        raise ConfigError(f"data.task is {task!r}; expected an OGBench task like cube-single-play-singletask-task2-v0")
-    at = words.index("singletask")
-    before = words[:at]
-    if before[-1] in ("play", "noisy", "navigate", "explore", "stitch"):
-        before = before[:-1]
-    return before, words[at:]
 
 
 @functools.cache
@@ -93,21 +76,9 @@ class SingleTask:
         Raises:
           ConfigError: The simulator is not installed, or has no such task.
         """
-        self._name = gym_id(task)
-        try:
-            import gymnasium
-            import ogbench.relabel_utils
-        except ImportError as error:
-            raise ConfigError(
-                f"data.task {task!r} relabels rewards with the simulator, which is not installed ({error}); "
-                "install the extra `sim`: pip install 'chunkwise[sim]'"
-            ) from error
-        try:
-            env = gymnasium.make(self._name)
-        except gymnasium.error.Error as error:
-            raise ConfigError(f"data.task is {task!r}: OGBench has no environment {self._name!r} ({error})") from error
-        env.reset()
-        self._relabel = ogbench.relabel_utils.relabel_dataset
+        env = environments.make_task(task)
+        environments.reset(env, seed=0)
+        self._name = env.spec.id
         self._goal = _ResetEnv(env.unwrapped)
 
     def relabel(
@@ -128,10 +99,12 @@ class SingleTask:
                 f"simulator state of {sim_qpos.shape[1]} numbers; {self._name} has {expected}: "
                 "data.task must name a task of the recorded environment"
             )
+        from ogbench.relabel_utils import relabel_dataset
+
         frames: dict[str, Any] = {"qpos": sim_qpos}
         if button_states is not None:
             frames["button_states"] = button_states
-        self._relabel(self._name, self._goal, frames)
+        relabel_dataset(self._name, self._goal, frames)
         return frames["rewards"].astype(np.float64), frames["masks"] == 0
 
 

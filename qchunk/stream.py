@@ -1,15 +1,15 @@
 """The Grain side of qchunk.data: record i of the dataset is the whole batch of step i.
 
-One record a batch, because Grain's bookkeeping costs 11 us a record, and building a batch little more.
+One record a batch, because Grain's bookkeeping costs 11 us a record or more, and building a batch of 32 rows 16.
 """
 
 import dataclasses
-import functools
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from typing import Generic, TypeVar
 
 import grain
 import numpy as np
@@ -20,6 +20,7 @@ from qchunk.config import QChunkConfig
 from qchunk.data import Batch, Dataset, Observations, Pool
 
 Pools = Mapping[int, Pool]  # by virtual shard
+Loaded = TypeVar("Loaded")
 
 
 def open_stream(
@@ -28,8 +29,9 @@ def open_stream(
     """A Grain iterator over the batches of one process, standing at `start_step`; see qchunk.data.make_batches."""
     threads = config.data.read_threads
     batches = StepBatches(config, dataset, pieces(config, shard, num_shards), start_step)
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1 if threads else 0)
-    iterator = iter(batches.to_iter_dataset(options))
+    if not threads:
+        return InPlaceIterator(batches, start_step)
+    iterator = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1)))
     iterator.set_state({"next_index": start_step})
     return iterator
 
@@ -54,6 +56,16 @@ def pieces(config: QChunkConfig, shard: int, num_shards: int) -> tuple[Piece, ..
     return tuple(cuts)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """Draws of STEPS_PER_BLOCK steps of one piece, located in its pool."""
+
+    key: tuple[int, int]
+    """Epoch, and number of the block in it."""
+    episodes: Int64[np.ndarray, "steps b"]
+    rows: Int64[np.ndarray, "steps b"]
+
+
 class StepBatches(grain.MapDataset[Batch]):
     """Batch i at position i, built vectorised from the pools of its epoch.
 
@@ -67,7 +79,7 @@ class StepBatches(grain.MapDataset[Batch]):
         # Threads build a few steps ahead: the last epoch's pool stays until all of them have left it.
         self._epochs = EpochPools(self._load, margin=min(config.data.read_threads, config.data.steps_per_epoch - 1))
         self._epochs.start(epoch_and_step(start_step, config.data.steps_per_epoch)[0])
-        self._starts = functools.lru_cache(maxsize=4 * len(cuts))(self._draw)
+        self._blocks: dict[int, Block] = {}
         self._said: set[str] = set()
         self._say(dataset.notes)
 
@@ -77,17 +89,19 @@ class StepBatches(grain.MapDataset[Batch]):
     def __getitem__(self, step: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
         epoch, step = epoch_and_step(step, self._config.data.steps_per_epoch)
         pools = self._epochs.get(epoch, step)
-        block, row = divmod(step, STEPS_PER_BLOCK)
-        parts = [
-            pools[cut.shard].batch(self._starts(epoch, cut.shard, block, len(pools[cut.shard]))[row, cut.rows])
-            for cut in self._cuts
-        ]
+        parts = [self._piece(cut, epoch, step, pools[cut.shard]) for cut in self._cuts]
         return parts[0] if len(parts) == 1 else _concatenate(parts)
 
-    def _draw(self, epoch: int, shard: int, block: int, total: int) -> Int64[np.ndarray, "steps b"]:
-        size = self._config.train.batch_size // self._config.data.shards
-        seed = self._config.run.seed
-        return block_of_starts(total, size, seed=seed, epoch=epoch, shard=shard, block=block)
+    def _piece(self, cut: Piece, epoch: int, step: int, pool: Pool) -> Batch:
+        number, row = divmod(step, STEPS_PER_BLOCK)
+        block = self._blocks.get(cut.shard)
+        if block is None or block.key != (epoch, number):
+            size = self._config.train.batch_size // self._config.data.shards
+            seed = self._config.run.seed
+            starts = block_of_starts(len(pool), size, seed=seed, epoch=epoch, shard=cut.shard, block=number)
+            episodes, rows = pool.locate(starts[:, cut.rows])
+            block = self._blocks[cut.shard] = Block(key=(epoch, number), episodes=episodes, rows=rows)
+        return pool.gather(block.episodes[row], block.rows[row])
 
     def _load(self, epoch: int, cancelled: threading.Event) -> Pools:
         pools = {}
@@ -104,6 +118,28 @@ class StepBatches(grain.MapDataset[Batch]):
             self._said.add(note)
 
 
+class InPlaceIterator(grain.DatasetIterator[Batch]):
+    """Builds each batch where it is asked for, without Grain's prefetching, which costs 17 us a batch even when off.
+
+    Its state is that of Grain's own iterator, so that either goes on where the other stopped.
+    """
+
+    def __init__(self, batches: StepBatches, step: int) -> None:
+        super().__init__()
+        self._batches, self._step = batches, step
+
+    def __next__(self) -> Batch:
+        batch = self._batches[self._step]
+        self._step += 1
+        return batch
+
+    def get_state(self) -> dict[str, int]:
+        return {"next_index": self._step}
+
+    def set_state(self, state: dict[str, int]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._step = state["next_index"]
+
+
 def _concatenate(parts: list[Batch]) -> Batch:
     """One batch of the parts' rows, in order."""
 
@@ -117,10 +153,10 @@ def _concatenate(parts: list[Batch]) -> Batch:
     return {key: joined([part[key] for part in parts]) for key in nested} | flat  # pyright: ignore[reportReturnType]
 
 
-class EpochPools:
+class EpochPools(Generic[Loaded]):
     """Pools of the epoch in use, and of the next, which load in a thread: never more than two are kept."""
 
-    def __init__(self, load: Callable[[int, threading.Event], Pools], *, margin: int) -> None:
+    def __init__(self, load: Callable[[int, threading.Event], Loaded], *, margin: int) -> None:
         """Loads nothing yet.
 
         Args:
@@ -129,18 +165,19 @@ class EpochPools:
         """
         self._load, self._margin = load, margin
         self._lock = threading.Lock()
-        self._loading: dict[int, Future[Pools]] = {}
+        self._ready: tuple[int, Loaded] | None = None  # what the last call returned: most calls take no lock
+        self._loading: dict[int, Future[Loaded]] = {}
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         weakref.finalize(self, _stop, self._closing, self._threads)
 
-    def start(self, epoch: int) -> Future[Pools]:
+    def start(self, epoch: int) -> Future[Loaded]:
         """Begins to load an epoch if it is not there, and drops all but it and the one before."""
         with self._lock:
             if epoch not in self._loading:
                 for other in set(self._loading) - {epoch - 1}:
                     del self._loading[other]
-                future: Future[Pools] = Future()
+                future: Future[Loaded] = Future()
                 self._loading[epoch] = future
                 self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
                 run = threading.Thread(
@@ -150,20 +187,21 @@ class EpochPools:
                 run.start()
             return self._loading[epoch]
 
-    def get(self, epoch: int, step: int) -> Pools:
+    def get(self, epoch: int, step: int) -> Loaded:
         """Pools of an epoch, waiting for them if need be.
 
         Raises:
           Exception: Whatever loading raised, here and not in the thread.
         """
-        future = self._loading.get(epoch) or self.start(epoch)
-        pools = future.result()
+        ready = self._ready
+        if ready is None or ready[0] != epoch:
+            ready = self._ready = (epoch, self.start(epoch).result())
         if step >= self._margin and epoch + 1 not in self._loading:
             self.start(epoch + 1)
-        return pools
+        return ready[1]
 
 
-def _run(load: Callable[[int, threading.Event], Pools], epoch: int, closing: threading.Event, future: Future) -> None:
+def _run(load: Callable[[int, threading.Event], Loaded], epoch: int, closing: threading.Event, future: Future) -> None:
     try:
         future.set_result(load(epoch, closing))
     except BaseException as error:  # raised where the pools are asked for

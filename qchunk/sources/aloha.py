@@ -47,11 +47,13 @@ def examine(root: Path, path: Path) -> EpisodeReport:
     try:
         digest = content_hash(path)
         with h5py.File(path, "r") as h5:
-            arrays, problems = _read_checked(h5, name)
+            arrays, problems = _read_all(h5, name)
             env, success = h5.attrs.get("env"), h5.attrs.get("success")
     except _UNREADABLE as error:
         bad = Problem(file=name, dataset="", row=None, expected="a whole HDF5 file", found=_one_line(error))
         return EpisodeReport(**file, content_hash="", problems=(bad,))
+    if arrays:
+        problems += check_lengths(name, arrays, DATASETS) + check_finite(name, arrays, DATASETS)
     if not isinstance(success, bool | np.bool_ | np.integer | None):
         found = f"{success!r} of type {type(success).__name__}"
         problems.append(Problem(file=name, dataset="attribute success", row=None, expected="a bool", found=found))
@@ -84,7 +86,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _read_checked(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Problem]]:
+def _read_all(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Problem]]:
     arrays: dict[str, np.ndarray] = {}
     problems: list[Problem] = []
     for key, dataset in DATASETS.items():
@@ -100,8 +102,6 @@ def _read_checked(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list
         else:
             if x is not None:
                 arrays[key] = x
-    if arrays:
-        problems += check_lengths(name, arrays, DATASETS) + check_finite(name, arrays, DATASETS)
     return arrays, problems
 
 

@@ -109,7 +109,7 @@ def check_finite(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str
     """
     problems = []
     for key, x in arrays.items():
-        flat = x.reshape(len(x), -1)
+        flat = x[:, None] if x.ndim == 1 else x
         bad = np.flatnonzero(~np.isfinite(flat).all(1))
         if len(bad):
             column = int(np.flatnonzero(~np.isfinite(flat[bad[0]]))[0])

@@ -1,0 +1,148 @@
+"""What is in a dataset, what is wrong with it, and its statistics.
+
+    python -m qchunk.inspect DIR [--json]
+
+Reads every file again, whatever the index remembers. Exit code 0, or 65 if training with the default data settings
+would refuse the dataset.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from core.episodes import manifest_hash
+from core.errors import ConfigError, DataError, RunError
+from qchunk.config import DataConfig
+from qchunk.index import Selection, read_index, select
+from qchunk.sources.report import EpisodeReport, Problem
+
+
+def inspect(path: str) -> dict[str, Any]:
+    """Walks a dataset and describes it, as numbers, strings and lists that go into JSON.
+
+    Args:
+      path: Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file.
+
+    Raises:
+      DataError: There is no dataset at all.
+    """
+    data = DataConfig(path=path, format="ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5")
+    reports = read_index(data, reread=True)
+    selection = select(reports, data)
+    good = selection.reports
+    files = {report.path: report.size for report in reports}
+    return {
+        "path": path,
+        "format": data.format,
+        "refused": bool(selection.problems) or not good,
+        "files": len(files),
+        "bytes": sum(files.values()),
+        "episodes": len(good),
+        "frames": sum(report.length for report in good),
+        "bad_episodes": len(selection.bad),
+        "left_out_episodes": selection.left_out,
+        "labels": {"positive": int(selection.positives.sum()), "negative": int((~selection.positives).sum())},
+        "environments": sorted({report.env for report in good if report.env is not None}),
+        "dims": good[0].dims if good else {},
+        **_statistics(good, selection),
+        "fingerprint": manifest_hash(report.row() for report in good),
+        "notes": list(selection.notes),
+        "problems": [vars(problem) for problem in selection.problems],
+    }
+
+
+def _statistics(good: tuple[EpisodeReport, ...], selection: Selection) -> dict[str, Any]:
+    rewarded = [report for report in good if report.total_reward is not None]
+    returns = [float(report.total_reward or 0.0) for report in rewarded]
+    with_action = [report for report in good if report.action_low]
+    return {
+        "lengths": _spread([report.length for report in good]),
+        "reward_in_file": len(rewarded),
+        "return": _spread(returns),
+        "return_positive": _spread(_labelled(rewarded, selection, returns, positive=True)),
+        "return_negative": _spread(_labelled(rewarded, selection, returns, positive=False)),
+        "action_low": np.min([report.action_low for report in with_action], 0).tolist() if with_action else [],
+        "action_high": np.max([report.action_high for report in with_action], 0).tolist() if with_action else [],
+    }
+
+
+def _labelled(
+    rewarded: list[EpisodeReport], selection: Selection, returns: list[float], *, positive: bool
+) -> list[float]:
+    label = {report.id: bool(p) for report, p in zip(selection.reports, selection.positives, strict=True)}
+    return [value for report, value in zip(rewarded, returns, strict=True) if label[report.id] is positive]
+
+
+def _spread(values: list[Any]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"min": float(min(values)), "mean": float(np.mean(values)), "max": float(max(values))}
+
+
+def _text(found: dict[str, Any]) -> str:
+    def spread(name: str, unit: str) -> str:
+        value = found[name]
+        return "none" if value is None else f"{value['min']:g} to {value['max']:g}, mean {value['mean']:.4g}{unit}"
+
+    lines = [
+        f"{found['path']} ({found['format']}): {found['files']} file(s), {found['bytes'] / 1e6:.1f} MB",
+        f"  episodes   {found['episodes']}, {found['frames']} frames; {found['bad_episodes']} bad, "
+        f"{found['left_out_episodes']} left out",
+        f"  labels     {found['labels']['positive']} positive, {found['labels']['negative']} negative",
+        f"  lengths    {spread('lengths', ' frames')}",
+        f"  returns    {spread('return', '')} ({found['reward_in_file']} episode(s) with a reward in the file)",
+        f"  arrays     {', '.join(f'{name} {width}' for name, width in found['dims'].items()) or 'none'}",
+    ]
+    if found["return"] and found["labels"]["negative"]:
+        lines.append(f"             positive {spread('return_positive', '')}; negative {spread('return_negative', '')}")
+    if found["environments"]:
+        lines.append(f"  simulator  {', '.join(found['environments'])}")
+    for i, (low, high) in enumerate(zip(found["action_low"], found["action_high"], strict=True)):
+        lines.append(f"  action {i:<4}{low:>10.4g} to {high:.4g}")
+    lines += [f"  note: {note}" for note in found["notes"]]
+    lines.append(f"  fingerprint {found['fingerprint'][:16]}")
+    return "\n".join(lines)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        sys.exit(ConfigError.exit_code)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints what `inspect` found; returns the exit code."""
+    parser = _Parser(
+        prog="python -m qchunk.inspect",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("dir", metavar="DIR", help="folder of HDF5 episodes, or an OGBench .npz file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    try:
+        found = inspect(arguments.dir)
+    except RunError as error:
+        if arguments.json:
+            print(json.dumps({"path": arguments.dir, "refused": True, "error": str(error)}))
+        else:
+            print(error, file=sys.stderr)
+        return error.exit_code
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print(_text(found))
+        if found["problems"]:
+            print(f"\n{len(found['problems'])} problem(s); training refuses this dataset:")
+            for problem in found["problems"]:
+                print(f"  {Problem(**problem)}")
+    return DataError.exit_code if found["refused"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

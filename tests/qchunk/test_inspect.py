@@ -1,0 +1,161 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import DataError
+from qchunk import index, inspect
+from qchunk.config import DataConfig
+from qchunk.sources import aloha
+from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, dataset, write
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+def test_describes_a_good_dataset(tmp_path: Path, capsys: pytest.CaptureFixture):
+    root = dataset(tmp_path, lengths=(7, 12, 5))
+    assert inspect.main([str(root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["episodes"], found["frames"], found["files"]) == (3, 24, 3)
+    assert found["labels"] == {"positive": 2, "negative": 1}
+    assert found["lengths"] == {"min": 5, "mean": 8, "max": 12}
+    assert found["dims"] == {"action": ACTION, "qpos": QPOS, "state": STATE}
+    assert (found["refused"], found["problems"]) == (False, [])
+    contents = [arrays(length, seed) for seed, length in enumerate((7, 12, 5))]
+    returns = [content["/reward"].sum() for content in contents]
+    np.testing.assert_allclose(found["return"]["mean"], np.mean(returns))
+    np.testing.assert_allclose(found["return_positive"]["mean"], np.mean([returns[0], returns[2]]))
+    actions = np.concatenate([content["/action"] for content in contents])
+    np.testing.assert_allclose(found["action_low"], actions.min(0))
+    np.testing.assert_allclose(found["action_high"], actions.max(0))
+    assert found["fingerprint"] == index.open_source(DataConfig(path=str(root)))[0].manifest_hash()
+    assert inspect.main([str(root)]) == 0
+    text = capsys.readouterr().out
+    for line in ("episodes   3, 24 frames; 0 bad, 0 left out", "labels     2 positive, 1 negative", "action 0"):
+        assert line in text
+
+
+def test_a_bad_dataset_is_described_and_exits_65(tmp_path: Path, capsys: pytest.CaptureFixture):
+    bad = arrays(4, 9)
+    bad["/action"][2] = np.nan
+    write(dataset(tmp_path) / "bad.hdf5", bad, success=True)
+    assert inspect.main([str(tmp_path)]) == 65
+    assert "bad.hdf5: /action, row 2: expected finite numbers" in capsys.readouterr().out
+    assert inspect.main([str(tmp_path), "--json"]) == 65
+    found = json.loads(capsys.readouterr().out)
+    assert (found["episodes"], found["bad_episodes"], found["refused"]) == (6, 1, True)
+    assert found["problems"] == [
+        {
+            "file": "bad.hdf5",
+            "dataset": "/action",
+            "row": 2,
+            "expected": "finite numbers",
+            "found": "nan in column 0 (1 such row(s))",
+        }
+    ]
+
+
+def test_no_dataset_exits_65_without_a_traceback(tmp_path: Path):
+    command = [sys.executable, "-m", "qchunk.inspect"]
+    run = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, check=False)
+    assert run.returncode == 65
+    assert "does not exist" in run.stderr
+    assert "Traceback" not in run.stderr
+    run = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0
+    assert "DIR" in run.stdout
+
+
+def test_wrong_usage_exits_64(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as caught:
+        inspect.main(["a", "--jsn"])
+    assert caught.value.code == 64
+    assert "--jsn" in capsys.readouterr().err
+
+
+def test_an_npz_file_is_inspected(tmp_path: Path):
+    terminals = np.zeros(10, np.float32)
+    terminals[[3, 9]] = 1
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "a.npz",
+        observations=rng.normal(size=(10, 3)),
+        actions=rng.normal(size=(10, 2)),
+        terminals=terminals,
+    )
+    found = inspect.inspect(str(tmp_path / "a.npz"))
+    assert (found["format"], found["episodes"], found["frames"]) == ("ogbench_npz", 2, 8)
+    assert not found["refused"]
+    assert found["notes"][0].startswith("no labels")
+
+
+def test_the_index_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = DataConfig(path=str(dataset(tmp_path, lengths=(3, 4))))
+    first = index.read_index(data)
+    examined = []
+    examine = aloha.examine
+    monkeypatch.setattr(aloha, "examine", lambda root, path: examined.append(path.name) or examine(root, path))
+    assert index.read_index(data) == first
+    assert examined == []
+    write(tmp_path / "episode_2.hdf5", arrays(5, 2), success=True)
+    assert len(index.read_index(data)) == 3
+    assert examined == ["episode_2.hdf5"]
+    (tmp_path / "episode_0.hdf5").unlink()
+    assert [report.id for report in index.read_index(data)] == ["episode_1.hdf5", "episode_2.hdf5"]
+
+
+def test_a_cache_that_is_damaged_or_can_not_be_written_only_costs_time(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    data = DataConfig(path=str(dataset(tmp_path, lengths=(3, 4))))
+    first = index.read_index(data)
+    (file,) = (cache / "chunkwise" / "index").iterdir()
+    file.write_text(file.read_text()[:100])
+    assert index.read_index(data) == first
+    (tmp_path / "no_folder").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no_folder"))
+    assert index.read_index(data) == first
+
+
+def test_content_that_changed_under_the_same_size_and_time_is_refused(tmp_path: Path):
+    root = dataset(tmp_path, lengths=(300, 300))
+    assert not inspect.inspect(str(root))["refused"]
+    file = root / "episode_1.hdf5"
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    with file.open("r+b") as raw:
+        raw.seek(file.stat().st_size // 2)
+        raw.write(bytes(4096))
+    os.utime(file, ns=times)
+    found = inspect.inspect(str(root))
+    assert found["refused"]
+    assert "size and modification time unchanged" in found["problems"][0]["found"]
+    with pytest.raises(DataError, match="touch the file to accept"):
+        index.open_source(DataConfig(path=str(root)))
+    file.touch()
+    assert not inspect.inspect(str(root))["refused"]
+
+
+def test_skip_drops_up_to_one_percent_and_says_which(tmp_path: Path):
+    root = dataset(tmp_path, lengths=(2,) * 99)
+    whole = index.open_source(DataConfig(path=str(root)))[0].manifest_hash()
+    bad = arrays(4, 0)
+    bad["/action"][0] = np.inf
+    write(root / "bad_0.hdf5", bad, success=True)
+    source, notes = index.open_source(DataConfig(path=str(root), on_bad="skip"))
+    assert len(source) == 99
+    assert "bad_0.hdf5" not in source.ids
+    assert notes[0] == "skipped 1 bad episode(s) of 100 (data.on_bad=skip):"
+    assert "bad_0.hdf5: /action, row 0" in notes[1]
+    assert source.manifest_hash() == whole
+    write(root / "episode_0.hdf5", bad, success=True)
+    with pytest.raises(DataError, match=r"2 of 100 episodes are bad; data\.on_bad=skip leaves out at most 1 %"):
+        index.open_source(DataConfig(path=str(root), on_bad="skip"))
