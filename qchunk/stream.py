@@ -154,7 +154,10 @@ def _concatenate(parts: list[Batch]) -> Batch:
 
 
 class EpochPools(Generic[Loaded]):
-    """Pools of the epoch in use, and of the next, which load in a thread: never more than two are kept."""
+    """Pools of the epoch in use, and of the next, which load in a thread: never more than two epochs are kept.
+
+    Only a jump (a restored position) can find a third under way; it is finished, and dropped.
+    """
 
     def __init__(self, load: Callable[[int, threading.Event], Loaded], *, margin: int) -> None:
         """Loads nothing yet.
