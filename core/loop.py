@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ from core.state import TrainState
 CALLS_IN_FLIGHT = 2
 
 
+@runtime_checkable
 class Task(Protocol):
     """What a package hands to the loop."""
 

@@ -6,14 +6,13 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int32
 
 
 class TrainState(flax.struct.PyTreeNode):
     """Arrays that a train step reads and replaces; module, optimiser and config are closed over by the step."""
 
-    step: Int32[Array, ""]
-    """Updates applied so far."""
+    step: Any
+    """Updates applied so far, an int32 scalar. Any, as all fields: a state of shapes or shardings is a state too."""
     params: Any
     """Trained weights, a plain dict."""
     opt_state: Any
