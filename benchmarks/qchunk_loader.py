@@ -4,12 +4,14 @@
 
 The peer draws a global start, finds its episode by a linear scan, makes one transition a `__getitem__` from float32
 arrays in memory (with numpy slices, as a careful author would write it), and stacks `batch` of them; it needs no
-torch, whose DataLoader would only add to it. Both read the
-same pool of 32 episodes x 400 frames (14 joints, 14 actions, chunk 50), take turns in one process, and the best of
-several rounds of each counts, since other programs can only slow a round down.
+torch, whose DataLoader would only add to it. Both read the same pool of 32 episodes x 400 frames (14 joints, 14
+actions, chunk 50), take turns in one process, and the best of several rounds of each counts, since other programs can
+only slow a round down.
 """
 
 import argparse
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +20,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
 from core.config import TrainConfig
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
@@ -116,10 +120,11 @@ def main() -> None:
     """Prints one row a batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 128], help="batch sizes (32 128)")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of each loader (15)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="length of a round (0.3)")
+    parser.add_argument("--rounds", type=int, default=80, help="rounds of each loader (80)")
+    parser.add_argument("--seconds", type=float, default=0.05, help="length of a round (0.05)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # the index of a dataset that is gone afterwards
         write_episodes(Path(folder))
         print(f"{'batch':>6}{'specified/s':>14}{'chunkwise/s':>14}{'ratio':>8}")
         for size in arguments.batch:
