@@ -6,15 +6,18 @@ resumed run goes on with batch n. Nothing flows back into the data except the st
 """
 
 import dataclasses
+import functools
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int32
 
 from core import mesh as mesh_lib
 from core import prng
@@ -40,8 +43,8 @@ class Task(Protocol):
         """Fresh state; traced, so that the weights are born with their shardings."""
         ...
 
-    def step(self, state: TrainState, batches: Any) -> tuple[TrainState, dict[str, Mean]]:
-        """Updates on batches stacked along a leading axis; traced. Metrics are stacked along that axis too."""
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update on one batch; traced."""
         ...
 
     def batches(self, start_step: int) -> Iterator[NumpyTree]:
@@ -73,6 +76,40 @@ def fit(config: ExperimentConfig, task: Task, folder: RunFolder) -> str:
       RunError: As `Checkpoints` and the task raise.
     """
     return _Run(config, task, folder).run()
+
+
+def run_updates(
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, Mean]]],
+    state: TrainState,
+    batches: Any,
+    count: Int32[Array, ""],
+) -> tuple[TrainState, dict[str, Mean]]:
+    """Applies `step` to each of the batches in turn, in one dispatch.
+
+    A loop whose length the compiler does not know, rather than `lax.scan`: XLA inlines a scan of length 1 and fuses it
+    in another way, which changes the last bits, and the result must not depend on how many updates a call has.
+
+    Args:
+      step: One update.
+      state: Before the first batch.
+      batches: Stacked along a leading axis.
+      count: Length of that axis, as an array.
+
+    Returns:
+      The state after the last batch, and the metrics of each update along a leading axis.
+    """
+
+    def body(i: Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, collected = carry
+        state, metrics = step(
+            state, jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
+        )
+        return state, jax.tree.map(lambda every, one: every.at[i].set(one), collected, metrics)
+
+    length = jax.tree.leaves(batches)[0].shape[0]
+    _, metrics = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], batches))
+    empty = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), metrics)
+    return jax.lax.fori_loop(0, count, body, (state, empty))
 
 
 class _StopRequested(Exception):
@@ -112,7 +149,9 @@ class _Run:
         self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size)
         self.abstract_state = jax.eval_shape(task.init, prng.key(config.run.seed, "init"))
         self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state)
-        self.jit_step = jax.jit(task.step, donate_argnums=0, out_shardings=(self.shardings, None))
+        self.jit_updates = jax.jit(
+            functools.partial(run_updates, task.step), donate_argnums=0, out_shardings=(self.shardings, None)
+        )
         marks = fingerprint(flatten(config)) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
         self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks)
 
@@ -185,10 +224,11 @@ class _Run:
         began = time.perf_counter()
         stacked = _stack([next(batches) for _ in range(updates)])
         on_device = jax.device_put(stacked, self.batch_sharding)
+        count = jax.device_put(np.int32(updates))
         self.clock.charge("data", began)
         began = time.perf_counter()
         with jax.transfer_guard("disallow"):
-            self.state, metrics = self.jit_step(self.state, on_device)
+            self.state, metrics = self.jit_updates(self.state, on_device, count)
         self.in_flight.append(metrics)
         while len(self.in_flight) > CALLS_IN_FLIGHT:
             self._collect(self.in_flight.popleft())

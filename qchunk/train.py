@@ -1,4 +1,4 @@
-"""Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent and evaluation to the loop."""
+"""Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent, evaluation to the loop."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,9 +34,9 @@ class QChunkTask:
         """Fresh networks and optimiser."""
         return self.agent.init(key)
 
-    def step(self, state: TrainState, batches: Any) -> tuple[TrainState, dict[str, Mean]]:
-        """One update for each batch along the leading axis."""
-        return self.agent.scan_step(state, batches)
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update."""
+        return self.agent.step(state, batch)
 
     def batches(self, start_step: int) -> Iterator[NumpyTree]:
         """Batches of the pool, from update `start_step` on."""

@@ -45,7 +45,7 @@ class ToyTask:
         params = {"w": jax.random.normal(key, (self.config.width,))}
         return TrainState.create(params, self.optimiser, params)
 
-    def update(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         noise = jax.random.normal(prng.key(self.config.run.seed, "noise", state.step), batch["y"].shape)
 
         def loss(params: Any) -> tuple[Any, Any]:
@@ -58,9 +58,6 @@ class ToyTask:
         target = jax.tree.map(lambda t, p: 0.9 * t + 0.1 * p, state.target, params)
         state = TrainState(step=state.step + jnp.int32(1), params=params, opt_state=opt_state, target=target)
         return state, {"loss": error}
-
-    def step(self, state: TrainState, batches: Any) -> tuple[TrainState, dict[str, Mean]]:
-        return jax.lax.scan(self.update, state, batches)
 
     def batches(self, start_step: int) -> Iterator[NumpyTree]:
         for step in range(start_step, 10**9):
