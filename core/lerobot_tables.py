@@ -113,8 +113,10 @@ def load_table(
       The good episodes, and the problems of those that were skipped.
 
     Raises:
-      DataError: One error that lists the problems of all episodes.
+      DataError: One error that lists the problems of all episodes; or a key is no feature of the dataset.
     """
+    for key in keys:
+        meta.feature(key)
     good, problems, bad = [], [], 0
     for episode in iter_tables(meta, keys):
         found = [*episode.problems, *check(episode.meta.index)]

@@ -71,8 +71,8 @@ def process(
     counts["clipped"] = (clipped != x).sum()
     weights = _handle_negatives(clipped, config)
     counts["negative"] = (clipped < 0).sum() if config.negative_handling != "none" else np.int64(0)
-    capped = config.negative_handling == "exponential"
-    counts["capped"] = (weights >= config.max_weight).sum() if capped else np.int64(0)
+    exponent = clipped / config.temperature if config.negative_handling == "exponential" else np.zeros(0)
+    counts["capped"] = (exponent > np.log(config.max_weight)).sum()
     return weights.astype(np.float32), {name: int(count) for name, count in counts.items()}
 
 

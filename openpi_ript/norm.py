@@ -168,7 +168,9 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
     """
     path = path / "norm_stats.json" if path.is_dir() else path
     tree = read_json(path)
-    found = tree["source"] if isinstance(tree, dict) and "source" in tree else source
+    if not isinstance(tree, dict) or not isinstance(tree.get("norm_stats"), dict):
+        raise DataError(f'{path}: expected {{"norm_stats": {{"state": ..., "actions": ...}}}}, found {str(tree)[:80]}')
+    found = tree.get("source", source)
     differing = [key for key in source if not isinstance(found, dict) or found.get(key) != source[key]]
     if differing:
         lines = [
@@ -178,7 +180,22 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
             f"{path}: these statistics belong to another dataset or setting; {'; '.join(lines) or repr(found)}. "
             "Compute them again (data.norm_stats None), or delete the key 'source' to use them all the same"
         )
-    return norm_stats.load(path)
+    return {name: _parse(entry, f"{path}: {name}") for name, entry in tree["norm_stats"].items()}
+
+
+def _parse(entry: Any, where: str) -> NormStats:
+    """One array's statistics; quantiles that openpi left out become NaN."""
+    fields = {}
+    for field in ("mean", "std", "q01", "q99"):
+        value = entry.get(field) if isinstance(entry, dict) else None
+        if value is None and field.startswith("q"):
+            fields[field] = np.full(len(fields["mean"]), np.nan)
+            continue
+        numbers = value if isinstance(value, list) and all(isinstance(n, int | float) for n in value) else None
+        if numbers is None or len(numbers) != len(fields.get("mean", numbers)):
+            raise DataError(f"{where}: expected {field} as a list of numbers as long as mean, found {str(value)[:80]}")
+        fields[field] = np.array(numbers, np.float64)
+    return NormStats(**fields)
 
 
 def affine(stats: NormStats | None, mode: Normalization, *, width: int, name: str) -> tuple[Affine, tuple[str, ...]]:

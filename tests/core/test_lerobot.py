@@ -74,7 +74,7 @@ def test_a_window_stays_in_its_episode_and_marks_what_it_repeats() -> None:
 
 
 def test_delta_timestamps_must_lie_on_the_grid() -> None:
-    assert delta_indices([-0.1, 0, 0.1, 0.30001], 10.0, key="action").tolist() == [-1, 0, 1, 3]
+    assert delta_indices([-0.1, 0.0, 0.1, 0.30001], 10.0, key="action").tolist() == [-1, 0, 1, 3]
     with pytest.raises(DataError, match=r"action.*multiples of 1/10 s.*0\.0333"):
         delta_indices([i / 30 for i in range(3)], 10.0, key="action")
 

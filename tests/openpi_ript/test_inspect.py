@@ -1,0 +1,113 @@
+"""openpi_ript/inspect.py: what it says of good and bad datasets, and its exit codes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openpi_ript import norm
+from openpi_ript.data import open_data
+from openpi_ript.data_config import UR5E, DataConfig
+from openpi_ript.inspect import Inspection, inspect, main
+from openpi_ript.pack import main as pack_main
+from tests.lerobot_files import CAMERAS, record, write_v21, write_v30
+
+
+def test_a_good_dataset_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    episodes = record()
+    root = write_v30(tmp_path / "set", episodes)
+    assert main([str(root), "--json", "--horizon", "4"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["kind"], report["fps"], report["frames"]) == ("LeRobot v3.0", 10.0, 21)
+    assert report["cameras"] == list(CAMERAS)
+    assert [(e["index"], e["length"], e["verdict"]) for e in report["episodes"]] == [
+        (0, 7, "good"),
+        (1, 5, "good"),
+        (2, 9, "good"),
+    ]
+    assert report["episodes"][1]["dims"] == {"observation.state": 6, "action": 7}
+    assert report["episodes"][2]["path"] == "data/chunk-000/file-001.parquet"
+    assert len({e["hash"] for e in report["episodes"]}) == 3
+    state = np.concatenate([e.state for e in episodes]).astype(np.float64)
+    np.testing.assert_allclose(report["stats"]["state"]["mean"], state.mean(0), atol=1e-9)
+    assert report["stats_seconds_per_million_frames"] > 0
+    assert "2 of 3 episodes succeeded" in report["notes"]
+    assert (report["problems"], report["refused"]) == ([], False)
+    assert main([str(root)]) == 0
+    text = capsys.readouterr().out
+    assert "training would take this dataset" in text
+    assert "s a million frames" in text
+
+
+def test_statistics_that_it_writes_are_the_ones_training_takes(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    file = tmp_path / "norm_stats.json"
+    dims = [str(dim) for dim in UR5E.relative_dims]
+    assert main([str(root), "--horizon", "4", "--relative-dims", *dims, "--write-stats", str(file)]) == 0
+    cameras = {"base_0_rgb": CAMERAS[0]}
+    config = DataConfig(path=str(root), robot=UR5E, cameras=cameras, horizon=4, action_norm="quantile")
+    own = open_data(config)
+    np.testing.assert_array_equal(norm.load_stats(file, own.stats_source)["actions"].q99, own.stats["actions"].q99)
+
+
+def test_a_pack_is_inspected_too(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    pack_main([str(root), str(tmp_path / "pack"), "--image-size", "28", "28", "--encoding", "raw"])
+    report, plain = (inspect(Inspection(path=path, horizon=4)) for path in (tmp_path / "pack", root))
+    assert report["kind"] == "pack"
+    assert not report["refused"]
+    assert report["source"] == plain["source"]
+    assert report["stats"] == plain["stats"]
+    shard = tmp_path / "pack/pictures-00000.arrayrecord"
+    shard.write_bytes(shard.read_bytes()[:1000])
+    assert main([str(tmp_path / "pack")]) == 65
+
+
+def test_every_bad_episode_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    episodes = record()
+    episodes[0].action[3, 1] = np.inf
+    root = write_v21(tmp_path / "set", episodes)
+    film = root / f"videos/chunk-000/{CAMERAS[1]}/episode_000002.mp4"
+    film.write_bytes(film.read_bytes()[:300])
+    assert main([str(root), "--json"]) == 65
+    report = json.loads(capsys.readouterr().out)
+    assert [episode["verdict"] for episode in report["episodes"]] == ["bad", "good", "bad"]
+    assert len(report["problems"]) == 2
+    assert "episode 0, data/chunk-000/episode_000000.parquet, action, row 3" in report["problems"][0]
+    assert f"episode 2, videos/chunk-000/{CAMERAS[1]}/episode_000002.mp4" in report["problems"][1]
+    assert report["refused"]
+
+
+def test_a_picture_damaged_inside_shows_only_when_decoded(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set", record(), "image_file")
+    image = root / f"images/{CAMERAS[0]}/episode_000001/frame_000002.png"
+    image.write_bytes(image.read_bytes()[:80])
+    assert not inspect(Inspection(path=root, pictures=False))["refused"]
+    report = inspect(Inspection(path=root))
+    assert len(report["problems"]) == 1
+    assert f"episode 1, {CAMERAS[0]}, row 2" in report["problems"][0]
+
+
+def test_a_camera_of_floats_cast_to_bytes_is_noted(tmp_path: Path) -> None:
+    episodes = record()
+    episodes[1].images[CAMERAS[0]][:] = 1
+    report = inspect(Inspection(path=write_v21(tmp_path / "set", episodes, "image")))
+    assert any(f"episode 1, {CAMERAS[0]}: no value above 1 in 5 pictures" in note for note in report["notes"])
+
+
+def test_a_dimension_that_never_moves_is_named(tmp_path: Path) -> None:
+    episodes = record()
+    for episode in episodes:
+        episode.state[:, 4] = 0.5
+    report = inspect(Inspection(path=write_v21(tmp_path / "set", episodes, "image"), horizon=4))
+    assert "state, dimension 4: it never moves (spread 0)" in report["notes"]
+
+
+def test_what_is_no_dataset_ends_with_65(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 65
+    assert "expected a LeRobot dataset with meta/info.json" in capsys.readouterr().out
+    root = write_v21(tmp_path / "set", record(), "image")
+    assert main([str(root), "--state-key", "joints"]) == 65
+    assert "expected column 'joints', found" in capsys.readouterr().out
+    assert main([str(root), "--relative-dims", "6"]) == 65

@@ -1,0 +1,70 @@
+"""openpi_ript/pack.py: the command, and training from a pack."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import ConfigError, DataError
+from core.pack import PackSettings
+from openpi_ript.data import open_data
+from openpi_ript.data_config import UR5E, AdvantageConfig, DataConfig
+from openpi_ript.pack import main, pack
+from tests.lerobot_files import CAMERAS, record, write_v21, write_v30
+
+CAMERA_MAP = {"base_0_rgb": CAMERAS[0], "left_wrist_0_rgb": CAMERAS[1]}
+
+
+def config(path: Path) -> DataConfig:
+    advantage = AdvantageConfig(group_by="dataset")
+    return DataConfig(
+        path=str(path), robot=UR5E, cameras=CAMERA_MAP, horizon=4, image_size=(28, 28), advantage=advantage
+    )
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_training_from_a_pack_is_training_from_the_videos(tmp_path: Path, encoding: str) -> None:
+    root, out = write_v30(tmp_path / "set", record()), tmp_path / "pack"
+    assert main([str(root), str(out), "--image-size", "28", "28", "--encoding", encoding]) == 0
+    plain, packed = open_data(config(root)), open_data(config(out))
+    assert packed.stats_source == plain.stats_source
+    assert packed.notes == plain.notes
+    streams = [itertools.islice(data.batches(seed=0, batch_size=5), 4) for data in (plain, packed)]
+    for a, b in zip(*streams, strict=True):
+        for key in ("state", "action", "action_is_pad", "prompt", "advantages", "is_positive"):
+            np.testing.assert_array_equal(a[key], b[key])
+        for name in CAMERA_MAP:
+            error = np.abs(a["image"][name].astype(int) - b["image"][name])
+            assert error.max() == 0 if encoding == "raw" else error.mean() < 3  # black bars ring at this size
+
+
+def test_the_pack_keeps_every_numeric_column_and_only_the_cameras_asked_for(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    settings = PackSettings(image_size=(28, 28))
+    assert pack(root, tmp_path / "pack", cameras=CAMERAS[:1], settings=settings) == 21
+    data = open_data(dataclasses.replace(config(tmp_path / "pack"), cameras={"base_0_rgb": CAMERAS[0]}))
+    assert set(data.table.columns) == {
+        *("observation.state", "action", "next.success", "next.reward"),
+        *("timestamp", "frame_index", "episode_index", "index", "task_index"),
+    }
+    with pytest.raises(DataError, match="expected cameras"):
+        open_data(config(tmp_path / "pack"))
+
+
+def test_another_picture_size_is_refused(tmp_path: Path) -> None:
+    pack(write_v21(tmp_path / "set", record(), "image"), tmp_path / "pack", settings=PackSettings(image_size=(16, 16)))
+    with pytest.raises(ConfigError, match=r"image_size is \(28, 28\), and .* was packed at \(16, 16\)"):
+        open_data(config(tmp_path / "pack"))
+
+
+def test_a_bad_dataset_ends_with_65_and_leaves_no_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    episodes = record()
+    episodes[1].state[2] = np.nan
+    root = write_v21(tmp_path / "set", episodes, "image")
+    assert main([str(root), str(tmp_path / "pack")]) == 65
+    assert "episode 1" in capsys.readouterr().err
+    assert not (tmp_path / "pack").exists()
+    assert main([str(tmp_path / "nothing"), str(tmp_path / "pack")]) == 65
+    assert "expected a LeRobot dataset with meta/info.json" in capsys.readouterr().err
