@@ -5,12 +5,15 @@ sample; after `negative_handling` it says nothing any more.
 """
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
 
+from openpi_ript.config import Optimality
 from openpi_ript.data_config import AdvantageConfig
 
 EXTREME = 1e6
 """Largest advantage that is let through; beyond it, and for Inf, this value with its sign is used."""
+MIN_MAD = 1e-6
+"""Share of the standard deviation below which the median absolute deviation is not divided by."""
 MAD_TO_STD = 1.4826
 """Median absolute deviation times this is the standard deviation, for a normal distribution."""
 
@@ -44,6 +47,16 @@ def uniform_groups(rewards: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n
     np.minimum.at(low, group[finite], rewards[finite].astype(np.float64))
     np.maximum.at(high, group[finite], rewards[finite].astype(np.float64))
     return low[group] >= high[group]
+
+
+def label(raw: Float[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
+    """Optimality of each raw advantage: positive above 0, negative below, none at exactly 0.
+
+    0 is the advantage of a group without differences: that all of its rollouts failed makes none of them positive.
+    guidance.optimality_label is the same on the device.
+    """
+    signed = np.where(raw > 0, Optimality.POSITIVE, Optimality.NEGATIVE)
+    return np.where(raw == 0, Optimality.NONE, signed).astype(np.int32)
 
 
 def process(
@@ -87,8 +100,8 @@ def _normalize(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64
     if config.normalization == "robust":
         centre = np.median(x)
         deviation = MAD_TO_STD * np.median(np.abs(x - centre))
-        # More than half of the values equal (rare successes): the median deviation is 0 where the spread is not.
-        spread = deviation if deviation > 0 else spread
+        # More than half of the values (almost) equal, as where success is rare: the median says nothing of the spread.
+        spread = deviation if deviation > MIN_MAD * spread else spread
     return (x - centre) / spread if spread > np.finfo(np.float64).tiny else np.zeros_like(x)
 
 

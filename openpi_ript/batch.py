@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Int32
 
 from core.errors import DataError
+from openpi_ript.config import Optimality
 from openpi_ript.transforms import OpenPiSample, RiptSample, require_uint8
 
 
@@ -29,15 +30,16 @@ class TrainingBatch(TypedDict):
     prompt: list[str]
     advantages: np.ndarray
     """[b] float32, processed."""
-    is_positive: np.ndarray
-    """[b] bool, whether the raw advantage is above 0; the document adds it when the branches are made."""
+    optimality: np.ndarray
+    """[b] int32, values of `Optimality` by the sign of the raw advantage: the document's is_positive, with a third
+    value for groups without differences."""
 
 
 def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
     """Layer 3 from layer 2.
 
     Raises:
-      DataError: If a sample lacks `is_positive`, its pictures are not uint8, its shapes differ from the first one's,
+      DataError: If a sample lacks `optimality`, its pictures are not uint8, its shapes differ from the first one's,
         or its advantages are not one finite number repeated.
     """
     for row, sample in enumerate(samples):
@@ -49,7 +51,7 @@ def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
         "action_is_pad": np.stack([sample["action_is_pad"] for sample in samples]),
         "prompt": [sample["prompt"] for sample in samples],
         "advantages": np.array([sample["advantages"][0] for sample in samples], np.float32),
-        "is_positive": np.array([sample["is_positive"] for sample in samples], bool),  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        "optimality": np.array([sample["optimality"] for sample in samples], np.int32),  # pyright: ignore[reportTypedDictNotRequiredAccess]
     }
 
 
@@ -68,17 +70,17 @@ def document_batch(batch: TrainingBatch) -> dict[str, Any]:
     return {"image": picture, **{key: batch[key] for key in keys}}
 
 
-def from_document_sample(document: Mapping[str, Any], *, is_positive: bool) -> RiptSample:
-    """Layer 2 from the specification's dict; `is_positive` is the sign of the raw advantage, which it lacks."""
+def from_document_sample(document: Mapping[str, Any], *, optimality: int) -> RiptSample:
+    """Layer 2 from the specification's dict; `optimality` is the label by the raw advantage, which it lacks."""
     picture = {name: np.asarray(image).transpose(1, 2, 0) for name, image in document["image"].items()}
     sample: Any = {key: value for key, value in document.items() if key != "image"}
-    sample |= {"image": picture, "is_positive": is_positive}
+    sample |= {"image": picture, "optimality": optimality}
     _check_sample(sample, sample, 0)
     return sample
 
 
-def from_document_batch(document: Mapping[str, Any], *, is_positive: Bool[np.ndarray, " b"]) -> TrainingBatch:
-    """Layer 3 from the specification's dict; `is_positive` is the sign of the raw advantages."""
+def from_document_batch(document: Mapping[str, Any], *, optimality: Int32[np.ndarray, " b"]) -> TrainingBatch:
+    """Layer 3 from the specification's dict; `optimality` are the labels by the raw advantages."""
     picture = {name: np.asarray(image).transpose(0, 2, 3, 1) for name, image in document["image"].items()}
     for name, images in picture.items():
         require_uint8(images[0], name)
@@ -89,7 +91,7 @@ def from_document_batch(document: Mapping[str, Any], *, is_positive: Bool[np.nda
         "action_is_pad": np.asarray(document["action_is_pad"]),
         "prompt": list(document["prompt"]),
         "advantages": np.asarray(document["advantages"]),
-        "is_positive": is_positive,
+        "optimality": optimality,
     }
 
 
@@ -118,7 +120,9 @@ class EpisodeRecord(TypedDict):
     """[t] bool each; no part of the specification, without it padding would become a target."""
     task: str
     success: bool
-    """The label: whether the raw advantage is above 0."""
+    """Whether the label is positive."""
+    optimality: int
+    """The label; no part of the specification, whose flag cannot tell a negative one from none."""
     total_reward: float
     """The processed advantage."""
 
@@ -168,7 +172,8 @@ def batch_to_episodes(batch: TrainingBatch, layout: StateLayout) -> list[Episode
                 "actions": [batch["action"][row].copy()],
                 "action_is_pad": [batch["action_is_pad"][row].copy()],
                 "task": batch["prompt"][row],
-                "success": bool(batch["is_positive"][row]),
+                "success": bool(batch["optimality"][row] == Optimality.POSITIVE),
+                "optimality": int(batch["optimality"][row]),
                 "total_reward": float(batch["advantages"][row]),
             }
         )
@@ -184,7 +189,7 @@ def episodes_to_batch(
     for are 0.
 
     Args:
-      episodes: Layer 4; `action_is_pad` may be missing, which means that nothing is padded.
+      episodes: Layer 4; without `action_is_pad` nothing is padded; without `optimality` the success is the label.
       layout: Where the parts lie in the state.
       state_dim: Width of the state in the batch.
       horizon: Steps of a window in the batch.
@@ -194,7 +199,7 @@ def episodes_to_batch(
     """
     layout.require(state_dim)
     images: dict[str, list[np.ndarray]] = {name: [] for name in _CAMERAS}
-    states, actions, pads, prompts, advantages, positive = [], [], [], [], [], []
+    states, actions, pads, prompts, advantages, labels = [], [], [], [], [], []
     for index, episode in enumerate(episodes):
         observations, chunks = episode["observations"], episode["actions"]
         if len(observations) != len(chunks) or not chunks:
@@ -213,7 +218,7 @@ def episodes_to_batch(
             pads.append(is_pad)
             prompts.append(episode["task"])
             advantages.append(episode["total_reward"])
-            positive.append(episode["success"])
+            labels.append(episode["optimality"] if "optimality" in episode else int(episode["success"]))
     return {
         "image": {name: np.stack(pictures) for name, pictures in images.items()},
         "state": np.stack(states),
@@ -221,7 +226,7 @@ def episodes_to_batch(
         "action_is_pad": np.stack(pads),
         "prompt": prompts,
         "advantages": np.array(advantages, np.float32),
-        "is_positive": np.array(positive, bool),
+        "optimality": np.array(labels, np.int32),
     }
 
 
@@ -245,9 +250,9 @@ def _pad_chunk(
 
 def _check_sample(sample: RiptSample, first: RiptSample, row: int) -> None:
     """Types and shapes of one sample of a batch."""
-    if "is_positive" not in sample:
+    if "optimality" not in sample:
         raise DataError(
-            f"sample {row}: expected is_positive, the sign of the raw advantage, found none; a processed advantage "
+            f"sample {row}: expected optimality, the label by the raw advantage, found none; a processed advantage "
             "cannot tell (softplus makes every one positive)"
         )
     for name, image in sample["image"].items():

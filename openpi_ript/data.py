@@ -23,7 +23,7 @@ from core.lerobot_video import LeRobotPictures
 from core.norm_stats import NormStats
 from core.pack import PackedPictures, PictureReader, is_pack, read_pack_table
 from openpi_ript import norm
-from openpi_ript.advantage import process, rloo, uniform_groups
+from openpi_ript.advantage import label, process, rloo, uniform_groups
 from openpi_ript.batch import TrainingBatch, to_training_batch
 from openpi_ript.data_config import DataConfig
 from openpi_ript.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
@@ -303,6 +303,6 @@ def _rollouts(table: FrameTable, config: DataConfig, notes: list[str]) -> tuple[
         length=table.lengths,
         raw_advantage=raw,
         advantage=advantage.astype(np.float32),
-        positive=raw > 0,
+        optimality=label(raw),
     )
     return rollouts, kept

@@ -109,7 +109,7 @@ class DataConfig:
     default_prompt: str | None = None
     """Prompt of frames whose task is an empty string; None refuses them."""
     advantage: AdvantageConfig | None = None
-    """None: no rollouts, every sample weighs 1 and counts as positive (supervised fine-tuning)."""
+    """None: no rollouts, every sample weighs 1 and is labelled positive (supervised fine-tuning)."""
     on_bad: Literal["refuse", "skip"] = "refuse"
     """Bad episodes: refuse all with one report, or skip up to 1 % of them with the list printed."""
     tolerance_s: float = 1e-4

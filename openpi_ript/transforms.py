@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NotRequired, Required, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64, Int32
 
 from core.errors import DataError
 from core.images import resize_with_pad
@@ -56,8 +56,8 @@ class RiptSample(OpenPiSample):
     advantages: Required[np.ndarray]
     """[t] float32, the episode's processed advantage at every step."""
     init_hash: Required[str]
-    is_positive: NotRequired[bool]
-    """Whether the raw advantage is above 0; no part of the specification, and not to be read off `advantages`."""
+    optimality: NotRequired[int]
+    """Value of `Optimality`, from the raw advantage; no part of the specification, not to be read off `advantages`."""
     rollout_success: NotRequired[bool]
     rollout_reward: NotRequired[float]
     episode_length: NotRequired[int]
@@ -172,11 +172,11 @@ class Rollouts:
     reward: Float64[np.ndarray, " e"]
     length: np.ndarray
     raw_advantage: Float64[np.ndarray, " e"]
-    """RLOO, before it was shaped; its sign is the label."""
+    """RLOO, before it was shaped."""
     advantage: Float32[np.ndarray, " e"]
     """Processed."""
-    positive: Bool[np.ndarray, " e"]
-    """raw_advantage > 0; a group without differences has no positive rollout, whether all failed or all succeeded."""
+    optimality: Int32[np.ndarray, " e"]
+    """Label by the sign of raw_advantage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class ToRipt:
             **sample,
             "advantages": np.full(len(sample["action"]), advantage, np.float32),
             "init_hash": rollouts.init_hash[episode],
-            "is_positive": bool(rollouts.positive[episode]),
+            "optimality": int(rollouts.optimality[episode]),
             "rollout_success": bool(rollouts.success[episode]),
             "rollout_reward": float(rollouts.reward[episode]),
             "episode_length": int(rollouts.length[episode]),

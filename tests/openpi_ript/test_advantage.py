@@ -2,13 +2,15 @@
 
 from typing import get_args, get_type_hints
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openpi_ript.advantage import EXTREME, process, rloo, uniform_groups
+from openpi_ript.advantage import EXTREME, label, process, rloo, uniform_groups
 from openpi_ript.data_config import AdvantageConfig
+from openpi_ript.guidance import optimality_label
 
 PLAIN = {"normalization": "none", "clipping": "none", "negative_handling": "none"}
 HINTS = get_type_hints(AdvantageConfig)
@@ -39,6 +41,12 @@ def test_a_reward_that_is_not_finite_takes_no_part() -> None:
     rewards = np.array([1.0, np.nan, 0.0, np.inf, -np.inf, 3.0])
     groups = np.array([0, 0, 0, 1, 1, 1])
     assert rloo(rewards, groups).tolist() == [1.0, 0.0, -1.0, 0.0, 0.0, 0.0]
+
+
+def test_labels_agree_with_the_devices() -> None:
+    raw = np.array([0.5, -0.5, 0.0, -0.0, 1e-30, -3.0], np.float32)
+    assert label(raw).tolist() == [1, 0, 2, 2, 1, 0]
+    np.testing.assert_array_equal(label(raw), optimality_label(jnp.asarray(raw)))
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=30))

@@ -36,7 +36,7 @@ def sample(seed: int = 0, **changes: Any) -> RiptSample:
         "episode": seed,
         "advantages": np.full(HORIZON, 0.5 + seed, np.float32),
         "init_hash": "00ff",
-        "is_positive": seed % 2 == 1,
+        "optimality": seed,
         "rollout_success": True,
         "rollout_reward": 1.0,
         "episode_length": 70,
@@ -62,7 +62,7 @@ def test_samples_become_a_batch_with_one_advantage_each() -> None:
     assert found["image"]["base_0_rgb"].shape == (3, 224, 224, 3)
     np.testing.assert_array_equal(found["image"]["left_wrist_0_rgb"][1], sample(1)["image"]["left_wrist_0_rgb"])
     np.testing.assert_array_equal(found["advantages"], np.array([0.5, 1.5, 2.5], np.float32))
-    assert found["is_positive"].tolist() == [False, True, False]
+    assert found["optimality"].tolist() == [0, 1, 2]
     assert found["prompt"] == ["task 0", "task 1", "task 2"]
     assert found["action_is_pad"].sum(1).tolist() == [10, 9, 8]
 
@@ -85,8 +85,8 @@ def test_samples_that_do_not_fit_are_refused(changes: dict[str, Any], words: str
 
 
 def test_a_processed_advantage_is_no_label() -> None:
-    without = cast(RiptSample, {key: value for key, value in sample().items() if key != "is_positive"})
-    with pytest.raises(DataError, match="sample 0: expected is_positive, the sign of the raw advantage"):
+    without = cast(RiptSample, {key: value for key, value in sample().items() if key != "optimality"})
+    with pytest.raises(DataError, match="sample 0: expected optimality, the label by the raw advantage"):
         to_training_batch([without])
 
 
@@ -110,19 +110,19 @@ def test_documents_have_the_specifications_keys_shapes_and_types() -> None:
 
 def test_documents_come_back() -> None:
     assert_equal(
-        to_training_batch([from_document_sample(document_sample(sample(s)), is_positive=s % 2 == 1) for s in range(3)]),
+        to_training_batch([from_document_sample(document_sample(sample(s)), optimality=s) for s in range(3)]),
         batch(),
     )
-    assert_equal(from_document_batch(document_batch(batch()), is_positive=batch()["is_positive"]), batch())
+    assert_equal(from_document_batch(document_batch(batch()), optimality=batch()["optimality"]), batch())
     document = document_batch(batch())
     document["image"]["base_0_rgb"] = document["image"]["base_0_rgb"].astype(np.float32) / 255
     with pytest.raises(DataError, match=r"base_0_rgb: expected uint8.*multiply floats in 0\.\.1 by 255"):
-        from_document_batch(document, is_positive=batch()["is_positive"])
+        from_document_batch(document, optimality=batch()["optimality"])
 
 
 def test_layer_4_has_the_specifications_keys_shapes_and_types() -> None:
     episode = batch_to_episodes(batch(), StateLayout())[1]
-    assert set(episode) == {"observations", "actions", "action_is_pad", "task", "success", "total_reward"}
+    assert set(episode) == {"observations", "actions", "action_is_pad", "task", "success", "total_reward", "optimality"}
     observation = episode["observations"][0]
     assert observation["agentview_image"].shape == (224, 224, 3)
     assert observation["robot0_eye_in_hand_image"].dtype == np.uint8

@@ -15,6 +15,7 @@ from core.images import resize_with_pad
 from openpi_ript import norm
 from openpi_ript.advantage import process, rloo
 from openpi_ript.batch import TrainingBatch
+from openpi_ript.config import Optimality
 from openpi_ript.data import Order, TrainingData, make_batches, open_data
 from openpi_ript.data_config import UR5E, AdvantageConfig, DataConfig
 from openpi_ript.transforms import init_hash
@@ -52,7 +53,7 @@ def config(root: Path, **changes: Any) -> DataConfig:
 def assert_same(a: TrainingBatch, b: TrainingBatch) -> None:
     for name in a["image"]:
         np.testing.assert_array_equal(a["image"][name], b["image"][name])
-    for key in ("state", "action", "action_is_pad", "prompt", "advantages", "is_positive"):
+    for key in ("state", "action", "action_is_pad", "prompt", "advantages", "optimality"):
         np.testing.assert_array_equal(a[key], b[key])
 
 
@@ -94,7 +95,7 @@ def test_advantages_are_of_the_episode_and_labels_of_the_raw_ones(tmp_path: Path
     raw = np.array([1.0, -0.5, -0.5, 0.0, 0.0, 0.0])
     np.testing.assert_allclose(found.raw_advantage, raw, atol=1e-12)
     np.testing.assert_allclose(found.advantage, np.log1p(np.exp(raw)), rtol=1e-6)
-    assert found.positive.tolist() == [True, False, False, False, False, False]  # a group that failed is not positive
+    assert found.optimality.tolist() == [1, 0, 0, 2, 2, 2]  # a group that failed is not positive
     assert found.init_hash == [init_hash(e.state[0]) for e in episodes]
     assert len(set(found.init_hash)) == 2
     sample: Any = data.sample(int(data.table.starts[1]) + 2)
@@ -128,7 +129,7 @@ def test_uniform_groups_can_be_left_out(tmp_path: Path) -> None:
 def test_without_rollouts_every_sample_weighs_one(tmp_path: Path) -> None:
     batch = next(make_batches(Config(data=config(write_v21(tmp_path / "set", rollouts(), "image")))))
     assert batch["advantages"].tolist() == [1.0] * 6
-    assert batch["is_positive"].all()
+    assert (batch["optimality"] == Optimality.POSITIVE).all()
 
 
 def test_sample_i_is_a_function_of_seed_and_i(tmp_path: Path) -> None:

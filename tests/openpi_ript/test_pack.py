@@ -33,7 +33,7 @@ def test_training_from_a_pack_is_training_from_the_videos(tmp_path: Path, encodi
     assert packed.notes == plain.notes
     streams = [itertools.islice(data.batches(seed=0, batch_size=5), 4) for data in (plain, packed)]
     for a, b in zip(*streams, strict=True):
-        for key in ("state", "action", "action_is_pad", "prompt", "advantages", "is_positive"):
+        for key in ("state", "action", "action_is_pad", "prompt", "advantages", "optimality"):
             np.testing.assert_array_equal(a[key], b[key])
         for name in CAMERA_MAP:
             error = np.abs(a["image"][name].astype(int) - b["image"][name])

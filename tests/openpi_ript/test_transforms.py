@@ -150,14 +150,14 @@ def test_layer_2_says_what_came_of_the_episode() -> None:
         length=np.array([9, 4]),
         raw_advantage=np.array([2.5, -2.5]),
         advantage=np.array([2.6, 0.08], np.float32),
-        positive=np.array([True, False]),
+        optimality=np.array([1, 0], np.int32),
     )
     sample = ToRipt(rollouts=rollouts)(layer1(UR5E)(raw(UR5E)))
     np.testing.assert_array_equal(sample["advantages"], np.full(5, 0.08, np.float32))
-    found = {key: value for key, value in sample.items() if key.startswith(("init", "is_", "rollout", "episode_"))}
+    found = {key: value for key, value in sample.items() if key.startswith(("init", "optim", "rollout", "episode_"))}
     assert found == {
         "init_hash": "bb",
-        "is_positive": False,
+        "optimality": 0,
         "rollout_success": False,
         "rollout_reward": 0.5,
         "episode_length": 4,
