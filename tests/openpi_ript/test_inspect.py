@@ -111,3 +111,6 @@ def test_what_is_no_dataset_ends_with_65(tmp_path: Path, capsys: pytest.CaptureF
     assert main([str(root), "--state-key", "joints"]) == 65
     assert "expected column 'joints', found" in capsys.readouterr().out
     assert main([str(root), "--relative-dims", "6"]) == 65
+    with pytest.raises(SystemExit) as usage:
+        main([str(root), "--jsn"])
+    assert usage.value.code == 64
