@@ -16,7 +16,7 @@ _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def decode(data: bytes, *, source: str) -> UInt8[np.ndarray, "h w 3"]:
+def decode(data: bytes | memoryview, *, source: str) -> UInt8[np.ndarray, "h w 3"]:
     """Decodes a JPEG or PNG into RGB.
 
     Args:
@@ -40,7 +40,7 @@ def decode(data: bytes, *, source: str) -> UInt8[np.ndarray, "h w 3"]:
         ) from error
 
 
-def picture_size(data: bytes, *, source: str) -> tuple[int, int]:
+def picture_size(data: bytes | memoryview, *, source: str) -> tuple[int, int]:
     """Height and width from the header alone. Raises DataError for other formats and above MAX_PIXELS."""
     if data[:3] == _JPEG:
         try:
@@ -50,7 +50,8 @@ def picture_size(data: bytes, *, source: str) -> tuple[int, int]:
     elif data[:8] == _PNG and len(data) >= 24:
         width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     else:
-        raise DataError(f"{source}: expected JPEG or PNG data, found {len(data)} bytes that begin with {data[:8]!r}")
+        begin = bytes(data[:8])
+        raise DataError(f"{source}: expected JPEG or PNG data, found {len(data)} bytes that begin with {begin!r}")
     if not 0 < height * width <= MAX_PIXELS:
         raise DataError(f"{source}: expected a picture of at most {MAX_PIXELS} pixels, found {height} x {width}")
     return height, width

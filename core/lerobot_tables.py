@@ -1,6 +1,7 @@
 """The tables of a LeRobot dataset: read once, file by file, checked row by row, never decoding a picture."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ class FrameTable:
     """Key to [T] or [T, width], all episodes one after another."""
     tasks: Mapping[int, str]
 
-    @property
+    @functools.cached_property
     def starts(self) -> Int64[np.ndarray, " e"]:
         """Row of each episode's first frame."""
         return np.cumsum(self.lengths) - self.lengths
@@ -107,7 +108,7 @@ def load_table(
       meta: The opened dataset.
       keys: Columns to keep besides the index columns.
       on_bad: "refuse" raises; "skip" drops bad episodes, as long as they are at most 1 %.
-      check: More to find wrong with an episode, such as its pictures.
+      check: More to find wrong with an episode whose table could be read, such as its pictures.
 
     Returns:
       The good episodes, and the problems of those that were skipped.
@@ -119,7 +120,7 @@ def load_table(
         meta.feature(key)
     good, problems, bad = [], [], 0
     for episode in iter_tables(meta, keys):
-        found = [*episode.problems, *check(episode.meta.index)]
+        found = [*episode.problems, *(check(episode.meta.index) if episode.columns else ())]
         if found:
             problems.extend(found)
             bad += 1

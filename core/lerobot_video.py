@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -128,6 +128,19 @@ class VideoFile:
         raise DataError(f"{self.path}: expected to decode frame {index} of {len(self)}, found none at its time stamp")
 
 
+class _Table(NamedTuple):
+    """An open parquet file, and the row at which each of its row groups begins."""
+
+    file: pq.ParquetFile
+    starts: list[int]
+
+
+def _open_table(path: Path) -> _Table:
+    file = pq.ParquetFile(path)
+    rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    return _Table(file, [0, *itertools.accumulate(rows)])
+
+
 class LeRobotPictures:
     """Reads the cameras of any frame of a dataset; safe to call from several threads.
 
@@ -142,9 +155,7 @@ class LeRobotPictures:
         self.cameras = tuple(cameras)
         self._tolerance_s = tolerance_s
         self._videos: _Cache[Path, VideoFile] = _Cache(OPEN_FILES, VideoFile)
-        self._tables: _Cache[str, pq.ParquetFile] = _Cache(
-            OPEN_FILES, lambda file: pq.ParquetFile(inside(meta.root, file))
-        )
+        self._tables: _Cache[str, _Table] = _Cache(OPEN_FILES, lambda file: _open_table(inside(meta.root, file)))
         self._groups: _Cache[tuple[str, str, int], pa.Array] = _Cache(ROW_GROUPS, self._read_group)
         self._first_row: dict[int, int] = {}
         for _, group in itertools.groupby(meta.episodes, key=lambda episode: episode.file):
@@ -223,13 +234,10 @@ class LeRobotPictures:
         """The encoded image: inside the table's row, or in the file that the row or the v2.1 layout names."""
         table = self._tables.get(episode.file)
         name = DEFAULT_IMAGE_PATH.format(image_key=camera, episode_index=episode.index, frame_index=frame)
-        if camera in table.schema_arrow.names:
+        if camera in table.file.schema_arrow.names:
             row = self._first_row[episode.index] + frame
-            group = 0
-            while row >= table.metadata.row_group(group).num_rows:
-                row -= table.metadata.row_group(group).num_rows
-                group += 1
-            value = self._groups.get((episode.file, camera, group))[row].as_py()
+            group = bisect.bisect_right(table.starts, row) - 1
+            value = self._groups.get((episode.file, camera, group))[row - table.starts[group]].as_py()
             if not isinstance(value, Mapping) or not {"bytes", "path"} <= set(value):
                 raise DataError(f"episode {episode.index}, row {frame}: expected bytes or a path, found {value!r:.80}")
             if value["bytes"] is not None:
@@ -242,4 +250,4 @@ class LeRobotPictures:
 
     def _read_group(self, key: tuple[str, str, int]) -> pa.Array:
         file, camera, group = key
-        return self._tables.get(file).read_row_group(group, columns=[camera])[camera].combine_chunks()
+        return self._tables.get(file).file.read_row_group(group, columns=[camera])[camera].combine_chunks()

@@ -151,7 +151,7 @@ class PackedPictures:
         """Pictures of one frame. Raises DataError if its record is damaged."""
         source = f"{self.path}: episode {episode}, row {frame}"
         try:
-            record = self._records[self._start[episode] + frame]
+            record = memoryview(self._records[self._start[episode] + frame])
         except (RuntimeError, ValueError, IndexError) as error:
             raise DataError(f"{source}: expected a whole record, found {error}") from error
         pictures, offset = {}, 0
@@ -163,7 +163,7 @@ class PackedPictures:
                 pictures[camera] = self._picture(data, f"{source}, {camera}")
         return pictures
 
-    def _picture(self, data: bytes, source: str) -> UInt8[np.ndarray, "h w 3"]:
+    def _picture(self, data: memoryview, source: str) -> UInt8[np.ndarray, "h w 3"]:
         if self.encoding == "jpeg":
             return decode(data, source=source)
         return np.frombuffer(data, np.uint8).reshape(*self.image_size, 3)

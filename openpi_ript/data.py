@@ -7,6 +7,7 @@ sample n B + p B / P + j. So the stream does not depend on how many processes re
 """
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,13 +63,18 @@ class TrainingData:
     notes: tuple[str, ...]
     """What a user should know: the state's adaptation, groups, replaced values, skipped episodes."""
 
+    @functools.cached_property
+    def deltas(self) -> Int64[np.ndarray, " t"]:
+        """Frames of a window, relative to its first."""
+        seconds = [t / self.table.fps for t in range(self.config.horizon)]
+        return delta_indices(seconds, self.table.fps, key=self.config.action_key)
+
     def raw(self, row: int) -> RawSample:
         """Layer 0: one frame of the dataset, with the window of actions that begins there."""
         table, config = self.table, self.config
         episode = int(np.searchsorted(table.starts, row, side="right")) - 1
         start = int(table.starts[episode])
-        deltas = delta_indices([t / table.fps for t in range(config.horizon)], table.fps, key=config.action_key)
-        frames, is_pad = window(np.asarray(row - start), np.asarray(table.lengths[episode]), deltas)
+        frames, is_pad = window(np.asarray(row - start), np.asarray(table.lengths[episode]), self.deltas)
         return {
             "images": self.pictures.read(int(table.episodes[episode]), row - start),
             "state": table.columns[config.state_key][row],

@@ -5,7 +5,6 @@
 Exit code 65 if training would refuse it. Every episode is walked and every picture decoded, unless told otherwise.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from core.cli import Parser
 from core.errors import ConfigError, DataError
 from core.lerobot import LeRobotMeta, Problem, read_meta
 from core.lerobot_tables import EpisodeTable, iter_tables
@@ -71,7 +71,7 @@ def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
     report["frames"] = sum(episode.length for episode in meta.episodes)
     pictures = LeRobotPictures(meta, meta.cameras)
     for episode in iter_tables(meta, numeric_columns(meta)):
-        problems = [*episode.problems, *pictures.check(episode.meta.index)]
+        problems = [*episode.problems, *(pictures.check(episode.meta.index) if episode.columns else ())]
         if request.pictures and not problems:
             problems += _decode_all(pictures, episode.meta.file, episode.meta.index, episode.meta.length, report)
         report["episodes"].append(_episode_entry(meta, episode, problems))
@@ -201,7 +201,7 @@ def _print(report: Report) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, or 65 if training would refuse the dataset."""
-    parser = argparse.ArgumentParser(prog="python -m openpi_ript.inspect", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m openpi_ript.inspect", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path, metavar="DIR", help="LeRobot dataset (v2.1, v3.0), or a pack")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--no-pictures", action="store_true", help="decode no picture")

@@ -5,12 +5,12 @@
 Every numeric column and every camera is kept; `data.path` may then name the pack instead of the dataset.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.cli import Parser
 from core.errors import RunError
 from core.lerobot import Feature, LeRobotMeta, read_meta
 from core.lerobot_tables import load_table
@@ -60,7 +60,7 @@ def pack(
     def progress(frames: int) -> None:
         nonlocal done
         done += frames
-        rate = done / (time.monotonic() - begin)
+        rate = done / max(time.monotonic() - begin, 1e-9)
         if not quiet:
             left = (table.frames - done) / rate
             print(
@@ -77,7 +77,7 @@ def pack(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, or 65 if the dataset is bad."""
-    parser = argparse.ArgumentParser(prog="python -m openpi_ript.pack", description=(__doc__ or "").splitlines()[0])
+    parser = Parser(prog="python -m openpi_ript.pack", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("dataset", type=Path, help="LeRobot dataset, v2.1 or v3.0")
     parser.add_argument("out", type=Path, help="folder to make")
     parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all by default")

@@ -72,8 +72,10 @@ def adapt_state(state: Float32[np.ndarray, "*b s"], robot: RobotConfig) -> Float
     width = state.shape[-1]
     if width != robot.state_dim:
         raise DataError(f"state: expected {robot.state_dim} values as robot.state_dim says, found {width}")
-    padding = [(0, 0)] * (state.ndim - 1) + [(0, max(0, robot.target_state_dim - width))]
-    return np.pad(state, padding)[..., : robot.target_state_dim]
+    adapted = np.zeros((*state.shape[:-1], robot.target_state_dim), np.float32)
+    kept = min(width, robot.target_state_dim)
+    adapted[..., :kept] = state[..., :kept]
+    return adapted
 
 
 def relative_action(

@@ -250,6 +250,28 @@ def test_a_task_without_words_is_refused(tmp_path: Path) -> None:
     assert open_data(config(root, default_prompt="move")).sample(8)["prompt"] == "move"
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_picture_that_turns_out_damaged_ends_training_with_its_name(tmp_path: Path, threads: int) -> None:
+    root = write_v21(tmp_path / "set", rollouts(), "image_file")
+    image = root / f"images/{CAMERAS[0]}/episode_000003/frame_000001.png"
+    image.write_bytes(image.read_bytes()[:70])
+    batches = open_data(config(root, read_threads=threads)).batches(seed=0, batch_size=34)  # one epoch a batch
+    with pytest.raises(DataError, match=rf"episode 3, {CAMERAS[0]}, row 1: expected a whole JPEG or PNG"):
+        next(batches)
+
+
+def test_a_length_that_no_table_backs_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set", rollouts())
+    for name, old, new in (
+        ("episodes.jsonl", '"length": 6', f'"length": {10**13}'),
+        ("info.json", "34", str(28 + 10**13)),
+    ):
+        path = root / "meta" / name
+        path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(DataError, match=rf"episode 5, .* 6 rows where meta/ says {10**13}"):
+        open_data(config(root))
+
+
 def test_reward_and_success_stand_in_for_each_other(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", rollouts(), "image")
     by_success = open_data(config(root, reward_key="none")).to_ript.rollouts
