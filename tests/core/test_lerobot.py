@@ -306,6 +306,13 @@ def test_episodes_must_count_from_zero_and_not_be_empty(tmp_path: Path) -> None:
         read_meta(root)
 
 
+@pytest.mark.parametrize("name", ["task", "__index_level_0__"])
+def test_instructions_are_found_under_the_names_that_pandas_gives_them(tmp_path: Path, name: str) -> None:
+    root = write_v30(tmp_path / "set", record(), "image_file")
+    rewrite(root / "meta/tasks.parquet", lambda table: table.rename_columns(["task_index", name]))
+    assert read_meta(root).tasks == dict(enumerate(TASKS))
+
+
 def test_a_link_that_leads_out_is_refused_but_not_the_hub_cache(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "hub/snapshots/abc", record(), "image_file")
     table = root / "data/chunk-000/episode_000001.parquet"
