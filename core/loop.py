@@ -52,7 +52,10 @@ class Task(Protocol):
         ...
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Metrics of the weights; {} where there is nothing to evaluate. A function of the state alone."""
+        """Metrics of the weights, {} where there is nothing to evaluate; prints what a person wants to know of them.
+
+        A function of the state alone, so that a repetition after a kill gives the same.
+        """
         ...
 
     def finish(self) -> None:
@@ -64,8 +67,20 @@ class Task(Protocol):
         ...
 
 
-def fit(config: ExperimentConfig, task: Task, folder: RunFolder) -> str:
+def fit(
+    config: ExperimentConfig,
+    task: Task,
+    folder: RunFolder,
+    *,
+    load: Callable[[TrainState], TrainState] | None = None,
+) -> str:
     """Trains until `train.steps`, from the newest checkpoint if the folder holds one.
+
+    Args:
+      config: Of the run.
+      task: What is trained, on what.
+      folder: Open; it gets metrics and checkpoints.
+      load: Puts weights from files into the fresh state. Called once, where no checkpoint is there to go on from.
 
     Returns:
       The digest of the final state, which `done.json` holds too.
@@ -75,7 +90,7 @@ def fit(config: ExperimentConfig, task: Task, folder: RunFolder) -> str:
       NonFiniteError: A metric is NaN or infinite.
       RunError: As `Checkpoints` and the task raise.
     """
-    return _Run(config, task, folder).run()
+    return _Run(config, task, folder, load).run()
 
 
 def run_updates(
@@ -134,8 +149,15 @@ class _Clock:
 class _Run:
     """State of one call of `fit`."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, folder: RunFolder) -> None:
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        task: Task,
+        folder: RunFolder,
+        load: Callable[[TrainState], TrainState] | None,
+    ) -> None:
         self.config = config
+        self.load = load
         self.task = task
         self.folder = folder
         self.clock = _Clock()
@@ -189,6 +211,8 @@ class _Run:
             self.step = 0
             init = jax.jit(self.task.init, out_shardings=self.shardings)
             self.state = init(prng.key(self.config.run.seed, "init"))
+            if self.load is not None:
+                self.state = self.load(self.state)
             self.folder.cut_metrics(0)
         else:
             self.state, progress = restored
@@ -290,7 +314,6 @@ class _Run:
             self.clock.charge("evaluate", began)
         if metrics:
             self.folder.log(self.step, "eval", metrics)
-            self.progress.show(metrics, always=True)
         self.evaluated = True
 
     def _progress(self) -> Progress:

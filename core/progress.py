@@ -46,12 +46,12 @@ class ProgressLine:
         if self._bar is not None:
             self._bar.update(self._bar_task, completed=step, speed=f"{self._speed():.0f}/s")
 
-    def show(self, metrics: dict[str, float], *, always: bool = False) -> None:
-        """Prints metrics above the bar; without a terminal at most every ten seconds, unless `always`."""
+    def show(self, metrics: dict[str, float]) -> None:
+        """Prints metrics above the bar; without a terminal at most every ten seconds."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         if self._bar is not None:
             self._bar.console.print(f"step {self._step}: {text}", highlight=False)
-        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES or always:
+        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             left = (self._total - self._step) / max(self._speed(), 1e-9)
             print(f"step {self._step}/{self._total}  {self._speed():.0f}/s  {left:.0f} s left  {text}", flush=True)

@@ -43,7 +43,7 @@ class RunFolder:
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(config.run.dir or default).expanduser().resolve()
-        holds_run = (self.path / "config.json").exists()
+        holds_run = _holds_run(self.path)
         if holds_run and not config.run.resume:
             raise ConfigError(
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
@@ -145,6 +145,13 @@ class Appender:
             )
         self._file.truncate(size)
         self._file.seek(size)
+
+
+def _holds_run(path: Path) -> bool:
+    """Whether there is anything to lose: a run that failed before its first update left a config and nothing else."""
+    metrics = path / "metrics.jsonl"
+    trained = (metrics.exists() and metrics.stat().st_size > 0) or any((path / "checkpoints").glob("*"))
+    return trained and (path / "config.json").exists()
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -23,6 +23,8 @@ def resumed(config: ToyConfig) -> ToyConfig:
 def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path):
     with RunFolder(toy_config(tmp_path), "toy"):
         pass
+    with RunFolder(toy_config(tmp_path), "toy") as folder:  # nothing was trained: nothing is lost
+        folder.log(1, "train", {})
     with pytest.raises(ConfigError, match=r"holds a run already\. Add --run\.resume"):
         RunFolder(toy_config(tmp_path), "toy")
     with RunFolder(resumed(toy_config(tmp_path)), "toy") as folder:
