@@ -1,10 +1,34 @@
-"""Every setting of the pi0 model and of its guided training, as frozen dataclasses. No jax is imported here."""
+"""Every setting of a pi0 run: model, guidance, data, training, as frozen dataclasses. No jax is imported here."""
 
 import dataclasses
 import enum
 from typing import Literal
 
-from core.config import require_fraction, require_non_negative, require_positive
+from core.config import ExperimentConfig, require_fraction, require_non_negative, require_positive
+from openpi_ript.data_config import PANDA, UR5E, AdvantageConfig, DataConfig, RobotConfig
+
+__all__ = [
+    "GEMMA_2B",
+    "GEMMA_300M",
+    "PANDA",
+    "SO400M",
+    "UR5E",
+    "AdvantageConfig",
+    "DataConfig",
+    "GemmaConfig",
+    "GuidanceConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OpenpiRiptConfig",
+    "Optimality",
+    "RecordConfig",
+    "RobotConfig",
+    "SiglipConfig",
+    "dummy",
+    "full",
+    "full_lora",
+    "toy",
+]
 
 
 class Optimality(enum.IntEnum):
@@ -199,3 +223,65 @@ class GuidanceConfig:
         require_non_negative(self, "unconditional_weight", "scale")
         require_fraction(self, "dropout")
         require_positive(self, "sample_steps")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """A small synthetic dataset, written where data.path does not exist (record.py): half of its episodes fail."""
+
+    groups: int = 8
+    """Initial states."""
+    rollouts: int = 4
+    """Episodes from each of them; every other one goes to the wrong disc."""
+    length: int = 20
+    """Frames of an episode."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "groups", "rollouts", "length")
+        require_non_negative(self, "seed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenpiRiptConfig(ExperimentConfig):
+    """A pi0 run: a LeRobot dataset, a pi0 or pi0.5 model, supervised or guided training."""
+
+    model: ModelConfig
+    data: DataConfig
+    guidance: GuidanceConfig | None = None
+    """None: supervised fine-tuning, every action is imitated. Else guided training (CFG-RIPT) on the advantages."""
+    tokenizer: str
+    """PaliGemma's tokenizer.model."""
+    weights: str | None = None
+    """Where training starts: an openpi checkpoint folder (or the one above its `params`) or a .safetensors file of
+    this project; None starts from random weights."""
+    ema_decay: float | None = None
+    """Share of the old value that the moving average of the trained weights keeps at each update; openpi takes 0.99,
+    and none with adapters. The policy uses the average. None: no average is kept."""
+    record: RecordConfig | None = None
+    """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
+
+    def __post_init__(self) -> None:
+        if self.ema_decay is not None:
+            require_fraction(self, "ema_decay")
+        self._require_equal("data.horizon", self.data.horizon, "model.action_horizon", self.model.action_horizon)
+        size = (self.model.image_size, self.model.image_size)
+        if self.data.cameras:
+            self._require_equal("data.image_size", self.data.image_size, "model.image_size, twice,", size)
+        for name in ("target_state_dim", "action_dim"):
+            if getattr(self.data.robot, name) > self.model.action_dim:
+                raise ValueError(
+                    f"data.robot.{name} is {getattr(self.data.robot, name)} and model.action_dim "
+                    f"{self.model.action_dim}; state and action are padded to it, so expected at most that"
+                )
+        if (self.guidance is not None) != self.model.optimality:
+            raise ValueError(
+                f"guidance is {self.guidance} and model.optimality {self.model.optimality}; guided training needs a "
+                "model with the condition, supervised training one without"
+            )
+        if self.guidance is not None and self.data.advantage is None:
+            raise ValueError("guidance is set and data.advantage is None; guidance needs advantages of rollouts")
+
+    def _require_equal(self, name: str, value: object, other: str, expected: object) -> None:
+        if value != expected:
+            raise ValueError(f"{name} is {value} and {other} is {expected}; expected the same")

@@ -127,9 +127,9 @@ def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> 
             "adapters (lora) and optimality as in the run that made it:\n  " + "\n  ".join(problems)
         )
     fitted = {name: np.asarray(flat[name], shapes[name].dtype) for name in shapes if name not in fresh}
-    if fresh:
-        drawn = by_path(jax.jit(lambda k: init_params(model, k))(key))
-        fitted |= {name: np.asarray(drawn[name]) for name in fresh}
+    # Only the fresh leaves leave the compiled function, so the rest of a second set of weights is never computed.
+    drawn = jax.jit(lambda k: {name: by_path(init_params(model, k))[name] for name in sorted(fresh)})(key)
+    fitted |= {name: np.asarray(leaf) for name, leaf in drawn.items()}
     return traverse_util.unflatten_dict(fitted, sep="/")
 
 

@@ -23,8 +23,10 @@ LANGUAGE, EXPERT = 0, 1
 # Finite, so that a query without any key gets a uniform average and no NaN. Gemma's own value.
 MASKED = -2.3819763e38
 
-KeysValues = tuple[Float[Array, "... b n kv d"], Float[Array, "... b n kv d"]]
-"""Keys (rotated) and values; a leading axis of layers outside a layer."""
+LayerCache = tuple[Float[Array, "b _n heads head"], Float[Array, "b _n heads head"]]
+"""Keys (rotated) and values of some tokens in one layer."""
+KeysValues = tuple[Float[Array, "layers b _n heads head"], Float[Array, "layers b _n heads head"]]
+"""The same in all layers."""
 
 
 class RmsNorm(nn.Module):
@@ -54,11 +56,11 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "b t d"],
-        cache: KeysValues | None,
+        cache: LayerCache | None,
         positions: Int[Array, "b t"],
-        mask: Bool[Array, "b #t n"],
+        mask: Bool[Array, "b #t _n"],
         which: int,
-    ) -> tuple[Float[Array, "b t d"], KeysValues]:
+    ) -> tuple[Float[Array, "b t d"], LayerCache]:
         c = self.configs[which]
         init = nn.initializers.lecun_normal
         q_shape, kv_shape = (c.num_heads, c.width, c.head_dim), (2, c.num_kv_heads, c.width, c.head_dim)
@@ -93,12 +95,12 @@ class Block(nn.Module):
     def __call__(
         self,
         x: Float[Array, "b t d"],
-        cache: KeysValues | None,
+        cache: LayerCache | None,
         positions: Int[Array, "b t"],
-        mask: Bool[Array, "b #t n"],
+        mask: Bool[Array, "b #t _n"],
         condition: Float[Array, "b d"] | None,
         which: int,
-    ) -> tuple[Float[Array, "b t d"], KeysValues]:
+    ) -> tuple[Float[Array, "b t d"], LayerCache]:
         c = self.configs[which]
         y, gate = RmsNorm(name=_name("pre_attention_norm", which))(x, condition)
         y, cache = Attention(self.configs, name="attn")(y, cache, positions, mask, which)
@@ -154,7 +156,7 @@ class Gemma(nn.Module):
         x: Float[Array, "b t d"],
         cache: KeysValues | None,
         positions: Int[Array, "b t"],
-        mask: Bool[Array, "b #t n"],
+        mask: Bool[Array, "b #t _n"],
         condition: Float[Array, "b d"] | None,
         which: int,
     ) -> tuple[Float[Array, "b t d"], KeysValues]:

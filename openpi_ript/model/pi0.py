@@ -7,10 +7,9 @@ pi0, arXiv:2410.24164; pi0.5, arXiv:2504.16054; facts of openpi's published mode
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, UInt8
@@ -25,7 +24,7 @@ from openpi_ript.model.siglip import Siglip
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
 
 
-class Observation(flax.struct.PyTreeNode):
+class Observation(NamedTuple):
     """What the policy sees, in the model's own shapes.
 
     Cameras are in the order of their sorted names, as in openpi (base_0_rgb, left_wrist_0_rgb, right_wrist_0_rgb).
@@ -44,7 +43,7 @@ class Observation(flax.struct.PyTreeNode):
     """False at padding."""
 
 
-class Context(flax.struct.PyTreeNode):
+class Context(NamedTuple):
     """An encoded observation: all that a velocity needs of it, computed once for any number of suffixes."""
 
     cache: KeysValues
@@ -135,8 +134,15 @@ class Pi0(nn.Module):
           condition: A value of `Optimality` for each sample; None for a model without condition.
 
         Raises:
-          ValueError: If a condition is given to a model without one, or none to a model with one.
+          ValueError: If x_t is not of the configured shape, a condition is given to a model without one, or none to a
+            model with one.
         """
+        chunk = (self.config.action_horizon, self.config.action_dim)
+        if x_t.shape[1:] != chunk:
+            raise ValueError(
+                f"actions are {x_t.shape[1:]}; expected (model.action_horizon, model.action_dim) = {chunk}, padded "
+                "with zeros"
+            )
         tokens, adaptive = self._embed_suffix(context.state, x_t, time, condition)
         b, n = tokens.shape[:2]
         # The state token sees itself and the prefix; action tokens see everything.
@@ -205,7 +211,8 @@ def init_params(model: Pi0, key: Key[Array, ""]) -> Any:
         token_mask=jnp.ones((1, 1), bool),
     )
     condition = jnp.full((1,), Optimality.NONE, jnp.int32) if c.optimality else None
-    variables: Any = model.init(key, observation, jnp.zeros((1, 1, c.action_dim)), jnp.ones((1,)), condition)
+    x_t = jnp.zeros((1, c.action_horizon, c.action_dim))
+    variables: Any = model.init(key, observation, x_t, jnp.ones((1,)), condition)
     return variables["params"]
 
 

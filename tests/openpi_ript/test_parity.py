@@ -1,0 +1,67 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openpi_ript import parity
+from openpi_ript.parity import Difference, compare
+from tests.openpi_ript.toy_policy import require_fixture
+
+# The run computes little and compiles much: see `compiled` in toy_policy.py.
+QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
+
+def test_everything_recorded_from_openpi_agrees() -> None:
+    fixture = require_fixture("openpi_tiny.npz")
+    run = subprocess.run(
+        [sys.executable, "-m", "openpi_ript.parity", str(fixture)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILE},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [line.split(" ") for line in run.stdout.splitlines()]
+    names = [name for name, _, _ in lines]
+    with np.load(fixture) as recorded:
+        skipped = ("/params/", "/aug_key7/", "inputs/", "loss_noise", "loss_time", "meta")
+        expected = [name for name in recorded.files if not any(part in name for part in skipped)]
+    assert sorted(names) == sorted(expected)
+    for name, _, relative in lines:
+        assert float(relative) <= (5e-2 if "/bf16/" in name else 1e-5), name
+
+
+def test_difference_is_relative_to_the_largest_expected_entry() -> None:
+    expected = np.array([4.0, -8.0, 0.0], np.float32)
+    difference = compare("x", np.array([4.0, -8.0, 0.25]), expected, 0.01)
+    assert str(difference) == "x 2.500e-01 3.125e-02"
+    assert not difference.passed
+    assert compare("x", np.array([4.0, -8.0, 0.25]), expected, 0.01, floor=100.0).relative == 0.0025
+    assert compare("zero", np.zeros(2), np.zeros(2, np.float32), 1e-5).passed
+    assert not compare("nan", np.array([np.nan]), np.ones(1, np.float32), 1e-5).passed
+
+
+def test_exit_code_tells_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "empty.npz", meta=np.zeros(1))
+    good = Difference(name="a", max_abs=1e-7, relative=1e-6, bound=1e-5)
+    bad = Difference(name="b", max_abs=1.0, relative=0.5, bound=1e-5)
+    for found, code in (([good], 0), ([good, bad], 1)):
+        monkeypatch.setattr(parity, "differences", lambda _, found=found: iter(found))
+        assert parity.main([str(tmp_path / "empty.npz")]) == code
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["a 1.000e-07 1.000e-06"] * 2 + ["b 1.000e+00 5.000e-01"]
+    assert "over its bound of 1e-05: b" in printed.err
+
+
+def test_unusable_fixture_is_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([str(tmp_path / "missing.npz")]) == 65
+    np.savez(tmp_path / "empty.npz", meta=np.zeros(1))
+    assert parity.main([str(tmp_path / "empty.npz")]) == 65
+    errors = capsys.readouterr().err
+    assert "missing.npz: expected a parity fixture" in errors
+    assert "pi0/params/: expected the names and shapes of the model" in errors
