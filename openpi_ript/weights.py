@@ -76,6 +76,15 @@ def save_openpi(params: Mapping[str, Any], folder: str | Path, *, as_training_ru
         checkpointer.save(path, {"params": traverse_util.unflatten_dict(flat)})
 
 
+def read_weights(path: str | Path) -> dict[str, Any]:
+    """Weights from a .safetensors file of this project, or from an openpi checkpoint folder.
+
+    Raises:
+      DataError: If it is missing or damaged.
+    """
+    return load_safetensors(path) if Path(path).suffix == ".safetensors" else load_openpi(path)
+
+
 def load_safetensors(file: str | Path) -> dict[str, Any]:
     """Weights from a safetensors file written by `save_safetensors`; tensors are named by path, "a/b/c".
 
