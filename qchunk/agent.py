@@ -81,7 +81,7 @@ class Agent:
         tau = self.config.agent.target_rate
         # From the critic after its update; the official code takes the one before.
         target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state.target["critic"], params["critic"])
-        metrics["gradient_norm"] = mean_of(optax.global_norm(gradient))
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target={"critic": target}), metrics
 
     def scan_step(self, state: TrainState, batches: Batch) -> tuple[TrainState, Metrics]:

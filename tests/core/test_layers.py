@@ -1,0 +1,44 @@
+"""The MLP against numpy, and its initial values."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core.layers import MLP
+from tests.qchunk.numpy_networks import mlp
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("hidden", [(), (7,), (8, 5, 6)])
+def test_output_is_numpys(hidden, layer_norm):
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=(4, width)), jnp.float32) for width in (3, 2))
+    network = MLP(hidden, 2, layer_norm)
+    params = network.init(jax.random.key(1), x, y)["params"]
+    params = jax.tree.map(lambda leaf: leaf + 0.1 * jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype), params)
+    expected = mlp(params, np.concatenate([x, y], axis=-1))
+    np.testing.assert_allclose(np.asarray(network.apply({"params": params}, x, y)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_broadcast_as_if_repeated():
+    rng = np.random.default_rng(0)
+    s, a, t = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((1, 4, 3), (6, 4, 2), (1, 1, 1)))
+    network = MLP((8,), 2)
+    params = network.init(jax.random.key(1), s, a, t)["params"]
+    joined = np.concatenate([np.broadcast_to(x, (6, 4, x.shape[-1])) for x in (s, a, t)], axis=-1)
+    found = np.asarray(network.apply({"params": params}, s, a, t))
+    np.testing.assert_allclose(found, mlp(params, joined), rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_start_uniform_with_the_mean_of_both_fans():
+    """Uniform within sqrt(6 / (in + out)), where the inputs count together; biases 0."""
+    params: Any = MLP((300,), 200).init(jax.random.key(0), jnp.zeros((1, 60)), jnp.zeros((1, 40)))["params"]
+    for name, fans in (("layer_0", 400), ("layer_1", 500)):
+        limit = np.sqrt(6 / fans)
+        kernel = np.asarray(params[name]["kernel"])
+        assert np.abs(kernel).max() <= limit
+        np.testing.assert_allclose(kernel.std(), limit / np.sqrt(3), rtol=0.02)
+        assert not params[name]["bias"].any()
