@@ -142,11 +142,6 @@ class ModelConfig:
         if self.expert.width % 2:
             raise ValueError(f"model.expert.width is {self.expert.width}; the time embedding needs an even number")
 
-    @property
-    def image_tokens(self) -> int:
-        """Tokens of one camera."""
-        return (self.image_size // self.vision.patch_size) ** 2
-
 
 SO400M = SiglipConfig(width=1152, depth=27, mlp_dim=4304, num_heads=16)
 GEMMA_2B = GemmaConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256)

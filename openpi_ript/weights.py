@@ -76,15 +76,6 @@ def save_openpi(params: Mapping[str, Any], folder: str | Path, *, as_training_ru
         checkpointer.save(path, {"params": traverse_util.unflatten_dict(flat)})
 
 
-def read_weights(path: str | Path) -> dict[str, Any]:
-    """Weights from a .safetensors file of this project, or from an openpi checkpoint folder.
-
-    Raises:
-      DataError: If it is missing or damaged.
-    """
-    return load_safetensors(path) if Path(path).suffix == ".safetensors" else load_openpi(path)
-
-
 def load_safetensors(file: str | Path) -> dict[str, Any]:
     """Weights from a safetensors file written by `save_safetensors`; tensors are named by path, "a/b/c".
 
@@ -102,10 +93,13 @@ def load_safetensors(file: str | Path) -> dict[str, Any]:
 
 
 def save_safetensors(params: Mapping[str, Any], file: str | Path) -> None:
-    """Writes weights as one safetensors file, tensors named by path, "a/b/c"."""
+    """Writes weights as one safetensors file, tensors named by path, "a/b/c"; the file appears whole or not at all."""
     from safetensors.numpy import save_file
 
-    save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, Path(file))
+    path = Path(file)
+    partial = path.with_name(f"{path.name}.partial")
+    save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, partial)
+    partial.replace(path)
 
 
 def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> dict[str, Any]:
