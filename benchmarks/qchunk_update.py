@@ -11,6 +11,7 @@ each counts, since other programs can only slow a round down; on a busy machine 
 """
 
 import argparse
+import functools
 import os
 import sys
 import tempfile
@@ -27,7 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
 from core.config import TrainConfig
-from core.loop import CALLS_IN_FLIGHT
+from core.loop import CALLS_IN_FLIGHT, run_updates
 from qchunk.agent import make_agent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import make_batches, open_dataset
@@ -54,7 +55,8 @@ class Updates:
         agent = make_agent(config, open_dataset(config).dims(config.data.observation))
         self.per_call = per_call
         self.batches = batches
-        self.update = jax.jit(agent.scan_step, donate_argnums=0)
+        self.update = jax.jit(functools.partial(run_updates, agent.step), donate_argnums=0)
+        self.count = jax.device_put(np.int32(per_call))
         self.state = jax.jit(agent.init)(jax.random.key(0))
         self.on_device = self.load()
         self.round()  # compiles
@@ -69,7 +71,7 @@ class Updates:
         began = time.perf_counter()
         under_way: deque[Any] = deque()
         for _ in range(UPDATES // self.per_call):
-            self.state, metrics = self.update(self.state, self.load())
+            self.state, metrics = self.update(self.state, self.load(), self.count)
             under_way.append(metrics)
             if len(under_way) > CALLS_IN_FLIGHT:
                 jax.device_get(under_way.popleft())
@@ -81,7 +83,7 @@ class Updates:
         """Seconds of one call whose batches lie on the device."""
         jax.block_until_ready((self.state, self.on_device))
         began = time.perf_counter()
-        self.state, _ = self.update(self.state, self.on_device)
+        self.state, _ = self.update(self.state, self.on_device, self.count)
         jax.block_until_ready(self.state)
         return time.perf_counter() - began
 

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Key
 from core import prng
 from core.arrays import PyTree
 from core.flow import euler, straight_path
-from core.loop import run_updates
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.state import TrainState
@@ -83,16 +82,6 @@ class Agent:
         target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state.target["critic"], params["critic"])
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target={"critic": target}), metrics
-
-    def scan_step(self, state: TrainState, batches: Batch) -> tuple[TrainState, Metrics]:
-        """`step` on each of K batches, stacked along a leading axis; the metrics are summed over them.
-
-        The state after K updates is bit-identical to that of K calls with one batch each.
-        """
-        # The barrier hides the length from the compiler: see run_updates.
-        count = jax.lax.optimization_barrier(jnp.int32(jax.tree.leaves(batches)[0].shape[0]))
-        state, metrics = run_updates(self.step, state, batches, count)
-        return state, jax.tree.map(lambda x: x.sum(axis=0), metrics)
 
     def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Sum of the losses of critic, flow and, where there is one, one-step policy.

@@ -1,6 +1,6 @@
 """One picture of a run: frames of its film above, success in the environment and losses over the updates below.
 
-    python -m qchunk.picture RUN          # draws RUN/summary.png again
+python -m qchunk.picture RUN          # draws RUN/summary.png again
 """
 
 import json

@@ -1,7 +1,7 @@
 """QC-FQL on OGBench cube-single, task 2 (move the cube to the middle): the quickstart, on two CPU cores.
 
 Data: 200k transitions of play recorded with OGBench's oracles, relabelled for the task. Smaller than the paper's sizes
-(cube_single_paper.py): 3 layers of 256, batch 128, 5 flow steps, and a learning rate from 1e-3 to 0 along a cosine instead of a constant 3e-4.
+(cube_single_paper.py): 3 layers of 256, batch 128, 5 flow steps; the learning rate falls from 1e-3 to 0 along a cosine.
 
     python launch.py --config configs/qchunk/cube_single.py
 """
