@@ -9,6 +9,7 @@ from core.errors import RunError
 
 def main(argv: list[str]) -> int:
     """Parses, starts the processes' runtime, trains; returns the exit code (core/errors.py lists them)."""
+    sys.stdout.reconfigure(line_buffering=True)  # what is said must not wait in a buffer where a log file is followed
     try:
         config, path = config_lib.load(argv)
         print(f"{path}: starting (loading jax takes a few seconds)", flush=True)

@@ -1,6 +1,6 @@
 """QC-FQL on OGBench cube-single, task 2 (move the cube to the middle): the quickstart, on two CPU cores.
 
-Data: 200k transitions of play recorded with OGBench's oracles, relabelled for the task. Smaller than the paper's sizes
+Data: 150k transitions of play recorded with OGBench's oracles, relabelled for the task. Smaller than the paper's sizes
 (cube_single_paper.py): 3 layers of 256, batch 128, 5 flow steps; the learning rate falls from 1e-3 to 0 along a cosine.
 
     python launch.py --config configs/qchunk/cube_single.py
@@ -13,20 +13,20 @@ TASK = "cube-single-play-singletask-task2-v0"
 
 
 def get_config() -> QChunkConfig:
-    """A pool of all 200 episodes: state-only episodes are small."""
+    """A pool of all 150 episodes: state-only episodes are small."""
     return QChunkConfig(
-        train=TrainConfig(steps=25_000, batch_size=128, updates_per_call=20, log_every=500, eval_every=5000),
+        train=TrainConfig(steps=22_000, batch_size=128, updates_per_call=20, log_every=500, eval_every=5500),
         data=DataConfig(
             path="datasets/qchunk/cube-single-play",
             observation="state",
             task=TASK,
-            episodes_per_epoch=200,
-            steps_per_epoch=5000,
+            episodes_per_epoch=150,
+            steps_per_epoch=5500,
             positive_ratio=1.0,
         ),
         agent=AgentConfig(hidden_sizes=(256, 256, 256), alpha=300.0, flow_steps=5),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine"),
         eval=EvalConfig(env=TASK, episodes=25, final_episodes=100),
-        record=RecordConfig(env="cube-single-v0", episodes=200),
+        record=RecordConfig(env="cube-single-v0", episodes=150),
         checkpoint=CheckpointConfig(every=2500),
     )
