@@ -6,6 +6,7 @@ not that of our train checkpoints, which core/checkpoint.py keeps; it needs Orba
 """
 
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from jaxtyping import Array, Key
 
 from core.errors import ConfigError, DataError
 from openpi_ript.config import Optimality
+from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params
 
 VALUE = "value"
@@ -130,9 +132,7 @@ def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> 
             "adapters (lora) and optimality as in the run that made it:\n  " + "\n  ".join(problems)
         )
     fitted = {name: np.asarray(flat[name], shapes[name].dtype) for name in shapes if name not in fresh}
-    # Only the fresh leaves leave the compiled function, so the rest of a second set of weights is never computed.
-    drawn = jax.jit(lambda k: {name: by_path(init_params(model, k))[name] for name in sorted(fresh)})(key)
-    fitted |= {name: np.asarray(leaf) for name, leaf in drawn.items()}
+    fitted |= {name: _fresh_leaf(name, shapes[name].shape, key) for name in fresh}
     return traverse_util.unflatten_dict(fitted, sep="/")
 
 
@@ -165,8 +165,15 @@ def model_shapes(model: Pi0) -> dict[str, Any]:
 
 
 def _may_be_fresh(name: str) -> bool:
-    leaf = name.rsplit("/", 1)[-1]
-    return leaf.endswith(("lora_a", "lora_b")) or name.startswith(f"{CONDITION}/")
+    """Adapters and the condition, which openpi's pretrained checkpoints lack."""
+    return name.endswith(("lora_a", "lora_b")) or name.startswith(f"{CONDITION}/")
+
+
+def _fresh_leaf(name: str, shape: tuple[int, ...], key: Key[Array, ""]) -> np.ndarray:
+    """A first half of an adapter at random, by its name; zeros for its second half and for the condition."""
+    if not name.endswith("lora_a"):
+        return np.zeros(shape, np.float32)
+    return np.asarray(A_INIT(jax.random.fold_in(key, zlib.crc32(name.encode())), shape, np.float32))
 
 
 def _orbax_folder(path: Path) -> Path:
