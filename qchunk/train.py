@@ -95,7 +95,7 @@ class QChunkTask:
             seed=self.config.run.seed,
             step=int(state.step),
             episodes=self.config.eval.videos,
-            num_envs=1,
+            num_envs=self.config.eval.num_envs,
             horizon=self.agent.action_horizon,
         )
 
