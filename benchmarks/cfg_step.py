@@ -1,6 +1,6 @@
 """What the second branch of a guided training step costs, with one prefix for both and with two.
 
-    python benchmarks/cfg_step.py [--scale 16] [--layers 4] [--batch 2] [--repeats 5]
+    python benchmarks/cfg_step.py [--scale 16] [--layers 2] [--batch 2] [--repeats 5]
 
 pi0 at full lengths (three cameras of 256 tokens and 48 of prompt, then state and 50 actions) and full proportions of
 widths and layers, both divided: widths by --scale, layers to --layers of the transformers. A step is loss, gradient and
@@ -161,7 +161,7 @@ def count_at_full_size(b: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=int, default=16, help="widths are divided by this")
-    parser.add_argument("--layers", type=int, default=4, help="of the transformers; SigLIP has 1.5 times as many")
+    parser.add_argument("--layers", type=int, default=2, help="of the transformers; SigLIP has 1.5 times as many")
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
