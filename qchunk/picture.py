@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
-FRAMES = 8  # of the film, evenly spaced
+FRAMES = 8  # of the film: half of them of rollouts that succeeded, where there are both kinds
 
 
 def draw(run: Path) -> Path:
@@ -24,7 +24,7 @@ def draw(run: Path) -> Path:
         strip = figure.add_subplot(grid[0, :])
         strip.imshow(np.concatenate(_frames(films[-1]), axis=1))
         strip.set_axis_off()
-        strip.set_title("rollouts of the trained policy (green border: success)", fontsize=10)
+        strip.set_title("rollouts of the trained policy: green succeeded, red failed", fontsize=10)
     _draw_success(figure.add_subplot(grid[-1, 0]), [row for row in rows if row["split"] == "eval"])
     _draw_losses(figure.add_subplot(grid[-1, 1]), [row for row in rows if row["split"] == "train"])
     path = run / "summary.png"
@@ -33,12 +33,15 @@ def draw(run: Path) -> Path:
 
 
 def _frames(film: Path) -> list[np.ndarray]:
-    """FRAMES images of a film, evenly spaced."""
+    """FRAMES images of a film, evenly spaced over the rollouts that succeeded and over those that failed."""
     import av  # loads ffmpeg's libraries, which only a run with a film needs
 
     with av.open(str(film)) as container:
         images = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    return [images[i] for i in np.linspace(0, len(images) - 1, FRAMES).round().astype(int)]
+    green = [image for image in images if image[0, 0, 1] > image[0, 0, 0]]  # the border tells
+    red = [image for image in images if image[0, 0, 1] <= image[0, 0, 0]]
+    kinds = [kind for kind in (green, red) if kind]
+    return [kind[i] for kind in kinds for i in np.linspace(0, len(kind) - 1, FRAMES // len(kinds)).round().astype(int)]
 
 
 def _draw_success(axes: Any, rows: list[dict[str, Any]]) -> None:
