@@ -1,6 +1,7 @@
 """Trains what a config file describes: `python launch.py --config configs/qchunk/debug.py [--field value ...]`."""
 
 import importlib
+import io
 import sys
 
 from core import config as config_lib
@@ -9,7 +10,8 @@ from core.errors import RunError
 
 def main(argv: list[str]) -> int:
     """Parses, starts the processes' runtime, trains; returns the exit code (core/errors.py lists them)."""
-    sys.stdout.reconfigure(line_buffering=True)  # what is said must not wait in a buffer where a log file is followed
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what is said must not wait in a buffer where a log is followed
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         config, path = config_lib.load(argv)
         print(f"{path}: starting (loading jax takes a few seconds)", flush=True)

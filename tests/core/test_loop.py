@@ -143,7 +143,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path):
     class Broken(ToyTask):
         def batches(self, start_step: int):
             for step, batch in enumerate(super().batches(start_step), start_step):
-                yield batch | {"y": batch["y"] + (float("nan") if step == 11 else 0)}
+                yield {**batch, "y": batch["y"] + (float("nan") if step == 11 else 0)}
 
     config = toy_config(tmp_path)
     with RunFolder(config, "toy") as folder, pytest.raises(NonFiniteError, match="step 12"):
