@@ -253,12 +253,13 @@ def _line_in(path: Path, error: BaseException) -> str:
 
 def _suggestion(error: BaseException, module: Any) -> str:
     """'; did you mean ...?' for a misspelt field of one of the config classes that a file imports."""
-    wrong = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
-    if wrong is None or not dataclasses.is_dataclass(getattr(module, wrong[1], None)):
+    wrong = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+    if wrong is None:
         return ""
-    names = [field.name for field in dataclasses.fields(getattr(module, wrong[1]))]
-    near = difflib.get_close_matches(wrong[2], names, n=1)
-    return f"; did you mean '{near[0]}'?" if near else f"; its fields are {', '.join(names)}"
+    classes = [value for value in vars(module).values() if isinstance(value, type) and dataclasses.is_dataclass(value)]
+    names = sorted({field.name for one in classes for field in dataclasses.fields(one)})
+    near = difflib.get_close_matches(wrong[1], names, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; the fields of this file's configs are {', '.join(names)}"
 
 
 def _override(config: ExperimentConfig, arguments: list[str], program: str) -> ExperimentConfig:

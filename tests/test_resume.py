@@ -47,9 +47,9 @@ def test_sigterm_saves_and_exits_75(tmp_path: Path):
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """launch.py on the debug config."""
-    command = [sys.executable, "launch.py", "--config", DEBUG, *arguments]
+def run(*arguments: str, config: str = DEBUG) -> subprocess.CompletedProcess[str]:
+    """launch.py on a config."""
+    command = [sys.executable, "launch.py", "--config", config, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ))
 
 
@@ -80,8 +80,10 @@ def test_errors_are_short_and_have_their_exit_code(tmp_path: Path):
     assert damaged.returncode == 65
     assert "every checkpoint" in damaged.stderr
 
-    missing = run("--run.dir", str(tmp_path / "x"), "--data.path", str(tmp_path / "no"), "--record", "None")
-    assert missing.returncode in (64, 65)
+    own = "configs/qchunk/own_data.py"
+    missing = run("--run.dir", str(tmp_path / "x"), "--data.path", str(tmp_path / "no"), config=own)
+    assert missing.returncode == 65
+    assert "does not exist; set --data.path" in missing.stderr
 
     (tmp_path / "file").write_text("")
     unwritable = run("--run.dir", str(tmp_path / "file/run"), *small)

@@ -54,7 +54,7 @@ def test_names_what_is_wrong(arguments: list[str], message: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("alpha=", "alhpa=", r"line \d+: TypeError: .*'alhpa'; did you mean 'alpha'\?"),
+        ("alpha=", "alhpa=", r"line \d+: TypeError: .*'alhpa'.*; did you mean 'alpha'\?"),
         ("steps=200", "steps=-1", r"line \d+: ValueError: TrainConfig.steps is -1"),
         ("return QChunkConfig(", "return (", "SyntaxError"),
         ("def get_config", "def config", "AttributeError"),
