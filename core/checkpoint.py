@@ -102,7 +102,7 @@ class Checkpoints:
           StorageError: Three saves in a row failed; the message names the last durable step.
         """
         self.wait()
-        sums, bad = _checksums(state)
+        sums, bad = _checksums(_as_tree(state))
         if bad:
             raise NonFiniteError(
                 f"step {progress.step}: not saved, because {', '.join(bad[:5])} is not finite. "
@@ -110,7 +110,7 @@ class Checkpoints:
             )
         note = dataclasses.asdict(progress) | {
             "fingerprint": self._fingerprint,
-            "spec": _spec(state),
+            "spec": _spec(_as_tree(state)),
             "checksums": sums,
         }
         note["sha256"] = _note_hash(note)
@@ -199,9 +199,7 @@ class Checkpoints:
 
     def _read_note(self, step: int) -> dict[str, Any]:
         """What `save` wrote beside the arrays. Raises ValueError if it is not whole, or of another step."""
-        note: Any = ocp.checkpointables_metadata(str(self._folder / str(step))).custom_metadata
-        if not isinstance(note, dict) or note.get("sha256") != _note_hash(note):
-            raise ValueError("the note beside the arrays is missing or damaged")
+        note = _whole_note(self._folder / str(step))
         if note["step"] != step:
             raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
         return note
@@ -210,10 +208,10 @@ class Checkpoints:
         """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
         note = self._read_note(step)
         require_equal(note["fingerprint"], self._fingerprint, "the checkpoint was made with another config or dataset")
-        require_equal(note["spec"], _spec(abstract_state), "the checkpoint holds another tree of arrays")
+        require_equal(note["spec"], _spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
         tree = ocp.load_checkpointables(str(self._folder / str(step)), {"state": _as_tree(abstract_state)})["state"]
         state = TrainState(**tree)
-        sums, _ = _checksums(state)
+        sums, _ = _checksums(tree)
         damaged = [path for path in sums if sums[path] != note["checksums"][path]]
         if damaged:
             raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
@@ -235,6 +233,50 @@ class Checkpoints:
         if self._manager is not None:
             self._manager.close()
             self._manager = None
+
+
+def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Part of the newest checkpoint of a run that proves whole, for those who only use it; nothing is moved.
+
+    Args:
+      run: The run's folder; training may go on in it meanwhile.
+      abstract: Shapes, dtypes and shardings by field of `TrainState`, e.g. {"params": ...}; other fields are not read.
+
+    Returns:
+      The step, and the arrays.
+
+    Raises:
+      MismatchError: The newest checkpoint holds other arrays under these fields.
+      DataError: There is no checkpoint, or every one is damaged.
+    """
+    folder = run.resolve() / "checkpoints"
+    steps = sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
+    reasons = []
+    for step in steps:
+        try:
+            with _quiet():
+                return step, _read_part(folder / str(step), abstract)
+        except MismatchError:
+            raise
+        except Exception as error:  # as in restore
+            reasons.append(f"step {step}: {_root_cause(error)}")
+    raise DataError(f"{folder}: expected a checkpoint of a run, found {'; '.join(reasons) or 'none'}")
+
+
+def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
+    """Some fields of one checkpoint, verified."""
+    note = _whole_note(path)
+    fields = tuple(f"['{field}']" for field in abstract)
+    saved = {name: spec for name, spec in note["spec"].items() if name.startswith(fields)}
+    require_equal(saved, _spec(abstract), "the checkpoint holds another tree of arrays")
+    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
+    with ocp.Context(pytree_options=partly):
+        tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
+    sums, _ = _checksums(tree)
+    damaged = [name for name in sums if sums[name] != note["checksums"][name]]
+    if damaged:
+        raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
+    return tree
 
 
 def digest(state: TrainState, position: dict[str, int]) -> str:
@@ -259,14 +301,14 @@ def _leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _spec(state: TrainState) -> dict[str, str]:
+def _spec(tree: dict[str, Any]) -> dict[str, str]:
     """Dtype and shape of each leaf by path; Orbax itself casts a changed dtype silently."""
-    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in _leaves(_as_tree(state)).items()}
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in _leaves(tree).items()}
 
 
-def _checksums(state: TrainState) -> tuple[dict[str, int], list[str]]:
+def _checksums(tree: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
     """Checksum of each leaf by path, and the paths of leaves that hold NaN or infinity."""
-    leaves = _leaves(_as_tree(state))
+    leaves = _leaves(tree)
     results = jax.device_get(_checksum_leaves(list(leaves.values())))
     sums = {path: int(total) for path, (total, _) in zip(leaves, results, strict=True)}
     return sums, [path for path, (_, finite) in zip(leaves, results, strict=True) if not finite]
@@ -289,6 +331,14 @@ def _weighted_sum(leaf: jax.Array) -> jax.Array:
     flat = leaf.astype(jnp.uint32).reshape(-1)
     weights = jnp.arange(flat.size, dtype=jnp.uint32) * jnp.uint32(2) + jnp.uint32(1)
     return jnp.sum(flat * weights, dtype=jnp.uint32)
+
+
+def _whole_note(path: Path) -> dict[str, Any]:
+    """The note of one checkpoint. Raises ValueError if it is not whole."""
+    note: Any = ocp.checkpointables_metadata(str(path)).custom_metadata
+    if not isinstance(note, dict) or note.get("sha256") != _note_hash(note):
+        raise ValueError("the note beside the arrays is missing or damaged")
+    return note
 
 
 def _note_hash(note: dict[str, Any]) -> str:

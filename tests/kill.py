@@ -2,6 +2,7 @@
 
     python -m tests.kill --kills 100                       # the debug config of qchunk
     python -m tests.kill --kills 20 -- --train.steps 400   # what follows -- goes to launch.py
+    python -m tests.kill --config configs/openpi_ript/debug.py --kills 10
 
 Each round trains in a fresh folder, is killed up to five times (every other time during a save, else at a random
 moment), is resumed each time, and must end with the digest and the metrics file of the untouched run, to the byte.
@@ -20,7 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 KILLS_PER_ROUND = 5
-STEPS = ["--train.steps", "300", "--train.eval-every", "0", "--checkpoint.every", "10", "--eval.env", "None"]
+STEPS = ["--train.steps", "300", "--train.eval-every", "0", "--checkpoint.every", "10"]
+# What only some configs have: rollouts in a simulator would take longer than all the rest.
+OWN = {"configs/qchunk/debug.py": ["--eval.env", "None"]}
 
 
 def launch(config: str, folder: Path, options: list[str]) -> subprocess.Popen[str]:
@@ -116,7 +119,7 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="for launch.py, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        options = STEPS + arguments.options
+        options = STEPS + OWN.get(arguments.config, []) + arguments.options
         counts = run(arguments.config, arguments.kills, Path(folder), options, arguments.seed)
     print(f"{sum(counts.values())} kills ({counts['save']} during a save), every run ended as the untouched one")
 

@@ -103,6 +103,13 @@ def part_of(path: tuple[str, ...]) -> Part | None:
     return None
 
 
+def only_where(tree: Any, mask: Any) -> Any:
+    """The leaves of a nested dict at which `mask` is true, such as the weights that train."""
+    wanted = traverse_util.flatten_dict(mask)
+    flat = {path: leaf for path, leaf in traverse_util.flatten_dict(tree).items() if wanted[path]}
+    return traverse_util.unflatten_dict(flat)
+
+
 def stop_frozen(params: Any, trains: Any) -> Any:
     """The same weights, without gradient where `trains` is false; the compiler then drops that backward pass."""
     return jax.tree.map(lambda leaf, train: leaf if train else jax.lax.stop_gradient(leaf), params, trains)

@@ -1,0 +1,129 @@
+"""What a policy needs of a folder: config, weights and statistics, from a run of ours or an openpi checkpoint."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import traverse_util
+
+from core.checkpoint import read_newest
+from core.errors import ConfigError, DataError
+from core.norm_stats import NormStats
+from core.prng import key
+from openpi_ript import norm
+from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.model.lora import only_where, trainable
+from openpi_ript.model.pi0 import Pi0, init_params
+from openpi_ript.weights import fit_to_model, load_openpi, load_safetensors
+
+NORM_STATS = "norm_stats.json"
+"""File of statistics, in a run's folder, and below `assets` in openpi's checkpoints."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run of this project."""
+    return (folder / "config.json").is_file()
+
+
+def read_config(folder: Path) -> OpenpiRiptConfig:
+    """The config with which a run was started.
+
+    Raises:
+      ConfigError: If config.json is missing, damaged, or of another package or version.
+    """
+    path = folder / "config.json"
+    try:
+        flat = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
+    try:
+        return _unflatten(OpenpiRiptConfig, flat, "")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: expected the config of an openpi_ript run, found none that this version reads: {error}"
+        ) from error
+
+
+def read_weights(path: str | Path) -> dict[str, Any]:
+    """Weights as stored: a .safetensors file, or else an openpi checkpoint folder. Raises DataError if it is bad."""
+    return load_safetensors(path) if Path(path).suffix == ".safetensors" else load_openpi(path)
+
+
+def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[str, Any]]:
+    """Step and weights of a run's newest whole checkpoint, with the moving average where one is kept.
+
+    Raises:
+      DataError: If there is no whole checkpoint.
+      MismatchError: If it holds another model than the config says.
+    """
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(lambda: init_params(Pi0(config.model), jax.random.key(0)))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    abstract = {"params": shapes}
+    if config.ema_decay is not None:
+        abstract["target"] = only_where(shapes, trainable(shapes, config.model))
+    step, arrays = read_newest(folder, abstract)
+    flat = traverse_util.flatten_dict(arrays["params"])
+    if config.ema_decay is not None:
+        flat |= traverse_util.flatten_dict(arrays["target"])
+    return step, traverse_util.unflatten_dict(flat)
+
+
+def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:
+    """Weights of an openpi checkpoint in the config's model. Raises DataError if they do not fit; it lists what."""
+    return fit_to_model(read_weights(path), Pi0(config.model), key(config.run.seed, "fresh weights"))
+
+
+def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats]:
+    """Statistics that belong to the weights of a folder; none where nothing is normalised.
+
+    Those of a run lie in it. For an openpi checkpoint they are data.norm_stats, or the one file below its `assets`.
+
+    Raises:
+      DataError: If they are missing or bad.
+      ConfigError: If an openpi checkpoint has several.
+    """
+    if (config.data.state_norm, config.data.action_norm) == ("none", "none"):
+        return {}
+    if is_run(folder):
+        return norm.load_stats(folder / NORM_STATS, {})
+    if config.data.norm_stats is not None:
+        return norm.load_stats(Path(config.data.norm_stats), {})
+    places = [place / "assets" for place in (folder, folder.parent) if (place / "assets").is_dir()]
+    found = sorted(path for place in places for path in place.rglob(NORM_STATS))
+    if not found:
+        raise DataError(f"{folder}: expected {NORM_STATS} below its assets, found none; name it in data.norm_stats")
+    if len(found) > 1:
+        raise ConfigError(f"data.norm_stats is None and there are {', '.join(map(str, found))}; set it to one of them")
+    return norm.load_stats(found[0], {})
+
+
+def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
+    """Undoes core.config.flatten. Raises KeyError for a field that the file lacks."""
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for field in dataclasses.fields(kind):
+        name = prefix + field.name
+        if name in flat:
+            values[field.name] = _immutable(flat[name])
+        else:
+            nested = [part for part in _union(hints[field.name]) if dataclasses.is_dataclass(part)]
+            if not nested or not any(other.startswith(f"{name}.") for other in flat):
+                raise KeyError(f"{name} is missing")
+            values[field.name] = _unflatten(nested[0], flat, f"{name}.")
+    return kind(**values)
+
+
+def _union(hint: Any) -> tuple[Any, ...]:
+    """Members of a union; of another type, itself."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _immutable(value: Any) -> Any:
+    """JSON's lists as the tuples that configs hold."""
+    return tuple(_immutable(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,140 @@
+"""Trains a pi0-style policy: supervised, or guided by advantages (CFG-RIPT); hands data and model to the loop."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Key
+
+from core import prng
+from core.arrays import NumpyTree, PyTree
+from core.loop import fit
+from core.metrics import Mean, mean_of
+from core.optim import make_optimiser
+from core.run_folder import RunFolder
+from core.state import TrainState
+from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.data import TrainingData, open_data
+from openpi_ript.guidance import guided_loss
+from openpi_ript.inputs import make_inputs
+from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
+from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, init_params
+from openpi_ript.norm import save_stats
+from openpi_ript.record import record
+from openpi_ript.saved import NORM_STATS, read_weights
+from openpi_ript.weights import fit_to_model
+
+
+class RiptTask:
+    """A pi0 run as the train loop sees it."""
+
+    def __init__(self, config: OpenpiRiptConfig, data: TrainingData) -> None:
+        self.config = config
+        self.data = data
+        self.model = Pi0(config.model)
+        self.inputs = make_inputs(config.model, config.data.robot, tuple(config.data.cameras), config.tokenizer)
+        self._shapes = jax.eval_shape(lambda: init_params(self.model, jax.random.key(0)))
+        self._trains = trainable(self._shapes, config.model)
+        self._optimiser = train_only(make_optimiser(config.optim, config.train.steps), self._trains)
+
+    def init(self, key: Key[Array, ""]) -> TrainState:
+        """Fresh weights; zeros where `load` is going to put a checkpoint's, so that none are drawn in vain."""
+        if self.config.weights is None:
+            params = init_params(self.model, key)
+        else:
+            params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._shapes)
+        return TrainState.create(params, self._optimiser, self._averaged(params))
+
+    def load(self, state: TrainState) -> TrainState:
+        """The weights of `config.weights` in a fresh state; adapters and condition are drawn where it has none.
+
+        Raises:
+          DataError: If it is missing or damaged, or does not fit the model; the message lists what differs.
+        """
+        assert self.config.weights is not None
+        stored = read_weights(self.config.weights)
+        fitted = fit_to_model(stored, self.model, prng.key(self.config.run.seed, "fresh weights"))
+        # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
+        params = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), fitted, state.params)
+        return state.replace(params=params, target=jax.tree.map(jnp.copy, self._averaged(params)))
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update of the weights that train, and of their moving average."""
+        key = prng.key(self.config.run.seed, "loss", state.step)
+        gradient, metrics = jax.grad(self._loss, has_aux=True)(state.params, batch, key)
+        updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        decay = self.config.ema_decay
+        target = state.target
+        if decay is not None:
+            target = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, target, self._averaged(params))
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=target), metrics
+
+    def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        params = stop_frozen(params, self._trains)
+        seen, actions, is_pad = Observation(**batch["observation"]), batch["actions"], batch["action_is_pad"]
+        if self.config.guidance is None:
+            return flow_loss(self.model, params, seen, actions, is_pad, key)
+        label, advantage = batch["optimality"], batch["advantages"]
+        return guided_loss(self.model, params, seen, actions, is_pad, label, advantage, self.config.guidance, key)
+
+    def _averaged(self, params: PyTree) -> PyTree:
+        """The weights of which a moving average is kept: those that train, or none."""
+        return {} if self.config.ema_decay is None else only_where(params, self._trains)
+
+    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+        """Model inputs from update `start_step` on."""
+        batches = self.data.batches(
+            seed=self.config.run.seed, batch_size=self.config.train.batch_size, start_step=start_step
+        )
+        return map(self.inputs, batches)
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Nothing: a recorded dataset has no environment. `openpi_ript.serve` gives the policy to one."""
+        return {}
+
+    def finish(self) -> None:
+        """Nothing to draw."""
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """Hashes of all that makes the batches: tables, labels, statistics, tokenizer."""
+        rollouts = self.data.to_ript.rollouts
+        stats = {name: {k: v.tolist() for k, v in vars(one).items()} for name, one in sorted(self.data.stats.items())}
+        return {
+            "tables": self.data.stats_source["fingerprint"],
+            "labels": _sha256(rollouts.optimality.tobytes() + rollouts.advantage.tobytes() + self.data.rows.tobytes()),
+            "norm_stats": _sha256(json.dumps(stats).encode()),
+            "tokenizer": _sha256(Path(self.config.tokenizer).read_bytes()),
+        }
+
+    def describe(self) -> str:
+        """Sizes of model and dataset, in words."""
+        trained = count(only_where(self._shapes, self._trains))
+        frames = len(self.data.rows)
+        return f"{count(self._shapes):,} weights, {trained:,} of them train; {frames:,} frames to draw from"
+
+
+def main(config: OpenpiRiptConfig, name: str) -> None:
+    """Trains what `config` describes, in a run folder named after `name`."""
+    with RunFolder(config, name) as folder:
+        print(f"run folder {folder.path}", flush=True)
+        if config.record is not None:
+            record(config.record, config.data.path)
+        data = open_data(config.data)
+        for note in data.notes:
+            print(f"data: {note}", flush=True)
+        if data.stats:
+            save_stats(folder.path / NORM_STATS, data.stats, data.stats_source)
+        task = RiptTask(config, data)
+        print(task.describe(), flush=True)
+        fit(config, task, folder, load=None if config.weights is None else task.load)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,243 @@
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core.errors import ConfigError, DataError
+from core.images import resize_with_pad
+from openpi_ript import norm, policy, saved
+from openpi_ript.data import open_data
+from openpi_ript.guidance import guided_sample
+from openpi_ript.model.pi0 import Observation, Pi0, encode
+from openpi_ript.policy import Policy
+from openpi_ript.record import render
+from openpi_ript.train import main
+from openpi_ript.weights import by_path, save_openpi
+from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config, supervised
+from tests.openpi_ript.toy_policy import random_params
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("policy")
+    with quick_compiling(folder / "cache"):
+        yield make_dataset(folder)
+
+
+@pytest.fixture(scope="module")
+def acting(root: Path) -> Policy:
+    """A policy with weights that no term of the model is missing from."""
+    config = small_config(root, root)
+    stats = open_data(config.data).stats
+    return Policy(config, random_params(Pi0(config.model)), stats, step=3)
+
+
+def observation(seed: int = 0) -> dict[str, Any]:
+    state = np.random.default_rng(seed).uniform(0.2, 0.8, 2)
+    cameras = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
+    image = {name: render(state, key) for name, key in cameras.items()}
+    return {"image": image, "state": state.astype(np.float32), "prompt": "move to the red disc"}
+
+
+def stacked(*rows: dict[str, Any]) -> dict[str, Any]:
+    image = {name: np.stack([row["image"][name] for row in rows]) for name in rows[0]["image"]}
+    return {
+        "image": image,
+        "state": np.stack([row["state"] for row in rows]),
+        "prompt": [row["prompt"] for row in rows],
+    }
+
+
+def noise(rows: int = 1, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, 8, 8)).astype(np.float32)
+
+
+def test_actions_are_absolute_and_in_the_datasets_units(acting: Policy):
+    """By hand: the model's chunk times std plus mean, plus the state on the dimensions that are relative."""
+    seen = observation()
+    got = acting.infer(seen, guidance_scale=2.0, noise=noise()[0])["actions"]
+    assert (got.shape, got.dtype) == ((8, 3), np.dtype(np.float32))
+
+    config, model = acting.config, Pi0(acting.config.model)
+    stats = open_data(config.data).stats
+    state = np.zeros((1, 4), np.float32)
+    state[0, :2] = (seen["state"] - stats["state"].mean) / (stats["state"].std + 1e-6)
+    images = {name: picture[None] for name, picture in seen["image"].items()}
+    inputs: Any = acting._inputs.observation(images, state, [seen["prompt"]])
+
+    @jax.jit
+    def sample(params: Any, observed: Observation) -> jax.Array:
+        context = encode(model, params, observed)
+        return guided_sample(model, params, context, jnp.asarray(noise()), scale=2.0, steps=4)
+
+    chunk = np.asarray(sample(acting._params, Observation(**inputs)))[0, :, :3]
+    expected = chunk * (stats["actions"].std + 1e-6) + stats["actions"].mean
+    expected[:, :2] += seen["state"]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_gives_what_its_rows_give(acting: Policy):
+    rows = [observation(seed) for seed in range(2)]
+    rows[1]["prompt"] = "move to the blue disc"
+    start = noise(2)
+    together = acting.infer(stacked(*rows), noise=start)["actions"]
+    assert together.shape == (2, 8, 3)
+    for row, alone in enumerate(rows):
+        np.testing.assert_allclose(together[row], acting.infer(alone, noise=start[row])["actions"], atol=1e-4)
+    shared = acting.infer({**stacked(*rows), "prompt": rows[0]["prompt"]}, noise=start)["actions"]
+    np.testing.assert_allclose(shared[0], together[0], atol=1e-6)
+    assert np.abs(shared[1] - together[1]).max() > 1e-4, "the prompt matters"
+
+
+def test_the_scale_is_the_configs_unless_one_is_given(acting: Policy):
+    seen, start = observation(), noise()[0]
+    default = acting.infer(seen, noise=start)["actions"]
+    np.testing.assert_array_equal(default, acting.infer(seen, noise=start, guidance_scale=3.0)["actions"])
+    assert np.abs(default - acting.infer(seen, noise=start, guidance_scale=0.0)["actions"]).max() > 1e-4
+    for scale in (-1.0, float("nan")):
+        with pytest.raises(ConfigError, match="expected a number of 0 or above"):
+            acting.infer(seen, guidance_scale=scale)
+
+
+def test_it_compiles_once_for_each_number_of_rows(root: Path, monkeypatch: pytest.MonkeyPatch):
+    config = small_config(root, root)
+    fresh = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
+    traced = []
+
+    def counted(*arguments: Any) -> Any:
+        traced.append(arguments)
+        return encode(*arguments)
+
+    monkeypatch.setattr(policy, "encode", counted)
+    for scale in (0.0, 1.0, 3.0):
+        fresh.infer(observation(), guidance_scale=scale)
+    assert len(traced) == 1
+
+
+def test_noise_differs_between_calls_and_follows_the_seed(acting: Policy):
+    config, stats = acting.config, open_data(acting.config.data).stats
+    one, same, other = (Policy(config, acting._params, stats, seed=seed) for seed in (1, 1, 2))
+    for each in (one, same, other):
+        each._sample = acting._sample  # compiled already
+    first, second = (one.infer(observation())["actions"] for _ in range(2))
+    assert np.abs(first - second).max() > 1e-4
+    np.testing.assert_array_equal(same.infer(observation())["actions"], first)
+    assert np.abs(other.infer(observation())["actions"] - first).max() > 1e-4
+
+
+def test_pictures_of_any_size_and_either_layout(acting: Policy):
+    seen, start = observation(), noise()[0]
+    wide = np.random.default_rng(3).integers(0, 256, (30, 60, 3)).astype(np.uint8)
+    seen["image"]["base_0_rgb"] = resize_with_pad(wide, 28, 28)
+    expected = acting.infer(seen, noise=start)["actions"]
+    for picture in (wide, wide.transpose(2, 0, 1)):
+        seen["image"]["base_0_rgb"] = picture
+        np.testing.assert_array_equal(acting.infer(seen, noise=start)["actions"], expected)
+    seen["image"]["base_0_rgb"] = None
+    off = acting.infer(seen, noise=start)["actions"]
+    assert np.abs(off - expected).max() > 1e-5
+    seen["image"]["left_wrist_0_rgb"] = None
+    assert np.isfinite(acting.infer(seen, noise=start)["actions"]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"state": np.zeros(3, np.float32)}, r"state: expected 2 numbers, or a batch of them, found float32 \[3\]"),
+        ({"state": np.array([0.1, np.nan])}, "state: expected finite numbers"),
+        ({"state": np.array(["a", "b"])}, "state: expected 2 numbers"),
+        ({"prompt": ""}, "prompt: expected the task in words"),
+        ({"prompt": ["a", "b"]}, "prompt: expected 1 of them"),
+        ({"image": {}}, r"image: expected a dict with \['base_0_rgb', 'left_wrist_0_rgb'\]"),
+        ({"image": np.zeros((28, 28, 3), np.uint8)}, "found ndarray"),
+    ],
+)
+def test_a_bad_observation_is_refused(acting: Policy, change: dict[str, Any], message: str):
+    with pytest.raises(DataError, match=message):
+        acting.infer(observation() | change)
+
+
+def test_bad_pictures_noise_and_missing_entries_are_refused(acting: Policy):
+    floats = observation()
+    floats["image"]["base_0_rgb"] = floats["image"]["base_0_rgb"] / 255
+    with pytest.raises(DataError, match=r"image base_0_rgb: expected uint8 in 0\.\.255, found float64 in 0\."):
+        acting.infer(floats)
+    flat = observation()
+    flat["image"]["base_0_rgb"] = np.zeros((28, 28), np.uint8)
+    with pytest.raises(DataError, match="expected 1 pictures, found shape"):
+        acting.infer(flat)
+    with pytest.raises(DataError, match=r"noise: expected shape \[1, 8, 8\], found \[8, 3\]"):
+        acting.infer(observation(), noise=np.zeros((8, 3), np.float32))
+    with pytest.raises(DataError, match=r"state: expected it in the observation, found \['image'\]"):
+        acting.infer({"image": observation()["image"]})
+
+
+def test_a_policy_without_guidance_takes_no_scale(root: Path):
+    config = supervised(small_config(root, root))
+    plain = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
+    assert plain.infer(plain.example())["actions"].shape == (8, 3)
+    assert plain.metadata["guidance_scale"] is None
+    with pytest.raises(ConfigError, match="trained without guidance"):
+        plain.infer(plain.example(), guidance_scale=3.0)
+
+
+def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
+    """The newest whole checkpoint, its moving average, statistics and config; nothing in the folder changes."""
+    config = small_config(root, tmp_path / "run")
+    main(config, "test")
+    run = tmp_path / "run"
+    before = sorted(str(path) for path in run.rglob("*"))
+    loaded = Policy.from_checkpoint(run)
+    assert loaded.config == config
+    assert loaded.metadata["step"] == 6
+    assert sorted(str(path) for path in run.rglob("*")) == before
+    assert np.isfinite(loaded.infer(loaded.example())["actions"]).all()
+
+    step, params = saved.read_run_weights(run, config)
+    plain = dataclasses.replace(config, ema_decay=None)
+    latest = by_path(saved.read_run_weights(run, plain)[1])
+    average = by_path(params)
+    assert step == 6
+    frozen = [name for name in latest if name.startswith("PaliGemma/llm/embedder")]
+    assert frozen
+    for name in frozen:
+        np.testing.assert_array_equal(average[name], latest[name])
+    assert np.abs(np.asarray(average["action_out_proj/kernel"] - latest["action_out_proj/kernel"])).max() > 1e-4
+
+    shutil.rmtree(run / "checkpoints/6/state")
+    assert Policy.from_checkpoint(run).step == 4
+    assert (run / "checkpoints/6").exists(), "a reader moves nothing"
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(DataError, match="expected a checkpoint of a run, found none"):
+        Policy.from_checkpoint(run)
+    with pytest.raises(ConfigError, match="is a run and has its own config"):
+        Policy.from_checkpoint(run, config=config)
+    (run / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"run is missing"):
+        Policy.from_checkpoint(run)
+
+
+def test_an_openpi_checkpoint_needs_a_config(root: Path, tmp_path: Path):
+    config = supervised(small_config(root, root))
+    params = random_params(Pi0(config.model))
+    folder = tmp_path / "checkpoint"
+    save_openpi(params, folder / "params", as_training_run=True)
+    with pytest.raises(ConfigError, match="need a config"):
+        Policy.from_checkpoint(folder)
+    with pytest.raises(DataError, match="below its assets, found none"):
+        Policy.from_checkpoint(folder, config=config)
+    data = open_data(config.data)
+    norm.save_stats(folder / "assets/own/robot/norm_stats.json", data.stats, data.stats_source)
+    expected = Policy(config, params, data.stats).infer(observation(), noise=noise()[0])["actions"]
+    for place in (folder, folder / "params"):
+        loaded = Policy.from_checkpoint(place, config=config)
+        np.testing.assert_allclose(loaded.infer(observation(), noise=noise()[0])["actions"], expected, atol=1e-5)
+    norm.save_stats(folder / "assets/two/norm_stats.json", data.stats, data.stats_source)
+    with pytest.raises(ConfigError, match="set it to one of them"):
+        Policy.from_checkpoint(folder, config=config)

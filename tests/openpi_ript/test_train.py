@@ -1,0 +1,239 @@
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from core import prng
+from core.config import TrainConfig, load
+from core.errors import ConfigError, DataError, PreemptedError
+from core.loop import fit
+from core.run_folder import RunFolder
+from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.guidance import guided_loss
+from openpi_ript.model.lora import only_where, trainable
+from openpi_ript.model.pi0 import Observation, Pi0, init_params
+from openpi_ript.train import RiptTask, main
+from openpi_ript.weights import by_path, save_openpi, save_safetensors
+from tests.openpi_ript.small_run import (
+    make_dataset,
+    make_task,
+    other_tokenizer,
+    quick_compiling,
+    small_config,
+    supervised,
+)
+from tests.openpi_ript.toy_policy import compiled, make_model, random_params
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("train")
+    with quick_compiling(folder / "cache"):
+        yield make_dataset(folder)
+
+
+def resumed(config: OpenpiRiptConfig) -> OpenpiRiptConfig:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class StopAt:
+    """Sends this process SIGTERM when the batch of a step is asked for."""
+
+    def __init__(self, task: RiptTask, step: int) -> None:
+        self._batches = task.batches
+        self._step = step
+
+    def __call__(self, start_step: int) -> Iterator[Any]:
+        for step, batch in enumerate(self._batches(start_step), start=start_step):
+            if step == self._step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: Path):
+    untouched, stopped = (small_config(root, tmp_path / name) for name in "ab")
+    main(untouched, "test")
+    with RunFolder(stopped, "test") as folder:
+        task = make_task(stopped)
+        task.batches = StopAt(task, 2)
+        with pytest.raises(PreemptedError, match="saved at step 3"):
+            fit(stopped, task, folder)
+    main(resumed(stopped), "test")
+    assert (tmp_path / "a/done.json").read_bytes() == (tmp_path / "b/done.json").read_bytes()
+    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+    logged = rows(tmp_path / "a")
+    assert [row["step"] for row in logged] == [3, 6]
+    expected = {"guided_loss", "flow_loss_positive", "flow_loss_none", "gradient_norm", "step", "split"}
+    assert set(logged[0]) == expected
+    assert json.loads((tmp_path / "a/norm_stats.json").read_text())["source"]["horizon"] == 8
+
+
+def test_one_update_is_the_documented_one(root: Path, tmp_path: Path):
+    """By hand: the loss with the key of update 0, Adam on what trains, the average of the new weights."""
+    config = small_config(root, tmp_path)
+    task = make_task(config)
+    state = compiled(task.init)(jax.random.key(1))
+    batch: Any = jax.tree.map(jnp.asarray, next(task.batches(0)))
+    after, metrics = compiled(task.step)(state, batch)
+
+    model, guidance = Pi0(config.model), config.guidance
+    assert guidance is not None
+    key = prng.key(config.run.seed, "loss", 0)
+
+    def loss(params: Any) -> Any:
+        seen = Observation(**batch["observation"])
+        label, advantage = batch["optimality"], batch["advantages"]
+        args = (batch["actions"], batch["action_is_pad"], label, advantage, guidance, key)
+        return guided_loss(model, params, seen, *args)[0]
+
+    value, gradient = compiled(jax.value_and_grad(loss))(state.params)
+    np.testing.assert_allclose(metrics["guided_loss"].value(), value, rtol=1e-5)
+    trains = by_path(trainable(state.params, config.model))
+    gradient = {name: np.asarray(leaf) for name, leaf in by_path(gradient).items() if trains[name]}
+    norm = np.sqrt(sum(np.square(leaf).sum() for leaf in gradient.values()))
+    np.testing.assert_allclose(metrics["gradient_norm"].value(), norm, rtol=1e-4)
+    scale = min(1.0, 1.0 / norm)  # clip_norm 1
+    before, now, average = by_path(state.params), by_path(after.params), by_path(after.target)
+    assert set(average) == set(gradient)
+    for name, leaf in before.items():
+        if not trains[name]:
+            np.testing.assert_array_equal(now[name], leaf)
+            continue
+        g = gradient[name] * scale
+        step = g / (np.abs(g) + 1e-8)  # Adam's first: its moments are corrected to g and g^2
+        sure = np.abs(g) > 1e-5  # below, rounding decides the sign
+        np.testing.assert_allclose((now[name] - leaf)[sure], -1e-2 * step[sure], rtol=2e-2, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(average[name], 0.5 * leaf + 0.5 * now[name], rtol=1e-6, atol=1e-9)
+    assert int(after.step) == 1
+
+
+def test_frozen_weights_have_no_optimiser_state(root: Path, tmp_path: Path):
+    task = make_task(small_config(root, tmp_path))
+    state = jax.eval_shape(task.init, jax.random.key(0))
+    trained = only_where(state.params, trainable(state.params, task.config.model))
+    frozen = len(jax.tree.leaves(state.params)) - len(jax.tree.leaves(trained))
+    assert frozen > 0
+    adam = [part for part in jax.tree.leaves(state.opt_state, is_leaf=is_adam) if is_adam(part)]
+    assert len(adam) == 1
+    assert len(jax.tree.leaves(adam[0].mu)) == len(jax.tree.leaves(trained))
+    assert jax.tree.structure(state.target) == jax.tree.structure(trained)
+
+
+def is_adam(part: Any) -> bool:
+    return isinstance(part, optax.ScaleByAdamState)
+
+
+def test_supervised_training_keeps_no_average_and_needs_no_outcomes(root: Path, tmp_path: Path):
+    config = supervised(small_config(root, tmp_path), ema_decay=None)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, advantage=None))
+    task = make_task(config)
+    state = compiled(task.init)(jax.random.key(1))
+    assert state.target == {}
+    _, metrics = compiled(task.step)(state, next(task.batches(0)))
+    assert set(metrics) == {"flow_loss", "gradient_norm"}
+    assert task.evaluate(state, final=True) == {}
+
+
+def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path):
+    """Loaded when the run begins and never again: the run goes on although the file is gone."""
+    model = make_model("pi0")  # no condition, as openpi's
+    stored = random_params(model)
+    save_openpi(stored, tmp_path / "pi0/params")
+    config = small_config(root, tmp_path / "run", weights=str(tmp_path / "pi0"))
+    task = make_task(config)
+    fresh = task.init(jax.random.key(0))
+    assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(fresh.params)), "nothing is drawn in vain"
+    state = task.load(fresh)
+    loaded = by_path(state.params)
+    for name, leaf in by_path(stored).items():
+        np.testing.assert_array_equal(loaded[name], leaf)
+    assert not np.asarray(loaded["condition_embedding/embedding"]).any()
+    for name, leaf in by_path(state.target).items():
+        np.testing.assert_array_equal(leaf, loaded[name])
+
+    short = dataclasses.replace(config, train=TrainConfig(steps=2, batch_size=4, log_every=3))
+    main(short, "test")
+    shutil.rmtree(tmp_path / "pi0")
+    main(resumed(dataclasses.replace(config, train=TrainConfig(steps=3, batch_size=4, log_every=3))), "test")
+    assert json.loads((tmp_path / "run/done.json").read_text())["step"] == 3
+    assert [row["step"] for row in rows(tmp_path / "run")] == [2, 3]
+
+
+def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_path: Path):
+    save_safetensors(random_params(make_model("pi05")), tmp_path / "pi05.safetensors")
+    task = make_task(small_config(root, tmp_path, weights=str(tmp_path / "pi05.safetensors")))
+    with pytest.raises(DataError, match="not of this model") as caught:
+        task.load(task.init(jax.random.key(0)))
+    assert "state_proj/kernel: missing" in str(caught.value)
+    assert "time_mlp_in/kernel: not in the model" in str(caught.value)
+    missing = make_task(small_config(root, tmp_path, weights=str(tmp_path / "nothing")))
+    with pytest.raises(DataError, match="expected an openpi checkpoint"):
+        missing.load(missing.init(jax.random.key(0)))
+
+
+def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
+    config = small_config(root, tmp_path / "run")
+    marks = make_task(config).data_fingerprint()
+    assert set(marks) == {"tables", "labels", "norm_stats", "tokenizer"}
+    weighted = dataclasses.replace(config.data, advantage=None)
+    other = make_task(supervised(config, data=weighted)).data_fingerprint()
+    assert {name for name in marks if marks[name] != other[name]} == {"labels"}
+    tokenizer = tmp_path / "tokenizer.model"
+    tokenizer.write_bytes(other_tokenizer(300))
+    other = make_task(dataclasses.replace(config, tokenizer=str(tokenizer))).data_fingerprint()
+    assert {name for name in marks if marks[name] != other[name]} == {"tokenizer"}
+
+
+def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):
+    config = small_config(root, tmp_path)
+    data, model = config.data, config.model
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"data": dataclasses.replace(data, horizon=4)}, "data.horizon is 4 and model.action_horizon is 8"),
+        ({"data": dataclasses.replace(data, image_size=(28, 14))}, r"data.image_size is \(28, 14\)"),
+        ({"guidance": None}, "guidance is None and model.optimality True"),
+        ({"model": dataclasses.replace(model, optimality=False)}, "model.optimality False"),
+        ({"data": dataclasses.replace(data, advantage=None)}, "guidance needs advantages"),
+        ({"ema_decay": 1.5}, "ema_decay is 1.5; expected 0 to 1"),
+        (
+            {"data": dataclasses.replace(data, robot=dataclasses.replace(data.robot, target_state_dim=14))},
+            "data.robot.target_state_dim is 14 and model.action_dim 8",
+        ),
+    ]
+    for change, message in changes:
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(config, **change)
+
+
+def test_the_configs_load_and_take_overrides():
+    for name in ("debug", "sft", "cfg_ript", "pi0_full"):
+        path = f"configs/openpi_ript/{name}.py"
+        config, _ = load(["--config", path, "--train.steps", "7", "--tokenizer", "x", "--data.robot.state-dim", "9"])
+        assert isinstance(config, OpenpiRiptConfig)
+        assert (config.train.steps, config.tokenizer, config.data.robot.state_dim) == (7, "x", 9)
+        assert config.package == "openpi_ript"
+    with pytest.raises(ConfigError, match="horizon"):
+        load(["--config", "configs/openpi_ript/debug.py", "--data.horizon", "4"])
+
+
+def test_full_size_states_fit_together_without_being_computed(root: Path, tmp_path: Path):
+    """Shapes of the released sizes through init and freezing: 3.2 billion weights, adapters, frozen parts."""
+    for name in ("sft", "cfg_ript", "pi0_full"):
+        config, _ = load(["--config", f"configs/openpi_ript/{name}.py"])
+        assert isinstance(config, OpenpiRiptConfig)
+        shapes = jax.eval_shape(lambda key, c=config: init_params(Pi0(c.model), key), jax.random.key(0))
+        flags = jax.tree.leaves(trainable(shapes, config.model))
+        assert (any(flags), all(flags)) == (True, name == "pi0_full")
