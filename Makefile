@@ -18,7 +18,7 @@ quickstart: env  ## records a dataset, trains Q-chunking, evaluates it in the si
 	$(BIN)/python launch.py --config configs/qchunk/cube_single.py
 
 test: env  ## the whole test suite
-	@echo "tests: about 6 minutes on 2 cores"
+	@echo "tests: about 10 minutes on 2 cores"
 	$(BIN)/python -m pytest --typecheck
 
 lint: env
