@@ -3,23 +3,27 @@
     python benchmarks/lerobot_loader.py --peer .venv-lerobot/bin/python
 
 LeRobot writes the dataset (v3.0, two cameras of 224 x 224, actions of 50 steps), once as video and once as images, and
-reads it with torch's DataLoader and 2 workers; then the same files are read here, as they are and packed. It needs an
-environment of its own, beside this one, because its pins do not go together with torch 2.13:
+reads it with torch's DataLoader and 2 workers; the same files are read here, as they are and packed. LeRobot needs an
+environment of its own, because its pins exclude torch 2.11 and later (about 6 GB: PyPI's torch brings CUDA along):
 
     python3.11 -m venv .venv-lerobot
-    .venv-lerobot/bin/pip install torch==2.13.0 torchvision
-    .venv-lerobot/bin/pip install --no-deps lerobot==0.4.4
-    .venv-lerobot/bin/pip install "datasets>=4" "huggingface-hub" "av>=15,<16" pandas pyarrow einops draccus \
-        jsonlines packaging fsspec pillow deepdiff termcolor
+    .venv-lerobot/bin/pip install torch==2.10.0 torchvision==0.25.0 torchcodec==0.10.0
+    .venv-lerobot/bin/pip install --no-deps lerobot==0.4.4 "accelerate<2" psutil safetensors pyyaml
+    .venv-lerobot/bin/pip install "datasets>=4,<5" "huggingface-hub<0.36" "av>=15,<16" einops draccus==0.10.0 \
+        "jsonlines<5" "packaging<26" "deepdiff<9" termcolor
 
---without-peer measures this side alone, on a dataset that the tests' writer makes. Ratios count, of one run: both sides
-take the same rows in random order, in batches, and the first batches are not counted. LeRobot gives float32 pictures
-and absolute actions; this side gives layer 3, resized, normalised and relative.
+--backend torchcodec, LeRobot's default, needs FFmpeg's shared libraries (4 to 8) where the loader finds them; --backend
+pyav needs no more than the above. --without-peer measures this side alone, on a dataset that the tests' writer makes.
+
+Ratios count, of one run: every way is measured once a round, one after another, and the table has the median of the
+rounds. Both sides take rows of one dataset in random order, in batches, and the first batches are not counted. LeRobot
+gives float32 pictures and absolute actions; this side gives layer 3, resized, normalised and relative.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,9 +36,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
-FPS, EPISODES, FRAMES, SIZE, HORIZON, STATE, ACTION = 30, 10, 150, 224, 50, 14, 7
+FPS, EPISODES, FRAMES, SIZE, HORIZON, STATE, ACTION = 30, 10, 100, 224, 50, 14, 7
 CAMERAS = ("observation.images.base", "observation.images.wrist")
 WARM_UP = 2
+STORAGES = ("video", "image")
+WAYS = {"raw": "packed, raw", "jpeg": "packed, JPEG", "image": "images", "video": "video"}
 
 
 def episode(number: int) -> Iterator[dict[str, Any]]:
@@ -64,13 +70,13 @@ def write_with_lerobot(root: Path, storage: str) -> None:
     dataset.finalize()
 
 
-def lerobot_rate(root: Path, batch: int, seconds: float) -> float:
+def lerobot_rate(root: Path, batch: int, seconds: float, backend: str) -> float:
     """Samples a second of LeRobot's dataset under torch's DataLoader (runs in the peer's environment)."""
     import torch  # pyright: ignore[reportMissingImports]
     from lerobot.datasets.lerobot_dataset import LeRobotDataset  # pyright: ignore[reportMissingImports]
 
     deltas = {"action": [i / FPS for i in range(HORIZON)]}
-    dataset = LeRobotDataset("bench/set", root=root, delta_timestamps=deltas)
+    dataset = LeRobotDataset("bench/set", root=root, delta_timestamps=deltas, video_backend=backend)
     loader = torch.utils.data.DataLoader(dataset, batch_size=batch, shuffle=True, num_workers=2, drop_last=True)
 
     def endless() -> Iterator[Any]:
@@ -124,18 +130,20 @@ def write_ourselves(root: Path, storage: str) -> None:
 
 
 def as_peer(arguments: argparse.Namespace) -> None:
-    """Writes and measures with LeRobot; prints one JSON line."""
+    """Writes both datasets with LeRobot if there are none, else measures both; prints one JSON line."""
     rates = {}
-    for storage in ("video", "image"):
+    for storage in STORAGES:
         root = arguments.as_peer / storage
-        write_with_lerobot(root, storage)
-        rates[storage] = lerobot_rate(root, arguments.batch, arguments.seconds)
+        if not root.exists():
+            write_with_lerobot(root, storage)
+        else:
+            rates[storage] = lerobot_rate(root, arguments.batch, arguments.seconds, arguments.backend)
     print(json.dumps(rates))
 
 
 def run_peer(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Runs this file in the peer's environment; the dataset stays in `folder`."""
-    command = [arguments.peer, __file__, "--as-peer", str(folder)]
+    command = [arguments.peer, __file__, "--as-peer", str(folder), "--backend", arguments.backend]
     command += ["--batch", str(arguments.batch), "--seconds", str(arguments.seconds)]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
     ran = subprocess.run(command, env=offline, capture_output=True, text=True, check=False)
@@ -144,41 +152,58 @@ def run_peer(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+def prepare(arguments: argparse.Namespace, folder: Path) -> None:
+    """Both datasets, and two packs of the one in videos."""
+    from core.pack import PackSettings
+    from openpi_ript.pack import pack
+
+    if arguments.peer:
+        run_peer(arguments, folder)
+    else:
+        for storage in STORAGES:
+            write_ourselves(folder / storage, storage)
+    for encoding in ("raw", "jpeg"):
+        settings = PackSettings(image_size=(SIZE, SIZE), encoding=encoding)  # pyright: ignore[reportArgumentType]
+        pack(folder / "video", folder / encoding, settings=settings)
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> None:
+    """Rounds of all ways, then one row a way with its ratio to LeRobot's loader on video and on images."""
+    ours: dict[str, list[float]] = {path: [] for path in WAYS}
+    theirs: dict[str, list[float]] = {storage: [] for storage in STORAGES} if arguments.peer else {}
+    for _ in range(arguments.rounds):
+        for path, rates in ours.items():
+            rates.append(our_rate(folder / path, arguments.batch, arguments.seconds, arguments.threads))
+        for storage, value in (run_peer(arguments, folder) if arguments.peer else {}).items():
+            theirs[storage].append(value)
+    peer = {storage: statistics.median(rates) for storage, rates in theirs.items()}
+    for storage, rates in theirs.items():
+        print(f"LeRobot, {storage:8} {peer[storage]:8.0f} samples/s ({min(rates):.0f} to {max(rates):.0f})")
+    for path, rates in ours.items():
+        middle = statistics.median(rates)
+        ratios = "".join(f"   {middle / value:6.1f} times {storage}" for storage, value in peer.items())
+        print(f"{WAYS[path]:17} {middle:8.0f} samples/s ({min(rates):.0f} to {max(rates):.0f}){ratios}")
+
+
 def main() -> None:
     """Prints one row a way of reading, with its ratio to LeRobot's loader on video and on images."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="python of the environment that has lerobot and torch")
     parser.add_argument("--without-peer", action="store_true", help="measure this side alone")
     parser.add_argument("--as-peer", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--batch", type=int, default=32, help="samples a batch (32)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="measured time of each way (10)")
+    parser.add_argument("--backend", choices=("torchcodec", "pyav"), default="torchcodec", help="of LeRobot's videos")
+    parser.add_argument("--batch", type=int, default=16, help="samples a batch (16)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measured time of each way in a round (5)")
+    parser.add_argument("--rounds", type=int, default=3, help="times that every way is measured (3)")
     parser.add_argument("--threads", type=int, default=2, help="threads of this side (2)")
     arguments = parser.parse_args()
     if arguments.as_peer:
         return as_peer(arguments)
     if not arguments.peer and not arguments.without_peer:
         sys.exit(f"name the peer's python with --peer, or measure alone with --without-peer\n\n{__doc__}")
-    from core.pack import PackSettings
-    from openpi_ript.pack import pack
-
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        if arguments.without_peer:
-            for storage in ("video", "image"):
-                write_ourselves(folder / storage, storage)
-            theirs = {}
-        else:
-            theirs = run_peer(arguments, folder)
-        for encoding in ("raw", "jpeg"):
-            settings = PackSettings(image_size=(SIZE, SIZE), encoding=encoding)  # pyright: ignore[reportArgumentType]
-            pack(folder / "video", folder / encoding, settings=settings)
-        for storage, value in theirs.items():
-            print(f"LeRobot, {storage:8} {value:10.0f} samples/s")
-        names = {"raw": "packed, raw", "jpeg": "packed, JPEG", "image": "images", "video": "video"}
-        for path, name in names.items():
-            ours = our_rate(folder / path, arguments.batch, arguments.seconds, arguments.threads)
-            ratios = "".join(f"   {ours / value:6.1f} times {storage}" for storage, value in theirs.items())
-            print(f"{name:17} {ours:10.0f} samples/s{ratios}")
+        prepare(arguments, Path(scratch))
+        measure(arguments, Path(scratch))
     return None
 
 
