@@ -7,7 +7,7 @@ samples, alpha weight of the distillation, tau target rate. Inside, a chunk is f
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ TILE_ROWS = 1024
 
 Batch = Mapping[str, Any]  # arrays of a qchunk.data.Batch
 Metrics = dict[str, Mean]
+Network = Literal["critic", "flow", "onestep"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,12 +106,12 @@ class Agent:
         code leaves them out too, but divides by all rows.
         """
         agent = self.config.agent
-        s, s_next = self._s(batch["observations"]), self._s(batch["next_observations"])
-        a_next = self.policy(jax.lax.stop_gradient(params), s_next, key)
-        q_next = self._aggregate(self._q(target["critic"], s_next, a_next))
+        after = batch["next_observations"]
+        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
+        q_next = self._aggregate(self._q(target["critic"], self.see(target, "critic", after), a_next))
         real_steps = batch["valid"].sum(axis=-1)
         y = batch["rewards"][:, -1] + agent.discount**real_steps * batch["masks"][:, -1] * q_next
-        q = self._q(params["critic"], s, self._chunks(batch))
+        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
         kept = batch["valid"][:, -1] > 0 if agent.partial_chunks == "drop" else real_steps > 0
         kept = jnp.broadcast_to(kept, q.shape)
         error = mean_of((q - jax.lax.stop_gradient(y)[None]) ** 2, kept)
@@ -123,7 +124,7 @@ class Agent:
         z = jax.random.normal(noise_key, a.shape)
         t = jax.random.uniform(time_key, (a.shape[0], 1))
         x, u = straight_path(z, a, t)
-        v = apply(self.flow, params["flow"], self._s(batch["observations"]), x, t)
+        v = apply(self.flow, params["flow"], self.see(params, "flow", batch["observations"]), x, t)
         squared = self._unflatten((v - u) ** 2)
         real = jnp.broadcast_to(batch["valid"][:, : self.action_horizon, None], squared.shape)
         error = mean_of(squared, real)
@@ -135,19 +136,21 @@ class Agent:
         All rows count: every s is a real frame. Q is not normalised; the official code has an option for it that
         nothing reads, and its default is off.
         """
-        s = self._s(batch["observations"])
+        now = batch["observations"]
+        s = self.see(params, "onestep", now)
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         fixed = jax.lax.stop_gradient(params)
         mu = apply(self.onestep, params["onestep"], s, z)
-        distance = mean_of((mu - self._flow_chunks(fixed["flow"], s, z)) ** 2)
-        q = mean_of(self._q(fixed["critic"], s, jnp.clip(mu, -1, 1)))
+        distance = mean_of((mu - self._flow_chunks(fixed["flow"], self.see(fixed, "flow", now), z)) ** 2)
+        q = mean_of(self._q(fixed["critic"], self.see(fixed, "critic", now), jnp.clip(mu, -1, 1)))
         loss = self.config.agent.alpha * distance.value() - q.value()
         return loss, {"distill_loss": distance, "q_policy": q}
 
-    def policy(self, params: PyTree, s: Float[Array, "b s"], key: Key[Array, ""]) -> Float[Array, "b d"]:
+    def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
         """The policy's chunk for each row, within [-1, 1]."""
         if self.config.agent.policy == "best_of_n":
-            return self._best_of_n(params, s, key)
+            return self._best_of_n(params, observations, key)
+        s = self.see(params, "onestep", observations)
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         return jnp.clip(apply(self.onestep, params["onestep"], s, z), -1, 1)
 
@@ -157,22 +160,26 @@ class Agent:
         Args:
           observations: As in a batch; only the array that data.observation names is read.
         """
-        return self._unflatten(self.policy(params, self._s(observations), key))
+        return self._unflatten(self.policy(params, observations, key))
 
     def act_flow(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b t a"]:
         """Chunk of the behaviour-cloning flow alone, within [-1, 1]: what the data does, for scale."""
-        s = self._s(observations)
+        s = self.see(params, "flow", observations)
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         return self._unflatten(self._flow_chunks(params["flow"], s, z))
 
-    def _best_of_n(self, params: PyTree, s: Float[Array, "b s"], key: Key[Array, ""]) -> Float[Array, "b d"]:
-        """Of N chunks of the flow for each row, the one that the critic values most."""
-        n, b = self.config.agent.num_samples, s.shape[0]
+    def _best_of_n(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
+        """Of N chunks of the flow for each row, the one that the critic values most.
+
+        Each network sees the observation once, whatever N is.
+        """
+        s_flow, s_critic = (self.see(params, network, observations)[None] for network in ("flow", "critic"))
+        n, b = self.config.agent.num_samples, s_flow.shape[1]
         tiles = next((k for k in range(1, n) if n % k == 0 and n // k * b <= TILE_ROWS), n)
 
         def tile(z: Array) -> tuple[Array, Array]:
-            a = self._flow_chunks(params["flow"], s[None], z)
-            return a, self._aggregate(self._q(params["critic"], s[None], a))
+            a = self._flow_chunks(params["flow"], s_flow, z)
+            return a, self._aggregate(self._q(params["critic"], s_critic, a))
 
         z = jax.random.normal(key, (n, b, self.chunk_size))
         a, q = jax.lax.map(tile, z.reshape(tiles, n // tiles, b, self.chunk_size))
@@ -193,7 +200,13 @@ class Agent:
     def _aggregate(self, q: Float[Array, "e *b"]) -> Float[Array, "*b"]:
         return q.mean(axis=0) if self.config.agent.q_aggregation == "mean" else q.min(axis=0)
 
-    def _s(self, observations: Mapping[str, Any]) -> Float[Array, "b s"]:
+    def see(self, params: PyTree, network: Network, observations: Mapping[str, Any]) -> Float[Array, "b s"]:
+        """The observation as a network sees it: the one place where observations enter the networks.
+
+        Args:
+          params: Weights of which those of `network` are read; the target's for the target critic.
+        """
+        del params, network  # the same array for all, as long as nothing encodes it
         return policy_input(observations, self.config.data.observation)
 
     def _chunks(self, batch: Batch) -> Float[Array, "b d"]:
@@ -205,11 +218,11 @@ class Agent:
 
     def _check(self, batch: Batch) -> None:
         """Shapes of a batch against config and dims."""
-        horizon = self.config.agent.horizon
+        horizon, observation = self.config.agent.horizon, self.config.data.observation
         for name, array, expected in (
             ("actions", batch["actions"], (horizon, self.dims.action)),
             ("rewards", batch["rewards"], (horizon,)),
-            (f"observations.{self.config.data.observation}", self._s(batch["observations"]), (self.dims.observation,)),
+            (f"observations.{observation}", policy_input(batch["observations"], observation), (self.dims.observation,)),
         ):
             if array.shape[1:] != expected:
                 raise ValueError(f"batch {name} has shape {array.shape}; expected (b, {', '.join(map(str, expected))})")

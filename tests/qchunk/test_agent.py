@@ -337,7 +337,7 @@ def test_tiles_do_not_change_the_best_of_n(rows, monkeypatch):
     params, _ = weights(agent)
     monkeypatch.setattr(qchunk.agent, "TILE_ROWS", rows)
     s = np.asarray(observations["qpos"], np.float64)
-    found = quick(agent.policy)(params, observations["qpos"], KEY)
+    found = quick(agent.policy)(params, observations, KEY)
     np.testing.assert_allclose(found, numpy_policy(agent, params, s, KEY), atol=1e-5)
 
 
