@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32, Int64, Shaped, UInt8
 
 from core import norm_stats
 from core.episodes import (
@@ -49,8 +49,10 @@ class Observations(TypedDict):
     """Joint positions (rad or m, as recorded)."""
     state: Float32[np.ndarray, "b s"] | None
     """Full state vector, where the files have one."""
-    images: None
-    depth_images: None
+    images: UInt8[np.ndarray, "b k h w 3"] | None
+    """RGB, 0 to 255, of data.cameras in that order; None without cameras."""
+    depth_images: Shaped[np.ndarray, "b k h w"] | None
+    """Depth of data.depth_cameras, dtype and unit as recorded; None without depth cameras."""
 
 
 class Batch(TypedDict):
@@ -83,6 +85,10 @@ class Dims:
     observation: int
     """Of the array that data.observation names."""
     action: int
+    cameras: tuple[str, ...] = ()
+    """Pictures in a batch, in this order."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of each; None without cameras."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,12 +99,21 @@ class Dataset:
     action_norm: Affine
     observation_norm: Affine
     """Of the array that data.observation names."""
+    cameras: tuple[str, ...]
+    depth_cameras: tuple[str, ...]
+    image_size: tuple[int, int] | None
+    """Height and width of pictures in a batch; None without cameras."""
     notes: tuple[str, ...]
     """What a person should know: labels that are missing, episodes skipped, dimensions floored."""
 
     def dims(self, observation: str) -> Dims:
-        """Widths of the array that data.observation names, and of an action."""
-        return Dims(observation=self.source.dims[observation], action=self.source.dims["action"])
+        """Widths of the array that data.observation names and of an action, and what the pictures are."""
+        return Dims(
+            observation=self.source.dims[observation],
+            action=self.source.dims["action"],
+            cameras=self.cameras,
+            image_size=self.image_size,
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -132,7 +147,15 @@ def _with_norm(data: DataConfig, source: EpisodeSource, notes: tuple[str, ...]) 
 
     action = norm(data.action_norm, "actions", "action")
     observation = norm(data.observation_norm, "state", data.observation)
-    return Dataset(source=source, action_norm=action, observation_norm=observation, notes=notes)
+    return Dataset(
+        source=source,
+        action_norm=action,
+        observation_norm=observation,
+        cameras=data.cameras,
+        depth_cameras=data.depth_cameras,
+        image_size=data.image_size,
+        notes=notes,
+    )
 
 
 def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
