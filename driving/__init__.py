@@ -1,0 +1,1 @@
+"""Driving: pretraining of multi-camera encoders from episodes, and waypoint prediction on top."""

@@ -1,0 +1,108 @@
+"""Every setting of a driving run, as frozen dataclasses. No jax is imported here."""
+
+import dataclasses
+from typing import Literal
+
+from core.config import ExperimentConfig, require_fraction, require_non_negative, require_positive
+
+CAMERAS = ("front", "front_left", "front_right", "side_left", "side_right")
+"""The contract's canonical cameras; other names are allowed, and found in an episode as they are written there."""
+
+Split = Literal["train", "val", "test", "all"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """Random changes of a training sample that keep labels and camera geometry true; all off by default.
+
+    Drawn from (seed, epoch, index of the sample in the epoch). Evaluation never augments.
+    """
+
+    crop: float = 0.0
+    """Largest share of height and of width that a crop leaves out; one crop a camera, the same at all times."""
+    brightness: float = 0.0
+    """Colours are multiplied by 1 - brightness to 1 + brightness, drawn for each picture, as are the next two."""
+    contrast: float = 0.0
+    """Distances from mid-grey are multiplied by 1 - contrast to 1 + contrast."""
+    saturation: float = 0.0
+    """Distances from the pixel's grey are multiplied by 1 - saturation to 1 + saturation."""
+    camera_dropout: float = 0.0
+    """Probability that a camera is masked in a sample, at all times; one camera always stays."""
+    flip: float = 0.0
+    """Probability of a mirror image: left and right cameras change places, y, yaw and the route command change sign."""
+
+    def __post_init__(self) -> None:
+        require_fraction(self, "crop", "brightness", "contrast", "saturation", "camera_dropout", "flip")
+        if self.crop == 1:
+            raise ValueError("augment.crop is 1; expected below 1, since a crop must leave something")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Driving episodes on disk, or a pack of them, and how their frames become samples."""
+
+    path: str
+    """Folder of episode JSON files with their pictures, or the pack that `python -m driving.pack` wrote."""
+    cameras: tuple[str, ...] = CAMERAS
+    """Order of the camera axis."""
+    image_size: tuple[int, int] = (64, 96)
+    """Height and width of every picture of a batch. Other sizes are stretched, and the intrinsics with them."""
+    offsets_s: tuple[float, ...] = (0.0,)
+    """Times of a sample in seconds from its anchor frame, ascending, 0.0 among them: (0.0,) gives frames, (0.0, 0.5)
+    temporal pairs, (-1.0, -0.5, 0.0) clips."""
+    tolerance_s: float = 0.05
+    """How far the nearest frame may lie from an offset; farther, that time of the sample is masked."""
+    incomplete: Literal["mask", "drop"] = "mask"
+    """Anchors that lack a frame at some offset: drawn with that time masked, or not drawn."""
+    min_cameras: int = 1
+    """Pictures that an anchor frame must have to be drawn."""
+    waypoint_steps: int = 20
+    waypoint_dt_s: float = 0.1
+    """Seconds between two waypoints; the first is one step ahead of the anchor."""
+    waypoint_source: Literal["expert", "poses"] = "expert"
+    """expert: what the episode lists, from poses where it lists none. poses: always from poses."""
+    max_gap_s: float = 0.5
+    """Poses farther apart in time are not interpolated; waypoints and relative poses in such a gap are masked."""
+    missing_files: Literal["refuse", "mask"] = "refuse"
+    """A path that is given, and whose file is absent: an error that lists them, or counted and masked."""
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    """Bad episodes: refuse all with one report, or skip up to 1 % of them with the list printed."""
+    split_file: str | None = None
+    """Manifest of the split. None: `_split.json` in `path`, made from the two fractions if it is not there."""
+    val_fraction: float = 0.15
+    test_fraction: float = 0.15
+    """Shares of the recordings when a split is made."""
+    episode_fraction: float = 1.0
+    """Share of the training episodes that are used, at least one; a smaller share is a subset of a larger one."""
+    augment: AugmentConfig = AugmentConfig()
+    cache_mb: int = 0
+    """Memory for decoded pictures, in units of 10^6 bytes; 0 decodes each time."""
+    read_threads: int = 0
+    """Threads that build batches ahead; 0 builds them where they are used."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "waypoint_steps", "waypoint_dt_s", "max_gap_s", "episode_fraction")
+        require_non_negative(self, "tolerance_s", "min_cameras", "cache_mb", "read_threads")
+        require_fraction(self, "val_fraction", "test_fraction", "episode_fraction")
+        if self.val_fraction + self.test_fraction >= 1:
+            raise ValueError(
+                "data.val_fraction and data.test_fraction leave nothing to train on; expected a sum below 1"
+            )
+        if not self.cameras or len(set(self.cameras)) < len(self.cameras):
+            raise ValueError(f"data.cameras is {self.cameras}; expected at least one name, and none twice")
+        if min(self.image_size) < 1:
+            raise ValueError(f"data.image_size is {self.image_size}; expected height and width of at least 1")
+        if 0.0 not in self.offsets_s or list(self.offsets_s) != sorted(set(self.offsets_s)):
+            raise ValueError(f"data.offsets_s is {self.offsets_s}; expected ascending seconds with 0.0 among them")
+
+    @property
+    def anchor(self) -> int:
+        """Position of offset 0.0: the time that waypoints, route command and relative poses refer to."""
+        return self.offsets_s.index(0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrivingConfig(ExperimentConfig):
+    """A driving run: episodes -> objectives on multi-camera features -> waypoints."""
+
+    data: DataConfig
