@@ -42,6 +42,8 @@ class Progress:
     """Sum and count of each metric since the last line of metrics.jsonl."""
     evaluated: bool
     """Whether the evaluation due at this step has been done."""
+    position: dict[str, Any] | None
+    """Of the task's interaction with a world, from which it goes on; None where there is none."""
 
 
 class Checkpoints:
@@ -279,7 +281,7 @@ def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def digest(state: TrainState, position: dict[str, int]) -> str:
+def digest(state: TrainState, position: dict[str, Any]) -> str:
     """SHA-256 over params, optimiser state and target (sorted path, dtype, shape, bytes) and the data position."""
     hasher = hashlib.sha256()
     leaves = _leaves({"params": state.params, "opt_state": state.opt_state, "target": state.target})

@@ -1,8 +1,9 @@
-"""The only train loop: evaluate, save, take the next batches, step, log.
+"""The only train loop: evaluate, save, interact, take the next batches, step, log.
 
 The order matters for resume. At step n the loop first evaluates the weights of step n if that is due, then saves, and
-only then moves the data; so a checkpoint of step n holds everything up to and including the evaluation at n, and a
-resumed run goes on with batch n. Nothing flows back into the data except the step.
+only then interacts and moves the data; so a checkpoint of step n holds everything up to and including the evaluation
+at n, and a resumed run goes on with the interaction and the batch n. Nothing flows back into the data except the step,
+and what an `Interaction` brought from the world before it.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import functools
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
@@ -67,12 +68,64 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class Interaction(Protocol):
+    """The part of a task that meets a world between updates: steps of an environment, rounds of rollouts.
+
+    It keeps what it brings home in the run folder, and hands it to the task's `batches`, which the loop asks for the
+    next batch only afterwards. Both must be functions of seed, step and weights alone; then a run that was killed
+    ends as one that was not, and nothing depends on the number of updates in a call.
+    """
+
+    @property
+    def start(self) -> int:
+        """First update before which `interact` is called."""
+        ...
+
+    @property
+    def every(self) -> int:
+        """Updates between two calls, at least 1."""
+        ...
+
+    def interact(
+        self, state: TrainState, step: int, stopping: Callable[[], bool]
+    ) -> Mapping[str, Sequence[float]] | None:
+        """Acts with the weights that `step` updates made; the loop saves before, never in between.
+
+        Args:
+          state: Not yet donated to the next update.
+          step: Updates behind it; start, start + every, ...
+          stopping: True once a request to stop has come. Ask it at least every few seconds: what was begun is then
+            dropped, as if `interact` had not been called.
+
+        Returns:
+          Values for the next line of metrics.jsonl by name, each counted once in its mean; None if it was broken off.
+        """
+        ...
+
+    def position(self) -> dict[str, Any]:
+        """JSON values from which `rewind` finds back to the end of the last `interact` that was not broken off.
+
+        When it returns, everything that it refers to is forced to disk.
+        """
+        ...
+
+    def rewind(self, position: dict[str, Any] | None) -> None:
+        """Goes back to a position, and drops whatever came later; None: everything. Called once, first of all.
+
+        Raises:
+          DataError: What the position refers to is missing or damaged.
+        """
+        ...
+
+
 def fit(
     config: ExperimentConfig,
     task: Task,
     folder: RunFolder,
     *,
     load: Callable[[TrainState], TrainState] | None = None,
+    interaction: Interaction | None = None,
 ) -> str:
     """Trains until `train.steps`, from the newest checkpoint if the folder holds one.
 
@@ -81,6 +134,7 @@ def fit(
       task: What is trained, on what.
       folder: Open; it gets metrics and checkpoints.
       load: Puts weights from files into the fresh state. Called once, where no checkpoint is there to go on from.
+      interaction: What happens between updates, where anything does.
 
     Returns:
       The digest of the final state, which `done.json` holds too.
@@ -90,7 +144,7 @@ def fit(
       NonFiniteError: A metric is NaN or infinite.
       RunError: As `Checkpoints` and the task raise.
     """
-    return _Run(config, task, folder, load).run()
+    return _Run(config, task, folder, load, interaction).run()
 
 
 def run_updates(
@@ -137,6 +191,7 @@ class _Clock:
 
     data: float = 0.0
     step: float = 0.0
+    interact: float = 0.0
     evaluate: float = 0.0
     save: float = 0.0
     start: float = 0.0
@@ -155,9 +210,11 @@ class _Run:
         task: Task,
         folder: RunFolder,
         load: Callable[[TrainState], TrainState] | None,
+        interaction: Interaction | None,
     ) -> None:
         self.config = config
         self.load = load
+        self.interaction = interaction
         self.task = task
         self.folder = folder
         self.clock = _Clock()
@@ -214,11 +271,15 @@ class _Run:
             if self.load is not None:
                 self.state = self.load(self.state)
             self.folder.cut_metrics(0)
+            position = None
         else:
             self.state, progress = restored
+            position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
             self.folder.cut_metrics(progress.metrics_bytes)
             print(f"resumed from step {self.step}", flush=True)
+        if self.interaction is not None:
+            self.interaction.rewind(position)
         self.clock.charge("start", self.began)
 
     def _loop(self) -> None:
@@ -234,14 +295,35 @@ class _Run:
                 break
             if self.step % every == 0 and self.step not in (0, saved_step):
                 self._save()
-            self._update(batches, self._updates_until_due())
+            if self._interact_if_due():
+                self._update(batches, self._updates_until_due())
 
     def _updates_until_due(self) -> int:
-        """Updates of the next dispatch: at most updates_per_call, ending where a log, save or evaluation is due."""
+        """Updates of the next dispatch: at most updates_per_call, ending where anything else is due."""
         train = self.config.train
         rhythms = [train.log_every, self.config.checkpoint.every] + [train.eval_every] * (train.eval_every > 0)
         due = min((self.step // rhythm + 1) * rhythm for rhythm in rhythms)
+        if self.interaction is not None:
+            past, every = self.step - self.interaction.start, self.interaction.every
+            due = min(due, self.interaction.start + (past // every + 1) * every if past >= 0 else self.step - past)
         return min(train.updates_per_call, due - self.step, train.steps - self.step)
+
+    def _interact_if_due(self) -> bool:
+        """Lets the interaction act before this update; False if a request to stop broke it off."""
+        if self.interaction is None:
+            return True
+        past = self.step - self.interaction.start
+        if past < 0 or past % self.interaction.every:
+            return True
+        began = time.perf_counter()
+        metrics = self.interaction.interact(self.state, self.step, lambda: self.stop_signal is not None)
+        for name, values in ({} if metrics is None else metrics).items():
+            entry = self.window.setdefault(name, [0.0, 0.0])
+            for value in values:
+                entry[0] += value
+                entry[1] += 1
+        self.clock.charge("interact", began)
+        return metrics is not None
 
     def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
         """Takes batches, dispatches one call, and logs if due."""
@@ -324,6 +406,7 @@ class _Run:
             metrics_bytes=self.folder.metrics_size(),
             window=self.window,
             evaluated=self.evaluated,
+            position=None if self.interaction is None else self.interaction.position(),
         )
 
     def _save(self) -> None:
@@ -349,7 +432,9 @@ class _Run:
         """Saves the end durably, and prints the last line."""
         self._save_durably()
         self.task.finish()
-        position = {"step": self.step}
+        position: dict[str, Any] = {"step": self.step}
+        if self.interaction is not None:
+            position["interaction"] = self.interaction.position()
         result = {"step": self.step, "digest": digest(self.state, position)}
         wall = time.perf_counter() - self.began
         spent = ", ".join(f"{name} {value:.1f} s" for name, value in dataclasses.asdict(self.clock).items())

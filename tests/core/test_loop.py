@@ -4,14 +4,18 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from core.config import ExperimentConfig, RunConfig, TrainConfig
 from core.errors import MismatchError, NonFiniteError, PreemptedError
 from core.loop import fit
 from core.run_folder import RunFolder
+from core.state import TrainState
 from tests.core.toy import ToyConfig, ToyTask, toy_config
 
 
@@ -150,3 +154,98 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path):
         fit(config, Broken(config), folder)
     # the weights before the bad batch are the ones that stay
     assert [int(p.name) for p in (tmp_path / "checkpoints").iterdir()] == [6]
+
+
+class World:
+    """An interaction before updates 7, 10, 13, ...: each adds the weights' sum to a file of numbers."""
+
+    start, every = 7, 3
+
+    def __init__(self, folder: Path, on_interact: Any = None) -> None:
+        self.path = folder / "numbers"
+        self.on_interact = on_interact
+        self.numbers: list[float] = []
+        self.seen: list[int] = []
+
+    def interact(self, state: TrainState, step: int, stopping: Any) -> dict[str, list[float]] | None:
+        self.seen.append(step)
+        number = float(np.asarray(state.params["w"]).sum())
+        with open(self.path, "a") as file:
+            file.write(f"{number!r}\n")
+        if self.on_interact is not None:
+            self.on_interact(step)
+        if stopping():
+            return None
+        self.numbers.append(number)
+        return {"number": [number, 0.0], "never": []}
+
+    def position(self) -> dict[str, Any]:
+        return {"count": len(self.numbers)}
+
+    def rewind(self, position: dict[str, Any] | None) -> None:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.numbers = [float(line) for line in lines[: 0 if position is None else position["count"]]]
+        self.path.write_text("".join(f"{number!r}\n" for number in self.numbers))
+
+
+class WorldTask(ToyTask):
+    """Fits what the world said last."""
+
+    def __init__(self, config: ToyConfig, world: World, **hooks: Any) -> None:
+        super().__init__(config, **hooks)
+        self.world = world
+
+    def batches(self, start_step: int) -> Iterator[Any]:
+        for batch in super().batches(start_step):
+            shift = self.world.numbers[-1] if self.world.numbers else 0.0
+            yield {**batch, "y": batch["y"] + np.float32(shift)}
+
+
+def train_in_world(config: ToyConfig, on_interact: Any = None, **hooks: Any) -> tuple[str, World]:
+    with RunFolder(config, "toy") as folder:
+        world = World(folder.path, on_interact)
+        return fit(config, WorldTask(config, world, **hooks), folder, interaction=world), world
+
+
+def test_interactions_come_at_their_steps_whatever_the_updates_per_call(tmp_path: Path):
+    digests = []
+    for updates in (1, 3, 7):
+        config = toy_config(tmp_path / str(updates))
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, updates_per_call=updates))
+        digest, world = train_in_world(config)
+        digests.append(digest)
+        assert world.seen == [7, 10, 13, 16, 19]
+    assert len(set(digests)) == 1
+    assert rows(tmp_path / "1") == rows(tmp_path / "7")
+    # Lines at 5, 10, 15, 20: interactions at 7; 10 and 13; 16 and 19. Each gives two values, the second of them 0.
+    means = [row.get("number") for row in rows(tmp_path / "1") if row["split"] == "train"]
+    numbers = world.numbers
+    assert means[0] is None
+    np.testing.assert_allclose(means[1:], [numbers[0] / 2, sum(numbers[1:3]) / 4, sum(numbers[3:]) / 4], rtol=1e-6)
+    assert digests[0] != train(toy_config(tmp_path / "alone"))
+
+
+@pytest.mark.parametrize("step", [2, 7, 9, 12, 13, 17, 19])
+@pytest.mark.parametrize("where", ["batch", "interact"])
+def test_an_interrupted_interaction_ends_as_an_untouched_one(tmp_path: Path, step: int, where: str):
+    untouched, world = train_in_world(toy_config(tmp_path / "a"))
+
+    def crash(at: int) -> None:
+        if at == step:
+            raise Crash
+
+    def stop(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    for name, interrupt, error in (("b", crash, Crash), ("c", stop, PreemptedError)):
+        config = toy_config(tmp_path / name)
+        hooks: dict[str, Any] = {"on_interact": interrupt} if where == "interact" else {"on_batch": interrupt}
+        if where == "interact" and step not in world.seen:
+            continue
+        with pytest.raises(error):
+            train_in_world(config, **hooks)
+        digest, again = train_in_world(resumed(config))
+        assert digest == untouched
+        assert again.numbers == world.numbers
+        assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / name / "metrics.jsonl").read_bytes()
