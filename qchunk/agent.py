@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from core import prng
 from core.arrays import PyTree
@@ -22,7 +22,8 @@ from core.optim import make_optimiser
 from core.state import TrainState
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
-from qchunk.networks import ChunkPolicy, Critic, apply, policy_input
+from qchunk.networks import ChunkPolicy, Critic, apply, pictures, policy_input
+from qchunk.vision import ImageEncoder, augment
 
 # Rows (samples x batch) that the best of N pushes through the networks at once. 1,024 rows of width 256 are 1 MB and
 # stay in a core's cache: an update with N = 32 and batch 256 took 375 ms against 423 ms with all 8,192 rows at once.
@@ -43,6 +44,8 @@ class Agent:
     flow: ChunkPolicy
     onestep: ChunkPolicy
     """Distilled policy; without weights where agent.policy is best_of_n."""
+    encoder: ImageEncoder | None
+    """Turns pictures into features, with weights that lie beside those of their network; None: no pictures."""
     optimiser: optax.GradientTransformation
 
     @property
@@ -58,13 +61,19 @@ class Agent:
     def init(self, key: Key[Array, ""]) -> TrainState:
         """Fresh weights and optimiser state at step 0; the target critic is a copy of the critic."""
         critic_key, flow_key, onestep_key = jax.random.split(key, 3)
-        s, a, t = jnp.zeros((1, self.dims.observation)), jnp.zeros((1, self.chunk_size)), jnp.zeros((1, 1))
+        features = 0 if self.encoder is None else self.encoder.size
+        s, a, t = jnp.zeros((1, features + self.dims.observation)), jnp.zeros((1, self.chunk_size)), jnp.zeros((1, 1))
         params = {
             "critic": self.critic.init(critic_key, s, a)["params"],
             "flow": self.flow.init(flow_key, s, a, t)["params"],
         }
         if self.config.agent.policy == "distill":
             params["onestep"] = self.onestep.init(onestep_key, s, a)["params"]
+        if self.encoder is not None:
+            images = jnp.zeros((1, len(self.dims.cameras), *(self.dims.image_size or ()), 3), jnp.uint8)
+            for i, network in enumerate(("critic",) if self.encoder.config.share_actor_critic else tuple(params)):
+                weights = self.encoder.init(jax.random.fold_in(key, i), images)["params"]
+                params[network] = {**params[network], "encoder": weights}
         return TrainState.create(params, self.optimiser, {"critic": params["critic"]})
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -74,6 +83,7 @@ class Agent:
           ValueError: If the batch was made for another horizon or other widths.
         """
         self._check(batch)
+        batch = self._augmented(batch, state.step)
         key = prng.key(self.config.run.seed, "agent", state.step)
         gradient, metrics = jax.grad(self.loss, has_aux=True)(state.params, state.target, batch, key)
         updates, opt_state = self.optimiser.update(gradient, state.opt_state, state.params)
@@ -201,13 +211,33 @@ class Agent:
         return q.mean(axis=0) if self.config.agent.q_aggregation == "mean" else q.min(axis=0)
 
     def see(self, params: PyTree, network: Network, observations: Mapping[str, Any]) -> Float[Array, "b s"]:
-        """The observation as a network sees it: the one place where observations enter the networks.
+        """The observation as a network sees it, the one place where it enters: the cameras' features, then the array.
+
+        Where critic, flow and one-step policy share the critic's encoder, the latter two get no gradient to it.
 
         Args:
-          params: Weights of which those of `network` are read; the target's for the target critic.
+          params: Weights, of which the encoder is read; the target's for the target critic.
         """
-        del params, network  # the same array for all, as long as nothing encodes it
-        return policy_input(observations, self.config.data.observation)
+        s = policy_input(observations, self.config.data.observation)
+        if self.encoder is None:
+            return s
+        owner = "critic" if self.encoder.config.share_actor_critic else network
+        features = apply(self.encoder, params[owner]["encoder"], pictures(observations))
+        if owner != network:
+            features = jax.lax.stop_gradient(features)
+        return jnp.concatenate([features, s], axis=-1)
+
+    def _augmented(self, batch: Batch, step: Int[Array, ""]) -> Batch:
+        """The batch with its pictures shifted and recoloured: a function of (run.seed, step)."""
+        if self.encoder is None:
+            return batch
+        moments = ("observations", "next_observations")
+        keys = jax.random.split(prng.key(self.config.run.seed, "augment", step), len(moments))
+        changed = {
+            moment: {**batch[moment], "images": augment(pictures(batch[moment]), key, self.encoder.config.augment)}
+            for moment, key in zip(moments, keys, strict=True)
+        }
+        return {**batch, **changed}
 
     def _chunks(self, batch: Batch) -> Float[Array, "b d"]:
         """The batch's actions that policy and critic see, flat."""
@@ -232,12 +262,13 @@ def make_agent(config: QChunkConfig, dims: Dims) -> Agent:
     """Agent of a config.
 
     Args:
-      dims: Widths of the observation that data.observation names, and of one action.
+      dims: Widths of the observation that data.observation names, and of one action; cameras and their size.
 
     Raises:
       ConfigError: If the learning-rate schedule does not fit into train.steps.
     """
     agent = config.agent
+    encoder = None if agent.encoder is None else ImageEncoder(agent.encoder, dims.cameras)
     policy = ChunkPolicy(agent.hidden_sizes, agent.action_horizon * dims.action, agent.actor_layer_norm)
     return Agent(
         config=config,
@@ -245,5 +276,6 @@ def make_agent(config: QChunkConfig, dims: Dims) -> Agent:
         critic=Critic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm),
         flow=policy,
         onestep=policy,
+        encoder=encoder,
         optimiser=make_optimiser(config.optim, config.train.steps),
     )

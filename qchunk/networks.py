@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import flax.linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
 
 from core.arrays import PyTree
 from core.layers import MLP
@@ -62,6 +62,17 @@ def policy_input(observations: Mapping[str, Any], name: Literal["qpos", "state"]
     if observations[name] is None:
         raise ValueError(f"data.observation is {name!r}, which the batch lacks; set it to an array that is recorded")
     return observations[name]
+
+
+def pictures(observations: Mapping[str, Any]) -> UInt8[Array, "b k h w 3"]:
+    """The cameras' pictures.
+
+    Raises:
+      ValueError: If the batch has none.
+    """
+    if observations["images"] is None:
+        raise ValueError("agent.encoder is set, but the batch has no pictures; name them in data.cameras")
+    return observations["images"]
 
 
 def apply(network: nn.Module, params: PyTree, *inputs: Array) -> Array:
