@@ -92,69 +92,10 @@ class EncoderConfig:
 
     Which loss trains which encoder:
 
-    | share_actor_critic | critic loss           | flow loss          | distillation loss      |
-    |--------------------|-----------------------|--------------------|------------------------|
-    | False              | encoder of the critic | encoder of the flow | encoder of the one-step policy |
-    | True               | the encoder           | nothing            | nothing                |
-
-    No other path exists: where the critic or the flow judges inside another network's loss, it and its encoder are
-    fixed. The target critic has an encoder of its own that follows the critic's at agent.target_rate.
-    """
-
-    kind: Literal["impala", "resnet"] = "impala"
-    """impala: the residual network of IMPALA. resnet: He et al. 2015 with group norm, 10 or 18 layers."""
-    widths: tuple[int, ...] = (16, 32, 32)
-    """Channels of each stage; resnet: 64, 128, 256, 512 is the published size."""
-    blocks: int = 2
-    """Residual blocks of a stage; resnet with four stages: 1 is ResNet-10, 2 is ResNet-18."""
-    pooling: Literal["flatten", "mean", "spatial_softmax"] = "flatten"
-    """How a stage's last map becomes a vector: all of it, its mean, or where each channel is active."""
-    feature_size: int = 256
-    """Numbers that a camera gives."""
-    share_cameras: bool = False
-    """One set of weights for all cameras, or one each."""
-    share_actor_critic: bool = False
-    """One encoder, trained by the critic's loss alone, or one each for critic, flow and one-step policy."""
-    compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the convolutions; weights and features stay float32."""
-    augment: AugmentConfig = AugmentConfig()
-
-    def __post_init__(self) -> None:
-        require_positive(self, "blocks", "feature_size")
-        if not self.widths or min(self.widths) < 1:
-            raise ValueError(f"encoder.widths is {self.widths}; expected at least one stage, all above 0")
-        if self.kind == "resnet" and any(width > 16 and width % 16 for width in self.widths):
-            raise ValueError(f"encoder.widths is {self.widths}; group norm needs multiples of 16 above 16")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
-    """Changes to every training picture, drawn anew at each update; observation and next observation draw apart."""
-
-    shift: int = 4
-    """Random shift in pixels, up to so many each way; 4 at 84 x 84 is DrQ's (arXiv:2004.13649). 0: none."""
-    brightness: float = 0.0
-    """Factor drawn from 1 - x to 1 + x; so are the next two. 0: none."""
-    contrast: float = 0.0
-    saturation: float = 0.0
-    same_for_cameras: bool = False
-    """One draw for all pictures of a row instead of one a picture."""
-
-    def __post_init__(self) -> None:
-        require_non_negative(self, "shift")
-        require_fraction(self, "brightness", "contrast", "saturation")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Convolutional encoder of the cameras; its features and the array that data.observation names are joined.
-
-    Which loss trains which encoder:
-
-    | share_actor_critic | critic loss           | flow loss          | distillation loss      |
-    |--------------------|-----------------------|--------------------|------------------------|
-    | False              | encoder of the critic | encoder of the flow | encoder of the one-step policy |
-    | True               | the encoder           | nothing            | nothing                |
+    | share_actor_critic | critic loss          | flow loss          | distillation loss             |
+    |--------------------|----------------------|--------------------|-------------------------------|
+    | False              | the critic's encoder | the flow's encoder | the one-step policy's encoder |
+    | True               | the one encoder      | none               | none                          |
 
     No other path exists: where the critic or the flow judges inside another network's loss, it and its encoder are
     fixed. The target critic has an encoder of its own that follows the critic's at agent.target_rate.
@@ -223,8 +164,6 @@ class AgentConfig:
     actor_layer_norm: bool = False
     partial_chunks: Literal["use", "drop"] = "use"
     """Chunks that run past an episode's end: used with their real steps, or dropped as in the official code."""
-    encoder: EncoderConfig | None = None
-    """Encoder of data.cameras; None: the networks see no pictures."""
     encoder: EncoderConfig | None = None
     """Encoder of data.cameras; None: the networks see no pictures."""
 
