@@ -1,0 +1,113 @@
+"""Writes one episode in the project's ALOHA layout: docs/data_formats.md, and docs/converting.md for the pictures.
+
+  /observations/qpos, /observations/state   float32  the observation; two names of one dataset
+  /action                                   float32
+  /reward float64, /terminated bool         where the source has them
+  /observations/images/<camera>             uint8    T x bytes, JPEG rows padded with zeros; or T x h x w x 3
+  /compress_len                             int64    cameras x T, bytes of each JPEG; cameras in alphabetical order
+
+The same input gives the same bytes: no times, no paths of the machine.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import h5py
+import numpy as np
+from jaxtyping import UInt8
+
+from core.errors import DataError
+from core.images import encode_jpeg
+from qchunk.converters.recording import Pictures, Recording
+
+
+def write_episode(
+    path: Path, recording: Recording, *, success: bool | None, images: Literal["jpeg", "raw", "none"], quality: int
+) -> None:
+    """Writes the file; it must not exist.
+
+    Args:
+      path: The file.
+      recording: What to write; its pictures are read here.
+      success: The episode's label, or None for none.
+      images: How pictures are stored.
+      quality: JPEG quality.
+
+    Raises:
+      DataError: A picture could not be read, or pictures of one camera differ in size.
+      OSError: The file could not be written.
+    """
+    with h5py.File(path, "x") as h5:
+        _write(h5, "/observations/qpos", recording.observation)
+        h5["/observations/state"] = h5["/observations/qpos"]  # a hard link: no second copy
+        _write(h5, "/action", recording.action)
+        if recording.reward is not None:
+            _write(h5, "/reward", recording.reward)
+        if recording.terminated is not None:
+            _write(h5, "/terminated", recording.terminated)
+        for name, x in recording.extra.items():
+            _write(h5, name, x)
+        h5.attrs["source"] = recording.id
+        for name, value in recording.attributes.items():
+            h5.attrs[name] = value
+        if success is not None:
+            h5.attrs["success"] = success
+        if recording.pictures is not None and images == "jpeg":
+            _write_jpeg(h5, recording.id, recording.pictures, quality)
+        elif recording.pictures is not None and images == "raw":
+            _write_raw(h5, recording.id, recording.pictures, len(recording.action))
+
+
+def _write(h5: h5py.File, name: str, x: np.ndarray) -> None:
+    h5.create_dataset(name, data=x, chunks=x.shape, fletcher32=True)
+
+
+def _write_jpeg(h5: h5py.File, source: str, pictures: Pictures, quality: int) -> None:
+    rows: dict[str, list[bytes]] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
+    for frame, cameras in enumerate(pictures()):
+        for name, image in cameras.items():
+            _check_size(source, frame, name, image, sizes)
+            rows.setdefault(name, []).append(encode_jpeg(image, quality=quality))
+    names = sorted(rows)
+    lengths = np.array([[len(data) for data in rows[name]] for name in names], np.int64)
+    for name, longest in zip(names, lengths.max(1).tolist(), strict=True):
+        padded = np.zeros((len(rows[name]), longest), np.uint8)
+        for row, data in zip(padded, rows[name], strict=True):
+            row[: len(data)] = np.frombuffer(data, np.uint8)
+        h5.create_dataset(f"/observations/images/{name}", data=padded, chunks=(1, longest), fletcher32=True)
+    _write(h5, "/compress_len", lengths)
+    h5.attrs["compress"] = True
+
+
+def _write_raw(h5: h5py.File, source: str, pictures: Pictures, length: int) -> None:
+    datasets: dict[str, h5py.Dataset] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
+    for frame, cameras in enumerate(pictures()):
+        for name, image in cameras.items():
+            _check_size(source, frame, name, image, sizes)
+            if name not in datasets:
+                datasets[name] = h5.create_dataset(
+                    f"/observations/images/{name}",
+                    (length, *image.shape),
+                    np.uint8,
+                    chunks=(1, *image.shape),
+                    fletcher32=True,
+                )
+            datasets[name][frame] = image
+    h5.attrs["compress"] = False
+
+
+def _check_size(
+    source: str, frame: int, camera: str, image: UInt8[np.ndarray, "h w 3"], sizes: dict[str, tuple[int, ...]]
+) -> None:
+    expected = sizes.setdefault(camera, image.shape)
+    if image.shape != expected:
+        raise DataError(f"{source}: {camera}, row {frame}: expected shape {expected} as in row 0; found {image.shape}")
+
+
+def camera_names(cameras: Mapping[str, str]) -> list[str]:
+    """Names that cannot be a camera's: empty, with a slash, or given twice."""
+    names = list(cameras.values())
+    return [name for name in names if not name or "/" in name or name.startswith(".") or names.count(name) > 1]

@@ -1,0 +1,142 @@
+"""What every reader of a foreign format hands over, and the checks that they share."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Shaped, UInt8
+
+from qchunk.sources.report import Problem, check_finite, check_lengths
+
+SUCCESS_REWARD = 1.0
+"""Reward of a solved task in robosuite, robomimic and LeRobot's simulated sets, shaped rewards included."""
+
+Pictures = Callable[[], Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]]
+"""Gives all cameras of one frame after another; called once, when the episode is written."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertSettings:
+    """What may be chosen; a setting that the source's format cannot use is refused."""
+
+    observation_keys: tuple[str, ...] = ()
+    """Arrays that make up the observation, in this order; empty takes the format's default. robomimic, lerobot."""
+    filter_key: str | None = None
+    """Only the episodes of this list under /mask. robomimic."""
+    cameras: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Camera key of the source to its name in the output; empty takes all under their own names. robomimic, lerobot."""
+    images: Literal["jpeg", "raw", "none"] = "jpeg"
+    """How pictures are stored."""
+    quality: int = 95
+    """JPEG quality, 1 to 100."""
+    final_done: Literal["time_limit", "termination"] = "time_limit"
+    """Meaning of a done in an episode's last frame that earned no success. robomimic, lerobot."""
+    max_episode_steps: int | None = None
+    """Length at which an episode was cut, for files that do not say where they were. d4rl."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recording:
+    """One episode of T frames as read from its source."""
+
+    id: str
+    """Where it came from: file and group, row or episode."""
+    observation: Float32[np.ndarray, "T s"]
+    action: Float32[np.ndarray, "T a"]
+    reward: Float64[np.ndarray, " T"] | None = None
+    terminated: Bool[np.ndarray, " T"] | None = None
+    """None where the source says nothing, or has no reward."""
+    success: bool | None = None
+    """Where the source says so itself; a sparse reward is judged by the caller."""
+    extra: Mapping[str, Shaped[np.ndarray, "T ..."]] = dataclasses.field(default_factory=dict)
+    """More datasets by their name in the output."""
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    pictures: Pictures | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reading:
+    """An episode, or what is wrong with it."""
+
+    recording: Recording | None
+    problems: tuple[Problem, ...] = ()
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Episodes of one source. Its constructor raises DataError for a file that cannot be cut into episodes."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> Reading:
+        """Reads and checks one episode; bad content is reported, never raised."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """What a person should know of the source, as JSON values."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def check_arrays(name: str, arrays: Mapping[str, np.ndarray], *, row: int = 0) -> list[Problem]:
+    """Lengths that differ, no frames, NaN and Inf.
+
+    Args:
+      name: The episode, for the messages.
+      arrays: By their names in the file; the actions first, which give the length.
+      row: Number of the arrays' first row in the file.
+    """
+    names = {key: key for key in arrays}
+    return check_lengths(name, arrays, names) + check_finite(name, arrays, names, row)
+
+
+def check_widths(widths: Mapping[str, Mapping[str, str]]) -> list[Problem]:
+    """Episodes in which an array has another width than in most, is missing, or is there alone.
+
+    Args:
+      widths: Of each episode by its id: name of an array to its width in words.
+    """
+    problems = []
+    for key in dict.fromkeys(key for found in widths.values() for key in found):
+        count = collections.Counter(found.get(key, "none") for found in widths.values())
+        usual = count.most_common(1)[0][0]
+        expected = f"{usual}, as in most episodes"
+        problems += [
+            Problem(file=name, dataset=key, row=None, expected=expected, found=found.get(key, "none"))
+            for name, found in widths.items()
+            if found.get(key, "none") != usual
+        ]
+    return problems
+
+
+def as_float32(x: np.ndarray) -> np.ndarray:
+    """float32; a number too large becomes Inf, which is reported as such."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32)
+
+
+def terminations(
+    done: Bool[np.ndarray, " T"], *, solved: bool, final_done: Literal["time_limit", "termination"]
+) -> Bool[np.ndarray, " T"]:
+    """Where no value may be bootstrapped, from a `done` that also marks where a recording simply ends.
+
+    robomimic (dataset_states_to_obs, done_mode 2) and LeRobot set `done` in every episode's last frame. There it is
+    taken for a time limit unless the episode earned its success in that frame.
+
+    Args:
+      done: As recorded.
+      solved: Whether the last frame earned success.
+      final_done: time_limit as above; termination takes every done as it is.
+    """
+    ended = done.copy()
+    if final_done == "time_limit" and not solved:
+        ended[-1:] = False
+    return ended
+
+
+def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns side by side, in 32 bits."""
+    return np.concatenate([as_float32(x) for x in arrays], axis=1)
