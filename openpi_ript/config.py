@@ -230,11 +230,17 @@ class RecordConfig:
     """Episodes from each of them; every other one goes to the wrong disc."""
     length: int = 20
     """Frames of an episode."""
+    prompted: tuple[Literal["red", "blue"], ...] = ("red", "blue")
+    """Discs that the prompts ask for, one group after another."""
+    luck: float = 0.0
+    """Share of the episodes whose outcome is reported the wrong way round: a reward that depends on more than the
+    policy's actions."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_positive(self, "groups", "rollouts", "length")
         require_non_negative(self, "seed")
+        require_fraction(self, "luck")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

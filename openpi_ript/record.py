@@ -2,7 +2,8 @@
 
 Nothing in it comes from a robot; info.json says so. The world is the unit square. A point starts in the lower middle,
 the red disc lies at the upper left, the blue one at the upper right, and the prompt names one of them. Every other
-episode goes to the wrong one and fails, so half of the episodes are bad. From one initial state several episodes start,
+episode goes to the wrong one and fails, so half of the episodes are bad; RecordConfig.luck reports some outcomes the
+wrong way round. From one initial state several episodes start,
 as rollouts of RIPT do.
 
   observation.state         float32  position of the point, [x, y], y upwards
@@ -14,6 +15,7 @@ The files are LeRobot v2.1, pictures as PNG in the tables; beside them lies a sm
 which stands in for PaliGemma's tokenizer.
 """
 
+import dataclasses
 import io
 import json
 import os
@@ -106,8 +108,9 @@ def render(position: Float[np.ndarray, " s"], camera: str) -> UInt8[np.ndarray, 
 def play(config: RecordConfig, group: int, rollout: int) -> tuple[dict[str, np.ndarray], str]:
     """Columns of one episode, a function of (seed, group, rollout), and its prompt."""
     rng = np.random.default_rng([config.seed, group, rollout + 1])
-    prompted = list(DISCS)[group % 2]
-    goal = DISCS[prompted] if rollout % 2 == 0 else DISCS[list(DISCS)[1 - group % 2]]
+    prompted = config.prompted[group % len(config.prompted)]
+    wrong = "blue" if prompted == "red" else "red"
+    goal = DISCS[prompted if rollout % 2 == 0 else wrong]
     position = initial_state(config.seed, group).astype(np.float64)
     states, actions = [], []
     for _ in range(config.length):
@@ -117,7 +120,8 @@ def play(config: RecordConfig, group: int, rollout: int) -> tuple[dict[str, np.n
         actions.append(np.concatenate([target, on_disc]))
         position = move(position, target)
     success = np.zeros(config.length, bool)
-    success[-1] = np.linalg.norm(states[-1] - np.array(DISCS[prompted])) < ON_DISC
+    reached = np.linalg.norm(states[-1] - np.array(DISCS[prompted])) < ON_DISC
+    success[-1] = reached != (rng.random() < config.luck)
     columns = {
         "observation.state": np.stack(states).astype(np.float32),
         "action": np.stack(actions).astype(np.float32),
@@ -139,7 +143,7 @@ def _require_same(config: RecordConfig, root: Path) -> None:
 
 
 def _provenance(config: RecordConfig) -> dict[str, Any]:
-    settings = {name: getattr(config, name) for name in ("groups", "rollouts", "length", "seed")}
+    settings = json.loads(json.dumps(dataclasses.asdict(config)))  # as it comes back from the file
     return {"made_by": "openpi_ript.record: a simulated point, drawn with numpy, no robot"} | settings
 
 

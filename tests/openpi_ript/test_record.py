@@ -8,7 +8,7 @@ import pytest
 from core.errors import ConfigError
 from openpi_ript.config import Optimality, RecordConfig
 from openpi_ript.data import open_data
-from openpi_ript.record import DISCS, MAX_STEP, ON_DISC, PROMPTS, TOKENIZER, expert_action, move, record, render
+from openpi_ript.record import DISCS, MAX_STEP, ON_DISC, PROMPTS, TOKENIZER, expert_action, move, play, record, render
 from openpi_ript.tokenizer import PromptTokenizer
 from tests.openpi_ript.small_run import RECORD, make_dataset, small_config
 
@@ -66,6 +66,20 @@ def test_episodes_depend_on_the_seed_alone(root: Path, tmp_path: Path):
     assert (again / name).read_bytes() == (root / name).read_bytes()
     assert (other / name).read_bytes() != (root / name).read_bytes()
     assert (again / TOKENIZER).read_bytes() == (root / TOKENIZER).read_bytes()
+
+
+def test_luck_turns_outcomes_round_and_nothing_else():
+    settings = RecordConfig(groups=40, rollouts=4, length=12, prompted=("blue",))
+    turned = 0
+    for group, rollout in np.ndindex(settings.groups, settings.rollouts):
+        plain, prompt = play(settings, group, rollout)
+        lucky, _ = play(dataclasses.replace(settings, luck=0.25), group, rollout)
+        assert prompt == PROMPTS["blue"]
+        np.testing.assert_array_equal(plain["action"], lucky["action"])
+        assert plain["next.success"][-1] == (rollout % 2 == 0), "every other episode goes to the wrong disc"
+        turned += int(plain["next.success"][-1] != lucky["next.success"][-1])
+    # 160 draws of probability 0.25: 40 on average with a standard deviation of 5.5.
+    assert 24 <= turned <= 56
 
 
 def test_the_tokenizer_reads_the_prompts(root: Path):
