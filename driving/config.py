@@ -102,7 +102,35 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """Episodes recorded in a MuJoCo town (driving/record.py)."""
+
+    episodes: int = 44
+    seconds: float = 30.0
+    """Length of an episode."""
+    rate_hz: float = 10.0
+    image_size: tuple[int, int] = (64, 96)
+    """Height and width of a picture."""
+    jpeg_quality: int = 92
+    missing: float = 0.02
+    """Share of the pictures that are left out, half of them singly and half in outages of 1 to 3 s."""
+    seed: int = 0
+    processes: int = 2
+    """The episodes do not depend on it."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "episodes", "seconds", "rate_hz", "processes")
+        require_fraction(self, "missing")
+        if not 1 <= self.jpeg_quality <= 100:
+            raise ValueError(f"record.jpeg_quality is {self.jpeg_quality}; expected 1 to 100")
+        if min(self.image_size) < 1:
+            raise ValueError(f"record.image_size is {self.image_size}; expected height and width of at least 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DrivingConfig(ExperimentConfig):
     """A driving run: episodes -> objectives on multi-camera features -> waypoints."""
 
     data: DataConfig
+    record: RecordConfig | None = None
+    """Records the dataset where it is missing. None: `data.path` must be there."""

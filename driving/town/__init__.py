@@ -1,0 +1,1 @@
+"""A town to drive in: roads, traffic, a driver, and five cameras rendered by MuJoCo."""
