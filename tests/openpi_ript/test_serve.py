@@ -207,6 +207,8 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.Capt
     assert "expected a config of openpi_ript" in capsys.readouterr().err
 
 
+# websockets 17.1 deprecates the way in which openpi-client 0.1.0 connects.
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_openpis_own_client(acting: Policy, port: int):
     websocket_client_policy = pytest.importorskip(
         "openpi_client.websocket_client_policy", reason="openpi-client is not installed"
