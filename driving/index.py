@@ -1,0 +1,203 @@
+"""The index of a dataset: what its JSON files say, as flat arrays over all frames, kept in `_index.npz` beside them.
+
+An episode is parsed once, and again only when its file's content changes; paths in it are relative, so that a dataset
+can be moved. Training reads the index and the pictures, never JSON.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int8, Int32, Int64, UInt8
+
+from core.errors import DataError
+
+INDEX_FILE = "_index.npz"
+FORMAT = "chunkwise-driving-index-1"
+NONE, PRESENT, ABSENT = 0, 1, 2
+"""Picture not named; named and there; named, and its file is absent."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Index:
+    """All frames (F) of e episodes, one after another, and all c cameras that occur, sorted by name."""
+
+    cameras: tuple[str, ...]
+    files: tuple[str, ...]
+    """JSON file of each episode, relative to the dataset."""
+    ids: tuple[str, ...]
+    recordings: tuple[str, ...]
+    content_hashes: tuple[str, ...]
+    """SHA-256 of each JSON file."""
+    drive_hashes: tuple[str, ...]
+    """SHA-256 of what each episode shows (times, states, pictures), whatever its id and file names."""
+    lengths: Int64[np.ndarray, " e"]
+    t: Float64[np.ndarray, " F"]
+    pose: Float64[np.ndarray, "F 3"]
+    speed_mps: Float64[np.ndarray, " F"]
+    yaw_rate_radps: Float64[np.ndarray, " F"]
+    route_command: Int8[np.ndarray, " F"]
+    picture: UInt8[np.ndarray, "F c"]
+    """NONE, PRESENT or ABSENT."""
+    picture_size: Int32[np.ndarray, "F c 2"]
+    """Height and width of the file's picture; 0 unless PRESENT."""
+    path_bytes: UInt8[np.ndarray, " bytes"]
+    """Picture paths relative to the dataset, UTF-8, one after another in the order of `picture`."""
+    path_lengths: Int32[np.ndarray, "F c"]
+    t_offset_s: Float32[np.ndarray, "F c"]
+    camera_pose: Float64[np.ndarray, "F c 3"]
+    calibration: Int32[np.ndarray, "F c"]
+    """Row of intrinsics and extrinsics; -1 where either is unknown."""
+    intrinsics: Float64[np.ndarray, "m 3 3"]
+    extrinsics: Float64[np.ndarray, "m 4 4"]
+    waypoint_counts: Int64[np.ndarray, " e"]
+    """Waypoints a frame of each episode; a shorter list is NaN at its end."""
+    waypoint_dt_s: Float64[np.ndarray, " e"]
+    waypoints: Float32[np.ndarray, "all 2"]
+    """lengths[i] x waypoint_counts[i] rows of each episode in turn."""
+
+    @functools.cached_property
+    def starts(self) -> Int64[np.ndarray, " e"]:
+        """First row of each episode."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @functools.cached_property
+    def _path_ends(self) -> Int64[np.ndarray, " places"]:
+        return np.cumsum(self.path_lengths.reshape(-1), dtype=np.int64)
+
+    @functools.cached_property
+    def _waypoint_ends(self) -> Int64[np.ndarray, " e"]:
+        return np.cumsum(self.lengths * self.waypoint_counts)
+
+    @property
+    def frames(self) -> int:
+        """F."""
+        return len(self.t)
+
+    def rows(self, episode: int) -> slice:
+        """Rows of an episode."""
+        return slice(int(self.starts[episode]), int(self.starts[episode] + self.lengths[episode]))
+
+    def episode_of(self, rows: Int64[np.ndarray, "*any"]) -> Int64[np.ndarray, "*any"]:
+        """Episode that each row belongs to."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def path(self, row: int, camera: int) -> str | None:
+        """Path of a picture relative to the dataset; None where none is named."""
+        place = row * len(self.cameras) + camera
+        length = int(self.path_lengths[row, camera])
+        end = int(self._path_ends[place])
+        return self.path_bytes[end - length : end].tobytes().decode() if length else None
+
+    def expert_waypoints(self, episode: int) -> Float32[np.ndarray, "T m 2"]:
+        """What an episode lists as waypoints."""
+        length, count = int(self.lengths[episode]), int(self.waypoint_counts[episode])
+        end = int(self._waypoint_ends[episode])
+        return self.waypoints[end - length * count : end].reshape(length, count, 2)
+
+    def one(self, episode: int) -> "Index":
+        """The index of one episode alone."""
+        rows, width = self.rows(episode), len(self.cameras)
+        first, last = (int(self._path_ends[row * width - 1]) if row * width else 0 for row in (rows.start, rows.stop))
+        used = np.unique(self.calibration[rows])
+        used = used[used >= 0]
+        calibration = np.searchsorted(used, self.calibration[rows]).astype(np.int32)
+        values: dict[str, Any] = {
+            "cameras": self.cameras,
+            "path_bytes": self.path_bytes[first:last],
+            "calibration": np.where(self.calibration[rows] < 0, np.int32(-1), calibration),
+            "intrinsics": self.intrinsics[used],
+            "extrinsics": self.extrinsics[used],
+            "waypoints": self.expert_waypoints(episode).reshape(-1, 2),
+        }
+        for field in dataclasses.fields(Index):
+            whole = getattr(self, field.name)
+            if field.name in _BY_EPISODE:
+                values[field.name] = whole[episode : episode + 1]
+            elif field.name not in values:
+                values[field.name] = whole[rows]
+        return Index(**values)
+
+
+_BY_CAMERA = {
+    "picture": NONE,
+    "picture_size": 0,
+    "path_lengths": 0,
+    "t_offset_s": 0.0,
+    "camera_pose": np.nan,
+    "calibration": -1,
+}
+"""Arrays with a camera axis, and what they hold for a camera that an episode does not have."""
+_NAMES = ("files", "ids", "recordings", "content_hashes", "drive_hashes")
+_BY_EPISODE = (*_NAMES, "lengths", "waypoint_counts", "waypoint_dt_s")
+
+
+def concatenate(parts: Sequence[Index]) -> Index:
+    """One index of the parts' episodes, in order."""
+    cameras = tuple(sorted({camera for part in parts for camera in part.cameras}))
+    offsets = np.cumsum([0, *(len(part.intrinsics) for part in parts)])
+    values: dict[str, Any] = {"cameras": cameras}
+    for field in dataclasses.fields(Index):
+        if field.name == "cameras":
+            continue
+        arrays = [getattr(part, field.name) for part in parts]
+        if field.name in _NAMES:
+            values[field.name] = tuple(name for names in arrays for name in names)
+            continue
+        if field.name == "calibration":
+            arrays = [np.where(a < 0, a, a + o).astype(np.int32) for a, o in zip(arrays, offsets[:-1], strict=True)]
+        if field.name in _BY_CAMERA:
+            arrays = [
+                _widen(a, part.cameras, cameras, _BY_CAMERA[field.name]) for a, part in zip(arrays, parts, strict=True)
+            ]
+        values[field.name] = np.concatenate(arrays)
+    return Index(**values)
+
+
+def _widen(array: np.ndarray, own: Sequence[str], cameras: Sequence[str], empty: float) -> np.ndarray:
+    """`array` with its camera axis spread over more cameras. Both lists are sorted, so paths keep their order."""
+    if tuple(own) == tuple(cameras):
+        return array
+    out = np.full((len(array), len(cameras), *array.shape[2:]), empty, array.dtype)
+    out[:, [cameras.index(name) for name in own]] = array
+    return out
+
+
+def save(index: Index, file: Path) -> None:
+    """Writes an index, whole or not at all. Raises OSError if the folder cannot be written."""
+    names = {name: getattr(index, name) for name in ("cameras", *_NAMES)}
+    head = np.frombuffer(json.dumps({"format": FORMAT, **names}).encode(), np.uint8)
+    arrays = {f.name: getattr(index, f.name) for f in dataclasses.fields(Index) if f.name not in names}
+    scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with scratch.open("wb") as handle:
+            np.savez(handle, head=head, **arrays)
+        os.replace(scratch, file)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
+def load(file: Path) -> Index:
+    """Reads an index.
+
+    Raises:
+      DataError: If it is missing, damaged, or of another format.
+    """
+    try:
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
+            head = json.loads(arrays["head"].tobytes())
+            found = head.pop("format")
+            if found != FORMAT:
+                raise DataError(f"{file}: expected format {FORMAT!r}, found {found!r}")
+            values = {name: arrays[name] for name in arrays.files if name != "head"}
+        return Index(**{name: tuple(names) for name, names in head.items()}, **values)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{file}: expected an index of driving episodes, found {error!r}") from error

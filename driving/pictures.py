@@ -1,0 +1,148 @@
+"""Pictures of frames at training size, from the files of episodes; `driving/pack.py` gives the same from a pack."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import simplejpeg
+from jaxtyping import Bool, UInt8
+from PIL import Image
+
+from core.errors import DataError
+from core.images import decode, picture_size
+from driving.index import Index
+
+TRIES = 3
+SECONDS_BETWEEN_TRIES = 0.2
+
+
+@runtime_checkable
+class Pictures(Protocol):
+    """The cameras of any frame."""
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Tells stores apart that may give other pixels; enters the fingerprint of a run."""
+        ...
+
+    def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
+        """Writes the wanted cameras' pictures of a frame; the others' are left as they are.
+
+        Raises:
+          DataError: If a picture cannot be read, with its path.
+        """
+        ...
+
+
+class FilePictures:
+    """Decodes the files that an index names; safe to call from several threads.
+
+    Args:
+      base: Dataset.
+      index: Its index.
+      cameras: Order of the camera axis; a name that the index lacks is never wanted.
+    """
+
+    identity: Mapping[str, str] = {"pictures": "files"}
+
+    def __init__(self, base: Path, index: Index, cameras: Sequence[str]) -> None:
+        self._base, self._index = base, index
+        self._columns = columns(index, cameras)
+
+    def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
+        """As in Pictures."""
+        for k in np.flatnonzero(wanted).tolist():
+            file = self.file(row, k)
+            decode_into(read_bytes(file), out[k], source=str(file))
+
+    def file(self, row: int, k: int) -> Path:
+        """File of a picture that there is."""
+        return self._base / str(self._index.path(row, self._columns[k]))
+
+
+class CachedPictures:
+    """Keeps decoded pictures up to a number of bytes; the first that come stay until the end.
+
+    Nothing is replaced: an epoch shows every picture once in random order, so what was used last is what is needed
+    last, and the hit rate of a cache that replaces nothing is its share of the dataset.
+    """
+
+    def __init__(self, inner: Pictures, max_bytes: int) -> None:
+        self.bytes = 0
+        self._inner, self._max = inner, max_bytes
+        self._kept: dict[tuple[int, int], np.ndarray] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Of what is cached."""
+        return self._inner.identity
+
+    def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
+        """As in Pictures."""
+        missing = wanted.copy()
+        for k in np.flatnonzero(wanted).tolist():
+            kept = self._kept.get((row, k))
+            if kept is not None:
+                out[k] = kept
+                missing[k] = False
+        self._inner.read(row, missing, out)
+        for k in np.flatnonzero(missing).tolist():
+            with self._lock:
+                if (row, k) in self._kept or self.bytes + out[k].nbytes > self._max:
+                    continue
+                self.bytes += out[k].nbytes
+                self._kept[row, k] = out[k].copy()
+
+
+def columns(index: Index, cameras: Sequence[str]) -> list[int]:
+    """Position of each camera in the index; -1 where no episode has it."""
+    return [index.cameras.index(name) if name in index.cameras else -1 for name in cameras]
+
+
+def read_bytes(file: Path) -> bytes:
+    """A file's bytes, tried three times. Raises DataError with its path."""
+    for attempt in range(TRIES):
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            if attempt + 1 == TRIES:
+                raise DataError(f"{file}: expected a readable picture, found {error} in {TRIES} tries") from error
+            time.sleep(SECONDS_BETWEEN_TRIES)
+    raise AssertionError
+
+
+def decode_into(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, source: str) -> None:
+    """Decodes a JPEG or PNG, stretched to the size of `out` (bilinear, antialiased).
+
+    A large JPEG is decoded at the smallest of the fractions n/8 that is not below that size, which is several times
+    faster than decoding it whole.
+
+    Raises:
+      DataError: As `core.images.decode`.
+    """
+    size = picture_size(data, source=source)
+    height, width = out.shape[:2]
+    if bytes(data[:3]) != b"\xff\xd8\xff":
+        out[:] = stretch(decode(data, source=source), height, width)
+        return
+    try:
+        if size == (height, width):
+            simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out, strict=True)
+            return
+        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", min_height=height, min_width=width, strict=True)
+    except ValueError as error:
+        raise DataError(
+            f"{source}: expected a whole JPEG of {size[0]} x {size[1]}, found damaged data: {error}"
+        ) from error
+    out[:] = stretch(picture, height, width)
+
+
+def stretch(picture: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "h2 w2 3"]:
+    """A picture at another size; both axes are scaled on their own."""
+    if picture.shape[:2] == (height, width):
+        return picture
+    return np.asarray(Image.fromarray(picture).resize((width, height), resample=Image.Resampling.BILINEAR))

@@ -1,0 +1,210 @@
+"""Packs: the pictures of a dataset at training size in ArrayRecord shards, which are read at random without seeking.
+
+A pack is a folder:
+  manifest.json                  format, picture size, encoding, cameras, shards
+  _index.npz                     the dataset's index, as beside the episodes
+  _split.json                    its split, if it had one
+  pictures-00000.arrayrecord ... one record a frame: for each camera a length (uint32) and that many bytes, 0 for none
+
+Records are checksummed by their format: a flipped bit is an error when its record is read.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, UInt8
+
+from core.errors import ConfigError, DataError
+from core.images import encode_jpeg
+from core.pack import PackSettings
+from core.strict_json import read_json
+from driving.config import DataConfig
+from driving.index import INDEX_FILE, PRESENT, Index, load, save
+from driving.pictures import FilePictures, decode_into, read_bytes
+from driving.split import SPLIT_FILE
+
+FORMAT = "chunkwise-driving-pack-1"
+FRAMES_PER_SHARD = 4096
+_LENGTH = struct.Struct("<I")
+
+
+def is_pack(path: Path) -> bool:
+    """Whether a folder is a pack, or means to be one."""
+    return (path / "manifest.json").is_file()
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A pack's description. Raises DataError if it is missing, damaged, or of another format."""
+    manifest = read_json(path / "manifest.json")
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT:
+        raise DataError(f"{path}/manifest.json: expected format {FORMAT!r}, found {found!r}")
+    return manifest
+
+
+def open_pack(path: Path, config: DataConfig) -> tuple[Index, "PackedPictures"]:
+    """Index and pictures of a pack.
+
+    Raises:
+      DataError: If a part is missing or damaged.
+      ConfigError: If it was packed at another picture size than the config's.
+    """
+    manifest, index = read_manifest(path), load(path / INDEX_FILE)
+    if tuple(manifest["image_size"]) != config.image_size:
+        raise ConfigError(
+            f"data.image_size is {config.image_size}, and {path} was packed at {tuple(manifest['image_size'])}; change "
+            "the field, or pack again"
+        )
+    return index, PackedPictures(path, index, config.cameras)
+
+
+class PackedPictures:
+    """Reads a pack's pictures at random; safe to call from several threads.
+
+    Args:
+      path: The pack.
+      index: Its index.
+      cameras: Order of the camera axis; a name that the pack lacks is never wanted.
+
+    Raises:
+      DataError: If a shard is missing or damaged.
+    """
+
+    def __init__(self, path: Path, index: Index, cameras: Sequence[str]) -> None:
+        from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
+
+        self._path = path
+        manifest = read_manifest(path)
+        self._raw = manifest["encoding"] == "raw"
+        self._width = len(index.cameras)
+        self._places = {column: cameras.index(name) for column, name in enumerate(index.cameras) if name in cameras}
+        text = json.dumps(manifest, sort_keys=True).encode()
+        self.identity: Mapping[str, str] = {"pictures": hashlib.sha256(text).hexdigest()}
+        files = [path / shard["file"] for shard in manifest["shards"]]
+        missing = [str(file) for file in files if not file.is_file()]
+        if missing:
+            raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
+        try:
+            self._records = ArrayRecordDataSource([str(file) for file in files])
+            count = len(self._records)
+        except (RuntimeError, ValueError) as error:
+            raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
+        if count != index.frames:
+            raise DataError(f"{path}: expected {index.frames} records as in its index, found {count}")
+
+    def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
+        """As in Pictures."""
+        if not wanted.any():
+            return
+        source = f"{self._path}: record {row}"
+        try:
+            record = memoryview(self._records[row])
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise DataError(f"{source}: expected a whole record, found {error}") from error
+        offset = 0
+        for column in range(self._width):
+            (size,) = _LENGTH.unpack_from(record, offset)
+            data = record[offset + _LENGTH.size : offset + _LENGTH.size + size]
+            offset += _LENGTH.size + size
+            k = self._places.get(column, -1)
+            if k < 0 or not wanted[k]:
+                continue
+            if self._raw:
+                out[k] = np.frombuffer(data, np.uint8).reshape(out.shape[1:])
+            else:
+                decode_into(data, out[k], source=f"{source}, camera {column}")
+
+
+def write_pack(
+    out: Path,
+    index: Index,
+    base: Path,
+    settings: PackSettings,
+    *,
+    threads: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Writes a pack of a dataset of files; the folder appears under its name only when it is complete.
+
+    Args:
+      out: Folder to make.
+      index: Of the dataset.
+      base: Folder of the dataset.
+      settings: Size and encoding. A JPEG of that size already is taken over as it is.
+      threads: Shards written at a time.
+      progress: Told the number of frames done since the last call, from any thread.
+
+    Raises:
+      DataError: If `out` exists, or a picture cannot be read.
+    """
+    if out.exists():
+        raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
+    scratch = out.with_name(f"{out.name}.part")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    borders = [*range(0, index.frames, FRAMES_PER_SHARD), index.frames]
+    pictures = FilePictures(base, index, index.cameras)
+
+    def write(number: int) -> dict[str, Any]:
+        name = f"pictures-{number:05d}.arrayrecord"
+        rows = range(borders[number], borders[number + 1])
+        _write_shard(scratch / name, rows, index, pictures, settings, progress)
+        return {"file": name, "rows": len(rows)}
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        written = list(pool.map(write, range(len(borders) - 1)))
+    save(index, scratch / INDEX_FILE)
+    if (base / SPLIT_FILE).is_file():
+        shutil.copyfile(base / SPLIT_FILE, scratch / SPLIT_FILE)
+    manifest = {
+        "format": FORMAT,
+        "image_size": list(settings.image_size),
+        "encoding": settings.encoding,
+        "quality": settings.quality,
+        "cameras": list(index.cameras),
+        "shards": written,
+        "drives": hashlib.sha256("".join(index.drive_hashes).encode()).hexdigest(),
+    }
+    (scratch / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    os.replace(scratch, out)
+
+
+def _write_shard(
+    path: Path,
+    rows: range,
+    index: Index,
+    pictures: FilePictures,
+    settings: PackSettings,
+    progress: Callable[[int], None],
+) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    # One record a group: read alone. Pictures are compressed already, or are meant to be read at memory speed.
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for row in rows:
+        parts = []
+        for column in range(len(index.cameras)):
+            there = index.picture[row, column] == PRESENT
+            data = _packed(pictures.file(row, column), index.picture_size[row, column], settings) if there else b""
+            parts += [_LENGTH.pack(len(data)), data]
+        writer.write(b"".join(parts))
+        progress(1)
+    writer.close()
+
+
+def _packed(file: Path, size: np.ndarray, settings: PackSettings) -> bytes:
+    data = read_bytes(file)
+    picture = np.empty((*settings.image_size, 3), np.uint8)
+    decode_into(data, picture, source=str(file))  # a damaged file is found here, not while training
+    if settings.encoding == "raw":
+        return picture.tobytes()
+    same = tuple(size.tolist()) == settings.image_size and data[:3] == b"\xff\xd8\xff"
+    return data if same else encode_jpeg(picture, quality=settings.quality)

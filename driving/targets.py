@@ -1,0 +1,224 @@
+"""What a sample is asked to predict, from recorded poses and waypoints: by time, never by index.
+
+Poses are (x, y, yaw) in a world frame, or in the vehicle frame of another pose: x forward, y left, yaw
+counter-clockwise. Every function gives a value and a mask; where the mask is false the value is 0.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64
+
+STILL_M = 0.1
+"""Two positions closer than this give no direction of travel."""
+MOVING_MPS = 0.5
+"""Above this speed at the end of a recording, a car that is said to stand still right after it is not believed."""
+SAME_PLACE_M = 1e-6
+TIME_SLACK_S = 1e-6
+
+
+def wrap(angle: Float64[np.ndarray, "*any"]) -> Float64[np.ndarray, "*any"]:
+    """The same angles in (-pi, pi]."""
+    return np.pi - (np.pi - angle) % (2 * np.pi)
+
+
+def relative_pose(
+    origin: Float64[np.ndarray, "*#any 3"], pose: Float64[np.ndarray, "*#any 3"]
+) -> Float64[np.ndarray, "*any 3"]:
+    """`pose` seen from `origin`, both in one world frame; yaw in (-pi, pi]."""
+    dx, dy = pose[..., 0] - origin[..., 0], pose[..., 1] - origin[..., 1]
+    cos, sin = np.cos(origin[..., 2]), np.sin(origin[..., 2])
+    yaw = wrap(pose[..., 2] - origin[..., 2])
+    return np.stack([cos * dx + sin * dy, cos * dy - sin * dx, yaw], axis=-1)
+
+
+def headings(
+    t: Float64[np.ndarray, " T"],
+    pose: Float64[np.ndarray, "T 3"],
+    speed_mps: Float64[np.ndarray, " T"],
+    *,
+    max_gap_s: float,
+) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
+    """Yaw of each frame, continuous over +-pi, and whether it is known.
+
+    As recorded; in an episode that records none, the direction of travel between the frames before and after (turned
+    round where the recorded speed is negative). A car that stands keeps the heading with which it stopped or starts.
+
+    Args:
+      t: Seconds, strictly increasing.
+      pose: As recorded, NaN where unknown.
+      speed_mps: As recorded, NaN where unknown.
+      max_gap_s: Frames farther apart give no direction.
+    """
+    yaw = pose[:, 2].copy()
+    if not np.isfinite(yaw).any():
+        yaw = _directions(t, pose[:, :2], speed_mps, max_gap_s)
+    known = np.isfinite(yaw)
+    yaw[known] = np.unwrap(yaw[known])
+    return np.where(known, yaw, 0.0), known
+
+
+def _directions(
+    t: Float64[np.ndarray, " T"], place: Float64[np.ndarray, "T 2"], speed: Float64[np.ndarray, " T"], max_gap_s: float
+) -> Float64[np.ndarray, " T"]:
+    step, near = _central(t, place, max_gap_s)
+    yaw = np.arctan2(step[:, 1], step[:, 0]) + np.where(speed < 0, np.pi, 0.0)
+    yaw[~near | (np.hypot(step[:, 0], step[:, 1]) < STILL_M)] = np.nan
+    moving = np.flatnonzero(np.isfinite(yaw))
+    for i in np.flatnonzero(np.isnan(yaw) & np.isfinite(place).all(1)):
+        # Standing at the place of the last moving frame, or of the next one.
+        for j in (*moving[moving < i][-1:], *moving[moving > i][:1]):
+            between = place[min(i, j) : max(i, j) + 1]
+            if np.isfinite(between).all() and np.hypot(*(between - place[i]).T).max() < 2 * STILL_M:
+                yaw[i] = yaw[j]
+                break
+    return yaw
+
+
+def _central(
+    t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, "T d"], max_gap_s: float
+) -> tuple[Float64[np.ndarray, "T d"], Bool[np.ndarray, " T"]]:
+    """x after minus x before each frame (one-sided at the ends), and whether both are known and near in time."""
+    before, after = _neighbours(len(t))
+    step = x[after] - x[before]
+    near = (t[after] - t[before] <= 2 * max_gap_s) & (after > before)
+    return step, near & np.isfinite(step).all(1)
+
+
+def _neighbours(count: int) -> tuple[np.ndarray, np.ndarray]:
+    frames = np.arange(count)
+    return np.maximum(frames - 1, 0), np.minimum(frames + 1, count - 1)
+
+
+def rate(
+    t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, " T"], known: Bool[np.ndarray, " T"], *, max_gap_s: float
+) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
+    """Central difference of x by time, and whether it could be taken."""
+    before, after = _neighbours(len(t))
+    step, near = _central(t, np.where(known, x, np.nan)[:, None], max_gap_s)
+    seconds = np.where(near, t[after] - t[before], 1.0)
+    return np.where(near, step[:, 0] / seconds, 0.0), near
+
+
+def speeds(
+    t: Float64[np.ndarray, " T"], place: Float64[np.ndarray, "T 2"], *, max_gap_s: float
+) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
+    """Speed in m/s from positions, never negative, and whether it could be taken."""
+    before, after = _neighbours(len(t))
+    step, near = _central(t, place, max_gap_s)
+    seconds = np.where(near, t[after] - t[before], 1.0)
+    return np.where(near, np.hypot(step[:, 0], step[:, 1]) / seconds, 0.0), near
+
+
+def interpolate_poses(
+    t: Float64[np.ndarray, " T"],
+    pose: Float64[np.ndarray, "T 3"],
+    known: Bool[np.ndarray, " T"],
+    query: Float64[np.ndarray, "*any"],
+    *,
+    max_gap_s: float,
+) -> tuple[Float64[np.ndarray, "*any 3"], Bool[np.ndarray, "*any"]]:
+    """Poses at any times, linear between the known frames on either side.
+
+    Args:
+      t: Seconds, strictly increasing.
+      pose: Yaw continuous (see `headings`).
+      known: Frames whose pose is used.
+      query: Times in seconds.
+      max_gap_s: Two known frames farther apart are not interpolated.
+
+    Returns:
+      Poses, and a mask: false before the first and after the last known frame, and inside a gap.
+    """
+    times, poses = t[known], pose[known]
+    if len(times) == 0:
+        return np.zeros((*query.shape, 3)), np.zeros(query.shape, bool)
+    after = np.clip(np.searchsorted(times, query), 1, max(len(times) - 1, 1))
+    before, after = np.minimum(after - 1, len(times) - 1), np.minimum(after, len(times) - 1)
+    gap = times[after] - times[before]
+    share = np.clip((query - times[before]) / np.where(gap > 0, gap, 1.0), 0.0, 1.0)
+    inside = (query >= times[0] - TIME_SLACK_S) & (query <= times[-1] + TIME_SLACK_S)
+    on_frame = np.minimum(np.abs(query - times[before]), np.abs(query - times[after])) <= TIME_SLACK_S
+    valid = inside & ((gap <= max_gap_s + TIME_SLACK_S) | on_frame)
+    out = poses[before] + share[..., None] * (poses[after] - poses[before])
+    return np.where(valid[..., None], out, 0.0), valid
+
+
+def waypoints_from_poses(
+    t: Float64[np.ndarray, " T"],
+    pose: Float64[np.ndarray, "T 3"],
+    known: Bool[np.ndarray, " T"],
+    *,
+    steps: int,
+    dt_s: float,
+    max_gap_s: float,
+) -> tuple[Float32[np.ndarray, "T t 2"], Bool[np.ndarray, "T t"]]:
+    """Where the car is (i + 1) dt_s after each frame, in that frame's vehicle frame; false where it is not known."""
+    query = t[:, None] + _steps(steps, dt_s)[None, :]
+    future, valid = interpolate_poses(t, pose, known, query, max_gap_s=max_gap_s)
+    valid &= known[:, None]
+    place = relative_pose(pose[:, None, :], future)[..., :2]
+    return np.where(valid[..., None], place, 0.0).astype(np.float32), valid
+
+
+def waypoints_from_expert(
+    t: Float64[np.ndarray, " T"],
+    listed: Float32[np.ndarray, "T m 2"],
+    listed_dt_s: float,
+    *,
+    steps: int,
+    dt_s: float,
+    moving_at_end: bool,
+) -> tuple[Float32[np.ndarray, "T t 2"], Bool[np.ndarray, "T t"]]:
+    """Listed waypoints at the wanted times, linear between them (the first is reached from the origin).
+
+    Files are about that fill a list with the last pose of the drive: places that repeat after the recording's end are
+    not believed if the car was moving there.
+
+    Args:
+      t: Seconds of the frames.
+      listed: NaN where a list is shorter.
+      listed_dt_s: Seconds between two listed places.
+      steps: Wanted places a frame.
+      dt_s: Seconds between them.
+      moving_at_end: Whether the car moved at the last frame, or it is not known that it stood.
+    """
+    knots = np.concatenate([np.zeros((len(t), 1, 2)), listed.astype(np.float64)], axis=1)
+    good = np.all(np.isfinite(knots), axis=-1)
+    if moving_at_end:
+        good &= ~_filled_up(t, knots, listed_dt_s)
+    position = _steps(steps, dt_s) / listed_dt_s
+    whole = np.round(position)
+    position = np.where(np.abs(position - whole) < TIME_SLACK_S / listed_dt_s, whole, position)
+    low = np.floor(position).astype(np.int64)
+    high = np.ceil(position).astype(np.int64)
+    inside = high < knots.shape[1]
+    low, high = np.where(inside, low, 0), np.where(inside, high, 0)
+    valid = good[:, low] & good[:, high] & inside[None, :]
+    share = (position - np.floor(position))[None, :, None]
+    place = knots[:, low] * (1 - share) + knots[:, high] * share
+    return np.where(valid[..., None], place, 0.0).astype(np.float32), valid
+
+
+def _filled_up(
+    t: Float64[np.ndarray, " T"], knots: Float64[np.ndarray, "T m 2"], dt_s: float
+) -> Bool[np.ndarray, "T m"]:
+    """Knots after the last frame's time from which on all places of the list are the same as the one before."""
+    moved = np.hypot(*np.moveaxis(np.diff(knots, axis=1), -1, 0))
+    repeats = (moved <= SAME_PLACE_M) | np.isnan(moved)
+    to_the_end = np.logical_and.accumulate(repeats[:, ::-1], axis=1)[:, ::-1]
+    late = t[:, None] + dt_s * np.arange(knots.shape[1])[None, :] > t[-1] + TIME_SLACK_S
+    return np.concatenate([np.zeros((len(t), 1), bool), to_the_end], axis=1) & late
+
+
+def _steps(steps: int, dt_s: float) -> Float64[np.ndarray, " t"]:
+    return dt_s * np.arange(1, steps + 1)
+
+
+def nearest_frames(
+    t: Float64[np.ndarray, " T"], offsets_s: Float64[np.ndarray, " n"], *, tolerance_s: float
+) -> tuple[np.ndarray, Bool[np.ndarray, "T n"]]:
+    """For every frame and offset, the frame nearest in time to frame time + offset, and whether it is near enough."""
+    query = t[:, None] + offsets_s[None, :]
+    after = np.clip(np.searchsorted(t, query), 0, len(t) - 1)
+    before = np.maximum(after - 1, 0)
+    nearest = np.where(np.abs(t[before] - query) <= np.abs(t[after] - query), before, after)
+    return nearest, np.abs(t[nearest] - query) <= tolerance_s + TIME_SLACK_S
