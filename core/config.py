@@ -190,6 +190,9 @@ FREE_ON_RESUME = (
     "mesh.",
     "checkpoint.",
     "data.read_threads",
+    "data.frames",
+    "data.memory_gib",
+    "data.decode_threads",
     "record.processes",
 )
 

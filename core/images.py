@@ -64,6 +64,49 @@ def encode_jpeg(image: UInt8[np.ndarray, "h w 3"], *, quality: int) -> bytes:
     )
 
 
+def decode_jpeg_into(
+    data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, source: str, bgr: bool = False
+) -> None:
+    """Decodes a JPEG into memory that is there already, at that memory's size.
+
+    At the recorded size the decoder writes straight into `out`. A smaller picture is decoded by libjpeg at the nearest
+    eighth that is not below it, which saves time, and the rest of the way is `resize_into`. Python's lock is released.
+
+    Args:
+      data: The JPEG.
+      out: C-contiguous; its height and width are the size wanted.
+      source: Names the picture in errors.
+      bgr: The recorder handed RGB to an encoder that takes BGR: red and blue are exchanged back.
+
+    Raises:
+      DataError: The data are damaged or cut short.
+    """
+    height, width = out.shape[:2]
+    colours = "BGR" if bgr else "RGB"
+    try:
+        if picture_size(data, source=source) == (height, width):
+            simplejpeg.decode_jpeg(data, colorspace=colours, buffer=out, strict=True)
+        else:
+            scaled = simplejpeg.decode_jpeg(
+                data, colorspace=colours, min_height=height, min_width=width, min_factor=1, strict=True
+            )
+            resize_into(scaled, out)
+    except ValueError as error:
+        raise DataError(f"{source}: expected a whole JPEG, found damaged data: {error}") from error
+
+
+def resize_into(image: UInt8[np.ndarray, "h w 3"], out: UInt8[np.ndarray, "h2 w2 3"]) -> None:
+    """Stretches a picture to the size of `out`: the mean of the area that a pixel covers, bilinear where it grows."""
+    rows, columns = image.shape[:2]
+    height, width = out.shape[:2]
+    if (rows, columns) == (height, width):
+        np.copyto(out, image)
+        return
+    shrinks = height <= rows and width <= columns
+    how = Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR
+    np.copyto(out, np.asarray(Image.fromarray(image).resize((width, height), resample=how)))
+
+
 def resize_with_pad(image: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "h2 w2 3"]:
     """Fits a picture into height x width without distortion; what is left over is black, shared by both sides.
 

@@ -32,6 +32,17 @@ class DataConfig:
     """Cameras whose depth maps enter a batch: names of /observations/images_depth/<name>."""
     image_size: tuple[int, int] | None = None
     """Height and width of pictures in a batch; None keeps the recorded size, which all cameras must share."""
+    jpeg_channels: Literal["rgb", "bgr"] = "rgb"
+    """bgr: the recorder handed RGB to OpenCV's encoder, as ALOHA's does, so that its JPEGs show red as blue."""
+    base_action: bool = False
+    """Appends /base_action (a mobile base's velocities) to the actions."""
+    frames: Literal["auto", "decoded", "recorded"] = "auto"
+    """How the pool keeps pictures: decoded and resized once, while it loads; or as recorded (JPEG, raw), decoded when
+    drawn. auto: decoded, if that fits memory_gib."""
+    memory_gib: float = 16.0
+    """Memory for pictures: of the pool in use, of what loads behind it, and of batches (GiB, per process)."""
+    decode_threads: int = 0
+    """Threads that decode and copy pictures; 0 takes one a core."""
     missing_reward: Literal["label", "refuse"] = "label"
     """File without /reward: 1 at the last frame of a positive episode, 0 elsewhere, ending terminated; or an error."""
     positive_scores: tuple[int, ...] = (4, 5)
@@ -43,7 +54,11 @@ class DataConfig:
     episodes_per_epoch: int = 32
     """Whole episodes that the pool holds, per shard."""
     steps_per_epoch: int = 5000
-    """Updates between two refreshes of the pool."""
+    """Updates in which the whole pool is replaced once."""
+    refresh: Literal["epoch", "rolling"] = "epoch"
+    """epoch: all episodes at once; rolling: in refresh_parts, one after another, evenly over the epoch."""
+    refresh_parts: int = 8
+    """Parts of a rolling refresh; memory then holds one pool and a part, where epoch holds two pools."""
     positive_ratio: float = 0.6
     """Share of positive episodes in the pool."""
     shards: int = 1
@@ -56,16 +71,23 @@ class DataConfig:
     """Threads that build batches ahead; 0 builds them where they are used, best for state-only batches."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "episodes_per_epoch", "steps_per_epoch", "shards")
+        require_positive(self, "episodes_per_epoch", "steps_per_epoch", "shards", "refresh_parts", "memory_gib")
         require_fraction(self, "positive_ratio")
-        require_non_negative(self, "read_threads")
+        require_non_negative(self, "read_threads", "decode_threads")
         for name in ("cameras", "depth_cameras"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
                 raise ValueError(f"data.{name} is {getattr(self, name)}; expected each camera once")
         if (self.cameras or self.depth_cameras) and self.format != "aloha_hdf5":
             raise ValueError(f"data.format is {self.format}, which holds no pictures; expected aloha_hdf5 for cameras")
+        if self.base_action and self.format != "aloha_hdf5":
+            raise ValueError(f"data.base_action: data.format {self.format} has none; expected aloha_hdf5")
         if self.image_size is not None and min(self.image_size) < 1:
             raise ValueError(f"data.image_size is {self.image_size}; expected height and width above 0, or None")
+        most = min(self.episodes_per_epoch, self.steps_per_epoch)
+        if self.refresh == "rolling" and self.refresh_parts > most:
+            raise ValueError(
+                f"data.refresh_parts is {self.refresh_parts}; expected at most {most}, an episode and a step each"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,19 +150,64 @@ class EncoderConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AgentConfig:
-    """One agent whose settings are QC, QC-FQL, FQL and n-step FQL (arXiv:2507.07969, arXiv:2502.02538).
+class GaussianConfig:
+    """The tanh-Gaussian policy of RLPD (arXiv:2302.02948), as Q-chunking's code sets it; agent.policy gaussian only."""
 
-    | agent      | policy    | horizon | action_chunking |
-    |------------|-----------|---------|-----------------|
-    | QC         | best_of_n | > 1     | yes             |
-    | QC-FQL     | distill   | > 1     | yes             |
-    | FQL        | distill   | 1       | either          |
-    | n-step FQL | distill   | n       | no              |
+    bc_weight: float = 0.0
+    """Weight of behaviour cloning by likelihood: 0.01 makes QC-RLPD."""
+    entropy_per_action: float = -0.5
+    """Target of the policy's entropy, in nats per number of the chunk."""
+    initial_temperature: float = 1.0
+    """Weight of the entropy at the first update; learned from then on."""
+    target_critics: int | None = None
+    """Critics, drawn anew at each update, that make the target: 2 in RLPD; None takes all, as Q-chunking does."""
+
+    def __post_init__(self) -> None:
+        require_non_negative(self, "bc_weight")
+        require_positive(self, "initial_temperature")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoupledConfig:
+    """Decoupled Q-chunking (DQC, arXiv:2512.10926): the policy's chunk is shorter than the critic's."""
+
+    policy_horizon: int = 5
+    """Actions of the policy's chunk, h_a; the critic's is agent.horizon."""
+    distillation: Literal["expectile", "quantile"] = "expectile"
+    """Regression of the critic of h_a actions on that of all: towards the best way to go on."""
+    kappa_d: float = 0.8
+    """Its level; 0.5 is the mean (expectile) or the median (quantile)."""
+    backup: Literal["expectile", "quantile"] = "quantile"
+    """Regression of the state value on the critic of h_a actions: towards the best of the data's chunks."""
+    kappa_b: float = 0.93
+    """Its level."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "policy_horizon")
+        for name in ("kappa_d", "kappa_b"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"agent.decoupled.{name} is {getattr(self, name)}; expected between 0 and 1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """One agent whose settings are QC, QC-FQL, FQL and n-step FQL (arXiv:2507.07969, arXiv:2502.02538), and two more.
+
+    | agent         | policy    | horizon | action_chunking | decoupled |
+    |---------------|-----------|---------|-----------------|-----------|
+    | QC            | best_of_n | > 1     | yes             |           |
+    | QC-FQL        | distill   | > 1     | yes             |           |
+    | FQL           | distill   | 1       | either          |           |
+    | n-step FQL    | distill   | n       | no              |           |
+    | RLPD          | gaussian  | 1       | either          |           |
+    | RLPD-AC       | gaussian  | > 1     | yes             |           |
+    | QC-RLPD       | gaussian  | > 1     | yes             |           | gaussian.bc_weight 0.01
+    | DQC           | best_of_n | > h_a   | yes             | set       |
     """
 
-    policy: Literal["best_of_n", "distill"] = "distill"
-    """best_of_n: the best of the flow's samples by the critic. distill: a one-step policy beside the flow."""
+    policy: Literal["best_of_n", "distill", "gaussian"] = "distill"
+    """best_of_n: the best of the flow's samples by the critic. distill: a one-step policy beside the flow.
+    gaussian: no flow, a Gaussian squashed by tanh."""
     horizon: int = 5
     """Environment steps of one chunk and of the critic's backup."""
     action_chunking: bool = True
@@ -166,17 +233,68 @@ class AgentConfig:
     """Chunks that run past an episode's end: used with their real steps, or dropped as in the official code."""
     encoder: EncoderConfig | None = None
     """Encoder of data.cameras; None: the networks see no pictures."""
+    gaussian: GaussianConfig = GaussianConfig()
+    decoupled: DecoupledConfig | None = None
+    """A shorter chunk for the policy than for the critic; None: one length for both."""
 
     def __post_init__(self) -> None:
         require_positive(self, "horizon", "num_samples", "flow_steps", "num_critics", "alpha")
         require_fraction(self, "target_rate")
         if not 0 < self.discount <= 1:
             raise ValueError(f"agent.discount is {self.discount}; expected above 0 and at most 1")
+        subset = self.gaussian.target_critics
+        if subset is not None and not 1 <= subset <= self.num_critics:
+            raise ValueError(
+                f"agent.gaussian.target_critics is {subset}; expected 1 to agent.num_critics, {self.num_critics}"
+            )
+        if self.decoupled is None:
+            return
+        if self.policy != "best_of_n" or not self.action_chunking:
+            raise ValueError("agent.decoupled needs agent.policy best_of_n and agent.action_chunking")
+        if self.decoupled.policy_horizon > self.horizon:
+            raise ValueError(
+                f"agent.decoupled.policy_horizon is {self.decoupled.policy_horizon}; "
+                f"expected at most agent.horizon, {self.horizon}"
+            )
 
     @property
     def action_horizon(self) -> int:
-        """Actions that policy and critic see at once."""
+        """Actions of the policy's chunk."""
+        if self.decoupled is not None:
+            return self.decoupled.policy_horizon
         return self.horizon if self.action_chunking else 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnlineConfig:
+    """The online phase: from update `start` on the policy acts in an environment, and trains on what it finds there.
+
+    `train.steps` counts all updates: start + (steps - warmup) * updates_per_step.
+    """
+
+    env: str
+    """Gymnasium id of the environment, as eval.env."""
+    steps: int
+    """Environment steps in all."""
+    start: int
+    """Updates on the dataset alone before the first environment step."""
+    warmup: int = 0
+    """Environment steps before the first online update."""
+    updates_per_step: int = 1
+    """Updates for each environment step (the updates-to-data ratio)."""
+    interval: int | None = None
+    """Environment steps between two returns to training; None: the length of the policy's chunk."""
+    online_ratio: float | None = None
+    """Share of online rows in a batch: 0.5 is RLPD's symmetric sampling. None draws from dataset and online
+    transitions together, as Q-chunking does: the share grows with them."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "steps", "updates_per_step")
+        require_non_negative(self, "start", "warmup")
+        if self.online_ratio is not None:
+            require_fraction(self, "online_ratio")
+        if self.interval is not None:
+            require_positive(self, "interval")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,18 +318,46 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AlohaRecordConfig:
+    """Scripted transfers of the cube in ALOHA's simulation."""
+
+    noise_levels: tuple[float, ...] = (0.0, 0.01, 0.02)
+    """Standard deviations (m) by which waypoints miss their place; each episode draws one, all equally likely."""
+    cameras: tuple[str, ...] = ()
+    """Cameras that are recorded: top, angle, front_close, left_pillar, right_pillar. None: 0.3 ms a step, not 35."""
+    image_size: tuple[int, int] = (480, 640)
+    """Height and width of the pictures."""
+    jpeg_quality: int = 90
+    success_score: int = 5
+    """Successes are written to the folder score_<n> of this n."""
+    failure_score: int = 1
+
+    def __post_init__(self) -> None:
+        require_positive(self, "jpeg_quality")
+        if not self.noise_levels or min(self.noise_levels) < 0:
+            raise ValueError(f"record.aloha.noise_levels is {self.noise_levels}; expected at least one, none below 0")
+        if min(self.image_size) < 1 or self.jpeg_quality > 100:
+            raise ValueError(
+                f"record.aloha: image_size is {self.image_size}, jpeg_quality {self.jpeg_quality}; "
+                "expected sizes above 0 and a quality of 1 to 100"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordConfig:
-    """Play episodes recorded with OGBench's scripted oracles where the dataset is missing."""
+    """Episodes recorded where the dataset is missing: OGBench's scripted oracles at play, or ALOHA's transfer cube."""
 
     env: str
-    """OGBench environment without a task, e.g. cube-single-v0."""
+    """OGBench environment without a task, e.g. cube-single-v0, or aloha-transfer-cube."""
     episodes: int
     episode_length: int = 1001
-    """Environment steps, and so frames, of one episode."""
+    """Environment steps, and so frames, of one episode; the most of one in aloha-transfer-cube, which ends at success."""
     noise: float = 0.1
     """Standard deviation of the noise on the oracle's plan, in units of a full action (OGBench's --noise)."""
     random_action: float = 0.0
     """Probability of a random action at each step (OGBench's --p_random_action)."""
+    aloha: AlohaRecordConfig = AlohaRecordConfig()
+    """Read for aloha-transfer-cube alone, in place of noise and random_action."""
     seed: int = 0
     processes: int = 2
 
@@ -228,6 +374,8 @@ class QChunkConfig(ExperimentConfig):
     data: DataConfig
     agent: AgentConfig
     eval: EvalConfig = EvalConfig()
+    online: OnlineConfig | None = None
+    """None: offline training alone."""
     record: RecordConfig | None = None
     """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
 
@@ -237,5 +385,40 @@ class QChunkConfig(ExperimentConfig):
                 f"train.batch_size {self.train.batch_size} is not divisible by data.shards {self.data.shards}; "
                 "every shard gives the same number of rows"
             )
+        if self.online is not None:
+            self._check_online(self.online)
+
+    def _check_online(self, online: OnlineConfig) -> None:
+        """train.steps is what the phases add up to."""
+        if self.data.cameras or self.data.depth_cameras:
+            raise ValueError("online is set, and data.cameras is not empty; the online phase stores no pictures yet")
+        trained = online.steps - online.warmup
+        if trained <= 0 or trained % self.online_interval:
+            raise ValueError(
+                f"online.steps {online.steps} less online.warmup {online.warmup} is {trained}; expected a multiple of "
+                f"{self.online_interval}, the environment steps between two returns to training (online.interval, "
+                "or the length of the policy's chunk)"
+            )
+        expected = online.start + trained * online.updates_per_step
+        if self.train.steps != expected:
+            raise ValueError(
+                f"train.steps is {self.train.steps}; expected {expected}: online.start {online.start}, and "
+                f"online.updates_per_step {online.updates_per_step} for each of {trained} environment steps"
+            )
+
+    @property
+    def online_interval(self) -> int:
+        """Environment steps between two returns to training."""
+        if self.online is None or self.online.interval is None:
+            return self.agent.action_horizon
+        return self.online.interval
+
+    def env_steps(self, step: int) -> int:
+        """Environment steps taken when `step` updates are done, those before update `step` itself not counted."""
+        if self.online is None or step <= self.online.start:
+            return 0
+        updates = self.online_interval * self.online.updates_per_step
+        rounds = -(-(step - self.online.start) // updates)
+        return self.online.warmup + rounds * self.online_interval
         if self.agent.encoder is not None and not self.data.cameras:
             raise ValueError("agent.encoder is set, but data.cameras is empty; name the cameras that it sees")

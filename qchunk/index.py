@@ -10,20 +10,27 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
+from rich.console import Console
+from rich.progress import track
 
 from core.episodes import EpisodeSource
 from core.errors import DataError
 from qchunk.config import DataConfig
 from qchunk.relabel import base_env, needs_buttons, single_task
 from qchunk.sources import aloha, ogbench
-from qchunk.sources.report import EpisodeReport, Problem, from_json, refuse
+from qchunk.sources.aloha_images import COLOUR, DEPTH
+from qchunk.sources.report import EpisodeReport, PictureReport, Problem, from_json, refuse
+from qchunk.workers import Workers
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
+SECONDS_BETWEEN_LINES = 10.0
 MAX_SKIPPED = 0.01
 """Largest share of bad episodes that on_bad=skip drops."""
 
@@ -58,8 +65,10 @@ def open_source(data: DataConfig) -> tuple[EpisodeSource, tuple[str, ...]]:
     if not selection.reports:
         raise DataError(f"{data.path}: no episode is left to train on. {' '.join(selection.notes)}")
     task = None if data.task is None else single_task(data.task)
-    make = aloha.AlohaSource if data.format == "aloha_hdf5" else ogbench.OgbenchSource
-    source = make(Path(data.path), selection.reports, selection.positives, action=data.action, task=task)
+    path, good, positives = Path(data.path), selection.reports, selection.positives
+    if data.format == "ogbench_npz":
+        return ogbench.OgbenchSource(path, good, positives, action=data.action, task=task), tuple(notes)
+    source = aloha.AlohaSource(path, good, positives, action=data.action, task=task, base_action=data.base_action)
     return source, tuple(notes)
 
 
@@ -75,12 +84,13 @@ def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) ->
     notes.extend(f"  {problem}" for problem in selection.problems)
 
 
-def read_index(data: DataConfig, *, reread: bool = False) -> list[EpisodeReport]:
+def read_index(data: DataConfig, *, reread: bool = False, pictures: bool | None = None) -> list[EpisodeReport]:
     """A report on every episode below data.path, from the cache where size and modification time are unchanged.
 
     Args:
-      data: Only `path` and `format` matter.
+      data: Only `path`, `format` and whether there are cameras matter.
       reread: Read every file again, and report content that changed although size and time did not.
+      pictures: Decode every picture of every camera; by default where data names a camera.
 
     Raises:
       DataError: The folder or file is missing, of the wrong kind, or holds no episode.
@@ -88,35 +98,81 @@ def read_index(data: DataConfig, *, reread: bool = False) -> list[EpisodeReport]
     root = Path(data.path)
     files = _dataset_files(root, data.format)
     known = _load_cache(root)
-    reports: list[EpisodeReport] = []
-    changed = False
+    pictures = bool(data.cameras or data.depth_cameras) if pictures is None else pictures
+    workers = Workers(data.decode_threads) if pictures and data.format == "aloha_hdf5" else None
+    found: dict[str, list[EpisodeReport]] = {}
+    to_read = []
     for file in files:
-        name = file.name if data.format == "ogbench_npz" else file.relative_to(root).as_posix()
+        name = _name(root, file)
         before = known.get(name, [])
         stat = file.stat()
         same = bool(before) and (before[0].size, before[0].mtime_ns) == (stat.st_size, stat.st_mtime_ns)
-        if same and not reread:
-            reports += before
-            continue
-        fresh = [aloha.examine(root, file)] if data.format == "aloha_hdf5" else ogbench.examine(file)
-        if same and fresh[0].content_hash != before[0].content_hash:
-            fresh = [_with_silent_change(report, before[0]) for report in fresh]
-        reports += fresh
-        changed = True
-    if changed or {r.path for r in reports} != set(known):
+        found[name] = before
+        if not same or reread or (workers is not None and before[0].pictures is None and before[0].content_hash):
+            to_read.append((file, before if same else []))
+    for file, before in _progress(to_read):
+        fresh = ogbench.examine(file) if data.format == "ogbench_npz" else [_examine(root, file, workers)]
+        if before:
+            fresh = [_with_silent_changes(report, before[0]) for report in fresh]
+        found[_name(root, file)] = fresh
+    reports = [report for name in found for report in found[name]]
+    if to_read or found.keys() != known.keys():
         _save_cache(root, reports)
     return reports
 
 
-def _with_silent_change(report: EpisodeReport, before: EpisodeReport) -> EpisodeReport:
-    problem = Problem(
-        file=report.id,
-        dataset="",
-        row=None,
-        expected=f"content {before.content_hash[:12]} as indexed before (touch the file to accept the new content)",
-        found=f"{report.content_hash[:12] or 'an unreadable file'}, with size and modification time unchanged",
+def _name(root: Path, file: Path) -> str:
+    return file.name if file == root else file.relative_to(root).as_posix()
+
+
+def _examine(root: Path, file: Path, workers: Workers | None) -> EpisodeReport:
+    return aloha.examine(root, file) if workers is None else aloha.examine(root, file, workers)
+
+
+def _progress(files: list[tuple[Path, list[EpisodeReport]]]) -> Iterator[tuple[Path, list[EpisodeReport]]]:
+    """The files, with a bar on a terminal and a line every ten seconds elsewhere; on stderr, since stdout may be JSON."""
+    if sys.stderr.isatty() and len(files) > 1:
+        yield from track(files, description="reading episodes", console=Console(stderr=True), transient=True)
+        return
+    said = time.monotonic()
+    for number, one in enumerate(files):
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"data: read {number} of {len(files)} files", file=sys.stderr, flush=True)
+        yield one
+
+
+def _with_silent_changes(report: EpisodeReport, before: EpisodeReport) -> EpisodeReport:
+    """`report`, with a problem for content that changed although the file's size and time did not.
+
+    The old hashes stay, so that the problem is found again until the file is touched. Files above 256 MiB are hashed
+    in part, but their pictures are hashed whole.
+    """
+    found = list(report.problems)
+    if report.content_hash != before.content_hash:
+        found.append(_silent_change(report.id, "", before.content_hash, report.content_hash or "an unreadable file"))
+    pictures = dict(report.pictures or {})
+    for name, old in (before.pictures or {}).items():
+        if name in pictures and pictures[name].digest != old.digest:
+            if report.content_hash == before.content_hash:
+                found.append(_silent_change(report.id, name, old.digest, pictures[name].digest))
+            pictures[name] = old
+    return dataclasses.replace(
+        report,
+        content_hash=before.content_hash,
+        problems=tuple(found),
+        pictures=None if report.pictures is None else pictures,
     )
-    return dataclasses.replace(report, content_hash=before.content_hash, problems=(*report.problems, problem))
+
+
+def _silent_change(file: str, dataset: str, expected: str, found: str) -> Problem:
+    return Problem(
+        file=file,
+        dataset=dataset,
+        row=None,
+        expected=f"content {expected[:12]} as indexed before (touch the file to accept the new content)",
+        found=f"{found[:12] if len(found) == 64 else found}, with size and modification time unchanged",
+    )
 
 
 def _dataset_files(root: Path, kind: str) -> list[Path]:
@@ -175,8 +231,14 @@ def _save_cache(root: Path, reports: Sequence[EpisodeReport]) -> None:
             scratch.unlink()
 
 
-def select(reports: Sequence[EpisodeReport], data: DataConfig) -> Selection:
-    """Judges what was indexed by what this run needs: labels, arrays, and widths that agree."""
+def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: bool = False) -> Selection:
+    """Judges what was indexed by what this run needs: labels, arrays, pictures, and widths that agree.
+
+    Args:
+      reports: From `read_index`.
+      data: Of the run.
+      all_pictures: Damaged pictures of cameras that data does not name are problems too.
+    """
     taken, positives, left_out, unlabelled = [], [], 0, []
     for report in reports:
         if report.score is not None and report.score not in (*data.positive_scores, *data.negative_scores):
@@ -191,7 +253,14 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig) -> Selection:
         scores = f"positive {data.positive_scores}, negative {data.negative_scores}"
         notes.append(f"{left_out} episode(s) left out by the score of their folder ({scores})")
     labelled = any(label is not None for label in positives)
-    problems = {report.id: [*report.problems] for report in taken}
+    cameras = camera_paths(data)
+    problems = {
+        report.id: [
+            *report.problems,
+            *(p for p in report.picture_problems if all_pictures or any(c.startswith(p.dataset) for c in cameras)),
+        ]
+        for report in taken
+    }
     if unlabelled and labelled:
         for report in unlabelled:
             problems[report.id].append(
@@ -205,10 +274,11 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig) -> Selection:
             )
     elif unlabelled:
         notes.append("no labels (folders score_<n>, or the attribute success): every episode counts as positive")
-    widths = _common_widths([report for report in taken if not report.problems], data)
-    for report in taken:
-        if not report.problems:
-            problems[report.id] += _needs(report, data) + _width_problems(report, widths)
+    whole = [report for report in taken if not problems[report.id]]
+    widths, forms = _common_widths(whole, data), _common_forms(whole, data)
+    for report in whole:
+        problems[report.id] += _needs(report, data) + _width_problems(report, widths)
+        problems[report.id] += _picture_problems(report, data, forms)
     good = [not problems[report.id] for report in taken]
     return Selection(
         reports=tuple(report for report, ok in zip(taken, good, strict=True) if ok),
@@ -222,7 +292,13 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig) -> Selection:
 
 def _common_widths(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[str, int | None]:
     """Width in most episodes of each array that the run reads; None where most have no such array."""
-    names = {"qpos", "state", data.action, *(() if data.task is None else ("sim_qpos", "button_states"))}
+    names = {
+        "qpos",
+        "state",
+        data.action,
+        *(("base_action",) if data.base_action else ()),
+        *(() if data.task is None else ("sim_qpos", "button_states")),
+    }
     counts = {name: collections.Counter(report.dims.get(name) for report in reports) for name in sorted(names)}
     return {name: count.most_common(1)[0][0] for name, count in counts.items() if count}
 
@@ -244,6 +320,51 @@ def _width_problems(report: EpisodeReport, widths: Mapping[str, int | None]) -> 
     ]
 
 
+def camera_paths(data: DataConfig) -> list[str]:
+    """Paths of the datasets of the cameras that the run sees, depth last."""
+    return [f"{COLOUR}/{name}" for name in data.cameras] + [f"{DEPTH}/{name}" for name in data.depth_cameras]
+
+
+Form = tuple[str, tuple[int, int] | None]  # dtype, and height and width where all must agree
+
+
+def _form(report: PictureReport, data: DataConfig) -> Form:
+    return report.dtype, (report.height, report.width) if data.image_size is None else None
+
+
+def _common_forms(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[str, Form | None]:
+    """What most pictures are, of colour and of depth: they share an array, so all must be alike."""
+    counts = {group: collections.Counter[Form]() for group in (COLOUR, DEPTH)}
+    for report in reports:
+        for name in camera_paths(data):
+            if report.pictures is not None and name in report.pictures:
+                counts[name.rpartition("/")[0]][_form(report.pictures[name], data)] += 1
+    return {group: count.most_common(1)[0][0] if count else None for group, count in counts.items()}
+
+
+def _picture_problems(report: EpisodeReport, data: DataConfig, forms: Mapping[str, Form | None]) -> list[Problem]:
+    """Cameras that the episode lacks, and pictures unlike most others."""
+    problems = []
+    for name in camera_paths(data):
+        pictures = report.pictures or {}
+        if name not in pictures:
+            field = "data.cameras" if name.startswith(f"{COLOUR}/") else "data.depth_cameras"
+            found = f"cameras {', '.join(sorted(pictures)) or 'none'}"
+            problems.append(
+                Problem(file=report.id, dataset=name, row=None, expected=f"pictures, for {field}", found=found)
+            )
+            continue
+        form, usual = _form(pictures[name], data), forms[name.rpartition("/")[0]]
+        if form != usual and usual is not None:
+            expected = f"{_words(usual)}, as of most cameras and episodes (or set data.image_size)"
+            problems.append(Problem(file=report.id, dataset=name, row=None, expected=expected, found=_words(form)))
+    return problems
+
+
+def _words(form: Form) -> str:
+    return form[0] if form[1] is None else f"{form[0]} of {form[1][0]} x {form[1][1]}"
+
+
 def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
     """Arrays that the config asks for and the episode lacks."""
     names = aloha.DATASETS if data.format == "aloha_hdf5" else ogbench.KEYS
@@ -252,6 +373,8 @@ def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
         needed["state"] = "data.observation=state"
     if data.action == "action":
         needed["action"] = "data.action=action"
+    if data.base_action:
+        needed["base_action"] = "data.base_action"
     if data.task is not None:
         needed["sim_qpos"] = "data.task (rewards are computed from it)"
         if needs_buttons(data.task):

@@ -6,21 +6,24 @@ One record a batch, because Grain's bookkeeping costs 11 us a record or more, an
 import dataclasses
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping
 
 import grain
 import numpy as np
 from jaxtyping import Int64
 
-from core.sampling import STEPS_PER_BLOCK, block_of_starts, epoch_and_step
+from core.sampling import STEPS_PER_BLOCK, block_of_starts
+from qchunk.batch import Batch, Observations
+from qchunk.buffers import LentBuffers
 from qchunk.config import QChunkConfig
-from qchunk.data import Batch, Dataset, Observations, Pool
+from qchunk.dataset import Dataset
+from qchunk.frames import FrameStore, PictureArrays, draw
+from qchunk.memory import open_store
+from qchunk.pool import Pool
+from qchunk.refresh import Place, PoolLoader, Refreshes, schedule
+from qchunk.workers import Workers
 
 Pools = Mapping[int, Pool]  # by virtual shard
-Loaded = TypeVar("Loaded")
 
 
 def open_stream(
@@ -61,13 +64,13 @@ class Block:
     """Draws of STEPS_PER_BLOCK steps of one piece, located in its pool."""
 
     key: tuple[int, int]
-    """Epoch, and number of the block in it."""
+    """Number of the pool, and of the block in the epoch."""
     episodes: Int64[np.ndarray, "steps b"]
     rows: Int64[np.ndarray, "steps b"]
 
 
 class StepBatches(grain.MapDataset[Batch]):
-    """Batch i at position i, built vectorised from the pools of its epoch.
+    """Batch i at position i, built vectorised from the pools of its step.
 
     A MapDataset of its own, since Grain's wrapper around a plain source measures every array of every record,
     which takes 34 us a batch: longer than building it.
@@ -76,46 +79,96 @@ class StepBatches(grain.MapDataset[Batch]):
     def __init__(self, config: QChunkConfig, dataset: Dataset, cuts: tuple[Piece, ...], start_step: int) -> None:
         super().__init__()
         self._config, self._dataset, self._cuts = config, dataset, cuts
-        # Threads build a few steps ahead: the last epoch's pool stays until all of them have left it.
-        self._epochs = EpochPools(self._load, margin=min(config.data.read_threads, config.data.steps_per_epoch - 1))
-        self._epochs.start(epoch_and_step(start_step, config.data.steps_per_epoch)[0])
-        self._blocks: dict[int, Block] = {}
+        self._schedule = schedule(config)
         self._said: set[str] = set()
         self._say(dataset.notes)
+        self._store: FrameStore | None = None
+        if dataset.cameras or dataset.depth_cameras:
+            rows = sum(cut.rows.stop - cut.rows.start for cut in cuts)
+            # Background loading decodes with threads of its own, which step back; drawing has others.
+            self._store = open_store(config, dataset.source, pools=len(cuts), rows=rows)
+            self._say(self._store.notes)
+        self._workers, self._buffers = Workers(config.data.decode_threads), LentBuffers()
+        # Threads build a few steps ahead: the last pool stays until all of them have left it.
+        self._pools = PoolLoader(self._load, margin=min(config.data.read_threads, self._schedule.shortest - 1))
+        self._refreshes = Refreshes(self._schedule)
+        self._pools.start(self._schedule.number(self._schedule.place(start_step)))
+        self._blocks: dict[int, Block] = {}
 
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, step: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        epoch, step = epoch_and_step(step, self._config.data.steps_per_epoch)
-        pools = self._epochs.get(epoch, step)
-        parts = [self._piece(cut, epoch, step, pools[cut.shard]) for cut in self._cuts]
-        return parts[0] if len(parts) == 1 else _concatenate(parts)
+    @property
+    def refresh_wait(self) -> float:
+        """Seconds that batches have waited for a refresh of the pool; the first pool is not counted."""
+        return self._refreshes.waited
 
-    def _piece(self, cut: Piece, epoch: int, step: int, pool: Pool) -> Batch:
-        number, row = divmod(step, STEPS_PER_BLOCK)
+    def __getitem__(self, step: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
+        place = self._schedule.place(step)
+        number = self._schedule.number(place)
+        pools = self._pools.get(number, place.step_in_part)
+        if line := self._refreshes.note(place, self._pools.waited):
+            self._print(line)
+        parts, work, row = [], [], 0
+        pictures = None if self._store is None else PictureArrays.make(self._store.form, self._rows, self._buffers.lend)
+        for cut in self._cuts:
+            pool = pools[cut.shard]
+            episodes, rows = self._draw(cut, place, number, pool)
+            parts.append(pool.gather(episodes, rows))
+            if pictures is not None:
+                work += pool.pictures(episodes, rows, pictures.rows(row, row + len(rows)))
+            row += len(rows)
+        batch = parts[0] if len(parts) == 1 else _concatenate(parts)
+        if pictures is not None:
+            draw(work, self._workers)
+            pictures.put_into(batch)
+        return batch
+
+    @property
+    def _rows(self) -> int:
+        return sum(cut.rows.stop - cut.rows.start for cut in self._cuts)
+
+    def _draw(
+        self, cut: Piece, place: Place, number: int, pool: Pool
+    ) -> tuple[Int64[np.ndarray, " b"], Int64[np.ndarray, " b"]]:
+        """Episode and row of each start of a piece."""
+        in_epoch, row = divmod(place.step, STEPS_PER_BLOCK)
         block = self._blocks.get(cut.shard)
-        if block is None or block.key != (epoch, number):
+        if block is None or block.key != (number, in_epoch):
             size = self._config.train.batch_size // self._config.data.shards
             seed = self._config.run.seed
-            starts = block_of_starts(len(pool), size, seed=seed, epoch=epoch, shard=cut.shard, block=number)
+            starts = block_of_starts(len(pool), size, seed=seed, epoch=place.epoch, shard=cut.shard, block=in_epoch)
             episodes, rows = pool.locate(starts[:, cut.rows])
-            block = self._blocks[cut.shard] = Block(key=(epoch, number), episodes=episodes, rows=rows)
-        return pool.gather(block.episodes[row], block.rows[row])
+            block = self._blocks[cut.shard] = Block(key=(number, in_epoch), episodes=episodes, rows=rows)
+        return block.episodes[row], block.rows[row]
 
-    def _load(self, epoch: int, cancelled: threading.Event) -> Pools:
+    def _load(self, number: int, previous: Pools | None, cancelled: threading.Event) -> Pools:
+        epoch, part = divmod(number, self._schedule.parts)
         pools = {}
         for cut in self._cuts:
-            pools[cut.shard] = Pool(self._config, epoch, cut.shard, dataset=self._dataset, cancelled=cancelled)
+            pools[cut.shard] = Pool(
+                self._config,
+                epoch,
+                cut.shard,
+                part=part,
+                dataset=self._dataset,
+                store=self._store,
+                previous=None if previous is None else previous[cut.shard],
+                cancelled=cancelled,
+            )
             self._say(f"pool: {note}" for note in pools[cut.shard].stats()["notes"])
         return pools
 
     def _say(self, notes: Iterator[str] | tuple[str, ...]) -> None:
         """Prints each note once, from the first process."""
         for note in notes:
-            if note not in self._said and (self._cuts[0].shard, self._cuts[0].rows.start) == (0, 0):
-                print(f"data: {note}", flush=True)
+            if note not in self._said:
+                self._print(note)
             self._said.add(note)
+
+    def _print(self, line: str) -> None:
+        if (self._cuts[0].shard, self._cuts[0].rows.start) == (0, 0):
+            print(f"data: {line}", flush=True)
 
 
 class InPlaceIterator(grain.DatasetIterator[Batch]):
@@ -151,69 +204,3 @@ def _concatenate(parts: list[Batch]) -> Batch:
     nested = ("observations", "next_observations")
     flat = {key: np.concatenate([part[key] for part in parts]) for key in parts[0] if key not in nested}
     return {key: joined([part[key] for part in parts]) for key in nested} | flat  # pyright: ignore[reportReturnType]
-
-
-class EpochPools(Generic[Loaded]):
-    """Pools of the epoch in use, and of the next, which load in a thread: never more than two epochs are kept.
-
-    Only a jump (a restored position) can find a third under way; it is finished, and dropped.
-    """
-
-    def __init__(self, load: Callable[[int, threading.Event], Loaded], *, margin: int) -> None:
-        """Loads nothing yet.
-
-        Args:
-          load: Makes the pools of an epoch; stops early when the event is set.
-          margin: Steps into an epoch after which the last epoch's pools are dropped and the next ones load.
-        """
-        self._load, self._margin = load, margin
-        self._lock = threading.Lock()
-        self._ready: tuple[int, Loaded] | None = None  # what the last call returned: most calls take no lock
-        self._loading: dict[int, Future[Loaded]] = {}
-        self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
-        weakref.finalize(self, _stop, self._closing, self._threads)
-
-    def start(self, epoch: int) -> Future[Loaded]:
-        """Begins to load an epoch if it is not there, and drops all but it and the one before."""
-        with self._lock:
-            if epoch not in self._loading:
-                for other in set(self._loading) - {epoch - 1}:
-                    del self._loading[other]
-                future: Future[Loaded] = Future()
-                self._loading[epoch] = future
-                self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
-                run = threading.Thread(
-                    target=_run, args=(self._load, epoch, self._closing, future), name=f"pool-{epoch}", daemon=True
-                )
-                self._threads.append(run)
-                run.start()
-            return self._loading[epoch]
-
-    def get(self, epoch: int, step: int) -> Loaded:
-        """Pools of an epoch, waiting for them if need be.
-
-        Raises:
-          Exception: Whatever loading raised, here and not in the thread.
-        """
-        ready = self._ready
-        if ready is None or ready[0] != epoch:
-            ready = self._ready = (epoch, self.start(epoch).result())
-        if step >= self._margin and epoch + 1 not in self._loading:
-            self.start(epoch + 1)
-        return ready[1]
-
-
-def _run(load: Callable[[int, threading.Event], Loaded], epoch: int, closing: threading.Event, future: Future) -> None:
-    try:
-        future.set_result(load(epoch, closing))
-    except BaseException as error:  # raised where the pools are asked for
-        future.set_exception(error)
-
-
-def _stop(closing: threading.Event, threads: list[threading.Thread]) -> None:
-    """Ends loading after the episode at hand; at exit, so that no thread reads while HDF5 is torn down."""
-    closing.set()
-    for thread in threads:
-        if thread is not threading.current_thread():
-            thread.join()

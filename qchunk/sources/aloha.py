@@ -1,7 +1,8 @@
 """Episodes in ALOHA-layout HDF5, one file each: /observations/qpos, /action and more; docs/data_formats.md."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import h5py
@@ -11,11 +12,15 @@ from jaxtyping import Bool, Float64, Int64
 from core.episodes import Episode, content_hash, manifest_hash
 from core.errors import DataError
 from qchunk.relabel import SingleTask, labelled_outcome
-from qchunk.sources.report import EpisodeReport, Problem, check_finite, check_lengths, declared_size_problem
+from qchunk.sources.aloha_images import COLOUR, JpegRows, blocks, examine_pictures, is_jpeg, read_jpegs, require_depth
+from qchunk.sources.hdf5 import UNREADABLE, Refused, one_line, require_readable, resolve
+from qchunk.sources.report import EpisodeReport, PictureReport, Problem, check_finite, check_lengths
+from qchunk.workers import Workers
 
 SUFFIXES = (".hdf5", ".h5")
 DATASETS = {
     "action": "/action",
+    "base_action": "/base_action",
     "qpos": "/observations/qpos",
     "state": "/observations/state",
     "reward": "/reward",
@@ -23,9 +28,8 @@ DATASETS = {
     "sim_qpos": "/sim/qpos",
     "button_states": "/sim/button_states",
 }
-"""What is read, by short name. Everything else in a file is left alone."""
+"""What is read, by short name; pictures are in aloha_images.py. Everything else in a file is left alone."""
 _SCORE = re.compile(r"score_(\d+)")
-_UNREADABLE = (OSError, RuntimeError, KeyError, ValueError)  # what h5py raises on damaged files
 _PER_FRAME = ("reward", "terminated")  # one number a frame
 
 
@@ -39,8 +43,14 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def examine(root: Path, path: Path) -> EpisodeReport:
-    """Reads a file whole and reports what it holds and what is wrong with it; raises nothing for bad content."""
+def examine(root: Path, path: Path, workers: Workers | None = None) -> EpisodeReport:
+    """Reads a file whole and reports what it holds and what is wrong with it; raises nothing for bad content.
+
+    Args:
+      root: The dataset's folder.
+      path: The file, below it.
+      workers: Decode its pictures; None leaves pictures alone.
+    """
     name = path.relative_to(root).as_posix()
     stat = path.stat()
     file = {"id": name, "path": name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
@@ -49,8 +59,10 @@ def examine(root: Path, path: Path) -> EpisodeReport:
         with h5py.File(path, "r") as h5:
             arrays, problems = _read_all(h5, name)
             env, success = h5.attrs.get("env"), h5.attrs.get("success")
-    except _UNREADABLE as error:
-        bad = Problem(file=name, dataset="", row=None, expected="a whole HDF5 file", found=_one_line(error))
+            length = len(arrays["qpos"]) if "qpos" in arrays else 0
+            pictures = None if workers is None else examine_pictures(h5, name, length, workers)
+    except UNREADABLE as error:
+        bad = Problem(file=name, dataset="", row=None, expected="a whole HDF5 file", found=one_line(error))
         return EpisodeReport(**file, content_hash="", problems=(bad,))
     if arrays:
         problems += check_lengths(name, arrays, DATASETS) + check_finite(name, arrays, DATASETS)
@@ -62,7 +74,7 @@ def examine(root: Path, path: Path) -> EpisodeReport:
     return EpisodeReport(
         **file,
         content_hash=digest,
-        length=len(arrays["qpos"]) if "qpos" in arrays else 0,
+        length=length,
         dims={key: x.shape[1] for key, x in arrays.items() if x.ndim == 2},
         env=env if isinstance(env, str) else None,
         score=_score(path.relative_to(root)),
@@ -71,6 +83,8 @@ def examine(root: Path, path: Path) -> EpisodeReport:
         action_low=tuple(action.min(0).tolist()) if len(action) else (),
         action_high=tuple(action.max(0).tolist()) if len(action) else (),
         problems=tuple(problems),
+        pictures=None if pictures is None else pictures[0],
+        picture_problems=() if pictures is None else tuple(pictures[1]),
     )
 
 
@@ -82,22 +96,18 @@ def _score(path: Path) -> int | None:
     return None
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def _read_all(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Problem]]:
     arrays: dict[str, np.ndarray] = {}
     problems: list[Problem] = []
     for key, dataset in DATASETS.items():
         try:
             x = _read(h5, key)
-        except _Refused as refused:
+        except Refused as refused:
             problems.append(
                 Problem(file=name, dataset=dataset, row=None, expected=refused.expected, found=refused.found)
             )
-        except _UNREADABLE as error:
-            found = _one_line(error)
+        except UNREADABLE as error:
+            found = one_line(error)
             problems.append(Problem(file=name, dataset=dataset, row=None, expected="readable data", found=found))
         else:
             if x is not None:
@@ -105,59 +115,32 @@ def _read_all(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Pro
     return arrays, problems
 
 
-class _Refused(Exception):
-    """A dataset that is not read."""
-
-    def __init__(self, expected: str, found: str) -> None:
-        super().__init__(f"expected {expected}; found {found}")
-        self.expected, self.found = expected, found
-
-
 def _read(h5: h5py.File, key: str) -> np.ndarray | None:
     """One dataset as float32 [T, d], or [T] float64 and bool for reward and terminated; None where there is none.
 
-    The simulator's state stays float64: a reward depends on a distance. A file can name data outside itself
-    (external storage, links, virtual datasets), which would read any file of the machine: all are refused.
+    The simulator's state stays float64: a reward depends on a distance.
+
+    Raises:
+      Refused: With what is wrong.
     """
-    dataset = _resolve(h5, DATASETS[key])
+    dataset = resolve(h5, DATASETS[key])
     if dataset is None:
         return None
-    if dataset.external or dataset.is_virtual:
-        raise _Refused("data stored in this file", "external storage" if dataset.external else "a virtual dataset")
-    if dataset.dtype.kind not in "fiub":
-        raise _Refused("numbers", f"dtype {dataset.dtype}")
+    require_readable(dataset)
     shape, per_frame = dataset.shape, key in _PER_FRAME
     if per_frame and len(shape) == 2 and shape[1] == 1:
         shape = shape[:1]
     if len(shape) != (1 if per_frame else 2):
-        raise _Refused("shape [T]" if per_frame else "shape [T, d]", f"shape {dataset.shape}")
-    if problem := declared_size_problem(dataset.nbytes, dataset.id.get_storage_size()):
-        raise _Refused(*problem)
+        raise Refused("shape [T]" if per_frame else "shape [T, d]", f"shape {dataset.shape}")
     x = np.asarray(dataset[()]).reshape(shape)
     if key == "terminated":
         if not np.isin(x, (0, 1)).all():
-            raise _Refused("0 or 1 in each frame", f"values {x.min()} to {x.max()}")
+            raise Refused("0 or 1 in each frame", f"values {x.min()} to {x.max()}")
         return x.astype(bool)
     if key == "button_states":
         return x.astype(np.int64)
     with np.errstate(over="ignore"):  # a number too large becomes Inf, which is reported as such
         return x.astype(np.float64 if key in ("reward", "sim_qpos") else np.float32)
-
-
-def _resolve(h5: h5py.File, name: str) -> h5py.Dataset | None:
-    node: object = h5
-    for part in name.strip("/").split("/"):
-        if not isinstance(node, h5py.Group):
-            raise _Refused("a group on the way", f"{type(node).__name__} above {part!r}")
-        link = node.get(part, getlink=True)
-        if link is None:
-            return None
-        if not isinstance(link, h5py.HardLink):
-            raise _Refused("data stored in this file", f"{type(link).__name__} at {part!r}")
-        node = node[part]
-    if not isinstance(node, h5py.Dataset):
-        raise _Refused("a dataset", type(node).__name__)
-    return node
 
 
 class AlohaSource:
@@ -171,6 +154,7 @@ class AlohaSource:
         *,
         action: str,
         task: SingleTask | None,
+        base_action: bool,
     ) -> None:
         """Takes episodes that were found good.
 
@@ -180,10 +164,13 @@ class AlohaSource:
           positives: Label of each.
           action: Short name of the array that holds the actions, action or qpos.
           task: Replaces the file's reward and termination; None keeps them.
+          base_action: Appends the base's action to the arms'.
         """
-        self._root, self._reports, self._positives, self._action, self._task = root, reports, positives, action, task
+        self._root, self._reports, self._positives, self._task = root, reports, positives, task
+        self._actions = (action, "base_action") if base_action else (action,)
         self._states = tuple(name for name in ("qpos", "state") if name in reports[0].dims)
-        self._dims = {name: reports[0].dims[name] for name in self._states} | {"action": reports[0].dims[action]}
+        self._dims = {name: reports[0].dims[name] for name in self._states}
+        self._dims["action"] = sum(reports[0].dims[name] for name in self._actions)
         self._lengths = np.array([r.length for r in reports], np.int64)
 
     @property
@@ -202,6 +189,11 @@ class AlohaSource:
     def dims(self) -> Mapping[str, int]:
         return self._dims
 
+    @property
+    def pictures_of(self) -> Sequence[Mapping[str, PictureReport]]:
+        """Cameras of each episode by the paths of their datasets, where pictures were indexed."""
+        return [r.pictures or {} for r in self._reports]
+
     def __len__(self) -> int:
         return len(self._reports)
 
@@ -212,11 +204,11 @@ class AlohaSource:
         report, positive = self._reports[index], bool(self._positives[index])
         path = self._root / report.path
         outcome = ("reward", "terminated") if self._task is None else ("sim_qpos", "button_states")
-        wanted = {self._action, *self._states, *outcome}
+        wanted = {*self._actions, *self._states, *outcome}
         with h5py.File(path, "r") as h5:
             try:
                 arrays = {key: x for key in sorted(wanted) if (x := _read(h5, key)) is not None}
-            except _Refused as refused:
+            except Refused as refused:
                 raise DataError(f"{path}: changed since it was indexed: {refused}") from refused
         found = {key: x.shape[1] for key, x in arrays.items() if x.ndim == 2}
         expected = {key: report.dims[key] for key in wanted if key in report.dims}
@@ -229,11 +221,27 @@ class AlohaSource:
         return Episode(
             id=report.id,
             states={name: arrays[name] for name in self._states},
-            action=arrays[self._action],
+            action=np.concatenate([arrays[name] for name in self._actions], axis=1),
             reward=reward,
             terminated=terminated,
             positive=positive,
         )
+
+    @contextlib.contextmanager
+    def pictures(self, index: int) -> Iterator["PictureFile"]:
+        """The pictures of one episode, while its file is open.
+
+        Raises:
+          OSError: The file could not be read; worth another try.
+          DataError: The file is no longer what was indexed.
+        """
+        report = self._reports[index]
+        path = self._root / report.path
+        with h5py.File(path, "r") as h5:
+            try:
+                yield PictureFile(h5, report)
+            except Refused as refused:
+                raise DataError(f"{path}: changed since it was indexed: {refused}") from refused
 
     def _outcome(
         self, arrays: Mapping[str, np.ndarray], length: int, positive: bool
@@ -241,3 +249,40 @@ class AlohaSource:
         if self._task is not None:
             return self._task.relabel(arrays["sim_qpos"], arrays.get("button_states"))
         return labelled_outcome(arrays.get("reward"), arrays.get("terminated"), length, positive)
+
+
+class PictureFile:
+    """One open episode; cameras go by the paths of their datasets. Whatever is not as indexed raises Refused."""
+
+    def __init__(self, h5: h5py.File, report: EpisodeReport) -> None:
+        self._h5, self._report, self.length = h5, report, report.length
+
+    def jpegs(self, name: str) -> JpegRows | None:
+        """The JPEGs of a camera, or None if it has raw pictures."""
+        if self._expected(name).encoding == "raw":
+            return None
+        dataset = self._dataset(name)
+        if not is_jpeg(dataset):
+            raise Refused(f"JPEG rows in {name}", f"shape {dataset.shape}")
+        return read_jpegs(dataset)
+
+    def blocks(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
+        """Raw frames of a camera a few at a time, each block with the number of its first frame."""
+        dataset, expected = self._dataset(name), self._expected(name)
+        is_jpeg(dataset) if name.startswith(f"{COLOUR}/") else require_depth(dataset)
+        shape = (self._report.length, expected.height, expected.width)
+        if dataset.shape[:3] != shape or str(dataset.dtype) != expected.dtype:
+            raise Refused(f"{expected.dtype} of {shape} in {name}", f"{dataset.dtype} of {dataset.shape}")
+        return blocks(dataset)
+
+    def _dataset(self, name: str) -> h5py.Dataset:
+        dataset = resolve(self._h5, name)
+        if dataset is None:
+            raise Refused(name, "none")
+        if len(dataset) != self._report.length:
+            raise Refused(f"{self._report.length} rows in {name}", f"{len(dataset)} rows")
+        return dataset
+
+    def _expected(self, name: str) -> PictureReport:
+        assert self._report.pictures is not None
+        return self._report.pictures[name]

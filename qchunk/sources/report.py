@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -33,6 +34,21 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureReport:
+    """Pictures or depth maps of one camera of an episode."""
+
+    encoding: Literal["jpeg", "raw"]
+    height: int
+    width: int
+    dtype: str
+    """Of a pixel's channel: uint8; uint16 or float32 for depth."""
+    stored: int
+    """Bytes of the pictures as recorded, padding left out."""
+    digest: str
+    """SHA-256 of these bytes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EpisodeReport:
     """One episode as indexing saw it. Holds no setting of a run, so that it can be cached for all of them."""
 
@@ -57,6 +73,10 @@ class EpisodeReport:
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     problems: tuple[Problem, ...] = ()
+    """Of everything but pictures."""
+    pictures: dict[str, PictureReport] | None = None
+    """Every camera by the path of its dataset; None where no pictures were looked at, which takes a while."""
+    picture_problems: tuple[Problem, ...] = ()
 
     def row(self) -> tuple[object, ...]:
         """What the dataset's fingerprint covers."""
@@ -66,13 +86,21 @@ class EpisodeReport:
 def from_json(tree: Mapping[str, object]) -> EpisodeReport:
     """Inverse of `dataclasses.asdict` after a round trip through JSON."""
     fields = dict(tree)
-    problems = fields.pop("problems")
+    problems, of_pictures, pictures = (fields.pop(name) for name in ("problems", "picture_problems", "pictures"))
     assert isinstance(problems, list)
+    assert isinstance(of_pictures, list)
     for name in ("action_low", "action_high"):
         values = fields[name]
         assert isinstance(values, list)
         fields[name] = tuple(values)
-    return EpisodeReport(**fields, problems=tuple(Problem(**p) for p in problems))  # pyright: ignore[reportArgumentType]
+    if pictures is not None:
+        assert isinstance(pictures, dict)
+        fields["pictures"] = {name: PictureReport(**one) for name, one in pictures.items()}
+    return EpisodeReport(
+        **fields,  # pyright: ignore[reportArgumentType]
+        problems=tuple(Problem(**p) for p in problems),
+        picture_problems=tuple(Problem(**p) for p in of_pictures),
+    )
 
 
 def check_lengths(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str, str]) -> list[Problem]:

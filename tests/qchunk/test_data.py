@@ -11,7 +11,8 @@ from scipy import stats
 
 from core import norm_stats
 from core.errors import ConfigError, DataError
-from qchunk import data, stream
+from qchunk import data, refresh, stream
+from qchunk import dataset as dataset_lib
 from qchunk.data import Batch, Pool, make_batches
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, assert_same, config, dataset, plain_transition, write
 
@@ -291,13 +292,13 @@ def test_a_dimension_that_never_moves_is_named(tmp_path: Path, capsys: pytest.Ca
 def test_the_next_pool_loads_while_this_one_is_used(tmp_path: Path):
     loaded, release = [], threading.Event()
 
-    def load(epoch: int, cancelled: threading.Event) -> Any:
+    def load(epoch: int, previous: Any, cancelled: threading.Event) -> Any:
         if epoch == 1:
             release.wait(10)
         loaded.append(epoch)
         return {0: epoch}
 
-    pools = stream.EpochPools(load, margin=2)
+    pools = refresh.PoolLoader(load, margin=2)
     assert pools.get(0, 0) == {0: 0}
     assert set(pools._loading) == {0}  # before the margin nothing is loaded ahead
     pools.get(0, 2)
@@ -312,11 +313,11 @@ def test_the_next_pool_loads_while_this_one_is_used(tmp_path: Path):
 
 
 def test_a_failure_in_the_background_is_raised_when_the_pool_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(dataset_lib, "RETRY_SECONDS", 0.001)
     cfg = config(dataset(tmp_path), steps_per_epoch=5, read_threads=0)
     batches: Any = make_batches(cfg)
     take(batches, 1)
-    batches._batches._epochs._loading[1].result()
+    batches._batches._pools._loading[1].result()
     for file in tmp_path.glob("*.hdf5"):  # the pool of epoch 1 is there; that of epoch 2 can't be read
         with file.open("r+b") as h5:
             h5.write(bytes(2048))
@@ -326,7 +327,7 @@ def test_a_failure_in_the_background_is_raised_when_the_pool_is_needed(tmp_path:
 
 
 def test_reading_is_tried_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(dataset_lib, "RETRY_SECONDS", 0.001)
     opened = data.open_dataset(config(dataset(tmp_path)))
     tries = []
 
@@ -339,7 +340,7 @@ def test_reading_is_tried_three_times(tmp_path: Path, monkeypatch: pytest.Monkey
         return read(index)
 
     monkeypatch.setattr(opened.source, "load", flaky)
-    assert data._load(opened.source, 1).id == "episode_1.hdf5"
+    assert dataset_lib.load_episode(opened.source, 1).id == "episode_1.hdf5"
     assert tries == [1, 1, 1]
 
 

@@ -1,0 +1,296 @@
+"""The pictures of a pool's episodes in memory: decoded and resized once, or as recorded and decoded when drawn.
+
+Either way a picture in a batch is the same function of the file's bytes and of data.image_size, so what is kept where
+never shows in a batch, only in memory and time.
+"""
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from jaxtyping import Shaped, UInt8
+
+from core.images import decode_jpeg_into, resize_into
+from qchunk.batch import Batch
+from qchunk.config import DataConfig
+from qchunk.index import camera_paths
+from qchunk.sources.aloha import AlohaSource, PictureFile
+from qchunk.sources.aloha_images import COLOUR, DEPTH, JpegRows
+from qchunk.sources.hdf5 import Refused
+from qchunk.sources.report import PictureReport
+from qchunk.workers import Workers
+
+Storage: TypeAlias = Literal["decoded", "recorded"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureForm:
+    """What the pictures in a batch are."""
+
+    colour: tuple[str, ...]
+    """Paths of the datasets of data.cameras, in order."""
+    depth: tuple[str, ...]
+    """The same of data.depth_cameras."""
+    image_size: tuple[int, int] | None
+    """Height and width of colour pictures; None without cameras."""
+    depth_size: tuple[int, int] | None
+    depth_dtype: np.dtype | None
+    bgr: bool
+    """JPEGs show red as blue."""
+
+    @property
+    def bytes_per_frame(self) -> int:
+        """Of all cameras, decoded."""
+        return self.colour_bytes * len(self.colour) + self.depth_bytes * len(self.depth)
+
+    @property
+    def colour_bytes(self) -> int:
+        """Of one picture."""
+        return 0 if self.image_size is None else 3 * self.image_size[0] * self.image_size[1]
+
+    @property
+    def depth_bytes(self) -> int:
+        """Of one depth map."""
+        if self.depth_size is None or self.depth_dtype is None:
+            return 0
+        return self.depth_size[0] * self.depth_size[1] * self.depth_dtype.itemsize
+
+
+def picture_form(data: DataConfig, pictures: Mapping[str, PictureReport]) -> PictureForm:
+    """Form of a run's pictures, given those of any one of its episodes, which indexing found to be alike."""
+    paths = camera_paths(data)
+    colour = tuple(name for name in paths if name.startswith(f"{COLOUR}/"))
+    depth = tuple(name for name in paths if name.startswith(f"{DEPTH}/"))
+
+    def size(names: tuple[str, ...]) -> tuple[int, int] | None:
+        if not names:
+            return None
+        return data.image_size or (pictures[names[0]].height, pictures[names[0]].width)
+
+    return PictureForm(
+        colour=colour,
+        depth=depth,
+        image_size=size(colour),
+        depth_size=size(depth),
+        depth_dtype=np.dtype(pictures[depth[0]].dtype) if depth else None,
+        bgr=data.jpeg_channels == "bgr",
+    )
+
+
+@runtime_checkable
+class Frames(Protocol):
+    """Pictures of one camera of one episode."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
+        ...
+
+    def write(self, frame: int, out: np.ndarray) -> None:
+        """Writes one picture, at the size of `out`."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """Pictures [T, h, w, 3] or depth maps [T, h, w], at their size in a batch or larger or smaller."""
+
+    pixels: Shaped[np.ndarray, "T h w *c"]
+
+    @property
+    def nbytes(self) -> int:
+        return self.pixels.nbytes
+
+    def write(self, frame: int, out: np.ndarray) -> None:
+        _fit(self.pixels[frame], out)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Jpegs:
+    """Pictures as JPEG."""
+
+    rows: JpegRows
+    last: UInt8[np.ndarray, "h w 3"]
+    """The last picture, decoded: it is the next observation of every start in an episode's last chunk."""
+    source: str
+    bgr: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.data.nbytes + self.rows.offsets.nbytes + self.last.nbytes
+
+    def write(self, frame: int, out: np.ndarray) -> None:
+        if frame == len(self.rows) - 1:
+            np.copyto(out, self.last)
+        else:
+            decode_jpeg_into(self.rows[frame], out, source=f"{self.source}, row {frame}", bgr=self.bgr)
+
+
+def _fit(picture: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
+    """Copies or resizes; depth maps by the nearest pixel, since a mean of two depths is a place where nothing is."""
+    if picture.shape == out.shape:
+        np.copyto(out, picture)
+    elif picture.ndim == 3:
+        resize_into(picture, out)
+    else:
+        rows, columns = (((2 * np.arange(n) + 1) * m) // (2 * n) for n, m in zip(out.shape, picture.shape, strict=True))
+        np.copyto(out, picture[rows[:, None], columns[None, :]])
+
+
+class EpisodeFrames:
+    """All pictures of one episode that a batch can ask for."""
+
+    def __init__(self, colour: Sequence[Frames], depth: Sequence[Frames]) -> None:
+        self.colour, self.depth = tuple(colour), tuple(depth)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
+        return sum(frames.nbytes for frames in (*self.colour, *self.depth))
+
+
+class FrameStore:
+    """Loads the pictures of episodes, and gives out again what is still in use in another pool."""
+
+    def __init__(
+        self, source: AlohaSource, form: PictureForm, storage: Storage, workers: Workers, *, notes: tuple[str, ...]
+    ) -> None:
+        """Loads nothing yet. `notes` say how the storage was chosen."""
+        self.form, self.workers, self.notes = form, workers, notes
+        self.storage: Storage = storage
+        self._source = source
+        self._loaded: weakref.WeakValueDictionary[int, EpisodeFrames] = weakref.WeakValueDictionary()
+
+    def load(self, index: int, cancelled: threading.Event | None = None) -> EpisodeFrames:
+        """The pictures of one episode of the source.
+
+        Raises:
+          OSError: The file could not be read; worth another try.
+          DataError: The file is no longer what was indexed.
+          concurrent.futures.CancelledError: `cancelled` was set.
+        """
+        frames = self._loaded.get(index)
+        if frames is None:
+            with self._source.pictures(index) as file:
+                name = self._source.ids[index]
+                episode = _Loading(file, name, self.form, self.storage, self.workers, cancelled)
+                frames = EpisodeFrames(
+                    [episode.colour(name) for name in self.form.colour],
+                    [episode.depth(name) for name in self.form.depth],
+                )
+            self._loaded[index] = frames
+        return frames
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loading:
+    """One episode on its way into memory."""
+
+    file: PictureFile
+    id: str
+    form: PictureForm
+    storage: Storage
+    workers: Workers
+    cancelled: threading.Event | None
+
+    def colour(self, name: str) -> Frames:
+        assert self.form.image_size is not None
+        size = (*self.form.image_size, 3)
+        rows = self.file.jpegs(name)
+        if rows is None:
+            return self._raw(name, size if self.storage == "decoded" else None)
+        source = f"{self.id}: {name}"
+        if self.storage == "recorded":
+            last = np.empty(size, np.uint8)
+            decode_jpeg_into(rows[len(rows) - 1], last, source=f"{source}, row {len(rows) - 1}", bgr=self.form.bgr)
+            return Jpegs(rows=rows, last=last, source=source, bgr=self.form.bgr)
+        pixels = np.empty((len(rows), *size), np.uint8)
+
+        def decode(frame: int) -> None:
+            self._go_on()
+            decode_jpeg_into(rows[frame], pixels[frame], source=f"{source}, row {frame}", bgr=self.form.bgr)
+
+        self.workers.run(decode, len(rows))
+        return Pixels(pixels=pixels)
+
+    def depth(self, name: str) -> Frames:
+        return self._raw(name, self.form.depth_size)
+
+    def _raw(self, name: str, size: tuple[int, ...] | None) -> Frames:
+        """Raw pictures at `size`, or at their own."""
+        pixels: np.ndarray | None = None
+        for first, block in self.file.blocks(name):
+            self._go_on()
+            if pixels is None:
+                pixels = np.empty((self.file.length, *(size or block.shape[1:])), block.dtype)
+            here = pixels[first : first + len(block)]
+
+            def fit(i: int, here: np.ndarray = here, block: np.ndarray = block) -> None:
+                _fit(block[i], here[i])
+
+            self.workers.run(fit, len(block))
+        if pixels is None:
+            raise Refused(f"frames in {name}", "none")
+        return Pixels(pixels=pixels)
+
+    def _go_on(self) -> None:
+        if self.cancelled is not None and self.cancelled.is_set():
+            raise CancelledError(f"loading the pictures of {self.id} was stopped")
+
+
+Work = tuple[Frames, int, np.ndarray]
+"""A picture to be drawn: from where, which frame of it, and where to."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureArrays:
+    """Arrays for the pictures of one batch, of the observations and of the next ones; empty where there are none."""
+
+    colour: tuple[UInt8[np.ndarray, "b k h w 3"], ...]
+    depth: tuple[Shaped[np.ndarray, "b k h w"], ...]
+
+    @classmethod
+    def make(cls, form: PictureForm, rows: int, new: Callable[[tuple[int, ...], Any], np.ndarray]) -> "PictureArrays":
+        """Arrays with undefined content, from `new(shape, dtype)`."""
+        colour, depth = (), ()
+        if form.image_size is not None:
+            colour = tuple(new((rows, len(form.colour), *form.image_size, 3), np.uint8) for _ in range(2))
+        if form.depth_size is not None:
+            depth = tuple(new((rows, len(form.depth), *form.depth_size), form.depth_dtype) for _ in range(2))
+        return cls(colour=colour, depth=depth)
+
+    def rows(self, first: int, end: int) -> "PictureArrays":
+        """Views of a stretch of the batch's rows."""
+        return PictureArrays(
+            colour=tuple(x[first:end] for x in self.colour), depth=tuple(x[first:end] for x in self.depth)
+        )
+
+    def work(self, episodes: Sequence[EpisodeFrames], frames: Sequence[int], after: Sequence[int]) -> list[Work]:
+        """What fills these arrays: row i with frame frames[i] of episodes[i], and with frame after[i] as the next."""
+        found: list[Work] = []
+        for arrays, of in ((self.colour, "colour"), (self.depth, "depth")):
+            for array, shown in zip(arrays, (frames, after), strict=bool(arrays)):
+                for episode, frame, places in zip(episodes, shown, array, strict=True):
+                    cameras = episode.colour if of == "colour" else episode.depth
+                    found += [(camera, frame, place) for camera, place in zip(cameras, places, strict=True)]
+        return found
+
+    def put_into(self, batch: Batch) -> None:
+        """Makes these arrays the batch's pictures."""
+        for i, name in enumerate(("observations", "next_observations")):
+            batch[name]["images"] = self.colour[i] if self.colour else None
+            batch[name]["depth_images"] = self.depth[i] if self.depth else None
+
+
+def draw(work: Sequence[Work], workers: Workers) -> None:
+    """Decodes or copies every picture of `work`."""
+
+    def write(i: int) -> None:
+        camera, frame, place = work[i]
+        camera.write(frame, place)
+
+    workers.run(write, len(work))
