@@ -251,7 +251,7 @@ class PictureArrays:
     """Arrays for the pictures of one batch, of the observations and of the next ones; empty where there are none."""
 
     colour: tuple[UInt8[np.ndarray, "b k h w 3"], ...]
-    depth: tuple[Shaped[np.ndarray, "b k h w"], ...]
+    depth: tuple[Shaped[np.ndarray, "b _ _ _"], ...]
 
     @classmethod
     def make(cls, form: PictureForm, rows: int, new: Callable[[tuple[int, ...], Any], np.ndarray]) -> "PictureArrays":

@@ -12,7 +12,16 @@ from jaxtyping import Bool, Float64, Int64
 from core.episodes import Episode, content_hash, manifest_hash
 from core.errors import DataError
 from qchunk.relabel import SingleTask, labelled_outcome
-from qchunk.sources.aloha_images import COLOUR, JpegRows, blocks, examine_pictures, is_jpeg, read_jpegs, require_depth
+from qchunk.sources.aloha_images import (
+    COLOUR,
+    JpegRows,
+    blocks,
+    common_size,
+    examine_pictures,
+    is_jpeg,
+    read_jpegs,
+    require_depth,
+)
 from qchunk.sources.hdf5 import UNREADABLE, Refused, one_line, require_readable, resolve
 from qchunk.sources.report import EpisodeReport, PictureReport, Problem, check_finite, check_lengths
 from qchunk.workers import Workers
@@ -259,12 +268,17 @@ class PictureFile:
 
     def jpegs(self, name: str) -> JpegRows | None:
         """The JPEGs of a camera, or None if it has raw pictures."""
-        if self._expected(name).encoding == "raw":
+        expected = self._expected(name)
+        if expected.encoding == "raw":
             return None
         dataset = self._dataset(name)
         if not is_jpeg(dataset):
             raise Refused(f"JPEG rows in {name}", f"shape {dataset.shape}")
-        return read_jpegs(dataset)
+        rows = read_jpegs(dataset)
+        height, width = common_size(rows)
+        if (height, width) != (expected.height, expected.width):
+            raise Refused(f"JPEGs of {expected.height} x {expected.width} in {name}", f"{height} x {width}")
+        return rows
 
     def blocks(self, name: str) -> Iterator[tuple[int, np.ndarray]]:
         """Raw frames of a camera a few at a time, each block with the number of its first frame."""

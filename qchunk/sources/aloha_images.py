@@ -207,7 +207,7 @@ def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> Picture
 
 
 def _examine_jpegs(rows: JpegRows, workers: Workers) -> PictureReport:
-    height, width = _common_size(rows)
+    height, width = common_size(rows)
     bad: dict[int, str] = {}
 
     def decode(frame: int) -> None:
@@ -230,8 +230,12 @@ def _examine_jpegs(rows: JpegRows, workers: Workers) -> PictureReport:
     )
 
 
-def _common_size(rows: JpegRows) -> tuple[int, int]:
-    """Height and width that all headers name."""
+def common_size(rows: JpegRows) -> tuple[int, int]:
+    """Height and width that the headers of all frames name.
+
+    Raises:
+      Refused: They differ, or a frame is no JPEG.
+    """
     first: tuple[int, int] | None = None
     for frame in range(len(rows)):
         try:
