@@ -8,11 +8,15 @@ it walks from the newest step, verifies each, moves what fails to `quarantine/`,
 
 import contextlib
 import dataclasses
+import datetime
 import gc
 import hashlib
 import json
 import logging
+import math
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -281,6 +285,87 @@ def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Save:
+    """One step on disk, as far as its folder and note tell without reading arrays."""
+
+    path: Path
+    step: int
+    size: int
+    """Bytes of all files."""
+    written: datetime.datetime
+    leaves: int
+    numbers: int
+    """Elements of all arrays: weights, optimiser state, target."""
+    damage: str | None
+    """Why the note cannot be trusted; None if it can."""
+
+
+def list_saves(run: Path) -> list[Save]:
+    """The steps under a run's folder, newest first; nothing is moved."""
+    folder = run.resolve() / "checkpoints"
+    paths = [path for path in folder.glob("*") if path.name.isdigit()]
+    return [_describe(path) for path in sorted(paths, key=lambda path: -int(path.name))]
+
+
+def _describe(path: Path) -> Save:
+    files = [file for file in path.rglob("*") if file.is_file()]
+    spec: dict[str, str] = {}
+    damage = None
+    try:
+        with _quiet():
+            note = _whole_note(path)
+        spec = note["spec"]
+        if note["step"] != int(path.name):
+            damage = f"the note says step {note['step']}"
+    except Exception as error:  # a damaged file shows as almost any type
+        damage = _root_cause(error)
+    shapes = [json.loads(text[text.index("[") :]) for text in spec.values()]
+    return Save(
+        path=path,
+        step=int(path.name),
+        size=sum(file.stat().st_size for file in files),
+        written=datetime.datetime.fromtimestamp(path.stat().st_mtime),
+        leaves=len(spec),
+        numbers=sum(math.prod(shape) for shape in shapes),
+        damage=damage,
+    )
+
+
+def verify(save: Save) -> str | None:
+    """Reads all arrays of a step and compares them with its note; what is wrong, or None.
+
+    The tree comes back as plain dicts and lists, so paths are compared by their names alone.
+    """
+    try:
+        with _quiet():
+            note = _whole_note(save.path)
+            here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+            described: Any = ocp.checkpointables_metadata(str(save.path)).metadata["state"]
+            abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), described)
+            tree = ocp.load_checkpointables(str(save.path), {"state": abstract})["state"]
+            leaves = {_plain(path): leaf for path, leaf in _leaves(tree).items()}
+            wanted = {_plain(path): (spec, note["checksums"][path]) for path, spec in note["spec"].items()}
+            if leaves.keys() != wanted.keys():
+                missing = sorted(wanted.keys() ^ leaves.keys())
+                return f"arrays missing or too many: {', '.join(missing[:5])}"
+            sums, _ = _checksums({name: jnp.asarray(leaf) for name, leaf in leaves.items()})
+    except Exception as error:  # as above
+        return _root_cause(error)
+    found = {_plain(path): total for path, total in sums.items()}
+    bad = [
+        name
+        for name, (spec, total) in wanted.items()
+        if (f"{leaves[name].dtype}{list(leaves[name].shape)}", found[name]) != (spec, total)
+    ]
+    return f"checksum of {', '.join(bad[:5])} does not match" if bad else None
+
+
+def _plain(path: str) -> str:
+    """A path's names joined by slashes, whatever container each of them indexes."""
+    return "/".join(re.findall(r"[^\[\]'.]+", path))
+
+
 def digest(state: TrainState, position: dict[str, Any]) -> str:
     """SHA-256 over params, optimiser state and target (sorted path, dtype, shape, bytes) and the data position."""
     hasher = hashlib.sha256()
@@ -367,3 +452,9 @@ def _quiet() -> Iterator[None]:
     finally:
         gc.collect()
         logging.disable(before)
+
+
+if __name__ == "__main__":
+    from core.checkpoint_tool import main
+
+    sys.exit(main(sys.argv[1:]))

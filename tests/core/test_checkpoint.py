@@ -31,7 +31,9 @@ def make_state(step: int, width: int = 5) -> TrainState:
 
 
 def progress(step: int) -> Progress:
-    return Progress(step=step, metrics_bytes=10 * step, window={"loss": [0.1, 3.0]}, evaluated=False, position={"rows": step})
+    return Progress(
+        step=step, metrics_bytes=10 * step, window={"loss": [0.1, 3.0]}, evaluated=False, position={"rows": step}
+    )
 
 
 def opened(run: Path, keep_last: int = 2, fingerprint: dict = FINGERPRINT) -> Checkpoints:

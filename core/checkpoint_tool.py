@@ -1,0 +1,100 @@
+"""Checkpoints for people: what a run folder holds, whether it is whole, and what can go.
+
+python -m core.checkpoint ls RUN        steps, sizes, and whether each one's note is whole; reads no arrays
+python -m core.checkpoint verify RUN    reads every array and compares checksums; exit code 65 if anything is damaged
+python -m core.checkpoint prune RUN     deletes all but the newest steps, once the newest has been verified
+
+`ls` and `verify` change nothing and may run beside the training; `prune` needs the folder for itself.
+"""
+
+import argparse
+import fcntl
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from core.checkpoint import Save, list_saves, verify
+from core.cli import Parser
+from core.errors import BusyError, ConfigError, DataError, RunError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = Parser(
+        prog="python -m core.checkpoint", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("ls", "verify", "prune"):
+        command = commands.add_parser(name)
+        command.add_argument("run", type=Path, help="a run's folder")
+        if name == "prune":
+            command.add_argument("--keep-last", type=int, default=1, help="newest steps that stay (default 1)")
+            command.add_argument("--keep-every", type=int, help="multiples of this step stay too")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.command == "prune":
+            return _prune(arguments.run, arguments.keep_last, arguments.keep_every)
+        return _show(arguments.run, _saves(arguments.run), deep=arguments.command == "verify")
+    except RunError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _saves(run: Path) -> list[Save]:
+    """Newest first; DataError where there is none."""
+    if not run.is_dir():
+        raise DataError(f"{run}: expected the folder of a run, found {'a file' if run.exists() else 'nothing'}")
+    saves = list_saves(run)
+    if not saves:
+        raise DataError(f"{run}: expected checkpoints under checkpoints/, found none")
+    return saves
+
+
+def _show(run: Path, saves: list[Save], *, deep: bool) -> int:
+    """A table, and 65 if any save is damaged."""
+    table = Table(title=f"{run}/checkpoints", title_justify="left")
+    for column in ("step", "size", "arrays", "numbers", "saved", "arrays read" if deep else "note"):
+        table.add_column(column, justify="right")
+    damaged = 0
+    for save in track(saves, "verifying", transient=True) if deep else saves:
+        reason = save.damage or (verify(save) if deep else None)
+        damaged += reason is not None
+        table.add_row(
+            str(save.step),
+            f"{save.size / 2**20:.1f} MiB",
+            str(save.leaves),
+            f"{save.numbers:,}",
+            save.written.strftime("%Y-%m-%d %H:%M:%S"),
+            "whole" if reason is None else f"damaged: {reason}",
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    if damaged:
+        print(f"{damaged} of {len(saves)} damaged; a resumed run sets them aside and takes the newest whole one")
+    return DataError.exit_code if damaged else 0
+
+
+def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:
+    """Deletes what neither rule keeps; a kill in between leaves whole steps or folders that are no steps."""
+    if keep_last < 1 or (keep_every is not None and keep_every < 1):
+        raise ConfigError(f"--keep-last is {keep_last}, --keep-every is {keep_every}; expected at least 1")
+    saves = _saves(run)
+    with open(run / "lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise BusyError(f"{run} is in use; a running training deletes old steps by itself") from error
+        if reason := saves[0].damage or verify(saves[0]):
+            raise DataError(f"step {saves[0].step}, the newest, is damaged ({reason}); nothing was deleted")
+        gone = [s for s in saves[keep_last:] if keep_every is None or s.step % keep_every]
+        for save in gone:
+            doomed = save.path.with_name(f"{save.step}.pruned")  # no longer a step, whatever happens next
+            save.path.rename(doomed)
+            shutil.rmtree(doomed)
+    freed = sum(save.size for save in gone)
+    print(f"deleted {len(gone)} of {len(saves)} steps, {freed / 2**20:.1f} MiB; the newest, {saves[0].step}, is whole")
+    return 0
