@@ -1,0 +1,249 @@
+"""Writes converted drives as driving/episodes.py reads them: OUT/<episode>.json, OUT/images/<episode>/<name>.jpg.
+
+Pictures are written as they are read, so that a drive's JPEG files are never in memory together.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from core.errors import ConfigError, DataError
+from core.images import picture_size
+from driving.converters.trajectory import Pose
+from driving.episodes import Problem, parse, schema_problems, write_episode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertSettings:
+    """What may be chosen; a setting that the source's format cannot use is refused."""
+
+    cameras: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Camera of the source to its name in the episodes, in place of the format's own map; "" leaves a camera out."""
+    images: bool = True
+    """False: frames keep times, poses and calibration of their cameras, and name no picture."""
+    sweeps: bool = False
+    """nuscenes: all camera frames (12 Hz) instead of the key frames (2 Hz)."""
+    state: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """lerobot: quantity to KEY:INDEX or KEY:INDEX:FACTOR."""
+    quality: int = 95
+    """lerobot: JPEG quality of what was video, 1 to 100."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DriveCamera:
+    """One camera of one frame."""
+
+    path: str | None
+    """From `EpisodeWriter.add_picture`; None where there is no picture."""
+    time_s: float | None = None
+    """When it was exposed, on the clock of the frames; None: when the frame was."""
+    pose: Pose | None = None
+    """The vehicle's, at that time."""
+    intrinsics: Sequence[float] | None = None
+    """fx, fy, cx, cy in pixels."""
+    extrinsics: Sequence[float] | None = None
+    """Camera (x right, y down, z ahead) to vehicle, 4 x 4 row by row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DriveFrame:
+    """All cameras at about one time, and the vehicle's state at that time; None is unknown."""
+
+    time_s: float
+    cameras: Mapping[str, DriveCamera]
+    pose: Pose | None = None
+    position: tuple[float, float] | None = None
+    """x, y where the heading is not known; else the pose has it."""
+    yaw_rad: float | None = None
+    """Where the position is not known; else the pose has it."""
+    speed_mps: float | None = None
+    yaw_rate_radps: float | None = None
+    route_command: Literal["left", "straight", "right"] | None = None
+    waypoints: Sequence[tuple[float, float]] | None = None
+    rated_trajectories: Sequence[Mapping[str, Any]] = ()
+    """score (0 to 10) and waypoints of each trajectory that people judged; Waymo E2E."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drive:
+    """One episode."""
+
+    id: str
+    """As the source names it."""
+    dataset: str
+    scene_id: str
+    """Recording; a split keeps all its episodes together."""
+    split: str | None
+    frames: Sequence[DriveFrame]
+    """In any order."""
+    waypoint_dt_s: float | None = None
+    waypoint_steps: int | None = None
+
+
+class EpisodeWriter:
+    """Collects pictures and episodes in a folder, and everything that is wrong with the source."""
+
+    def __init__(self, root: Path, *, images: bool) -> None:
+        """Writes into `root`, which exists; without `images` no picture is written."""
+        self._root, self._images = root, images
+        self.problems: list[Problem] = []
+        self.episodes = 0
+        self.frames = 0
+        self.pictures = 0
+        self._claims: dict[str, str] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._sources: set[Path] = set()
+
+    def problem(self, file: str, key: str, expected: str, found: str) -> None:
+        """Notes what is wrong; the conversion goes on, to find the rest, and is refused at its end."""
+        self.problems.append(Problem(file=file, key=key, expected=expected, found=found))
+
+    def claim(self, drive: str, source: str) -> bool:
+        """Whether a drive may be written from a source; False, and noted once, if another source has the same drive."""
+        first = self._claims.setdefault(file_name(drive), source)
+        if first != source and (drive, source) not in self._refused:
+            self._refused.add((drive, source))
+            self.problem(source, drive, "each drive once", f"it is also in {first}")
+        return first == source
+
+    def add_picture(
+        self, episode: str, name: str, data: bytes | memoryview, *, source: str, size: tuple[int, int] | None = None
+    ) -> str | None:
+        """Writes one picture; returns its path relative to the JSON, None without `images` or where it is bad.
+
+        Args:
+          episode: Id of the drive, as the source names it.
+          name: Of the file in the episode's folder, without ending.
+          data: JPEG or PNG, written as it is.
+          source: Names the picture in a problem.
+          size: (height, width) that the calibration says.
+        """
+        try:
+            found = picture_size(data, source=source)
+        except DataError as error:
+            expected, _, words = str(error).removeprefix(f"{source}: expected ").partition(", found ")
+            self.problem(source, "", expected, words)
+            return None
+        if size is not None and found != size:
+            expected = f"height x width {size[0]} x {size[1]} as in the calibration"
+            self.problem(source, "", expected, f"{found[0]} x {found[1]}")
+            return None
+        if not self._images:
+            return None
+        ending = ".png" if bytes(data[:4]) == b"\x89PNG" else ".jpg"
+        path = Path("images") / file_name(episode) / f"{file_name(name)}{ending}"
+        if path in self._sources:
+            self.problem(source, "", "one picture of each camera at a time", f"a second one for {path.name}")
+            return None
+        self._sources.add(path)
+        file = self._root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+        self.pictures += 1
+        return path.as_posix()
+
+    def add_drive(self, drive: Drive, *, source: str) -> None:
+        """Writes one episode; what is wrong with it becomes a problem.
+
+        Args:
+          drive: The episode, with the paths of its pictures.
+          source: File of the dataset, for problems.
+        """
+        if not self.claim(drive.id, source):
+            return
+        if not drive.frames:
+            self.problem(source, drive.id, "at least 1 frame", "none")
+            return
+        name = file_name(drive.id)
+        tree, where = _tree(drive, name), f"{source}, {drive.id}"
+        problems = schema_problems(tree, source=where) or parse(tree, source=where)[1]
+        self.problems += problems
+        if problems:
+            return
+        write_episode(self._root / f"{name}.json", tree)
+        self.episodes += 1
+        self.frames += len(drive.frames)
+
+
+def camera_names(camera_map: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
+    """Cameras to convert and their names in the episodes: a format's own map with the user's changes.
+
+    Raises:
+      ConfigError: A changed camera is not in the map, or two cameras get one name.
+    """
+    unknown = sorted(set(chosen) - set(camera_map))
+    if unknown:
+        raise ConfigError(f"--camera: the source has no cameras {unknown}; it has {sorted(camera_map)}")
+    names = {camera: name for camera, name in {**camera_map, **chosen}.items() if name}
+    twice = sorted({name for name in names.values() if list(names.values()).count(name) > 1})
+    if twice:
+        raise ConfigError(f"--camera: {twice} would name several cameras; the map is {names}")
+    return names
+
+
+def file_name(text: str) -> str:
+    """A name that is safe as a file's: letters, digits, '.', '_', '-', and no dot in front."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") or "_"
+
+
+def _tree(drive: Drive, episode_id: str) -> dict[str, Any]:
+    frames = sorted(drive.frames, key=lambda frame: frame.time_s)
+    start = frames[0].time_s
+    source = {"dataset": drive.dataset, "scene_id": drive.scene_id}
+    tree: dict[str, Any] = {
+        "episode_id": episode_id,
+        "domain": "driving",
+        "source": source if drive.split is None else {**source, "split": drive.split},
+        "cameras": sorted({name for frame in frames for name in frame.cameras}),
+        "frames": [_frame(frame, start) for frame in frames],
+    }
+    if drive.waypoint_dt_s is not None:
+        tree["waypoint_spec"] = {
+            "horizon_steps": drive.waypoint_steps,
+            "dt": drive.waypoint_dt_s,
+            "frame": "ego",
+            "units": "m",
+        }
+    return tree
+
+
+def _frame(frame: DriveFrame, start: float) -> dict[str, Any]:
+    state: dict[str, Any] = {"speed_mps": _rounded(frame.speed_mps), "yaw_rate_radps": _rounded(frame.yaw_rate_radps)}
+    state["yaw_rad"] = _rounded(frame.yaw_rad)
+    if frame.position is not None:
+        state |= dict(zip(("x_m", "y_m"), map(_rounded, frame.position), strict=True))
+    if frame.pose is not None:
+        state |= dict(zip(("x_m", "y_m", "yaw_rad"), map(_rounded, frame.pose), strict=True))
+    observations: dict[str, Any] = {
+        "cameras": {name: _camera(camera, frame.time_s) for name, camera in sorted(frame.cameras.items())},
+        "state": state,
+    }
+    if frame.route_command is not None:
+        observations["route_command"] = frame.route_command
+    tree: dict[str, Any] = {"t": _rounded(frame.time_s - start), "observations": observations}
+    expert: dict[str, Any] = {}
+    if frame.waypoints is not None:
+        expert["waypoints"] = [[_rounded(x), _rounded(y)] for x, y in frame.waypoints]
+    if frame.rated_trajectories:
+        expert["rated_trajectories"] = list(frame.rated_trajectories)
+    return {**tree, "expert": expert} if expert else tree
+
+
+def _camera(camera: DriveCamera, time_s: float) -> dict[str, Any]:
+    tree: dict[str, Any] = {"image_path": camera.path}
+    if camera.time_s is not None:
+        tree["t_offset_s"] = _rounded(camera.time_s - time_s)
+    if camera.pose is not None:
+        tree["pose"] = dict(zip(("x_m", "y_m", "yaw_rad"), map(_rounded, camera.pose), strict=True))
+    if camera.intrinsics is not None:
+        tree["intrinsics"] = [_rounded(value) for value in camera.intrinsics]
+    if camera.extrinsics is not None:
+        tree["extrinsics"] = [round(float(value), 9) for value in camera.extrinsics]
+    return tree
+
+
+def _rounded(value: float | None) -> float | None:
+    """A micrometre, a microsecond, a microradian."""
+    return None if value is None else round(float(value), 6)

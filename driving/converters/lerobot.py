@@ -1,0 +1,219 @@
+"""Driving sets in LeRobot's format, v2.1 and v3.0, by core/lerobot.py.
+
+The format has no fixed names for a vehicle's state, so columns are chosen: `--state speed_mps=KEY:INDEX:FACTOR`. Known
+quantities are those of QUANTITIES. For yaak-ai/L2D (features read in its meta/info.json: speed in km/h, compass heading
+in degrees, latitude and longitude) they are known, as are its cameras.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import ConfigError, DataError
+from core.images import encode_jpeg
+from core.lerobot import LeRobotMeta, read_meta
+from core.lerobot_tables import load_table
+from core.lerobot_video import LeRobotPictures
+from core.strict_json import read_json
+from driving.converters.episode_writer import (
+    ConvertSettings,
+    Drive,
+    DriveCamera,
+    DriveFrame,
+    EpisodeWriter,
+    camera_names,
+)
+from driving.converters.trajectory import Pose, Trajectory
+
+QUANTITIES = (
+    "speed_mps",
+    "yaw_rate_radps",
+    "x_m",
+    "y_m",
+    "yaw_rad",
+    "heading_deg",
+    "latitude_deg",
+    "longitude_deg",
+)
+"""heading_deg is a compass's, clockwise from north. Positions in degrees become metres east and north of the episode's
+first frame, and yaw is then counter-clockwise from east."""
+EARTH_RADIUS_M = 6371008.8
+L2D_CAMERAS = {
+    "front_left": "front",
+    "left_forward": "front_left",
+    "right_forward": "front_right",
+    "left_backward": "side_left",
+    "right_backward": "side_right",
+    "rear": "rear",
+    "map": "",
+}
+"""L2D's camera names; "front_left" is the left one of its two windscreen cameras. `map` is a drawing, no camera."""
+_L2D_STATE, _L2D_AXES = "observation.state.vehicle", ("speed", "heading", "hp_loc_latitude", "hp_loc_longitude")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Column:
+    """One number of a frame."""
+
+    key: str
+    index: int
+    factor: float = 1.0
+
+
+class LerobotConverter:
+    """Converts each LeRobot episode into an episode; its parquet table is read whole, its video frame by frame."""
+
+    def __init__(self, source: Path, settings: ConvertSettings) -> None:
+        """Opens the dataset and checks its tables and videos.
+
+        Raises:
+          DataError: With every problem of the dataset.
+          ConfigError: A column, quantity or camera is unknown, or nothing says where the state is.
+        """
+        self._meta, self._quality, self._images = read_meta(source), settings.quality, settings.images
+        known = _is_l2d(self._meta)
+        own = {key: _default_name(key, l2d=known) for key in self._meta.cameras}
+        self._names = camera_names(own, settings.cameras)
+        self._columns = (_l2d_columns(source) if known else {}) | _parse_columns(settings.state)
+        if not self._columns:
+            vectors = {key: feature.shape for key, feature in self._meta.features.items() if len(feature.shape) == 1}
+            raise ConfigError(
+                f"{source}: say where the vehicle's state is: --state speed_mps=KEY:INDEX:FACTOR, quantities "
+                f"{', '.join(QUANTITIES)}; the dataset has {vectors}"
+            )
+        self._check_columns(source)
+        cameras = tuple(self._names) if self._images else ()
+        self._pictures = LeRobotPictures(self._meta, cameras)
+        keys = tuple(dict.fromkeys(column.key for column in self._columns.values()))
+        self._table, _ = load_table(self._meta, keys, on_bad="refuse", check=self._pictures.check)
+
+    @property
+    def units(self) -> list[str]:
+        return [f"episode {episode.index}" for episode in self._meta.episodes]
+
+    def convert(self, unit: str, writer: EpisodeWriter) -> None:
+        index = int(unit.rpartition(" ")[2])
+        first, length = int(self._table.starts[index]), int(self._table.lengths[index])
+        values = {name: self._values(column)[first : first + length] for name, column in self._columns.items()}
+        name = f"{self._meta.root.name}_{index:06d}"
+        frames = []
+        state = _state(values, np.arange(length) / self._meta.fps)
+        for frame in range(length):
+            time = frame / self._meta.fps
+            cameras = self._cameras(index, frame, name, writer)
+            frames.append(DriveFrame(time_s=time, cameras=cameras, **state[frame]))
+        drive = Drive(id=name, dataset=self._meta.root.name, scene_id=name, split=None, frames=frames)
+        writer.add_drive(drive, source=unit)
+
+    def finish(self, writer: EpisodeWriter) -> None:
+        """Nothing is left."""
+
+    def _cameras(self, episode: int, frame: int, name: str, writer: EpisodeWriter) -> dict[str, DriveCamera]:
+        if not self._images:
+            return {camera: DriveCamera(path=None) for camera in self._names.values()}
+        source = f"episode {episode}, row {frame}"
+        try:
+            pictures = self._pictures.read(episode, frame)
+        except DataError as error:
+            writer.problem(source, "", "pictures", str(error))
+            return {}
+        return {
+            camera: DriveCamera(
+                path=writer.add_picture(
+                    name,
+                    f"{frame:06d}_{camera}",
+                    encode_jpeg(pictures[key], quality=self._quality),
+                    source=f"{source}, {key}",
+                )
+            )
+            for key, camera in self._names.items()
+        }
+
+    def _values(self, column: Column) -> np.ndarray:
+        x = self._table.columns[column.key]
+        return (x[:, None] if x.ndim == 1 else x)[:, column.index].astype(np.float64) * column.factor
+
+    def _check_columns(self, source: Path) -> None:
+        for name, column in self._columns.items():
+            feature = self._meta.features.get(column.key)
+            if feature is None or len(feature.shape) > 1 or column.index >= (*feature.shape, 1)[0]:
+                found = "no such feature" if feature is None else f"shape {feature.shape}"
+                raise ConfigError(f"{source}: --state {name}={column.key}:{column.index}: found {found}")
+        for one, other in (("x_m", "y_m"), ("latitude_deg", "longitude_deg")):
+            if (one in self._columns) != (other in self._columns):
+                raise ConfigError(f"--state: {one} and {other} are needed together")
+
+
+def _state(values: Mapping[str, np.ndarray], times: np.ndarray) -> list[dict[str, Any]]:
+    """Fields of a DriveFrame for each frame."""
+    found = dict(values)
+    if "latitude_deg" in found:
+        latitude, longitude = np.radians(found["latitude_deg"]), np.radians(found["longitude_deg"])
+        found["x_m"] = EARTH_RADIUS_M * (longitude - longitude[0]) * math.cos(latitude[0])
+        found["y_m"] = EARTH_RADIUS_M * (latitude - latitude[0])
+    if "heading_deg" in found:
+        found["yaw_rad"] = np.radians(90.0 - found["heading_deg"])
+    count = len(times)
+    fields: list[dict[str, Any]] = [
+        {name: float(found[name][i]) for name in ("speed_mps", "yaw_rate_radps", "yaw_rad") if name in found}
+        for i in range(count)
+    ]
+    if "x_m" not in found:
+        return fields
+    yaws = found.get("yaw_rad", np.zeros(count))
+    poses: list[Pose] = [
+        (float(x), float(y), float(a)) for x, y, a in zip(found["x_m"], found["y_m"], yaws, strict=True)
+    ]
+    trajectory = Trajectory(zip(times.tolist(), poses, strict=True))
+    for field, time, pose in zip(fields, times.tolist(), poses, strict=True):
+        if "yaw_rad" in found:
+            field["pose"] = pose
+            field.setdefault("speed_mps", trajectory.speed(time))
+            field.setdefault("yaw_rate_radps", trajectory.yaw_rate(time))
+        else:  # which way the vehicle looks is not known, so neither is whether it reverses
+            velocity = trajectory.velocity(time)
+            field["position"] = pose[:2]
+            field.setdefault("speed_mps", None if velocity is None else math.hypot(*velocity[:2]))
+    return fields
+
+
+def _parse_columns(state: Mapping[str, str]) -> dict[str, Column]:
+    columns = {}
+    for name, text in state.items():
+        key, _, rest = text.partition(":")
+        index, _, factor = rest.partition(":")
+        try:
+            column = Column(key=key, index=int(index), factor=float(factor or 1))
+        except ValueError as error:
+            raise ConfigError(f"--state {name}={text}: expected KEY:INDEX or KEY:INDEX:FACTOR") from error
+        if name not in QUANTITIES or column.index < 0 or not math.isfinite(column.factor):
+            raise ConfigError(f"--state {name}={text}: expected one of {', '.join(QUANTITIES)}, and an index from 0")
+        columns[name] = column
+    return columns
+
+
+def _is_l2d(meta: LeRobotMeta) -> bool:
+    ends = {key.rpartition(".")[2] for key in meta.cameras}
+    return _L2D_STATE in meta.features and {"front_left", "left_forward", "right_forward"} <= ends
+
+
+def _l2d_columns(source: Path) -> dict[str, Column]:
+    names = read_json(source / "meta" / "info.json")["features"][_L2D_STATE].get("names")
+    axes = names.get("axes") if isinstance(names, dict) else names
+    if not isinstance(axes, list) or any(axis not in axes for axis in _L2D_AXES):
+        raise DataError(f"{source}/meta/info.json: expected the axes {_L2D_AXES} of {_L2D_STATE}, found {names!r}")
+    factors = (1 / 3.6, 1.0, 1.0, 1.0)
+    quantities = ("speed_mps", "heading_deg", "latitude_deg", "longitude_deg")
+    return {
+        quantity: Column(key=_L2D_STATE, index=axes.index(axis), factor=factor)
+        for quantity, axis, factor in zip(quantities, _L2D_AXES, factors, strict=True)
+    }
+
+
+def _default_name(key: str, *, l2d: bool) -> str:
+    name = key.rpartition(".")[2]
+    return L2D_CAMERAS.get(name, name) if l2d else name

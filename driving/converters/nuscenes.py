@@ -1,0 +1,290 @@
+"""nuScenes: the JSON tables of a version folder, and the JPEG files that they name.
+
+  v1.0-*/scene.json              name, first_sample_token
+  v1.0-*/sample.json             timestamp (micros), next, scene_token
+  v1.0-*/sample_data.json        a row a picture or sweep: sample_token, ego_pose_token, calibrated_sensor_token,
+                                 timestamp, is_key_frame, filename, height, width
+  v1.0-*/ego_pose.json           translation, rotation (w, x, y, z); z is 0
+  v1.0-*/calibrated_sensor.json  sensor_token, translation, rotation, camera_intrinsic (3 x 3)
+  v1.0-*/sensor.json             channel, modality
+
+Six cameras fire one after another at 12 Hz; key frames are 2 Hz. A frame's time and state are those of its CAM_FRONT.
+Speeds come from the poses of all camera pictures, sweeps included. Source: nuscenes.org/nuscenes, and
+github.com/nutonomy/nuscenes-devkit, docs/schema_nuscenes.md.
+"""
+
+import collections
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from core.errors import ConfigError, DataError
+from core.strict_json import read_json
+from driving.converters.episode_writer import (
+    ConvertSettings,
+    Drive,
+    DriveCamera,
+    DriveFrame,
+    EpisodeWriter,
+    camera_names,
+)
+from driving.converters.trajectory import Pose, Trajectory, pose_of_matrix, rotation_of_quaternion
+
+CAMERA_MAP = {
+    "CAM_FRONT": "front",
+    "CAM_FRONT_LEFT": "front_left",
+    "CAM_FRONT_RIGHT": "front_right",
+    "CAM_BACK_LEFT": "side_left",
+    "CAM_BACK_RIGHT": "side_right",
+    "CAM_BACK": "rear",
+}
+"""The rear side cameras look 110 degrees from ahead; of the canonical cameras those at 90 degrees are the nearest."""
+REFERENCE = "CAM_FRONT"
+SWEEP_TOLERANCE_S = 0.05
+"""With sweeps, a picture belongs to the nearest CAM_FRONT picture if that is so near; the cameras' period is 0.083."""
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    "scene": ("token", "name", "first_sample_token"),
+    "sample": ("token", "timestamp", "next", "scene_token"),
+    "sensor": ("token", "channel", "modality"),
+    "calibrated_sensor": ("token", "sensor_token", "translation", "rotation", "camera_intrinsic"),
+    "ego_pose": ("token", "translation", "rotation"),
+    "sample_data": (
+        "token",
+        "sample_token",
+        "ego_pose_token",
+        "calibrated_sensor_token",
+        "timestamp",
+        "is_key_frame",
+        "filename",
+        "height",
+        "width",
+    ),
+}
+
+Row = Mapping[str, Any]
+
+
+class NuscenesConverter:
+    """Converts each scene into an episode."""
+
+    def __init__(self, source: Path, settings: ConvertSettings) -> None:
+        """Reads the tables.
+
+        Args:
+          source: Folder of the version (v1.0-mini) or the one above it, which holds samples/ and sweeps/.
+          settings: What may be chosen.
+
+        Raises:
+          DataError: A table is missing or bad.
+          ConfigError: There are several versions in the folder, or a camera is unknown.
+        """
+        self._names = camera_names(CAMERA_MAP, settings.cameras)
+        self._sweeps, self._images = settings.sweeps, settings.images
+        tables = _version_folder(source)
+        self._root = tables.parent.resolve()
+        self._version = tables.name
+        rows = {name: _read_table(tables / f"{name}.json", keys) for name, keys in _TABLES.items()}
+        self._scenes = {row["name"]: row for row in rows["scene"].values()}
+        if len(self._scenes) < len(rows["scene"]):
+            raise DataError(f"{tables / 'scene.json'}: expected a name for each scene, found some names twice")
+        self._samples, self._poses = rows["sample"], rows["ego_pose"]
+        self._calibrated, self._sensors = rows["calibrated_sensor"], rows["sensor"]
+        self._pictures = self._camera_rows(rows["sample_data"])
+
+    @property
+    def units(self) -> list[str]:
+        return sorted(self._scenes)
+
+    def convert(self, unit: str, writer: EpisodeWriter) -> None:
+        samples = self._sample_chain(self._scenes[unit], writer)
+        rows = [row for token in samples for row in self._pictures.get(token, ())]
+        poses = {row["token"]: self._pose(row, unit, writer) for row in rows}
+        trajectory = Trajectory(
+            (row["timestamp"] * 1e-6, pose) for row in rows if (pose := poses[row["token"]]) is not None
+        )
+        if self._sweeps:
+            groups = self._by_front(rows)
+        else:
+            groups = [[row for row in self._pictures.get(token, ()) if row["is_key_frame"]] for token in samples]
+        frames = [
+            self._frame(group, None if self._sweeps else samples[number], trajectory, poses, unit, writer)
+            for number, group in enumerate(groups)
+        ]
+        drive = Drive(id=unit, dataset="nuscenes", scene_id=unit, split=self._version, frames=frames)
+        writer.add_drive(drive, source=f"{self._version}/scene.json")
+
+    def finish(self, writer: EpisodeWriter) -> None:
+        """Nothing is left: a scene is whole."""
+
+    def _camera_rows(self, rows: Mapping[str, Row]) -> Mapping[str, list[Row]]:
+        """Rows of cameras by sample, in time; raises DataError for tokens that lead nowhere."""
+        found = collections.defaultdict(list)
+        for token, row in rows.items():
+            calibrated = self._calibrated.get(row["calibrated_sensor_token"])
+            if calibrated is None or calibrated["sensor_token"] not in self._sensors:
+                raise DataError(
+                    f"{self._version}/sample_data.json: {token}: expected a calibrated_sensor with a sensor, found "
+                    f"token {row['calibrated_sensor_token']!r}"
+                )
+            if self._sensors[calibrated["sensor_token"]]["modality"] == "camera":
+                found[row["sample_token"]].append(row)
+        return {token: sorted(group, key=lambda row: row["timestamp"]) for token, group in found.items()}
+
+    def _sample_chain(self, scene: Row, writer: EpisodeWriter) -> list[str]:
+        """Samples of a scene in order."""
+        chain: dict[str, None] = {}
+        token = scene["first_sample_token"]
+        while token:
+            if token not in self._samples or token in chain:
+                found = f"{token!r} {'twice' if token in chain else 'nowhere in the table'}"
+                writer.problem(f"{self._version}/sample.json", scene["name"], "a chain of samples by `next`", found)
+                break
+            chain[token] = None
+            token = self._samples[token]["next"]
+        return list(chain)
+
+    def _channel(self, row: Row) -> str:
+        return self._sensors[self._calibrated[row["calibrated_sensor_token"]]["sensor_token"]]["channel"]
+
+    def _pose(self, row: Row, unit: str, writer: EpisodeWriter) -> Pose | None:
+        ego = self._poses.get(row["ego_pose_token"])
+        try:
+            if ego is None:
+                raise ValueError("no such row")
+            return pose_of_matrix(_matrix(ego))
+        except (TypeError, ValueError) as error:
+            writer.problem(f"{self._version}/ego_pose.json", f"{unit}, {row['ego_pose_token']}", "a pose", str(error))
+            return None
+
+    def _by_front(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """A group a CAM_FRONT picture: of each other camera the picture nearest in time."""
+        fronts = [row for row in rows if self._channel(row) == REFERENCE]
+        groups = [[front] for front in fronts]
+        times = np.array([front["timestamp"] for front in fronts], np.int64)
+        nearest: dict[tuple[int, str], tuple[int, Row]] = {}
+        for row in rows:
+            channel = self._channel(row)
+            if channel == REFERENCE or not len(times):
+                continue
+            index = int(np.abs(times - row["timestamp"]).argmin())
+            distance = abs(int(times[index]) - row["timestamp"])
+            before = nearest.get((index, channel))
+            if distance <= SWEEP_TOLERANCE_S * 1e6 and (before is None or distance < before[0]):
+                nearest[index, channel] = distance, row
+        for (index, _), (_, row) in sorted(nearest.items()):
+            groups[index].append(row)
+        return groups
+
+    def _frame(
+        self,
+        rows: Sequence[Row],
+        sample: str | None,
+        trajectory: Trajectory,
+        poses: Mapping[str, Pose | None],
+        unit: str,
+        writer: EpisodeWriter,
+    ) -> DriveFrame:
+        """One frame of the pictures `rows`; `sample` gives its time where there are none."""
+        times = {self._channel(row): row["timestamp"] * 1e-6 for row in rows}
+        if REFERENCE in times:
+            time = times[REFERENCE]
+        elif times:
+            time = statistics.fmean(times.values())
+        else:
+            time = self._samples[sample or ""]["timestamp"] * 1e-6
+        cameras = {
+            self._names[channel]: self._camera(row, poses[row["token"]], unit, channel, writer)
+            for row in rows
+            if (channel := self._channel(row)) in self._names
+        }
+        return DriveFrame(
+            time_s=time,
+            cameras=cameras,
+            pose=trajectory.at(time),
+            speed_mps=trajectory.speed(time),
+            yaw_rate_radps=trajectory.yaw_rate(time),
+        )
+
+    def _camera(self, row: Row, pose: Pose | None, unit: str, channel: str, writer: EpisodeWriter) -> DriveCamera:
+        calibrated = self._calibrated[row["calibrated_sensor_token"]]
+        intrinsics = extrinsics = None
+        try:
+            extrinsics = _matrix(calibrated).reshape(-1).tolist()
+            k = np.asarray(calibrated["camera_intrinsic"], np.float64).reshape(3, 3)
+            intrinsics = [k[0, 0], k[1, 1], k[0, 2], k[1, 2]]
+        except (TypeError, ValueError) as error:
+            file = f"{self._version}/calibrated_sensor.json"
+            writer.problem(file, f"{unit}, {row['calibrated_sensor_token']}", "a camera's calibration", str(error))
+        return DriveCamera(
+            path=self._copy(row, unit, channel, writer),
+            time_s=row["timestamp"] * 1e-6,
+            pose=pose,
+            intrinsics=intrinsics,
+            extrinsics=extrinsics,
+        )
+
+    def _copy(self, row: Row, unit: str, channel: str, writer: EpisodeWriter) -> str | None:
+        if not self._images:
+            return None
+        name = row["filename"]
+        file = (self._root / name).resolve()
+        if not file.is_relative_to(self._root):
+            writer.problem(f"{self._version}/sample_data.json", f"{row['token']}.filename", "a path inside", repr(name))
+            return None
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            writer.problem(name, "", "a picture that sample_data names", error.strerror or str(error))
+            return None
+        size = row["height"], row["width"]
+        return writer.add_picture(unit, f"{row['timestamp']}_{self._names[channel]}", data, source=name, size=size)
+
+
+def _version_folder(source: Path) -> Path:
+    if (source / "sample_data.json").is_file():
+        return source
+    folders = sorted(path.parent for path in source.glob("*/sample_data.json"))
+    if not folders:
+        raise DataError(f"{source}: expected a folder with v1.0-*/sample_data.json, found none")
+    if len(folders) > 1:
+        names = [folder.name for folder in folders]
+        raise ConfigError(f"{source}: there are several versions, {names}; name one as SOURCE: {folders[0]}")
+    return folders[0]
+
+
+def _read_table(path: Path, keys: Sequence[str]) -> dict[str, Row]:
+    """Rows by token with the keys that are needed; one error lists what is wrong with the first bad rows."""
+    table = read_json(path)
+    if not isinstance(table, list):
+        raise DataError(f"{path}: expected a list of rows, found {type(table).__name__}")
+    found: dict[str, Row] = {}
+    bad = []
+    for number, row in enumerate(table):
+        missing = [key for key in keys if not isinstance(row, dict) or key not in row]
+        if missing or not isinstance(row["token"], str) or row["token"] in found:
+            what = f"no {missing}" if missing else f"token {row['token']!r}, which is no text or is there twice"
+            bad.append(f"  {path.name}: row {number}: expected the keys {list(keys)}, found {what}")
+            continue
+        found[row["token"]] = {key: row[key] for key in keys}
+    if bad:
+        more = f"\n  and {len(bad) - 20} more" if len(bad) > 20 else ""
+        raise DataError(f"{path}: {len(bad)} bad row(s)\n" + "\n".join(bad[:20]) + more)
+    return found
+
+
+def _matrix(row: Row) -> np.ndarray:
+    """4 x 4 transform of a row's rotation and translation.
+
+    Raises:
+      ValueError: They are not 4 and 3 finite numbers, or the quaternion is 0.
+    """
+    rotation, translation = np.asarray(row["rotation"], np.float64), np.asarray(row["translation"], np.float64)
+    good = rotation.shape == (4,) and translation.shape == (3,) and np.linalg.norm(rotation) > 1e-6
+    if not good:
+        raise ValueError(f"rotation {row['rotation']}, translation {row['translation']}")
+    matrix = np.eye(4)
+    matrix[:3, :3], matrix[:3, 3] = rotation_of_quaternion(rotation), translation
+    return matrix

@@ -1,0 +1,54 @@
+"""TFRecord files without TensorFlow. A record: length (uint64), its masked CRC-32C, the payload, its masked CRC-32C.
+
+Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, section TFRecords format details.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from driving.converters.crc32c import crc32c, masked
+from driving.converters.refused import Refused
+
+
+def read_records(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Payload of each record, and words that say where it is.
+
+    Raises:
+      Refused: The file cannot be read, is cut short, or a checksum is wrong; names the record and its byte. A length
+        is believed only after its checksum and the file's size agree with it, so a damaged one allocates nothing.
+    """
+    offset = number = 0
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            while offset < size:
+                where = f"{path.name}: record {number} at byte {offset}"
+                payload = _read_record(file, size - offset, where)
+                yield where, payload
+                offset += 12 + len(payload) + 4
+                number += 1
+    except OSError as error:
+        where = f"{path.name}: record {number} at byte {offset}"
+        raise Refused(where, "", "a readable file", error.strerror or str(error)) from error
+
+
+def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
+    """The payload at the file's position; `left` bytes are left in the file."""
+    header = file.read(12)
+    if len(header) < 12:
+        raise Refused(where, "", "a header of 12 bytes", f"{len(header)}: the file is cut short")
+    length, checksum = struct.unpack("<QI", header)
+    _compare(where, "length", header[:8], checksum)
+    if length + 4 > left - 12:
+        raise Refused(where, "", f"{length + 4} more bytes", f"{left - 12}: the file is cut short")
+    payload = file.read(length)
+    _compare(where, "payload", payload, struct.unpack("<I", file.read(4))[0])
+    return payload
+
+
+def _compare(where: str, what: str, data: bytes, stored: int) -> None:
+    found = masked(crc32c(data))
+    if found != stored:
+        raise Refused(where, "", f"the {what}'s checksum {stored:08x}", f"{found:08x}: damaged data")

@@ -1,0 +1,219 @@
+"""Waymo's TFRecord files, read field by field: Perception v1 (`Frame` records) and End-to-End (`E2EDFrame` records).
+
+Source: dataset.proto and protos/end_to_end_driving_data.proto of github.com/waymo-research/waymo-open-dataset;
+arXiv:2510.26125 for the End-to-End set. Field numbers stand where they are used.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from core.errors import DataError
+from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
+from driving.converters.protobuf import Message
+from driving.converters.refused import Refused
+from driving.converters.tfrecord import read_records
+from driving.converters.trajectory import Pose
+from driving.converters.waymo_frames import (
+    CAMERA_MAP,
+    Calibration,
+    WaymoFrame,
+    WaymoPicture,
+    camera_name,
+    drive_frames,
+    exposure_time,
+    extrinsics_of,
+    repeated,
+    valid_pose,
+)
+
+E2E_STEP_S = 0.25
+E2E_STEPS = 20
+ROUTE_COMMANDS = {1: "straight", 2: "left", 3: "right"}
+"""EgoIntent.Intent; 0 is unknown."""
+
+
+class WaymoTfrecordConverter:
+    """Converts v1 segments, a file each, into episodes; of E2E files the frames of one segment, wherever they are."""
+
+    def __init__(self, source: Path, settings: ConvertSettings, *, end_to_end: bool) -> None:
+        """Lists *.tfrecord and *.tfrecord-00000-of-00001 files.
+
+        Raises:
+          DataError: There are none.
+          ConfigError: The settings name a camera that there is not.
+        """
+        self._names = camera_names(CAMERA_MAP, settings.cameras)
+        self._end_to_end = end_to_end
+        files = [source] if source.is_file() else [path for path in source.rglob("*.tfrecord*") if path.is_file()]
+        base = source.parent if source.is_file() else source
+        self._files = {str(path.relative_to(base)): path for path in files}
+        if not self._files:
+            raise DataError(f"{source}: expected files *.tfrecord or *.tfrecord-*, found none")
+        self._segments: dict[str, _Segment] = {}
+
+    @property
+    def units(self) -> list[str]:
+        return sorted(self._files)
+
+    def convert(self, unit: str, writer: EpisodeWriter) -> None:
+        try:
+            for where, payload in read_records(self._files[unit]):
+                try:
+                    self._add(where, payload, unit, writer)
+                except Refused as error:
+                    writer.problems.append(error.problem)
+        except Refused as error:  # what comes after damage in the framing cannot be found
+            writer.problems.append(error.problem)
+        if not self._end_to_end:
+            self.finish(writer)
+
+    def finish(self, writer: EpisodeWriter) -> None:
+        """Writes the episodes whose frames have all been seen."""
+        for name, segment in sorted(self._segments.items()):
+            for time in repeated(segment.frames):
+                writer.problem(segment.source, name, "each frame once", f"timestamp {time} twice")
+            drive = Drive(
+                id=name,
+                dataset="waymo_e2e" if self._end_to_end else "waymo_perception_v1",
+                scene_id=name,
+                split=None,
+                frames=drive_frames(segment.frames, segment.calibrations, self._names),
+                waypoint_dt_s=E2E_STEP_S if self._end_to_end else None,
+                waypoint_steps=E2E_STEPS if self._end_to_end else None,
+            )
+            writer.add_drive(drive, source=segment.source)
+        self._segments.clear()
+
+    def _add(self, where: str, payload: bytes, unit: str, writer: EpisodeWriter) -> None:
+        record = Message(payload, where)
+        message = record.message(1) if self._end_to_end else record
+        context = None if message is None else message.message(1)
+        name = None if context is None else context.text(1)
+        time = None if message is None else message.integer(2)
+        if message is None or context is None or not name or time is None:
+            raise Refused(where, "", "context.name and timestamp_micros", "none; is the format right?")
+        segment_name = _segment_of(name) if self._end_to_end else name
+        segment = self._segments.get(segment_name) or _Segment(unit)
+        if not writer.claim(segment_name, segment.source):
+            return
+        self._segments[segment_name] = segment
+        segment.calibrations |= _calibrations(context, where)
+        frame = WaymoFrame(
+            timestamp_micros=time,
+            pose=_pose(message.message(3), where),
+            more=_e2e_fields(record, where) if self._end_to_end else {},
+        )
+        for image in message.messages(4):
+            number = image.integer(1)
+            camera = camera_name(number)
+            if camera is None:
+                raise Refused(where, "images[].name", "1 to 8", f"{number}")
+            if camera not in self._names:
+                continue
+            if camera in frame.pictures:
+                raise Refused(where, "images[].name", "each camera once in a frame", f"a second {camera}")
+            frame.pictures[camera] = self._picture(image, where, segment_name, time, camera, segment, writer)
+        segment.frames.append(frame)
+
+    def _picture(
+        self,
+        image: Message,
+        where: str,
+        segment_name: str,
+        time: int,
+        camera: str,
+        segment: "_Segment",
+        writer: EpisodeWriter,
+    ) -> WaymoPicture:
+        data = image.data(2)
+        if data is None:
+            raise Refused(where, "images[].image", f"a picture of {camera}", "none")
+        calibration = segment.calibrations.get(camera)
+        path = writer.add_picture(
+            segment_name,
+            f"{time}_{self._names[camera]}",
+            data,
+            source=f"{where}, {camera}",
+            size=None if calibration is None else calibration.size,
+        )
+        velocity = image.message(4)
+        return WaymoPicture(
+            path=path,
+            time_s=exposure_time(image.number(5), image.number(7), image.number(8)),
+            pose=_pose(image.message(3), f"{where}, {camera}"),
+            velocity=None
+            if velocity is None
+            else (velocity.number(1) or 0.0, velocity.number(2) or 0.0, velocity.number(6) or 0.0),
+        )
+
+
+class _Segment:
+    """What has been seen of one segment."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.frames: list[WaymoFrame] = []
+        self.calibrations: dict[str, Calibration] = {}
+
+
+def _segment_of(name: str) -> str:
+    """An E2E frame is named <segment>-<number of the frame>."""
+    segment, dash, number = name.rpartition("-")
+    return segment if dash and number.isdigit() else name
+
+
+def _pose(transform: Message | None, where: str) -> Pose | None:
+    try:
+        return None if transform is None else valid_pose(transform.numbers(1))
+    except ValueError as error:
+        raise Refused(where, "pose", "16 finite numbers", str(error)) from error
+
+
+def _calibrations(context: Message, where: str) -> dict[str, Calibration]:
+    found = {}
+    for message in context.messages(2):
+        camera = camera_name(message.integer(1))
+        intrinsic, extrinsic = message.numbers(2), message.message(3)
+        transform = None if extrinsic is None else extrinsic.numbers(1)
+        if camera is None or len(intrinsic) < 4 or (transform is not None and len(transform) not in (0, 16)):
+            numbers = 0 if transform is None else len(transform)
+            found_words = f"name {message.integer(1)}, {len(intrinsic)} and {numbers} numbers"
+            expected = "a name of 1 to 8, 9 intrinsics and 16 extrinsics"
+            raise Refused(where, "context.camera_calibrations", expected, found_words)
+        width, height = message.integer(4), message.integer(5)
+        found[camera] = Calibration(
+            intrinsics=tuple(intrinsic[:4].tolist()),
+            extrinsics=extrinsics_of(transform) if transform is not None and len(transform) else None,
+            size=(height, width) if height and width else None,
+        )
+    return found
+
+
+def _e2e_fields(record: Message, where: str) -> Mapping[str, Any]:
+    """State, intent, future and rated trajectories of an E2EDFrame, as fields of a DriveFrame."""
+    fields: dict[str, Any] = {}
+    past, future = record.message(6), record.message(5)
+    speeds = None if past is None else past.packed_floats(4)
+    if speeds is not None and len(speeds):
+        fields["speed_mps"] = float(speeds[-1])  # along x of the vehicle now, the last of the history
+    if future is not None and (waypoints := _waypoints(future, where)):
+        fields["waypoints"] = waypoints
+    command = ROUTE_COMMANDS.get(record.integer(7) or 0)
+    if command is not None:
+        fields["route_command"] = command
+    rated = [
+        {"score": score, "waypoints": [list(point) for point in _waypoints(message, where)]}
+        for message in record.messages(8)
+        if (score := message.number(8)) is not None and score >= 0
+    ]
+    if rated:
+        fields["rated_trajectories"] = rated
+    return fields
+
+
+def _waypoints(states: Message, where: str) -> list[tuple[float, float]]:
+    x, y = states.packed_floats(1), states.packed_floats(2)
+    if len(x) != len(y):
+        raise Refused(where, "pos_x, pos_y", "as many of both", f"{len(x)} and {len(y)}")
+    return list(zip(x.tolist(), y.tolist(), strict=True))

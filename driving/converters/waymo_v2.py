@@ -1,0 +1,211 @@
+"""Waymo Perception v2: parquet files, one a component and segment, read with pyarrow.
+
+  <split>/camera_image/<segment>.parquet        a row a frame and camera: JPEG, pose, velocity, times
+  <split>/vehicle_pose/<segment>.parquet        a row a frame
+  <split>/camera_calibration/<segment>.parquet  a row a camera
+
+Source: https://waymo.com/open/data/perception, and the components' definitions in waymo_open_dataset/v2/perception.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from core.errors import DataError
+from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
+from driving.converters.waymo_frames import (
+    CAMERA_MAP,
+    Calibration,
+    WaymoFrame,
+    WaymoPicture,
+    camera_name,
+    drive_frames,
+    exposure_time,
+    extrinsics_of,
+    valid_pose,
+)
+
+SEGMENT, TIME, CAMERA = "key.segment_context_name", "key.frame_timestamp_micros", "key.camera_name"
+IMAGE, CALIBRATION, POSE = "[CameraImageComponent]", "[CameraCalibrationComponent]", "[VehiclePoseComponent]"
+_ROWS_READ = 16  # pictures in memory at a time
+_VELOCITY = tuple(
+    f"{IMAGE}.velocity.{name}" for name in ("linear_velocity.x", "linear_velocity.y", "angular_velocity.z")
+)
+_TIMES = tuple(
+    f"{IMAGE}.{name}"
+    for name in (
+        "pose_timestamp",
+        "rolling_shutter_params.camera_trigger_time",
+        "rolling_shutter_params.camera_readout_done_time",
+    )
+)
+
+
+class WaymoV2Converter:
+    """Converts each segment into an episode."""
+
+    def __init__(self, source: Path, settings: ConvertSettings) -> None:
+        """Lists the segments below a folder that holds the components, or splits of them.
+
+        Raises:
+          DataError: There are none.
+          ConfigError: The settings name a camera that there is not.
+        """
+        self._names = camera_names(CAMERA_MAP, settings.cameras)
+        folders = sorted(source.glob("camera_image")) + sorted(source.glob("*/camera_image"))
+        self._files = {str(file.relative_to(source)): file for folder in folders for file in folder.glob("*.parquet")}
+        if not self._files:
+            raise DataError(
+                f"{source}: expected camera_image/<segment>.parquet, or such a folder in each split, found none"
+            )
+
+    @property
+    def units(self) -> list[str]:
+        return sorted(self._files)
+
+    def convert(self, unit: str, writer: EpisodeWriter) -> None:
+        file = self._files[unit]
+        root = file.parent.parent
+        calibrations = self._calibrations(root / "camera_calibration" / file.name, writer)
+        frames = self._frames(root / "vehicle_pose" / file.name, writer)
+        segment = self._pictures(file, unit, frames, calibrations, writer)
+        if segment is None:
+            return
+        drive = Drive(
+            id=segment,
+            dataset="waymo_perception_v2",
+            scene_id=segment,
+            split=root.name if root.name in ("training", "validation", "testing") else None,
+            frames=drive_frames(list(frames.values()), calibrations, self._names),
+        )
+        writer.add_drive(drive, source=unit)
+
+    def finish(self, writer: EpisodeWriter) -> None:
+        """Nothing is left: a segment is one file a component."""
+
+    def _calibrations(self, path: Path, writer: EpisodeWriter) -> dict[str, Calibration]:
+        columns = [CAMERA, *(f"{CALIBRATION}.intrinsic.{name}" for name in ("f_u", "f_v", "c_u", "c_v"))]
+        columns += [f"{CALIBRATION}.{name}" for name in ("extrinsic.transform", "width", "height")]
+        found = {}
+        for row, values in _rows(path, columns, writer):
+            where = f"{path.parent.name}/{path.name}"
+            name = camera_name(values[CAMERA])
+            try:
+                transform = values[f"{CALIBRATION}.extrinsic.transform"]
+                valid_pose(transform)
+                calibration = Calibration(
+                    intrinsics=tuple(float(values[column]) for column in columns[1:5]),
+                    extrinsics=extrinsics_of(transform),
+                    size=(int(values[f"{CALIBRATION}.height"]), int(values[f"{CALIBRATION}.width"])),
+                )
+            except (TypeError, ValueError) as error:
+                writer.problem(where, f"row {row}", "a whole calibration", str(error))
+                continue
+            if name is None:
+                writer.problem(where, f"row {row}, {CAMERA}", "1 to 8, or a camera's name", f"{values[CAMERA]!r}")
+                continue
+            found[name] = calibration
+        return found
+
+    def _frames(self, path: Path, writer: EpisodeWriter) -> dict[int, WaymoFrame]:
+        column = f"{POSE}.world_from_vehicle.transform"
+        frames: dict[int, WaymoFrame] = {}
+        for row, values in _rows(path, [TIME, column], writer):
+            where = f"{path.parent.name}/{path.name}"
+            time = values[TIME]
+            if not isinstance(time, int) or time in frames:
+                expected, found = "a time that no other row has", f"{time!r}"
+                writer.problem(where, f"row {row}, {TIME}", expected, found)
+                continue
+            try:
+                frames[time] = WaymoFrame(timestamp_micros=time, pose=valid_pose(values[column]))
+            except ValueError as error:
+                writer.problem(where, f"row {row}, {column}", "16 finite numbers", str(error))
+        return frames
+
+    def _pictures(
+        self,
+        path: Path,
+        unit: str,
+        frames: dict[int, WaymoFrame],
+        calibrations: Mapping[str, Calibration],
+        writer: EpisodeWriter,
+    ) -> str | None:
+        """Writes the pictures and adds them to their frames; returns the segment's name."""
+        columns = [SEGMENT, TIME, CAMERA, f"{IMAGE}.image"]
+        optional = [f"{IMAGE}.pose.transform", *_VELOCITY, *_TIMES]
+        segments: set[str] = set()
+        for row, values in _rows(path, columns, writer, optional):
+            name, time, segment = camera_name(values[CAMERA]), values[TIME], values[SEGMENT]
+            where = f"row {row}"
+            if name is None:
+                writer.problem(unit, f"{where}, {CAMERA}", "1 to 8, or a camera's name", f"{values[CAMERA]!r}")
+            elif time not in frames:
+                writer.problem(unit, f"{where}, {TIME}", "a frame of vehicle_pose", f"{time!r}")
+            elif not isinstance(segment, str) or not isinstance(values[f"{IMAGE}.image"], bytes):
+                writer.problem(unit, where, "a segment's name and a picture", f"{segment!r}, or no picture")
+            elif name in frames[time].pictures:
+                writer.problem(unit, f"{where}, {CAMERA}", "each camera once in a frame", f"a second {name}")
+            elif writer.claim(segment, unit):
+                segments.add(segment)
+                if name in self._names:
+                    picture = self._picture(values, name, f"{unit}, {where}, {name}", calibrations.get(name), writer)
+                    frames[time].pictures[name] = picture
+        if len(segments) > 1:
+            writer.problem(unit, SEGMENT, "one segment a file", f"{sorted(segments)[:3]}")
+        return min(segments, default=None)
+
+    def _picture(
+        self,
+        values: Mapping[str, Any],
+        name: str,
+        source: str,
+        calibration: Calibration | None,
+        writer: EpisodeWriter,
+    ) -> WaymoPicture:
+        path = writer.add_picture(
+            values[SEGMENT],
+            f"{values[TIME]}_{self._names[name]}",
+            values[f"{IMAGE}.image"],
+            source=source,
+            size=None if calibration is None else calibration.size,
+        )
+        pose = None
+        try:
+            pose = valid_pose(values.get(f"{IMAGE}.pose.transform"))
+        except ValueError as error:
+            writer.problem(source, f"{IMAGE}.pose.transform", "16 finite numbers", str(error))
+        x, y, yaw_rate = (values.get(column) for column in _VELOCITY)
+        return WaymoPicture(
+            path=path,
+            time_s=exposure_time(*(values.get(column) for column in _TIMES)),
+            pose=pose,
+            velocity=None if x is None or y is None or yaw_rate is None else (x, y, yaw_rate),
+        )
+
+
+def _rows(
+    path: Path, columns: list[str], writer: EpisodeWriter, optional: list[str] | None = None
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Number and values of each row; what keeps the file from being read is noted, and ends it."""
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        file = pq.ParquetFile(path)
+        names = file.schema_arrow.names
+        missing = [column for column in columns if column not in names]
+        if missing:
+            writer.problem(where, "", f"the columns {missing}", f"{names[:30]}")
+            return
+        wanted = columns + [column for column in optional or [] if column in names]
+        row = 0
+        for batch in file.iter_batches(batch_size=_ROWS_READ, columns=wanted):
+            for values in batch.to_pylist():
+                yield row, values
+                row += 1
+    except FileNotFoundError:
+        writer.problem(where, "", "this component of the segment", "no such file")
+    except (OSError, pa.ArrowException) as error:
+        writer.problem(where, "", "a whole parquet file", f"{error}")

@@ -1,0 +1,120 @@
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from core.errors import ConfigError, DataError, StorageError
+from driving.config import DataConfig
+from driving.convert import convert, detect, main
+from driving.converters.episode_writer import ConvertSettings, Drive, DriveCamera, DriveFrame, EpisodeWriter, file_name
+from driving.data import collate, open_data
+from tests.driving.converters import waymo_files
+from tests.driving.converters.test_lerobot import write_l2d
+from tests.driving.converters.test_nuscenes import write as write_nuscenes
+
+
+def test_a_converted_drive_is_trained_on(tmp_path: Path):
+    waymo_files.write_v2(tmp_path / "training", drop=[(1, "SIDE_LEFT")])
+    convert(tmp_path / "training", tmp_path / "out", report=lambda _: None)
+    data = open_data(DataConfig(path=str(tmp_path / "out"), image_size=(16, 24), waypoint_steps=3), "all")
+    batch = data.batch(data.anchors)
+    assert batch["image_valid"].shape == (6, 1, 5)
+    assert not batch["image_valid"][1, 0, 3]
+    assert int(batch["image_valid"].sum()) == 29
+    np.testing.assert_allclose(batch["speed_mps"][:, 0], waymo_files.SPEED, rtol=1e-5)
+    # The car on its circle 0.1, 0.2, 0.3 s later, in its own frame; masked past the end.
+    turns = waymo_files.TURN * 0.1 * np.arange(1, 4)
+    places = waymo_files.RADIUS * np.stack([np.sin(turns), 1 - np.cos(turns)], axis=1)
+    np.testing.assert_allclose(batch["waypoints"][0], places, atol=1e-3)
+    assert batch["waypoint_valid"].sum(1).tolist() == [3, 3, 3, 2, 1, 0]
+    samples = [data.sample(int(row)) for row in data.anchors[:2]]
+    found = collate(samples, stack_images=True)
+    assert found["image_valid_by_cam"]["side_left"].tolist() == [True, False]
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path):
+    waymo_files.write_v2(tmp_path / "training")
+    for name in ("one", "two"):
+        convert(tmp_path / "training", tmp_path / name, report=lambda _: None)
+    files = [path for path in (tmp_path / "one").rglob("*") if path.is_file()]
+    assert len(files) == 32
+    for path in files:
+        assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+
+
+def test_formats_are_recognised(tmp_path: Path):
+    assert detect(waymo_files.write_v2(tmp_path / "a" / "training").parent) == "waymo_v2"
+    assert detect(write_nuscenes(tmp_path / "b")) == "nuscenes"
+    assert detect(write_l2d(tmp_path / "c")) == "lerobot"
+    waymo_files.write_v1(tmp_path / "d" / "x.tfrecord")
+    with pytest.raises(DataError, match="say --format waymo_v1 or waymo_e2e"):
+        detect(tmp_path / "d")
+    (tmp_path / "e").mkdir()
+    with pytest.raises(DataError, match="found none of them"):
+        detect(tmp_path / "e")
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        detect(tmp_path / "f")
+
+
+def test_exit_codes_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    waymo_files.write_v2(tmp_path / "training")
+    source, out, other = str(tmp_path / "training"), str(tmp_path / "out"), str(tmp_path / "other")
+    assert main([source, out, "--camera", "SIDE_LEFT=", "--camera", "SIDE_RIGHT=right"]) == 0
+    assert "wrote 1 episodes, 6 frames, 24 pictures into" in capsys.readouterr().out
+    assert main([source, out]) == 64
+    assert "exists; convert into a folder that does not exist yet" in capsys.readouterr().err
+    for options, text in (
+        (["--sweeps"], "--sweeps means nothing for waymo_v2; it is for nuscenes"),
+        (["--state", "speed_mps=a:0"], "--state means nothing for waymo_v2; it is for lerobot"),
+        (["--format", "lerobot", "--quality", "0"], "--quality is 0; expected 1 to 100"),
+    ):
+        assert main([source, other, *options]) == 64
+        assert text in capsys.readouterr().err
+    assert main([source, other, "--format", "nuscenes"]) == 65
+    assert main([source, other, "--format", "waymo_v1"]) == 65
+    assert "expected files *.tfrecord" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main([source, other, "--camera", "front"])
+    assert stop.value.code == 64
+    assert not Path(other).exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    waymo_files.write_v2(tmp_path / "training")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(EpisodeWriter, "add_drive", full)
+    with pytest.raises(StorageError, match=r"could not be written: .*No space left"):
+        convert(tmp_path / "training", tmp_path / "out", report=lambda _: None)
+    assert os.listdir(tmp_path) == ["training"]
+
+
+def test_an_episode_that_the_schema_refuses_is_a_problem(tmp_path: Path):
+    writer = EpisodeWriter(tmp_path, images=True)
+    camera = DriveCamera(path=None, intrinsics=(0.0, 1.0, 2.0, 3.0))
+    frames = [DriveFrame(time_s=t, cameras={"front": camera}) for t in (1.0, 1.0)]
+    writer.add_drive(Drive(id="a", dataset="d", scene_id="s", split=None, frames=frames), source="file")
+    writer.add_drive(Drive(id="b", dataset="d", scene_id="s", split=None, frames=[]), source="file")
+    text = "\n".join(str(problem) for problem in writer.problems)
+    assert "file, a: frames[1].t: expected more than 0.0, found 0.0" in text
+    assert (
+        "file, a: frames[0].observations.cameras.front.intrinsics: expected fx, fy, cx, cy with focal lengths" in text
+    )
+    assert "file: b: expected at least 1 frame, found none" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_files_are_safe():
+    assert file_name("../../etc/passwd") == "_.._etc_passwd"
+    assert file_name("..") == "_"
+    assert file_name("scene-0061") == "scene-0061"
+
+
+def test_wrong_settings(tmp_path: Path):
+    source = waymo_files.write_v2(tmp_path / "training")
+    with pytest.raises(ConfigError, match="--quality is 101"):
+        convert(source, tmp_path / "out", format="lerobot", settings=ConvertSettings(quality=101))

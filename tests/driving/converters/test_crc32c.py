@@ -1,0 +1,104 @@
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import DataError
+from driving.converters.crc32c import crc32c, masked
+from driving.converters.tfrecord import read_records
+from tests.driving.converters.waymo_files import record, slow_crc32c
+
+
+def test_known_values():
+    # RFC 3720, appendix B.4, and the check value of the CRC catalogues.
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(b"") == 0
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 1023, 1024, 1025, 2047, 2048, 2049, 6143, 6144, 10_001])
+def test_every_length_agrees_with_the_definition(length: int):
+    data = np.random.default_rng(length).bytes(length)
+    assert crc32c(data) == slow_crc32c(data)
+    assert crc32c(memoryview(data)) == slow_crc32c(data)
+
+
+def test_every_flipped_bit_shows():
+    data = bytearray(np.random.default_rng(0).bytes(3000))
+    good = crc32c(bytes(data))
+    for bit in range(0, 24_000, 997):
+        data[bit // 8] ^= 1 << bit % 8
+        assert crc32c(bytes(data)) != good
+        data[bit // 8] ^= 1 << bit % 8
+
+
+def test_the_mask_is_tensorflows():
+    # The header of a record of 3 bytes, as TensorFlow writes it.
+    length = struct.pack("<Q", 3)
+    rest = slow_crc32c(length)
+    assert masked(crc32c(length)) == ((rest >> 15 | rest << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
+    assert masked(0) == 0xA282EAD8
+
+
+class TestRecords:
+    def write(self, path: Path) -> tuple[Path, list[bytes]]:
+        payloads = [b"", b"abc", np.random.default_rng(0).bytes(5000)]
+        path.write_bytes(b"".join(record(payload) for payload in payloads))
+        return path, payloads
+
+    def test_reads_what_was_written(self, tmp_path: Path):
+        path, payloads = self.write(tmp_path / "a.tfrecord")
+        found = list(read_records(path))
+        assert [payload for _, payload in found] == payloads
+        assert [where for where, _ in found] == [
+            f"a.tfrecord: record {n} at byte {b}" for n, b in enumerate((0, 16, 35))
+        ]
+
+    def test_an_empty_file_has_no_records(self, tmp_path: Path):
+        (tmp_path / "a").touch()
+        assert list(read_records(tmp_path / "a")) == []
+
+    @pytest.mark.parametrize(
+        ("byte", "message"),
+        [
+            (38, r"record 2 at byte 35: expected the length's checksum .*: damaged data"),
+            (36, r"record 2 at byte 35: expected the length's checksum"),
+            (45, r"record 2 at byte 35: expected the length's checksum"),
+            (2000, r"record 2 at byte 35: expected the payload's checksum .*, found .*: damaged data"),
+            (5047, r"record 2 at byte 35: expected the payload's checksum"),
+        ],
+    )
+    def test_a_flipped_bit_anywhere_is_found_after_the_good_records(self, tmp_path: Path, byte: int, message: str):
+        path, _ = self.write(tmp_path / "a.tfrecord")
+        data = bytearray(path.read_bytes())
+        data[byte] ^= 4
+        path.write_bytes(data)
+        found = []
+        with pytest.raises(DataError, match=message):
+            found.extend(read_records(path))
+        # A generator passes on what came before the damage.
+        records = read_records(path)
+        assert [next(records)[1], next(records)[1]] == [b"", b"abc"]
+
+    @pytest.mark.parametrize(
+        ("size", "message"),
+        [
+            (40, "record 2 at byte 35: expected a header of 12 bytes, found 5: the file is cut short"),
+            (3000, "record 2 at byte 35: expected 5004 more bytes, found 2953: the file is cut short"),
+            (5050, "record 2 at byte 35: expected 5004 more bytes, found 5003: the file is cut short"),
+        ],
+    )
+    def test_a_truncated_file(self, tmp_path: Path, size: int, message: str):
+        path, _ = self.write(tmp_path / "a.tfrecord")
+        path.write_bytes(path.read_bytes()[:size])
+        with pytest.raises(DataError, match=message):
+            list(read_records(path))
+
+    def test_a_length_that_no_disk_holds_allocates_nothing(self, tmp_path: Path):
+        length = struct.pack("<Q", 1 << 60)
+        (tmp_path / "a").write_bytes(length + struct.pack("<I", masked(crc32c(length))))
+        with pytest.raises(DataError, match=f"expected {(1 << 60) + 4} more bytes, found 0"):
+            list(read_records(tmp_path / "a"))

@@ -1,0 +1,233 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from core.errors import ConfigError, DataError
+from driving.convert import convert
+from driving.converters.episode_writer import ConvertSettings
+from driving.converters.nuscenes import CAMERA_MAP
+from driving.episodes import Episode, load_episode
+
+SPEED, TURN, RADIUS = 8.0, 0.4, 20.0
+START = 1_532_402_927_600_000  # microseconds
+SIZE = (36, 64)
+NAMES = ("front", "front_left", "front_right", "rear", "side_left", "side_right")
+DELAYS = {"CAM_FRONT": 0.012, "CAM_FRONT_RIGHT": 0.02, "CAM_BACK_RIGHT": 0.028, "CAM_BACK": 0.037}
+DELAYS |= {"CAM_BACK_LEFT": 0.047, "CAM_FRONT_LEFT": 0.004}
+"""Seconds from a sample's timestamp to each camera's."""
+PERIOD = 1 / 12
+SAMPLES = 4  # key frames, every sixth camera frame
+
+
+def pose_at(seconds: float) -> tuple[float, float, float]:
+    yaw = 2.0 + TURN * seconds
+    return 600 + RADIUS * (math.sin(yaw) - math.sin(2)), 1600 - RADIUS * (math.cos(yaw) - math.cos(2)), yaw
+
+
+def quaternion(yaw: float) -> list[float]:
+    return [math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)]
+
+
+def jpeg(number: int, camera: int) -> bytes:
+    image = np.full((*SIZE, 3), (30 * camera, 7 * number, 60), np.uint8)
+    return simplejpeg.encode_jpeg(image, quality=95, colorspace="RGB")
+
+
+def write(root: Path, *, version: str = "v1.0-mini", scenes: int = 1) -> Path:
+    """Tables and pictures of scenes with one car each on a circle; LiDAR and radar rows as in the real tables."""
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("scene", "sample", "sample_data", "ego_pose")}
+    tables["sensor"] = [{"token": f"s_{c}", "channel": c, "modality": "camera"} for c in CAMERA_MAP]
+    tables["sensor"].append({"token": "s_LIDAR_TOP", "channel": "LIDAR_TOP", "modality": "lidar"})
+    tables["calibrated_sensor"] = [
+        {
+            "token": f"k_{c}",
+            "sensor_token": f"s_{c}",
+            "translation": [1.7, 0.1, 1.5],
+            # The view along x of the vehicle: camera x is -y of the vehicle, camera y is -z.
+            "rotation": [0.5, -0.5, 0.5, -0.5],
+            "camera_intrinsic": [[1266.4, 0.0, 816.2], [0.0, 1267.4, 491.5], [0.0, 0.0, 1.0]],
+        }
+        for c in CAMERA_MAP
+    ]
+    lidar = {"token": "k_LIDAR_TOP", "sensor_token": "s_LIDAR_TOP", "camera_intrinsic": []}
+    tables["calibrated_sensor"].append({**lidar, "translation": [0.9, 0, 1.8], "rotation": [1, 0, 0, 0]})
+    for scene in range(scenes):
+        _add_scene(root, tables, scene)
+    (root / version).mkdir(parents=True)
+    for name, rows in tables.items():
+        (root / version / f"{name}.json").write_text(json.dumps(rows, indent=0))
+    return root
+
+
+def _add_scene(root: Path, tables: dict[str, list[dict[str, Any]]], scene: int) -> None:
+    tokens = [f"sample_{scene}_{i}" for i in range(SAMPLES)]
+    name = f"scene-{61 + scene:04d}"
+    more = {"log_token": "log", "nbr_samples": SAMPLES, "description": "Parked truck, turn left"}
+    tables["scene"].append(
+        {
+            "token": f"scene_{scene}",
+            "name": name,
+            "first_sample_token": tokens[0],
+            "last_sample_token": tokens[-1],
+            **more,
+        }
+    )
+    for i, token in enumerate(tokens):
+        row: dict[str, Any] = {"token": token, "timestamp": START + 500_000 * i, "scene_token": f"scene_{scene}"}
+        row["prev"], row["next"] = tokens[i - 1] if i else "", tokens[i + 1] if i + 1 < SAMPLES else ""
+        tables["sample"].append(row)
+    for number in range(6 * (SAMPLES - 1) + 1):
+        for camera, (channel, delay) in enumerate(DELAYS.items()):
+            seconds, token = number * PERIOD + delay, f"d_{scene}_{number}_{channel}"
+            x, y, yaw = pose_at(seconds)
+            pose = {"token": f"p_{token}", "timestamp": 0, "translation": [x, y, 0.0], "rotation": quaternion(yaw)}
+            tables["ego_pose"].append(pose)
+            key = number % 6 == 0
+            file = f"{'samples' if key else 'sweeps'}/{channel}/{name}__{number:03d}.jpg"
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / file).write_bytes(jpeg(number, camera))
+            tables["sample_data"].append(
+                {
+                    "token": token,
+                    "sample_token": tokens[min((number + 3) // 6, SAMPLES - 1)],
+                    "ego_pose_token": pose["token"],
+                    "calibrated_sensor_token": f"k_{channel}",
+                    "timestamp": START + round(seconds * 1e6),
+                    "fileformat": "jpg",
+                    "is_key_frame": key,
+                    "height": SIZE[0],
+                    "width": SIZE[1],
+                    "filename": file,
+                    "prev": "",
+                    "next": "",
+                }
+            )
+    lidar = dict(tables["sample_data"][-1], token=f"lidar_{scene}", calibrated_sensor_token="k_LIDAR_TOP")
+    tables["sample_data"].append(lidar | {"filename": "samples/LIDAR_TOP/x.pcd.bin", "height": 0, "width": 0})
+
+
+def change(root: Path, table: str, row: int, **values: Any) -> None:
+    file = root / "v1.0-mini" / f"{table}.json"
+    rows = json.loads(file.read_text())
+    rows[row] |= values
+    file.write_text(json.dumps(rows))
+
+
+def converted(source: Path, **options: Any) -> Episode:
+    out = source.parent / "out"
+    convert(source, out, settings=ConvertSettings(**options), report=lambda _: None)
+    return load_episode(out / "scene-0061.json")
+
+
+def refused(source: Path, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        convert(source, source.parent / "out", settings=ConvertSettings(**options), report=lambda _: None)
+    assert not (source.parent / "out").exists()
+    return str(caught.value)
+
+
+def test_key_frames(tmp_path: Path):
+    episode = converted(write(tmp_path / "nuscenes"))
+    assert (episode.id, episode.recording, episode.cameras) == ("scene-0061", "nuscenes/scene-0061", NAMES)
+    np.testing.assert_allclose(episode.t, [0, 0.5, 1, 1.5], atol=2e-6)
+    np.testing.assert_allclose(episode.speed_mps, SPEED, rtol=1e-3)
+    np.testing.assert_allclose(episode.yaw_rate_radps, TURN, rtol=1e-3)
+    channels = {name: channel for channel, name in CAMERA_MAP.items()}
+    for frame in range(SAMPLES):
+        seconds = 0.5 * frame + DELAYS["CAM_FRONT"]
+        np.testing.assert_allclose(episode.pose[frame], pose_at(seconds), atol=1e-5)
+        for k, name in enumerate(NAMES):
+            delay = DELAYS[channels[name]]
+            np.testing.assert_allclose(episode.t_offset_s[frame, k], delay - DELAYS["CAM_FRONT"], atol=2e-6)
+            np.testing.assert_allclose(episode.camera_pose[frame, k], pose_at(0.5 * frame + delay), atol=1e-5)
+            path = episode.image_paths[frame][k]
+            assert path is not None
+            content = (tmp_path / "out" / path).read_bytes()
+            assert content == jpeg(6 * frame, list(DELAYS).index(channels[name]))
+    np.testing.assert_allclose(episode.intrinsics[0, 0], [[1266.4, 0, 816.2], [0, 1267.4, 491.5], [0, 0, 1]])
+    # 10 m along the view, 1 m to the right, 2 m down.
+    np.testing.assert_allclose(episode.extrinsics[0, 0] @ [1, 2, 10, 1], [11.7, -0.9, -0.5, 1], atol=1e-9)
+
+
+def test_sweeps_give_every_picture_once_at_12_hz(tmp_path: Path):
+    episode = converted(write(tmp_path / "nuscenes"), sweeps=True)
+    frames = 6 * (SAMPLES - 1) + 1
+    np.testing.assert_allclose(episode.t, PERIOD * np.arange(frames), atol=2e-6)
+    paths = [path for row in episode.image_paths for path in row]
+    assert None not in paths
+    assert len(set(paths)) == 6 * frames
+    np.testing.assert_allclose(episode.speed_mps, SPEED, rtol=1e-3)
+
+
+def test_a_camera_without_a_key_frame_and_a_front_without_one(tmp_path: Path):
+    root = write(tmp_path / "nuscenes")
+    change(root, "sample_data", 6 * 6 + list(DELAYS).index("CAM_BACK"), is_key_frame=False)
+    change(root, "sample_data", 12 * 6 + list(DELAYS).index("CAM_FRONT"), is_key_frame=False)
+    episode = converted(root)
+    assert [row[NAMES.index("rear")] is None for row in episode.image_paths] == [False, True, False, False]
+    assert [row[NAMES.index("front")] is None for row in episode.image_paths] == [False, False, True, False]
+    others = np.mean([delay for channel, delay in DELAYS.items() if channel != "CAM_FRONT"])
+    np.testing.assert_allclose(episode.t[2], 1 + others - DELAYS["CAM_FRONT"], atol=2e-6)
+    np.testing.assert_allclose(episode.pose[2], pose_at(1 + float(others)), atol=1e-3)
+
+
+def test_several_scenes_names_and_no_images(tmp_path: Path):
+    root = write(tmp_path / "nuscenes", scenes=2)
+    episode = converted(root, images=False, cameras={"CAM_BACK": "", "CAM_BACK_LEFT": "back_left"})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "_dataset.json",
+        "scene-0061.json",
+        "scene-0062.json",
+    ]
+    assert episode.cameras == ("back_left", "front", "front_left", "front_right", "side_right")
+    assert len(episode.t) == SAMPLES
+
+
+def test_problems_of_several_files_are_in_one_report(tmp_path: Path):
+    root = write(tmp_path / "nuscenes")
+    (root / "samples/CAM_FRONT/scene-0061__000.jpg").unlink()
+    (tmp_path / "secret.jpg").write_bytes(jpeg(0, 0))
+    change(root, "sample_data", 1, filename="../secret.jpg")
+    change(root, "sample_data", 2, width=36, height=64)
+    change(root, "ego_pose", 3, rotation=[0, 0, 0, 0])
+    change(root, "sample_data", 4, ego_pose_token="none")
+    text = refused(root)
+    assert text.startswith("5 problem(s):")
+    for line in (
+        "samples/CAM_FRONT/scene-0061__000.jpg: expected a picture that sample_data names, found No such file",
+        "d_0_0_CAM_FRONT_RIGHT.filename: expected a path inside, found '../secret.jpg'",
+        "scene-0061__000.jpg: expected height x width 64 x 36 as in the calibration, found 36 x 64",
+        "ego_pose.json: scene-0061, p_d_0_0_CAM_BACK: expected a pose, found rotation [0, 0, 0, 0]",
+        "ego_pose.json: scene-0061, none: expected a pose, found no such row",
+    ):
+        assert line in text
+
+
+def test_tables_that_are_not_whole(tmp_path: Path):
+    root = write(tmp_path / "nuscenes")
+    change(root, "sample", 1, next="sample_0_0")
+    assert "expected a chain of samples by `next`, found 'sample_0_0' twice" in refused(root)
+    change(root, "sample_data", 5, calibrated_sensor_token="x")
+    assert "d_0_0_CAM_FRONT_LEFT: expected a calibrated_sensor with a sensor, found token 'x'" in refused(root)
+    (root / "v1.0-mini/ego_pose.json").write_text('[{"token": "a", "rotation": [1, 0, 0, 0]}]')
+    assert "ego_pose.json: row 0: expected the keys ['token', 'translation', 'rotation'], found no ['translation']" in (
+        refused(root)
+    )
+    (root / "v1.0-mini/ego_pose.json").write_text('[{"token": "a", "translation": [NaN, 0, 0]}]')
+    assert "expected JSON with finite numbers and unique keys, found NaN" in refused(root)
+    (root / "v1.0-mini/sensor.json").unlink()
+    assert "sensor.json: expected a JSON file, found no such file" in refused(root)
+
+
+def test_several_versions_must_be_told_apart(tmp_path: Path):
+    root = write(tmp_path / "nuscenes")
+    write(root, version="v1.0-trainval")
+    with pytest.raises(ConfigError, match=r"several versions, \['v1.0-mini', 'v1.0-trainval'\]; name one as SOURCE"):
+        convert(root, tmp_path / "out", report=lambda _: None)
+    convert(root / "v1.0-mini", tmp_path / "out", report=lambda _: None)
+    assert load_episode(tmp_path / "out/scene-0061.json").cameras == NAMES

@@ -1,0 +1,63 @@
+import math
+
+import numpy as np
+import pytest
+
+from driving.converters.trajectory import Trajectory, pose_of_matrix, rotation_of_quaternion
+
+
+def circle(times: list[float], *, speed: float = 8.0, turn: float = 0.4) -> Trajectory:
+    radius = speed / turn
+    return Trajectory((t, (radius * math.sin(turn * t), radius * (1 - math.cos(turn * t)), turn * t)) for t in times)
+
+
+def test_poses_are_exact_where_known_and_interpolated_between():
+    line = Trajectory([(1.0, (0.0, 0.0, 0.2)), (0.0, (-2.0, 4.0, 0.0))])
+    assert line.at(1.0) == pytest.approx((0.0, 0.0, 0.2))
+    assert line.at(0.0) == pytest.approx((-2.0, 4.0, 0.0))
+    assert line.at(0.5) is None  # farther apart than MAX_GAP_S
+    line = Trajectory([(1.0, (0.0, 0.0, 0.2)), (0.5, (-2.0, 4.0, 0.0))])
+    assert line.at(0.625) == pytest.approx((-1.5, 3.0, 0.05))
+    assert line.at(0.4) is None
+    assert line.at(1.1) is None
+
+
+def test_yaw_is_interpolated_the_short_way():
+    line = Trajectory([(0.0, (0.0, 0.0, math.pi - 0.1)), (0.5, (0.0, 0.0, -math.pi + 0.1))])
+    middle = line.at(0.25)
+    assert middle is not None
+    assert abs(middle[2]) == pytest.approx(math.pi)
+    assert line.yaw_rate(0.25) == pytest.approx(0.4)
+
+
+def test_speeds_of_a_circle():
+    line = circle(np.arange(0, 2.01, 0.1).tolist())
+    for time in (0.0, 0.5, 0.55, 1.95, 2.0):
+        assert line.speed(time) == pytest.approx(8.0, rel=2e-3)
+        assert line.yaw_rate(time) == pytest.approx(0.4)
+
+
+def test_reverse_is_negative():
+    line = Trajectory([(0.0, (0.0, 0.0, 0.0)), (0.1, (-0.5, 0.0, 0.0))])
+    assert line.speed(0.0) == pytest.approx(-5.0)
+
+
+def test_no_speed_across_a_gap_or_from_one_pose():
+    line = circle([0.0, 0.1, 0.2, 3.0, 3.1])
+    assert line.speed(1.5) is None
+    assert line.speed(0.2) == pytest.approx(8.0, rel=2e-3)
+    assert line.speed(3.0) == pytest.approx(8.0, rel=2e-3)
+    assert circle([1.0]).speed(1.0) is None
+    assert circle([1.0]).at(1.0) is not None
+    assert Trajectory([]).speed(0.0) is None
+
+
+def test_matrices_and_quaternions():
+    half = math.radians(30) / 2
+    turn = rotation_of_quaternion([2 * math.cos(half), 0.0, 0.0, 2 * math.sin(half)])
+    matrix = np.eye(4)
+    matrix[:3, :3], matrix[:3, 3] = turn, (4, 5, 6)
+    assert pose_of_matrix(matrix) == pytest.approx((4, 5, math.radians(30)))
+    np.testing.assert_allclose(turn @ [1, 0, 0], [math.cos(2 * half), math.sin(2 * half), 0], atol=1e-12)
+    tilt = rotation_of_quaternion([math.cos(half), math.sin(half), 0.0, 0.0])
+    np.testing.assert_allclose(tilt @ [0, 1, 0], [0, math.cos(2 * half), math.sin(2 * half)], atol=1e-12)
