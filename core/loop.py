@@ -162,10 +162,10 @@ def run_updates(
       step: One update.
       state: Before the first batch.
       batches: Stacked along a leading axis.
-      count: Length of that axis, as an array.
+      count: How many of them to take, as an array.
 
     Returns:
-      The state after the last batch, and the metrics of each update along a leading axis.
+      The state after the last of them, and the metrics of each update along a leading axis, 0 for those not made.
     """
 
     def body(i: Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
@@ -222,7 +222,7 @@ class _Run:
         self.stop_signal: int | None = None
         self.in_evaluation = False
         self.window: dict[str, list[float]] = {}
-        self.in_flight: deque[dict[str, Mean]] = deque()
+        self.in_flight: deque[tuple[dict[str, Mean], int]] = deque()
         self.evaluated = False
         mesh = mesh_lib.make_mesh(config.mesh)
         self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size)
@@ -308,6 +308,12 @@ class _Run:
             due = min(due, self.interaction.start + (past // every + 1) * every if past >= 0 else self.step - past)
         return min(train.updates_per_call, due - self.step, train.steps - self.step)
 
+    def _longest_call(self) -> int:
+        """Updates that a dispatch can have at this step; shorter ones are padded, so that one program serves them."""
+        if self.interaction is None or self.step < self.interaction.start:
+            return self.config.train.updates_per_call
+        return min(self.config.train.updates_per_call, self.interaction.every)
+
     def _interact_if_due(self) -> bool:
         """Lets the interaction act before this update; False if a request to stop broke it off."""
         if self.interaction is None:
@@ -328,16 +334,16 @@ class _Run:
     def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
         """Takes batches, dispatches one call, and logs if due."""
         began = time.perf_counter()
-        stacked = _stack([next(batches) for _ in range(updates)])
+        stacked = _stack([next(batches) for _ in range(updates)], self._longest_call())
         on_device = jax.device_put(stacked, self.batch_sharding)
         count = jax.device_put(np.int32(updates))
         self.clock.charge("data", began)
         began = time.perf_counter()
         with jax.transfer_guard("disallow"):
             self.state, metrics = self.jit_updates(self.state, on_device, count)
-        self.in_flight.append(metrics)
+        self.in_flight.append((metrics, updates))
         while len(self.in_flight) > CALLS_IN_FLIGHT:
-            self._collect(self.in_flight.popleft())
+            self._collect(*self.in_flight.popleft())
         self.step += updates
         self.evaluated = False
         self.progress.update(self.step)
@@ -345,21 +351,21 @@ class _Run:
             self._log()
         self.clock.charge("step", began)
 
-    def _collect(self, metrics: dict[str, Mean]) -> None:
-        """Adds the (sum, count) pairs of each update to the window, waiting for the device if need be.
+    def _collect(self, metrics: dict[str, Mean], updates: int) -> None:
+        """Adds the (sum, count) pairs of the updates that were made to the window, waiting for the device if need be.
 
         Update by update in float64, so that the result does not depend on how many updates a call had.
         """
         for name, (totals, counts) in jax.device_get(metrics).items():
             entry = self.window.setdefault(name, [0.0, 0.0])
-            for total, count in zip(totals.tolist(), counts.tolist(), strict=True):
+            for total, count in zip(totals[:updates].tolist(), counts[:updates].tolist(), strict=True):
                 entry[0] += total
                 entry[1] += count
 
     def _drain(self) -> None:
         """Collects every call under way."""
         while self.in_flight:
-            self._collect(self.in_flight.popleft())
+            self._collect(*self.in_flight.popleft())
 
     def _log(self) -> None:
         """One line of metrics.jsonl: the means since the line before."""
@@ -445,8 +451,9 @@ class _Run:
         return result["digest"]
 
 
-def _stack(batches: list[NumpyTree]) -> NumpyTree:
-    """Batches along a new leading axis; a single one is not copied."""
-    if len(batches) == 1:
+def _stack(batches: list[NumpyTree], length: int) -> NumpyTree:
+    """Batches along a new leading axis, the last one repeated up to `length`; a single one is not copied."""
+    if length == 1:
         return jax.tree.map(lambda leaf: leaf[None], batches[0])
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *batches)
+    padded = batches + batches[-1:] * (length - len(batches))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)

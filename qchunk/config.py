@@ -351,7 +351,7 @@ class RecordConfig:
     """OGBench environment without a task, e.g. cube-single-v0, or aloha-transfer-cube."""
     episodes: int
     episode_length: int = 1001
-    """Environment steps, and so frames, of one episode; the most of one in aloha-transfer-cube, which ends at success."""
+    """Environment steps, and so frames, of one episode; aloha-transfer-cube ends earlier at success."""
     noise: float = 0.1
     """Standard deviation of the noise on the oracle's plan, in units of a full action (OGBench's --noise)."""
     random_action: float = 0.0
@@ -385,6 +385,8 @@ class QChunkConfig(ExperimentConfig):
                 f"train.batch_size {self.train.batch_size} is not divisible by data.shards {self.data.shards}; "
                 "every shard gives the same number of rows"
             )
+        if self.agent.encoder is not None and not self.data.cameras:
+            raise ValueError("agent.encoder is set, but data.cameras is empty; name the cameras that it sees")
         if self.online is not None:
             self._check_online(self.online)
 
@@ -420,5 +422,3 @@ class QChunkConfig(ExperimentConfig):
         updates = self.online_interval * self.online.updates_per_step
         rounds = -(-(step - self.online.start) // updates)
         return self.online.warmup + rounds * self.online_interval
-        if self.agent.encoder is not None and not self.data.cameras:
-            raise ValueError("agent.encoder is set, but data.cameras is empty; name the cameras that it sees")

@@ -16,6 +16,7 @@ from qchunk import data, picture, stream
 from qchunk.agent import Agent, make_agent
 from qchunk.config import QChunkConfig
 from qchunk.evaluate import Policy, evaluate, film
+from qchunk.online import Online
 from qchunk.record import record
 
 
@@ -29,6 +30,9 @@ class QChunkTask:
         self.agent: Agent = make_agent(config, dataset.dims(config.data.observation))
         self._act = jax.jit(self.agent.act)
         self._act_flow = jax.jit(self.agent.act_flow)
+        self.online: Online | None = None
+        if config.online is not None:
+            self.online = Online(config, dataset, folder, lambda state: self._policy(self._act, state.params))
 
     def init(self, key: Any) -> TrainState:
         """Fresh networks and optimiser."""
@@ -39,8 +43,9 @@ class QChunkTask:
         return self.agent.step(state, batch)
 
     def batches(self, start_step: int) -> Iterator[NumpyTree]:
-        """Batches of the pool, from update `start_step` on."""
-        return stream.open_stream(self.config, self.dataset, shard=0, num_shards=1, start_step=start_step)
+        """Batches of the pool, from update `start_step` on, and of the online transitions."""
+        batches = stream.open_stream(self.config, self.dataset, shard=0, num_shards=1, start_step=start_step)
+        return batches if self.online is None else self.online.mixed(batches, start_step)
 
     def finish(self) -> None:
         """Draws the run's picture."""
@@ -51,12 +56,15 @@ class QChunkTask:
         return {"manifest": self.dataset.fingerprint}
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Success of the policy in the environment; at the end also that of behaviour cloning, a film and a picture."""
+        """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a film."""
         settings = self.config.eval
         if settings.env is None:
             return {}
-        policies = {"policy": self._act} | ({"behaviour_cloning": self._act_flow} if final else {})
-        metrics: dict[str, float] = {}
+        policies, metrics = {"policy": self._act}, dict[str, float]()
+        if self.config.online is not None:
+            metrics["env_steps"] = float(self.config.env_steps(int(state.step)))
+        elif final:  # online, the flow imitates the policy too
+            policies["behaviour_cloning"] = self._act_flow
         for name, act in policies.items():
             result = evaluate(
                 self._policy(act, state.params),
@@ -108,7 +116,8 @@ def main(config: QChunkConfig, name: str) -> None:
             record(config.record, config.data.path)
         dataset = data.open_dataset(config)
         data.write_norm_stats(config, folder.path)
-        fit(config, QChunkTask(config, folder.path, dataset), folder)
+        task = QChunkTask(config, folder.path, dataset)
+        fit(config, task, folder, interaction=task.online)
 
 
 def _is_ours_to_record(path: Path) -> bool:

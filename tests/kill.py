@@ -2,10 +2,12 @@
 
     python -m tests.kill --kills 100                       # the debug config of qchunk
     python -m tests.kill --kills 20 -- --train.steps 400   # what follows -- goes to launch.py
+    python -m tests.kill --config configs/qchunk/debug_online.py --kills 20   # offline, then online
     python -m tests.kill --config configs/openpi_ript/debug.py --kills 10
 
 Each round trains in a fresh folder, is killed up to five times (every other time during a save, else at a random
-moment), is resumed each time, and must end with the digest and the metrics file of the untouched run, to the byte.
+moment), is resumed each time, and must end with the digest of the untouched run, and its metrics and, where there is
+an online phase, its replay log to the byte.
 """
 
 import argparse
@@ -21,9 +23,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 KILLS_PER_ROUND = 5
-STEPS = ["--train.steps", "300", "--train.eval-every", "0", "--checkpoint.every", "10"]
-# What only some configs have: rollouts in a simulator would take longer than all the rest.
-OWN = {"configs/qchunk/debug.py": ["--eval.env", "None"]}
+SHORT = ["--train.eval-every", "0", "--checkpoint.every", "10"]
+# An online run's length is its config's; evaluation in a simulator would take longer than all the rest.
+OWN = {
+    "configs/qchunk/debug.py": ["--train.steps", "300", "--eval.env", "None"],
+    "configs/qchunk/debug_online.py": ["--eval.env", "None"],
+    "configs/openpi_ript/debug.py": ["--train.steps", "300"],
+}
 
 
 def launch(config: str, folder: Path, options: list[str]) -> subprocess.Popen[str]:
@@ -43,6 +49,12 @@ def finish(config: str, folder: Path, options: list[str]) -> str:
     if process.returncode != 0 or found is None:
         raise AssertionError(f"the run in {folder} ended with {process.returncode}:\n{output[-3000:]}")
     return found[1]
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Contents of the files that a resumed run must repeat to the byte."""
+    paths = [folder / "metrics.jsonl", *sorted((folder / "replay").glob("*"))]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def saving(folder: Path) -> bool:
@@ -90,7 +102,7 @@ def run(config: str, kills: int, folder: Path, options: list[str], seed: int = 0
     """Counts of kills by moment. Raises AssertionError at the first divergence or failed restart."""
     rng = random.Random(seed)
     untouched = finish(config, folder / "untouched", options)
-    metrics = (folder / "untouched/metrics.jsonl").read_bytes()
+    expected = written(folder / "untouched")
     counts = {"run": 0, "save": 0}
     rounds = 0
     while sum(counts.values()) < kills:
@@ -104,8 +116,10 @@ def run(config: str, kills: int, folder: Path, options: list[str], seed: int = 0
         digest = finish(config, target, options)
         if digest != untouched:
             raise AssertionError(f"{target}: digest {digest}, untouched {untouched}")
-        if (target / "metrics.jsonl").read_bytes() != metrics:
-            raise AssertionError(f"{target}: metrics.jsonl differs from the untouched run's")
+        found = written(target)
+        if found != expected:
+            differing = [name for name in expected if found[name] != expected[name]]
+            raise AssertionError(f"{target}: {', '.join(differing)} differ from the untouched run's")
         print(f"{sum(counts.values())} kills, {counts['save']} during a save, 0 divergences", flush=True)
     return counts
 
@@ -113,13 +127,13 @@ def run(config: str, kills: int, folder: Path, options: list[str], seed: int = 0
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/qchunk/debug.py")
+    parser.add_argument("--config", default="configs/qchunk/debug.py", choices=sorted(OWN))
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("options", nargs="*", help="for launch.py, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        options = STEPS + OWN.get(arguments.config, []) + arguments.options
+        options = SHORT + OWN[arguments.config] + arguments.options
         counts = run(arguments.config, arguments.kills, Path(folder), options, arguments.seed)
     print(f"{sum(counts.values())} kills ({counts['save']} during a save), every run ended as the untouched one")
 
