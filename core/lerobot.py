@@ -4,10 +4,14 @@
   v3.0  meta/{info.json, tasks.parquet, episodes/*/*.parquet}; several episodes share a parquet file and an mp4;
         the episode table says in which file, and at which second of the video, an episode begins.
 
+v2.0 is read as v2.1: they differ in the files of statistics alone, which are not used here.
+
 Tables are read by core/lerobot_tables.py, pictures by core/lerobot_video.py.
 """
 
 import dataclasses
+import itertools
+import math
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +23,7 @@ import pyarrow.parquet as pq
 from core.errors import DataError
 from core.strict_json import read_json, read_json_lines
 
-VERSIONS = ("v2.1", "v3.0")
+VERSIONS = ("v2.0", "v2.1", "v3.0")
 DEFAULT_IMAGE_PATH = "images/{image_key}/episode_{episode_index:06d}/frame_{frame_index:06d}.png"
 """Where v2.1 keeps pictures that are neither in the table nor in a video."""
 
@@ -48,6 +52,11 @@ def refuse(problems: Iterable[Problem], *, what: str) -> None:
     if listed:
         lines = "\n".join(f"  {problem}" for problem in listed)
         raise DataError(f"{what}: {len(listed)} problem{'s' if len(listed) > 1 else ''}\n{lines}")
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, without the line breaks of pyarrow's messages; its type, if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,13 +130,14 @@ def read_meta(root: str | Path) -> LeRobotMeta:
     refuse(problems, what=str(info_file))
     features = {key: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for key, f in info["features"].items()}
     version = info["codebase_version"]
-    if version == "v2.1":
+    if version in ("v2.0", "v2.1"):
         tasks, episodes = _meta_v21(root, info, features, problems)
     else:
         tasks, episodes = _meta_v30(root, info, features, problems)
     refuse(problems, what=f"{root}/meta")
     episodes = sorted(episodes, key=lambda episode: episode.index)
     _check_episodes(episodes, info, problems)
+    _check_spans(episodes, float(info["fps"]), problems)
     refuse(problems, what=f"{root}/meta")
     return LeRobotMeta(
         root=root,
@@ -162,11 +172,11 @@ def _check_info(info: Any) -> list[Problem]:
         return [Problem(file=file, expected="an object", found=type(info).__name__)]
     version = info.get("codebase_version")
     if version not in VERSIONS:
-        hint = "v2.1 or v3.0 (LeRobot's own scripts convert older ones)"
+        hint = "v2.0, v2.1 or v3.0 (LeRobot's own scripts convert older ones)"
         return [Problem(file=file, key="codebase_version", expected=hint, found=str(version))]
     wanted: dict[str, tuple[type, ...]] = {"fps": (int, float), "features": (dict,), "data_path": (str,)}
     wanted |= {"total_episodes": (int,), "total_frames": (int,)}
-    wanted |= {"chunks_size": (int,)} if version == "v2.1" else {}
+    wanted |= {} if version == "v3.0" else {"chunks_size": (int,)}
     problems = []
     for key, types in wanted.items():
         value = info.get(key)
@@ -215,16 +225,34 @@ def _check_episodes(episodes: Sequence[EpisodeMeta], info: Mapping[str, Any], pr
         problems.append(Problem(file=file, expected="at least 1 episode", found="none"))
 
 
+def _check_spans(episodes: Sequence[EpisodeMeta], fps: float, problems: list[Problem]) -> None:
+    """Episodes that share a video have frames of their own in it: none begins before the one before it ends."""
+    for key in episodes[0].videos if episodes else ():
+        spans = sorted((e.videos[key].file, e.videos[key].start_s, e.length, e.index) for e in episodes)
+        for (file, start, length, index), (next_file, next_start, _, later) in itertools.pairwise(spans):
+            end = start + length / fps
+            if file == next_file and next_start < end - 0.5 / fps:
+X
+
+def _add_task(tasks: dict[int, str], index: Any, task: Any, file: str, problems: list[Problem]) -> None:
+    """One line of the table of tasks."""
+    if not isinstance(index, int) or not isinstance(task, str):
+        found = repr({"task_index": index, "task": task})[:120]
+        problems.append(Problem(file=file, expected="a number task_index and a text task", found=found))
+    elif index in tasks:
+        found = repr([tasks[index], task])[:120]
+        problems.append(Problem(file=file, key=f"task_index {index}", expected="one task", found=found))
+    else:
+        tasks[index] = task
+
+
 def _meta_v21(
     root: Path, info: Mapping[str, Any], features: Mapping[str, Feature], problems: list[Problem]
 ) -> tuple[dict[int, str], list[EpisodeMeta]]:
     tasks: dict[int, str] = {}
     for row in read_json_lines(root / "meta" / "tasks.jsonl"):
-        if not _has(row, {"task_index": int, "task": str}):
-            found = repr(row)[:120]
-            problems.append(Problem(file="meta/tasks.jsonl", expected="task_index and task a line", found=found))
-        else:
-            tasks[row["task_index"]] = row["task"]
+        cells = row if isinstance(row, dict) else {}
+        _add_task(tasks, cells.get("task_index"), cells.get("task"), "meta/tasks.jsonl", problems)
     episodes = []
     for row in read_json_lines(root / "meta" / "episodes.jsonl"):
         if not _has(row, {"episode_index": int, "length": int}):
@@ -236,11 +264,11 @@ def _meta_v21(
         index = row["episode_index"]
         where = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
         videos = {
-            key: VideoSpan(file=_fill(info, "video_path", {**where, "video_key": key}), start_s=0.0)
+            key: VideoSpan(file=_fill(root, info, "video_path", {**where, "video_key": key}), start_s=0.0)
             for key, feature in features.items()
             if feature.dtype == "video"
         }
-        file = _fill(info, "data_path", where)
+        file = _fill(root, info, "data_path", where)
         episodes.append(EpisodeMeta(index=index, length=row["length"], file=file, videos=videos))
     return tasks, episodes
 
@@ -248,7 +276,7 @@ def _meta_v21(
 def _meta_v30(
     root: Path, info: Mapping[str, Any], features: Mapping[str, Feature], problems: list[Problem]
 ) -> tuple[dict[int, str], list[EpisodeMeta]]:
-    tasks = _read_tasks_v30(root)
+    tasks = _read_tasks_v30(root, problems)
     cameras = [key for key, feature in features.items() if feature.dtype == "video"]
     columns = ["episode_index", "length", "data/chunk_index", "data/file_index"]
     for key in cameras:
@@ -259,10 +287,11 @@ def _meta_v30(
         problems.append(Problem(file="meta/episodes", expected="chunk-*/file-*.parquet", found="no such file"))
     for path in files:
         for row in _read_columns(root, path, columns):
-            if any(value is None for value in row.values()):
-                found = repr({key: value for key, value in row.items() if value is None})
-                name = str(path.relative_to(root))
-                problems.append(Problem(file=name, episode=row["episode_index"], expected="no null", found=found))
+            wrong = {key: value for key, value in row.items() if not _is_cell(key, value)}
+            if wrong:
+                name, expected = str(path.relative_to(root)), "whole numbers, and seconds in from_timestamp"
+                where = None if "episode_index" in wrong else row["episode_index"]
+                problems.append(Problem(file=name, episode=where, expected=expected, found=repr(wrong)[:200]))
                 continue
             where = {"chunk_index": row["data/chunk_index"], "file_index": row["data/file_index"]}
             videos = {}
@@ -270,13 +299,19 @@ def _meta_v30(
                 chunk, number = row[f"videos/{key}/chunk_index"], row[f"videos/{key}/file_index"]
                 names = {"video_key": key, "chunk_index": chunk, "file_index": number}
                 start = float(row[f"videos/{key}/from_timestamp"])
-                videos[key] = VideoSpan(file=_fill(info, "video_path", names), start_s=start)
-            file = _fill(info, "data_path", where)
+                videos[key] = VideoSpan(file=_fill(root, info, "video_path", names), start_s=start)
+            file = _fill(root, info, "data_path", where)
             episodes.append(EpisodeMeta(index=row["episode_index"], length=row["length"], file=file, videos=videos))
     return tasks, episodes
 
 
-def _read_tasks_v30(root: Path) -> dict[int, str]:
+def _is_cell(key: str, value: Any) -> bool:
+    """Whether a value of v3.0's table of episodes is of the type that its column must have."""
+    types = (int, float) if key.endswith("/from_timestamp") else (int,)
+    return isinstance(value, types) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _read_tasks_v30(root: Path, problems: list[Problem]) -> dict[int, str]:
     """tasks.parquet is a pandas frame: the instruction is its index, stored as column "task" or without a name."""
     path = root / "meta" / "tasks.parquet"
     schema = _open_parquet(root, path).schema_arrow
@@ -285,7 +320,10 @@ def _read_tasks_v30(root: Path) -> dict[int, str]:
         raise DataError(
             f"{path}: expected columns task_index and one text column with the instruction, found {schema.names}"
         )
-    return {row["task_index"]: row[text[0]] for row in _read_columns(root, path, ["task_index", text[0]])}
+    tasks: dict[int, str] = {}
+    for row in _read_columns(root, path, ["task_index", text[0]]):
+        _add_task(tasks, row["task_index"], row[text[0]], "meta/tasks.parquet", problems)
+    return tasks
 
 
 def _read_columns(root: Path, path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -296,7 +334,7 @@ def _read_columns(root: Path, path: Path, columns: Sequence[str]) -> list[dict[s
     try:
         return file.read(columns=list(columns)).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: expected a whole parquet file, found {error}") from error
+        raise DataError(f"{path}: expected a whole parquet file, found {one_line(error)}") from error
 
 
 def _open_parquet(root: Path, path: Path) -> pq.ParquetFile:
@@ -304,23 +342,23 @@ def _open_parquet(root: Path, path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: expected a whole parquet file, found {error}") from error
+        raise DataError(f"{path}: expected a whole parquet file, found {one_line(error)}") from error
 
 
 def _has(row: Any, types: Mapping[str, type]) -> bool:
     return isinstance(row, dict) and all(key in row and isinstance(row[key], types[key]) for key in types)
 
 
-def _fill(info: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
+def _fill(root: Path, info: Mapping[str, Any], key: str, values: Mapping[str, Any]) -> str:
     """Fills a path template of info.json; only plain names and widths up to 9, not all that str.format can."""
     template = info.get(key)
     if not isinstance(template, str):
-        raise DataError(f"meta/info.json: expected a path template at {key}, found {template!r}")
+        raise DataError(f"{root}/meta/info.json: expected a path template at {key}, found {template!r}")
     for _, name, width, conversion in string.Formatter().parse(template):
         plain = name is None or (name in values and not conversion and width in ("", *(f"0{n}d" for n in range(1, 10))))
         if not plain:
             raise DataError(
-                f"meta/info.json: expected {key} made of {sorted(values)} such as {{{sorted(values)[0]}:03d}}, "
+                f"{root}/meta/info.json: expected {key} made of {sorted(values)} such as {{{sorted(values)[0]}:03d}}, "
                 f"found {template!r}"
             )
     return template.format(**values)

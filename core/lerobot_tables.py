@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Bool, Int, Int64
 
 from core.errors import DataError
-from core.lerobot import EpisodeMeta, Feature, LeRobotMeta, Problem, inside, refuse
+from core.lerobot import EpisodeMeta, Feature, LeRobotMeta, Problem, inside, one_line, refuse
 
 TIME_TOLERANCE_S = 1e-4
 """How far a frame's timestamp may lie from frame_index / fps; LeRobot's own default."""
@@ -186,7 +186,7 @@ def _read_file(meta: LeRobotMeta, file: str, columns: Sequence[str], rows: int) 
     except FileNotFoundError as error:
         raise DataError("no such file") from error
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"a damaged parquet file: {error}") from error
+        raise DataError(f"a damaged parquet file: {one_line(error)}") from error
 
 
 def _read_episode(meta: LeRobotMeta, episode: EpisodeMeta, table: pa.Table, keys: Sequence[str]) -> EpisodeTable:
@@ -226,16 +226,21 @@ def _to_numpy(column: pa.Array, feature: Feature, where: Problem, problems: list
         flat = column.flatten()
         if flat.null_count:
             return fault("numbers", f"{flat.null_count} nulls", int(np.argmax(flat.is_null())) // int(sizes[0]))
-        array = flat.to_numpy(zero_copy_only=False).reshape(len(column), -1)
+        array = flat.to_numpy(zero_copy_only=False)
+        # LeRobot writes a width of 1 as single values; lists of one value are the same column.
+        array = array if width == 1 else array.reshape(len(column), -1)
     else:
         array = column.to_numpy(zero_copy_only=False)
         if feature.shape not in ((1,), ()):
             return fault(f"shape {list(feature.shape)} as in info.json", "single values", None)
     if array.dtype.kind not in "biuf":
         return fault("numbers", f"type {kind}", None)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        bad = np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(axis=1))
-        return fault("finite numbers", f"NaN or Inf in {bad.size} rows", int(bad[0]))
+    # What float32 cannot hold would become Inf on its way into a batch.
+    good = np.abs(array) <= np.finfo(np.float32).max if array.dtype.kind == "f" else np.ones(array.shape, bool)
+    if not good.all():
+        bad = np.flatnonzero(~good.reshape(len(array), -1).all(axis=1))
+        found = f"{array[bad[0]].ravel()[:8].tolist()} ({bad.size} rows are wrong)"
+        return fault("finite numbers that float32 holds", found, int(bad[0]))
     return array
 
 

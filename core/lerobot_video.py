@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 
 from core.errors import DataError
 from core.images import decode
-from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, inside
+from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, inside, one_line
 from core.lerobot_tables import TIME_TOLERANCE_S
 
 OPEN_FILES = 16
@@ -179,9 +179,11 @@ class LeRobotPictures:
                 return {
                     camera: self._read_camera(self.meta.episodes[episode], frame, camera) for camera in self.cameras
                 }
-            except OSError as error:  # a network disk that hiccups
+            except (OSError, pa.ArrowException) as error:  # a network disk that hiccups; pyarrow's damaged page is both
                 if attempt == READ_TRIES - 1:
-                    raise DataError(f"episode {episode}, row {frame}: found {error} in {READ_TRIES} tries") from error
+                    where = f"{self.meta.root}: episode {episode}, {self.meta.episodes[episode].file}, row {frame}"
+                    found = f"{one_line(error)} in {READ_TRIES} tries"
+                    raise DataError(f"{where}: expected pictures of {list(self.cameras)}, found {found}") from error
         raise AssertionError("unreachable")
 
     def check(self, episode: int) -> list[Problem]:
@@ -196,7 +198,7 @@ class LeRobotPictures:
                 problems.extend(self._check_camera(meta, camera))
             except (DataError, OSError, pa.ArrowException) as error:
                 file = meta.videos[camera].file if camera in meta.videos else meta.file
-                found = str(error) or type(error).__name__
+                found = one_line(error)
                 problems.append(Problem(file=file, episode=episode, key=camera, expected="pictures", found=found))
         return problems
 

@@ -172,7 +172,13 @@ def spoil(field: str, row: int, value: float) -> Callable[[list[Recorded]], None
 
 
 BAD_ROWS = [
-    ("state", 2, np.nan, "observation.state", "finite numbers, found NaN or Inf in 1 rows"),
+    (
+        "state",
+        2,
+        np.nan,
+        "observation.state",
+        r"finite numbers that float32 holds, found \[nan.* \(1 rows",
+    ),
     ("action", 4, np.inf, "action", "finite numbers"),
     ("task", 3, 7, "task_index", r"a task of meta/tasks, which has \[0, 1\], found 7"),
     ("timestamp", 4, 0.43, "timestamp", "10 fps"),
@@ -239,7 +245,17 @@ def one_null(table: pa.Table) -> pa.Table:
     return table.set_column(0, "observation.state", pa.array(values, pa.list_(pa.float32())))
 
 
+def too_large_for_float32(table: pa.Table) -> pa.Table:
+    values = table["observation.state"].to_pylist()
+    values[2][1] = 1e300
+    return table.set_column(0, "observation.state", pa.array(values, pa.list_(pa.float64())))
+
+
 BAD_TABLES = [
+    (
+        too_large_for_float32,
+        r"observation\.state, row 2: expected finite numbers that float32 holds, found .*1e\+300",
+    ),
     (narrower, r"observation\.state, row 0: expected 6 values as info\.json's shape \[6\] says, found 5 values"),
     (one_short_row, r"observation\.state, row 2: expected 6 values.*found 5"),
     (one_null, r"observation\.state, row 3: expected numbers, found 1 nulls"),
@@ -268,7 +284,7 @@ def test_a_truncated_table_is_named(tmp_path: Path) -> None:
 
 
 BAD_INFO = [
-    ({"codebase_version": "v2.0"}, "codebase_version: expected v2.1 or v3.0"),
+    ({"codebase_version": "v1.6"}, "codebase_version: expected v2.0, v2.1 or v3.0"),
     ({"fps": 0}, "fps: expected a number above 0, found 0"),
     ({"total_frames": 22}, "total_frames: expected 22, found 21 in meta/episodes"),
     ({"total_episodes": "3"}, "total_episodes: expected int, found '3'"),
@@ -303,6 +319,71 @@ def test_episodes_must_count_from_zero_and_not_be_empty(tmp_path: Path) -> None:
         read_meta(root)
     path.write_text("\n".join([lines[0], lines[1].replace("1", "NaN", 1), lines[2]]))
     with pytest.raises(DataError, match=r"episodes\.jsonl, line 2.*NaN"):
+        read_meta(root)
+
+
+def test_version_20_is_read_as_21(tmp_path: Path) -> None:
+    """The dataset of openpi's LIBERO example is of that version; they differ in statistics that are not used here."""
+    root = write_v21(tmp_path / "set", record(), "image")
+    wanted = good_table(root)
+    edit_json(root / "meta/info.json", codebase_version="v2.0")
+    assert good_table(root).fingerprint(KEYS) == wanted.fingerprint(KEYS)
+
+
+def test_lists_of_one_value_are_single_values(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set", record(), "image_file")
+    wanted = good_table(root)
+
+    def listed(table: pa.Table) -> pa.Table:
+        for key in ("timestamp", "next.success", "frame_index"):
+            values = pa.array([[value] for value in table[key].to_pylist()])
+            table = table.set_column(table.schema.get_field_index(key), key, values)
+        return table
+
+    for index in range(3):
+        rewrite(root / f"data/chunk-000/episode_{index:06d}.parquet", listed)
+    found = good_table(root)
+    assert found.columns["next.success"].shape == (21,)
+    np.testing.assert_array_equal(found.columns["next.success"], wanted.columns["next.success"])
+
+
+def set_column(name: str, values: list[object]) -> Callable[[pa.Table], pa.Table]:
+    return lambda table: table.set_column(table.schema.get_field_index(name), name, pa.array(values))
+
+
+BAD_EPISODE_TABLES = [
+    ("length", [7.0, 5.0, 9.5], "episode 0, meta/episodes/.*: expected whole numbers.*found {'length': 7.0}"),
+    ("length", [7, 5, None], "episode 2, meta/episodes/.*found {'length': None}"),
+    ("episode_index", ["0", "1", "2"], "meta/episodes/.*expected whole numbers.*found {'episode_index': '0'}"),
+    ("data/file_index", ["0", "0", "1"], "episode 1, .*found {'data/file_index': '0'}"),
+    (f"videos/{CAMERAS[0]}/from_timestamp", ["0", "0", "1"], "episode 2, .*seconds in from_timestamp, found .*'1'"),
+    (f"videos/{CAMERAS[0]}/from_timestamp", [0.0, np.nan, 0.5], "episode 1, .*from_timestamp': nan"),
+    (
+        f"videos/{CAMERAS[0]}/from_timestamp",
+        [0.0, 0.0, 0.2],
+        rf"episode 2, videos/.*/file-001.mp4, {CAMERAS[0]}: expected a start at 0.500 s or later, where episode 1 ends",
+    ),
+]
+
+
+@pytest.mark.parametrize(("column", "values", "words"), BAD_EPISODE_TABLES)
+def test_a_bad_table_of_episodes_is_named(tmp_path: Path, column: str, values: list[object], words: str) -> None:
+    root = write_v30(tmp_path / "set", record())
+    rewrite(root / "meta/episodes/chunk-000/file-000.parquet", set_column(column, values))
+    with pytest.raises(DataError, match=words):
+        read_meta(root)
+
+
+def test_an_index_of_two_tasks_is_refused(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "a", record(), "image_file")
+    lines = root / "meta/tasks.jsonl"
+    lines.write_text(lines.read_text() + '{"task_index": 1, "task": "close it"}\n')
+    words = r"task_index 1: expected one task, found \['open the drawer', 'close it'\]"
+    with pytest.raises(DataError, match=rf"meta/tasks\.jsonl, {words}"):
+        read_meta(root)
+    root = write_v30(tmp_path / "b", record(), "image_file")
+    rewrite(root / "meta/tasks.parquet", set_column("task_index", [0, 0]))
+    with pytest.raises(DataError, match=r"meta/tasks\.parquet, task_index 0: expected one task"):
         read_meta(root)
 
 
@@ -388,5 +469,23 @@ def test_a_disk_that_hiccups_is_tried_three_times(tmp_path: Path, monkeypatch: p
     assert set(pictures.read(0, 0)) == set(CAMERAS)
     calls.clear()
     limit = 10
-    with pytest.raises(DataError, match="episode 0, row 1: found stale file handle in 3 tries"):
+    words = r"set: episode 0, data/.*000000\.parquet, row 1: expected pictures .*found stale file handle in 3 tries"
+    with pytest.raises(DataError, match=words):
         pictures.read(0, 1)
+
+
+def test_a_damaged_page_of_images_is_named_when_it_is_read(tmp_path: Path) -> None:
+    """Opening looks at an episode's first and last image alone: what is between can only show while training."""
+    root = write_v21(tmp_path / "set", record(), "image")
+    path = root / "data/chunk-000/episode_000001.parquet"
+    pq.write_table(pq.read_table(path), path, row_group_size=1)
+    group = pq.ParquetFile(path).metadata.row_group(2)
+    names = [group.column(n).path_in_schema for n in range(group.num_columns)]
+    chunk = group.column(names.index(f"{CAMERAS[0]}.bytes"))
+    data = bytearray(path.read_bytes())
+    data[chunk.data_page_offset : chunk.data_page_offset + 24] = b"\xff" * 24
+    path.write_bytes(data)
+    pictures = LeRobotPictures(read_meta(root), CAMERAS)
+    assert pictures.check(1) == []
+    with pytest.raises(DataError, match=r"set: episode 1, data/.*000001\.parquet, row 2: expected pictures of .*found"):
+        pictures.read(1, 2)
