@@ -232,7 +232,9 @@ def _check_spans(episodes: Sequence[EpisodeMeta], fps: float, problems: list[Pro
         for (file, start, length, index), (next_file, next_start, _, later) in itertools.pairwise(spans):
             end = start + length / fps
             if file == next_file and next_start < end - 0.5 / fps:
-X
+                expected, found = f"a start at {end:.3f} s or later, where episode {index} ends", f"{next_start:.3f} s"
+                problems.append(Problem(file=file, episode=later, key=key, expected=expected, found=found))
+
 
 def _add_task(tasks: dict[int, str], index: Any, task: Any, file: str, problems: list[Problem]) -> None:
     """One line of the table of tasks."""
