@@ -102,6 +102,128 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvConfig:
+    """The encoder of one camera for CPUs: patches of 4 x 4 pixels, then stages of residual 3 x 3 convolutions."""
+
+    channels: tuple[int, ...] = (32, 64, 128)
+    """Of each stage; each has half the resolution of the one before."""
+    blocks: tuple[int, ...] = (0, 1, 1)
+    """Convolutions of each stage."""
+
+    def __post_init__(self) -> None:
+        if not self.channels or len(self.channels) != len(self.blocks):
+            raise ValueError(f"conv.channels is {self.channels} and conv.blocks {self.blocks}; expected equal lengths")
+        if min(self.channels) < 1 or min(self.blocks) < 0:
+            raise ValueError(f"conv.channels is {self.channels} and conv.blocks {self.blocks}; expected 1, 0 or above")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VitConfig:
+    """The encoder of one camera for accelerators: a vision transformer (arXiv:2010.11929)."""
+
+    patch_size: int = 16
+    width: int = 384
+    depth: int = 12
+    num_heads: int = 6
+    mlp_dim: int = 1536
+
+    def __post_init__(self) -> None:
+        require_positive(self, "patch_size", "width", "depth", "num_heads", "mlp_dim")
+        if self.width % self.num_heads:
+            raise ValueError(f"vit.width {self.width} is not divisible by vit.num_heads {self.num_heads}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Pictures of several cameras to one vector (driving/model/encoders.py)."""
+
+    conv: ConvConfig = ConvConfig()
+    vit: VitConfig | None = None
+    """None: the convolutional encoder."""
+    camera_width: int = 64
+    """Width of the vector of one camera."""
+    scene_width: int = 256
+    """Width of the vector of all cameras."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "camera_width", "scene_width")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """Weights and settings of the pretraining objectives (driving/objectives.py); weight 0 switches one off."""
+
+    cross_camera: float = 0.0
+    """InfoNCE between the cameras of one moment."""
+    temporal: float = 0.0
+    """InfoNCE between the first and the last of data.offsets_s."""
+    masked: float = 0.0
+    """Prediction of hidden tokens of a slowly moving encoder."""
+    ego_motion: float = 0.0
+    """Prediction of the relative pose between the first and the last of data.offsets_s."""
+    temperature: float = 0.1
+    near_s: float = 2.0
+    """Moments of one drive that are closer than this are no negatives of each other."""
+    projection: int = 64
+    """Width in which InfoNCE compares."""
+    hidden_share: float = 0.5
+    """Share of a camera's tokens that is hidden."""
+    target_decay: float = 0.99
+    """Of the slowly moving encoder, per update."""
+
+    def __post_init__(self) -> None:
+        require_non_negative(self, "cross_camera", "temporal", "masked", "ego_motion", "near_s")
+        require_positive(self, "temperature", "projection")
+        require_fraction(self, "hidden_share", "target_decay")
+        if not self.cross_camera + self.temporal + self.masked + self.ego_motion:
+            raise ValueError("every objective has weight 0; expected at least one above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WaypointConfig:
+    """Behaviour cloning of waypoints (driving/waypoints.py)."""
+
+    weights: str | None = None
+    """Run folder of a pretraining, whose encoder is the start. None: from scratch."""
+    freeze: bool = False
+    """Train the head alone."""
+    use_cameras: bool = True
+    use_ego: bool = True
+    """Speed and yaw rate."""
+    use_command: bool = True
+    """Where the route goes."""
+    hidden_sizes: tuple[int, ...] = (256, 256)
+    """Of the head."""
+
+    def __post_init__(self) -> None:
+        if not (self.use_cameras or self.use_ego or self.use_command):
+            raise ValueError("waypoints.use_cameras, use_ego and use_command are all false; expected an input")
+        if not self.hidden_sizes or min(self.hidden_sizes) < 1:
+            raise ValueError(f"waypoints.hidden_sizes is {self.hidden_sizes}; expected at least one number above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """What is measured on drives that were not trained on (driving/evaluate.py)."""
+
+    split: Literal["val", "test"] = "test"
+    """At the end of a run; during training it is always val."""
+    batch_size: int = 64
+    every: int = 1
+    """Frames between two that are evaluated."""
+    bootstrap: int = 2000
+    """Draws of the drives for the intervals."""
+    blind_updates: int = 3000
+    """Updates of the blind MLP on ego state and route command."""
+    pictures: int = 3
+    """Moments drawn into the run's picture."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "batch_size", "every", "bootstrap", "blind_updates")
+        require_non_negative(self, "pictures")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordConfig:
     """Episodes recorded in a MuJoCo town (driving/record.py)."""
 
@@ -129,8 +251,24 @@ class RecordConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrivingConfig(ExperimentConfig):
-    """A driving run: episodes -> objectives on multi-camera features -> waypoints."""
+    """A driving run: episodes -> objectives on multi-camera features (pretraining), or waypoints on top of them."""
 
     data: DataConfig
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig | None = None
+    """Pretrains. Exactly one of this and `waypoints` is set."""
+    waypoints: WaypointConfig | None = None
+    """Learns waypoints."""
+    eval: EvalConfig = EvalConfig()
     record: RecordConfig | None = None
     """Records the dataset where it is missing. None: `data.path` must be there."""
+
+    def __post_init__(self) -> None:
+        if (self.objective is None) == (self.waypoints is None):
+            raise ValueError("expected either objective or waypoints to be set, found both or neither")
+        paired = self.objective is not None and self.objective.temporal + self.objective.ego_motion > 0
+        if paired and len(self.data.offsets_s) < 2:
+            raise ValueError(
+                f"objective.temporal and objective.ego_motion compare two moments; data.offsets_s is "
+                f"{self.data.offsets_s}, expected for example (0.0, 0.5)"
+            )

@@ -75,7 +75,7 @@ class Road:
 
     def curvature_at(self, s: float | Float64[np.ndarray, "*q"]) -> Float64[np.ndarray, "*q"]:
         """Curvature of the centre line, 1/m."""
-        return np.interp(s, np.arange(len(self.points)) * SPACING, self.curvature)
+        return np.asarray(np.interp(s, np.arange(len(self.points)) * SPACING, self.curvature))
 
 
 def make_road(rng: np.random.Generator, length: float) -> Road:

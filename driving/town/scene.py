@@ -5,15 +5,17 @@ picture of 64 x 96 pixels takes about 8 ms on one core without a graphics card.
 """
 
 import dataclasses
+import importlib
 from typing import Any
 
-import mujoco
 import numpy as np
 from jaxtyping import Float64, UInt8
 
 from driving.town.driver import Drive
 from driving.town.painting import Ground, make_palette, paint
 from driving.town.roads import JUNCTION_HALF, LANE, Junction, branch_lines, direction
+
+mujoco: Any = importlib.import_module("mujoco")  # its stubs lack most of it
 
 OVERSAMPLING = 2
 """Pictures are rendered this many times larger and averaged: no jagged edges, and far lines survive."""
@@ -58,9 +60,9 @@ class Scene:
     """A drive's town, ready to be rendered frame by frame. Close it, or EGL complains at exit."""
 
     drive: Drive
-    model: mujoco.MjModel
-    data: mujoco.MjData
-    renderer: mujoco.Renderer
+    model: Any
+    data: Any
+    renderer: Any
 
     def render(self, frame: int, cameras: tuple[str, ...]) -> dict[str, UInt8[np.ndarray, "h w 3"]]:
         """Pictures of one frame by camera."""
@@ -75,8 +77,11 @@ class Scene:
         self.renderer.update_scene(self.data, camera)
         large = self.renderer.render()
         n = OVERSAMPLING
-        parts = [large[i::n, j::n].astype(np.uint16) for i in range(n) for j in range(n)]
-        return (sum(parts, start=np.uint16(n * n // 2)) // (n * n)).astype(np.uint8)
+        total = np.full((large.shape[0] // n, large.shape[1] // n, 3), n * n // 2, np.uint16)
+        for i in range(n):
+            for j in range(n):
+                total += large[i::n, j::n]
+        return (total // (n * n)).astype(np.uint8)
 
     def _place(self, frame: int) -> None:
         """Moves cars and camera, and lights lamps."""

@@ -198,7 +198,7 @@ def make_cars(rng: np.random.Generator, road: Road, start: float) -> list[Car]:
             ahead = [junction for junction in road.junctions if junction.enter > s + 5 and len(junction.branches) > 1]
             # A car that stands goes where it can at the next junction, so that the road ahead is free again.
             leaves = ahead[0] if ahead and rng.random() < 0.8 else None
-            others = [turn for turn in leaves.branches if turn != leaves.turn] if leaves else ["straight"]
+            others: list[Turn] = [turn for turn in leaves.branches if turn != leaves.turn] if leaves else ["straight"]
             cars.append(
                 Car(
                     s=s,

@@ -1,0 +1,57 @@
+"""The config of a run, read back from its folder."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from core.config import ExperimentConfig
+from core.errors import ConfigError
+
+Config = TypeVar("Config", bound=ExperimentConfig)
+
+
+def read_config(folder: Path, kind: type[Config]) -> Config:
+    """The config with which a run was started.
+
+    Raises:
+      ConfigError: If config.json is missing, damaged, or of another package or version.
+    """
+    path = folder / "config.json"
+    try:
+        flat = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
+    try:
+        return _unflatten(kind, flat, "")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: expected a {kind.__name__} as this version writes it: {error}") from error
+
+
+def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
+    """Undoes core.config.flatten. Raises KeyError for a field that the file lacks."""
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for field in dataclasses.fields(kind):
+        name = prefix + field.name
+        if name in flat:
+            values[field.name] = _immutable(flat[name])
+        else:
+            nested = [part for part in _members(hints[field.name]) if dataclasses.is_dataclass(part)]
+            if not nested or not any(other.startswith(f"{name}.") for other in flat):
+                raise KeyError(f"{name} is missing")
+            values[field.name] = _unflatten(nested[0], flat, f"{name}.")
+    return kind(**values)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Members of a union; of another type, itself."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _immutable(value: Any) -> Any:
+    """JSON's lists as the tuples that configs hold."""
+    return tuple(_immutable(item) for item in value) if isinstance(value, list) else value

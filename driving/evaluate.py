@@ -1,0 +1,188 @@
+"""What a run learnt, on drives that it was not trained on, beside those who see nothing or learnt nothing.
+
+    python -m driving.evaluate RUN...              # one table of all runs, from their evaluation.json
+    python -m driving.evaluate --again RUN...      # computed anew from each run's newest checkpoint
+
+Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from core import prng
+from core.arrays import PyTree
+from core.checkpoint import read_newest
+from core.cli import Parser
+from core.errors import RunError
+from core.run_folder import write_atomically
+from core.saved_config import read_config
+from driving import picture, pretrain, probes, waypoints
+from driving.blind import EgoStates, blind_predictions
+from driving.config import DrivingConfig
+from driving.data import DrivingData, open_data
+from driving.scores import MEASURES, Score, measures, score
+
+REPORT, PICTURE = "evaluation.json", "evaluation.png"
+MODEL = "model"
+"""Row of the run's own predictions."""
+
+
+def quick(config: DrivingConfig, params: PyTree) -> dict[str, float]:
+    """Mean errors on the validation drives, for the curve during training."""
+    data = open_data(config.data, "val")
+    states = EgoStates(data, config.eval.every)
+    values = measures(predict(config, params, data, states.rows), states.waypoints, states.valid, _dt(config))
+    return {f"val/{name}": float(np.nanmean(value)) for name, value in values.items()}
+
+
+def compare(config: DrivingConfig, params: PyTree, out: Path | None = None) -> dict[str, Any]:
+    """Errors of the run's waypoints and of every blind predictor on the drives of eval.split.
+
+    Args:
+      config: Of the run.
+      params: Its weights.
+      out: Where to draw the picture, or None.
+
+    Returns:
+      {"split", "drives", "samples", "rows": {predictor: {measure: {mean, low, high}}}, "gain": {measure: {...}}}; gain
+      is the paired difference ego_mlp - model, metres, above 0 where cameras help.
+    """
+    data, train = open_data(config.data, config.eval.split), open_data(config.data, "train")
+    states = EgoStates(data, config.eval.every)
+    predicted = {MODEL: predict(config, params, data, states.rows)}
+    predicted |= blind_predictions(config, EgoStates(train), states)
+    errors = {name: measures(one, states.waypoints, states.valid, _dt(config)) for name, one in predicted.items()}
+
+    def scored(values: Any) -> dict[str, float]:
+        return vars(score(values, states.drive, draws=config.eval.bootstrap))
+
+    if out is not None and config.eval.pictures:
+        picture.draw(out, data, states, predicted[MODEL], predicted["ego_mlp"], config.eval.pictures)
+    return {
+        "kind": "waypoints",
+        "split": config.eval.split,
+        "drives": len(np.unique(states.drive)),
+        "samples": int(states.valid.all(axis=1).sum()),
+        "rows": {name: {key: scored(value[key]) for key in MEASURES} for name, value in errors.items()},
+        "gain": {key: scored(errors["ego_mlp"][key] - errors[MODEL][key]) for key in MEASURES},
+    }
+
+
+def probe(config: DrivingConfig, encoder: PyTree) -> dict[str, Any]:
+    """Linear probes and retrieval of an encoder and of one with fresh weights, on the drives of eval.split."""
+    train, held_out = open_data(config.data, "train"), open_data(config.data, config.eval.split)
+    fresh = pretrain.init_params(config, prng.key(config.run.seed, "untrained"))["encoder"]
+    rows = {
+        name: probes.probe(config, params, train, held_out) for name, params in ((MODEL, encoder), ("untrained", fresh))
+    }
+    return {"kind": "pretraining", "split": config.eval.split, "drives": len(held_out.episodes), "rows": rows}
+
+
+def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
+    """Writes evaluation.json, prints the table, and gives the metrics for the run's log."""
+    write_atomically(folder / REPORT, json.dumps(result, indent=1) + "\n")
+    print(table([(folder.name, result)]), flush=True)
+    metrics: dict[str, float] = {}
+    for row, values in result["rows"].items():
+        for name, value in values.items():
+            if isinstance(value, dict):
+                metrics |= {f"{row}/{name}{'' if end == 'mean' else f'_{end}'}": one for end, one in value.items()}
+            else:
+                metrics[f"{row}/{name}"] = value
+    return metrics
+
+
+def predict(
+    config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"]
+) -> Float32[np.ndarray, "b t 2"]:
+    """Waypoints of frames (rows of the index), metres."""
+    model = waypoints.make_model(config)
+    apply = jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
+    out = []
+    for part in parts(rows, config.eval.batch_size):
+        batch = waypoints.inputs(data.batch(part), config.data.anchor)
+        out.append(np.asarray(apply(params, batch)))
+    return np.concatenate(out)[: len(rows)]
+
+
+def parts(rows: Int64[np.ndarray, " b"], size: int) -> list[Int64[np.ndarray, " size"]]:
+    """Rows in parts of one size, so that one program serves all; the last is filled up with its own last row."""
+    whole = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % size)])
+    return list(whole.reshape(-1, size))
+
+
+def table(results: list[tuple[str, dict[str, Any]]]) -> str:
+    """A table in Markdown of runs of one or both kinds; blind predictors are listed once for each set of drives."""
+    lines: list[str] = []
+    for kind in ("waypoints", "pretraining"):
+        chosen = [(name, result) for name, result in results if result["kind"] == kind]
+        if not chosen:
+            continue
+        columns = list(next(iter(chosen[0][1]["rows"].values())))
+        header = f"| {kind}, {chosen[0][1]['drives']} {chosen[0][1]['split']} drives | " + " | ".join(columns) + " |"
+        lines += ["", header, "|---" * (len(columns) + 1) + "|"]
+        rows: dict[str, dict[str, Any]] = {}
+        for name, result in chosen:
+            others = {key: value for key, value in result["rows"].items() if key != MODEL}
+            rows = {key: value for key, value in others.items() if key not in rows} | rows
+            rows[name] = result["rows"][MODEL]
+        lines += [f"| {name} | " + " | ".join(_cell(row[key]) for key in columns) + " |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    return str(Score(**value)) if isinstance(value, dict) else f"{value:.3f}"
+
+
+def _dt(config: DrivingConfig) -> float:
+    return config.data.waypoint_dt_s
+
+
+def evaluate_run(run: Path) -> dict[str, Any]:
+    """Evaluates the newest checkpoint of a run, and writes what the run itself writes at its end.
+
+    Raises:
+      ConfigError: If the folder is no run of this package.
+      DataError: If there is no whole checkpoint, or the dataset is bad.
+    """
+    config = read_config(run, DrivingConfig)
+    init = pretrain.init_params if config.objective is not None else waypoints.init_params
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(lambda: init(config, prng.key(0, "init")))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    _, arrays = read_newest(run, {"params": shapes})
+    if config.objective is not None:
+        result = probe(config, arrays["params"]["encoder"])
+    else:
+        result = compare(config, arrays["params"], run / PICTURE)
+    write_atomically(run / REPORT, json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def main() -> int:
+    """Command line."""
+    parser = Parser(prog="python -m driving.evaluate", description="Compares runs with one another and with the blind.")
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
+    parser.add_argument("--again", action="store_true", help="evaluate even where evaluation.json is there")
+    arguments = parser.parse_args()
+    try:
+        results = []
+        for run in arguments.runs:
+            made = run / REPORT
+            fresh = arguments.again or not made.exists()
+            results.append((run.name, evaluate_run(run) if fresh else json.loads(made.read_text())))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""What is put on an encoder: heads of the pretraining objectives, and waypoints."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, UInt8
+
+from core.layers import KERNEL_INIT, MLP
+from driving.config import ModelConfig, ObjectiveConfig, WaypointConfig
+from driving.model.encoders import Features, SceneEncoder
+
+SPEED_SCALE, YAW_RATE_SCALE = 10.0, 0.5
+"""m/s and rad/s that become 1 at the input of the waypoint head."""
+COMMANDS = 4
+"""unknown, left, straight, right."""
+STANDS_TURNING = 1e-3
+"""Below this yaw rate, rad/s, a constant turn is a straight line: the exact formula divides by it."""
+
+
+class Pretrained(NamedTuple):
+    """Outputs of the heads, for b samples of n moments; None where an objective is off."""
+
+    features: Features
+    """Leading axis b n."""
+    cameras: Float[Array, "b n k p"] | None
+    scene: Float[Array, "b n p"] | None
+    motion: Float[Array, "b 3"] | None
+    predicted: Float[Array, "m k gh gw d"] | None
+    """What the encoder's target would make of hidden tokens; m = b n."""
+
+
+class Pretrainer(nn.Module):
+    """An encoder, and a head for each objective whose weight is not 0."""
+
+    config: ModelConfig
+    objective: ObjectiveConfig
+
+    def setup(self) -> None:
+        self.encoder = SceneEncoder(self.config)
+        o, hidden = self.objective, (self.config.scene_width,)
+        if o.cross_camera:
+            self.camera_head = MLP(hidden, o.projection)
+        if o.temporal:
+            self.scene_head = MLP(hidden, o.projection)
+        if o.ego_motion:
+            self.motion_head = MLP(hidden, 3)
+        if o.masked:
+            self.predictor = Predictor()
+
+    def __call__(
+        self,
+        images: UInt8[Array, "b n k h w 3"],
+        valid: Bool[Array, "b n k"],
+        hidden: Bool[Array, "b n k gh gw"] | None,
+    ) -> Pretrained:
+        """One pass of the encoder over all pictures, a second one with tokens hidden where `hidden` says so."""
+        b, n = images.shape[:2]
+        flat, flat_valid = images.reshape(b * n, *images.shape[2:]), valid.reshape(b * n, -1)
+        features = self.encoder(flat, flat_valid)
+        scene = features.scene.reshape(b, n, -1)
+        o, predicted = self.objective, None
+        if o.masked:
+            assert hidden is not None
+            predicted = self.predictor(self.encoder(flat, flat_valid, hidden.reshape(b * n, *hidden.shape[2:])))
+        return Pretrained(
+            features=features,
+            cameras=self.camera_head(features.cameras).reshape(b, n, -1, o.projection) if o.cross_camera else None,
+            scene=self.scene_head(scene) if o.temporal else None,
+            motion=self.motion_head(jnp.concatenate([scene[:, 0], scene[:, -1]], -1)) if o.ego_motion else None,
+            predicted=predicted,
+        )
+
+
+class Predictor(nn.Module):
+    """Fills in hidden tokens from what is left of their own grid and from the whole scene."""
+
+    @nn.compact
+    def __call__(self, features: Features) -> Float[Array, "m k gh gw d"]:
+        d = features.tokens.shape[-1]
+        scene = nn.Dense(d, kernel_init=KERNEL_INIT, name="scene")(nn.gelu(features.scene))
+        x = nn.Dense(2 * d, kernel_init=KERNEL_INIT, name="up")(features.tokens + scene[:, None, None, None])
+        return nn.Dense(d, kernel_init=KERNEL_INIT, name="down")(nn.gelu(x))
+
+
+class WaypointModel(nn.Module):
+    """Future places of the car from what it sees, how it moves, and where the route goes.
+
+    waypoints = constant turn rate and velocity + MLP(scene, speed, yaw rate, command)
+
+    The MLP's last layer is zero at the start, so an untrained model is the blind formula and cameras only add to it.
+    """
+
+    config: ModelConfig
+    waypoints: WaypointConfig
+    steps: int
+    dt_s: float
+
+    def setup(self) -> None:
+        if self.waypoints.use_cameras:
+            self.encoder = SceneEncoder(self.config)
+        self.trunk = MLP(self.waypoints.hidden_sizes[:-1], self.waypoints.hidden_sizes[-1])
+        self.out = nn.Dense(2 * self.steps, kernel_init=nn.initializers.zeros_init())
+
+    def __call__(
+        self,
+        images: UInt8[Array, "b k h w 3"] | Float[Array, "b k h w 3"],
+        valid: Bool[Array, "b k"],
+        motion: Float[Array, "b 2"],
+        command: Int[Array, " b"],
+    ) -> Float[Array, "b t 2"]:
+        """Waypoints in the vehicle frame, metres.
+
+        Args:
+          images: Of the anchor.
+          valid: Which cameras have a picture.
+          motion: Speed in m/s and yaw rate in rad/s; 0 where unknown.
+          command: Position in driving.episodes.ROUTE_COMMANDS.
+        """
+        known: list[Array] = []
+        if self.waypoints.use_cameras:
+            known.append(nn.gelu(self.encoder(images, valid).scene))
+        start = jnp.zeros((motion.shape[0], self.steps, 2))
+        if self.waypoints.use_ego:
+            known.append(motion / jnp.array([[SPEED_SCALE, YAW_RATE_SCALE]], jnp.float32))
+            start = constant_turn(motion, self.steps, self.dt_s)
+        if self.waypoints.use_command:
+            known.append(nn.one_hot(command, COMMANDS))
+        change = self.out(nn.gelu(self.trunk(jnp.concatenate(known, axis=-1))))
+        return start + change.reshape(-1, self.steps, 2)
+
+
+def constant_turn(motion: Float[Array, "b 2"], steps: int, dt_s: float) -> Float[Array, "b t 2"]:
+    """Places at dt_s, 2 dt_s, ... of a car that keeps its speed v and its yaw rate w.
+
+    x = v / w sin(w t), y = v / w (1 - cos(w t)), and a straight line where |w| is below STANDS_TURNING.
+
+    Args:
+      motion: v in m/s and w in rad/s.
+      steps: t.
+      dt_s: Seconds between two places.
+    """
+    t = jnp.arange(1, steps + 1, dtype=jnp.float32)[None] * dt_s
+    v, w = motion[:, :1], motion[:, 1:]
+    straight = jnp.abs(w) < STANDS_TURNING
+    safe = jnp.where(straight, 1.0, w)
+    x = jnp.where(straight, v * t, v / safe * jnp.sin(w * t))
+    y = jnp.where(straight, 0.0 * t, v / safe * (1 - jnp.cos(w * t)))
+    return jnp.stack([x, y], axis=-1)

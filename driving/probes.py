@@ -1,0 +1,124 @@
+"""What a linear map reads off frozen features, and whether a scene is found again among others of its drive."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int64
+
+from core.arrays import PyTree
+from driving.augment import draw
+from driving.config import AugmentConfig, DrivingConfig
+from driving.data import DrivingData
+from driving.model.encoders import SceneEncoder
+
+MOST_ROWS = 3000
+"""Training frames that a probe is fitted on, evenly spaced."""
+RIDGE = 10.0
+"""Penalty on the weights of standardised features."""
+APART_S = 2.0
+"""Candidates of a retrieval are at least this far apart."""
+JITTER = AugmentConfig(brightness=0.4, contrast=0.4, saturation=0.4)
+
+
+def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: DrivingData) -> dict[str, float]:
+    """Linear probes and retrieval of one encoder.
+
+    speed_r2, yaw_rate_r2  share of the variance on held-out drives that ridge regression on the features of all
+                           moments of a sample explains, fitted on training drives; below 0: worse than the mean
+    retrieval_top1         share of frames that are found again, by the cosine of their scene vectors, from their
+                           pictures with jittered colours among frames of the same drive at least 2 s apart
+    retrieval_chance       one over the number of candidates, mean over queries
+    """
+    fitted, tested = _spaced(train), _spaced(held_out)
+    x, x_test = (encode(config, encoder, data, rows) for data, rows in ((train, fitted), (held_out, tested)))
+    out = {}
+    for name in ("speed_mps", "yaw_rate_radps"):
+        y, y_test = getattr(train.tables, name)[fitted], getattr(held_out.tables, name)[tested]
+        out[f"{name.rsplit('_', 1)[0]}_r2"] = r_squared(x, y, x_test, y_test)
+    return out | retrieval(config, encoder, held_out)
+
+
+def encode(
+    config: DrivingConfig, encoder: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"], *, jitter: bool = False
+) -> Float32[np.ndarray, "b d"]:
+    """Scene vectors of frames, those of all moments of a sample side by side.
+
+    Args:
+      config: Of the run.
+      encoder: Weights.
+      data: Holds the frames.
+      rows: Of the index.
+      jitter: Change brightness, contrast and saturation of every picture at random, a function of the run's seed.
+    """
+    module = SceneEncoder(config.model)
+
+    @jax.jit
+    def apply(params: PyTree, images: Array, valid: Array) -> Array:
+        features: Any = module.apply({"params": params}, images, valid)
+        return features.scene
+
+    size, out = config.eval.batch_size, []
+    changed = dataclasses.replace(data, config=dataclasses.replace(data.config, augment=JITTER))
+    moments, cameras = len(config.data.offsets_s), len(config.data.cameras)
+    for start in range(0, len(rows), size):
+        part = np.resize(rows[start : start + size], size)  # repeats its rows to one size: one program serves all
+        places = [(0, start + i) for i in range(size)]
+        draws = draw(places, seed=config.run.seed, times=moments, cameras=cameras) if jitter else None
+        batch = (changed if jitter else data).batch(part, draws)
+        flat = batch["images"].reshape(size * moments, *batch["images"].shape[2:])
+        scene = np.asarray(apply(encoder, flat, batch["image_valid"].reshape(size * moments, cameras)))
+        out.append(scene.reshape(size, -1)[: len(rows) - start])
+    return np.concatenate(out)
+
+
+def r_squared(
+    x: Float[np.ndarray, "b d"],
+    y: Float[np.ndarray, " b"],
+    x_test: Float[np.ndarray, "c d"],
+    y_test: Float[np.ndarray, " c"],
+) -> float:
+    """1 - squared error / variance on the test samples of ridge regression on standardised features."""
+    mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
+    a, a_test = ((one - mean) / scale for one in (x.astype(np.float64), x_test.astype(np.float64)))
+    weights = np.linalg.solve(a.T @ a + RIDGE * np.eye(a.shape[1]), a.T @ (y - y.mean()))
+    error = y_test - (a_test @ weights + y.mean())
+    return float(1 - np.square(error).mean() / np.var(y_test))
+
+
+def retrieval(config: DrivingConfig, encoder: PyTree, data: DrivingData) -> dict[str, float]:
+    """As in `probe`."""
+    chosen = [_apart(data, episode) for episode in data.episodes.tolist()]
+    rows = np.concatenate(chosen)
+    clean, changed = encode(config, encoder, data, rows), encode(config, encoder, data, rows, jitter=True)
+    width = clean.shape[1] // len(config.data.offsets_s)
+    here = slice(config.data.anchor * width, (config.data.anchor + 1) * width)
+    centre = clean[:, here].mean(axis=0)
+    clean, changed = clean[:, here] - centre, changed[:, here] - centre
+    clean, changed = (one / (np.linalg.norm(one, axis=-1, keepdims=True) + 1e-9) for one in (clean, changed))
+    ends = np.cumsum([len(one) for one in chosen])
+    hits, chances = [], []
+    for end, count in zip(ends.tolist(), map(len, chosen), strict=True):
+        own = slice(end - count, end)
+        hits += ((changed[own] @ clean[own].T).argmax(axis=1) == np.arange(count)).tolist()
+        chances += [1 / count] * count
+    return {"retrieval_top1": float(np.mean(hits)), "retrieval_chance": float(np.mean(chances))}
+
+
+def _spaced(data: DrivingData) -> Int64[np.ndarray, " b"]:
+    """Anchors of a split at which every moment, speed and yaw rate are known, at most MOST_ROWS."""
+    tables, rows = data.tables, data.anchors
+    rows = rows[tables.time_valid[rows].all(axis=1) & tables.speed_valid[rows] & tables.yaw_rate_valid[rows]]
+    return rows[:: -(-len(rows) // MOST_ROWS)]
+
+
+def _apart(data: DrivingData, episode: int) -> Int64[np.ndarray, " b"]:
+    """Anchors of a drive, each at least APART_S after the one before."""
+    inside = data.index.rows(episode)
+    rows = data.anchors[(data.anchors >= inside.start) & (data.anchors < inside.stop)]
+    kept: list[int] = []
+    for row in rows.tolist():
+        if not kept or data.index.t[row] - data.index.t[kept[-1]] >= APART_S - 1e-6:
+            kept.append(row)
+    return np.array(kept, np.int64)

@@ -1,0 +1,71 @@
+"""Trains an encoder, or waypoints; records the dataset if it is missing, then hands data and task to the loop."""
+
+from pathlib import Path
+
+from core.loop import fit
+from core.run_folder import RunFolder
+from core.state import TrainState
+from driving import evaluate
+from driving.config import DrivingConfig
+from driving.data import DrivingData, open_data
+from driving.pretrain import PretrainTask
+from driving.record import record
+from driving.waypoints import WaypointTask
+
+
+class EvaluatedPretrain(PretrainTask):
+    """A pretraining that is probed at its end."""
+
+    def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path) -> None:
+        super().__init__(config, data)
+        self.folder = folder
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Probes and retrieval, beside those of an encoder that learnt nothing; during training nothing."""
+        if not final:
+            return {}
+        return evaluate.report(evaluate.probe(self.config, state.params["encoder"]), self.folder)
+
+    def finish(self) -> None:
+        """Nothing to draw."""
+
+
+class EvaluatedWaypoints(WaypointTask):
+    """Waypoints that are measured on drives that were not trained on."""
+
+    def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path) -> None:
+        super().__init__(config, data)
+        self.folder = folder
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Errors on the validation drives; at the end on those of eval.split, beside every blind predictor."""
+        if not final:
+            return evaluate.quick(self.config, state.params)
+        picture = self.folder / evaluate.PICTURE
+        return evaluate.report(evaluate.compare(self.config, state.params, picture), self.folder)
+
+    def finish(self) -> None:
+        """Says where the picture is, which the last evaluation drew."""
+        if self.config.eval.pictures:
+            print(f"picture: {self.folder / evaluate.PICTURE}", flush=True)
+
+
+def main(config: DrivingConfig, name: str) -> None:
+    """Trains what `config` describes, in a run folder named after `name`."""
+    with RunFolder(config, name) as folder:
+        print(f"run folder {folder.path}", flush=True)
+        if config.record is not None and _is_ours_to_record(Path(config.data.path)):
+            record(config.record, config.data.path)
+        data = open_data(config.data)
+        for note in data.notes:
+            print(f"data: {note}", flush=True)
+        if config.objective is not None:
+            fit(config, EvaluatedPretrain(config, data, folder.path), folder)
+        else:
+            task = EvaluatedWaypoints(config, data, folder.path)
+            fit(config, task, folder, load=None if task.settings.weights is None else task.load)
+
+
+def _is_ours_to_record(path: Path) -> bool:
+    """Whether a folder is missing or holds a recording, finished or not; anything else is the user's own data."""
+    return not path.exists() or any((path / name).exists() for name in ("_recording.json", "_dataset.json"))
