@@ -108,7 +108,7 @@ def convert(
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
-    words = ", ".join(f"{count} {name}" for name, count in counts.items())
+    words = f"{writer.episodes} episode(s), {writer.frames} frame(s), {writer.pictures} picture(s)"
     report(f"wrote {words} into {out}; python -m driving.validate {out} looks at every picture")
 
 

@@ -29,6 +29,7 @@ from qchunk.converters.lerobot import LeRobotReader
 from qchunk.converters.ogbench import OgbenchReader
 from qchunk.converters.recording import ConvertSettings, Reader, Recording, check_widths
 from qchunk.converters.robomimic import RobomimicReader
+from qchunk.sources.hdf5 import one_line
 from qchunk.sources.report import Problem, refuse
 
 Format = Literal["robomimic", "d4rl", "ogbench", "lerobot"]
@@ -95,7 +96,7 @@ def convert(
         _write_all(reader, out, settings, labels, description, report)
     finally:
         reader.close()
-    report(f"wrote {len(reader)} episodes into {out}; labels: {labels.rule}")
+    report(f"wrote {len(reader)} episode(s) into {out}; labels: {labels.rule}")
 
 
 def detect(source: Path) -> Format:
@@ -115,7 +116,7 @@ def detect(source: Path) -> Format:
             with h5py.File(source, "r") as h5:
                 names = set(h5)
         except OSError as error:
-            raise DataError(f"{source}: expected a whole HDF5 file; found {' '.join(str(error).split())}") from error
+            raise DataError(f"{source}: expected a whole HDF5 file; found {one_line(error)}") from error
         if "data" in names:
             return "robomimic"
         if {"observations", "actions"} <= names:

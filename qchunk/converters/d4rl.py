@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int64
 from core.errors import ConfigError, DataError
 from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32, check_arrays
+from qchunk.sources.hdf5 import one_line
 from qchunk.sources.report import Problem, refuse
 
 
@@ -86,7 +87,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
                 "timeouts": read_flags(h5, "timeouts", name),
             }
     except OSError as error:
-        raise DataError(f"{path}: expected a whole HDF5 file; found {' '.join(str(error).split())}") from error
+        raise DataError(f"{path}: expected a whole HDF5 file; found {one_line(error)}") from error
     problems = [x for x in found.values() if isinstance(x, Problem)]
     optional = ("next_observations", "timeouts")
     arrays = {k: x for k, x in found.items() if not isinstance(x, Problem) and (len(x) or k not in optional)}

@@ -21,7 +21,7 @@ from jaxtyping import UInt8
 
 from core.errors import ConfigError, DataError
 from core.strict_json import parse_json
-from qchunk.converters.hdf5_arrays import UNREADABLE, find, read_flags, read_numbers
+from qchunk.converters.hdf5_arrays import problem_of, read_flags, read_numbers
 from qchunk.converters.recording import (
     SUCCESS_REWARD,
     ConvertSettings,
@@ -33,6 +33,7 @@ from qchunk.converters.recording import (
     concatenate,
     terminations,
 )
+from qchunk.sources.hdf5 import UNREADABLE, Refused, members, one_line, require_readable, resolve
 from qchunk.sources.report import Problem, refuse
 
 DEFAULT_KEYS = ("object", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
@@ -54,13 +55,14 @@ class RobomimicReader:
         self._keys = settings.observation_keys or DEFAULT_KEYS
         try:
             self._file = h5py.File(path, "r")
-        except OSError as error:
-            raise DataError(f"{path}: expected a whole HDF5 file; found {' '.join(str(error).split())}") from error
-        data = find(self._file, "data", path.name)
-        if not isinstance(data, h5py.Group):
-            raise DataError(f"{path}: expected a robomimic file with the group /data; found {sorted(self._file)}")
-        self._data = data
-        self._env_args = _env_args(path.name, data)
+            self._all_demos = members(self._file, "data")
+        except (OSError, Refused) as error:
+            raise DataError(
+                f"{path}: expected a whole HDF5 file with the group /data; found {one_line(error)}"
+            ) from error
+        if not self._all_demos:
+            raise DataError(f"{path}: expected episodes /data/demo_<i>; found none; there are {sorted(self._file)}")
+        self._env_args = _env_args(path.name, self._file["data"].attrs.get("env_args"))
         self._masks = self._read_masks()
         self._demos = self._choose()
         self._require_keys()
@@ -84,22 +86,20 @@ class RobomimicReader:
     def read(self, index: int) -> Reading:
         demo = self._demos[index]
         name = f"{self._name}/data/{demo}"
-        group = find(self._data, demo, self._name)
-        if not isinstance(group, h5py.Group):
-            problem = Problem(file=name, dataset="", row=None, expected="a group", found=f"{group}")
-            return Reading(recording=None, problems=(problem,))
-        columns = {"actions": read_numbers(group, "actions", name, vector=False)}
-        columns |= {f"obs/{key}": read_numbers(group, f"obs/{key}", name, vector=False) for key in self._keys}
-        columns |= {"rewards": read_numbers(group, "rewards", name, vector=True, needed=False)}
-        columns |= {"dones": read_flags(group, "dones", name)}
+        group = f"data/{demo}"
+        keys = [f"obs/{key}" for key in self._keys]
+        columns = {"actions": read_numbers(self._file, "actions", name, group=group, vector=False)}
+        columns |= {key: read_numbers(self._file, key, name, group=group, vector=False) for key in keys}
+        columns |= {"rewards": read_numbers(self._file, "rewards", name, group=group, vector=True, needed=False)}
+        columns |= {"dones": read_flags(self._file, "dones", name, group=group)}
         problems = [x for x in columns.values() if isinstance(x, Problem)]
         arrays = {key: x for key, x in columns.items() if not isinstance(x, Problem) and not _absent(key, x)}
         if "actions" in arrays:
             problems += check_arrays(name, {key: as_float32(x) for key, x in arrays.items()})
-            problems += _num_samples_problem(name, group, len(arrays["actions"]))
+            problems += self._num_samples_problem(name, group, len(arrays["actions"]))
             problems += self._picture_problems(name, group, len(arrays["actions"]))
         if problems:
-            return Reading(recording=None, problems=tuple(self._with_hint(group, problems)))
+            return Reading(recording=None, problems=tuple(problems))
         reward = arrays["rewards"].astype(np.float64) if "rewards" in arrays else None
         done = arrays.get("dones")
         terminated = None
@@ -122,23 +122,21 @@ class RobomimicReader:
         return Reading(recording=recording)
 
     def _read_masks(self) -> dict[str, list[str]]:
-        group = find(self._file, "mask", self._name)
         masks: dict[str, list[str]] = {}
         problems = []
-        if not isinstance(group, h5py.Group):
-            return masks
-        for key in sorted(group):
-            node = find(group, key, f"{self._name}/mask")
-            if isinstance(node, h5py.Dataset) and node.dtype.kind in "SO" and len(node.shape) == 1:
-                masks[key] = [name.decode() if isinstance(name, bytes) else str(name) for name in node[()]]
-                unknown = [name for name in masks[key] if name not in self._data]
-                expected, found = "names of episodes under /data", f"{unknown[:5]} ({len(unknown)} unknown)"
-            else:
-                unknown, expected, found = [key], "a list of names", f"{node}"
-            if unknown:
-                problems.append(
-                    Problem(file=self._name, dataset=f"mask/{key}", row=None, expected=expected, found=found)
-                )
+        for key in sorted(members(self._file, "mask")):
+            try:
+                dataset = resolve(self._file, f"mask/{key}")
+                if dataset is None or len(dataset.shape) != 1:
+                    raise Refused("a list of names", f"{dataset}")
+                require_readable(dataset, kinds="SO")
+                masks[key] = [name.decode() if isinstance(name, bytes) else str(name) for name in dataset[()]]
+                unknown = [name for name in masks[key] if name not in self._all_demos]
+                if unknown:
+                    found = f"{unknown[:5]} ({len(unknown)} unknown)"
+                    raise Refused("names of episodes under /data", found)
+            except Refused as refused:
+                problems.append(problem_of(refused, self._name, f"mask/{key}"))
         if problems:
             raise refuse(problems, "Repair the lists of episodes, or remove them.")
         return masks
@@ -147,17 +145,21 @@ class RobomimicReader:
         wanted = self._settings.filter_key
         if wanted is not None and wanted not in self._masks:
             raise ConfigError(f"{self._name}: there is no filter key {wanted!r}; /mask holds {sorted(self._masks)}")
-        names = self._masks[wanted] if wanted is not None else list(self._data)
+        names = self._masks[wanted] if wanted is not None else self._all_demos
         if not names:
-            raise DataError(f"{self._name}: expected episodes /data/demo_<i>; found none")
+            raise DataError(f"{self._name}: expected episodes in /mask/{wanted}; found none")
         return sorted(set(names), key=lambda name: [int(n) if n.isdigit() else -1 for n in re.split(r"(\d+)", name)])
+
+    def _observations(self, demo: str) -> list[str]:
+        """Keys of an episode's observations; none where they cannot be read, which `read` reports."""
+        try:
+            return members(self._file, f"data/{demo}/obs")
+        except Refused:
+            return []
 
     def _require_keys(self) -> None:
         """Refuses keys that no episode has, in one line instead of one an episode."""
-        found: set[str] = set()
-        for demo in self._demos:
-            node = find(self._data, f"{demo}/obs", self._name)
-            found |= set(node) if isinstance(node, h5py.Group) else set()
+        found = {key for demo in self._demos for key in self._observations(demo)}
         if not found:
             raise DataError(
                 f"{self._name}: expected /obs in each episode; found it in none: make them with robomimic's "
@@ -172,9 +174,8 @@ class RobomimicReader:
 
     def _choose_cameras(self) -> tuple[dict[str, str], list[str]]:
         """Pictures to keep, key to name, and observations that are left out; judged by the first episode."""
-        found = find(self._data, f"{self._demos[0]}/obs", self._name)
-        observations = found if isinstance(found, h5py.Group) else {}
-        cameras = [key for key, x in observations.items() if isinstance(x, h5py.Dataset) and _is_camera(x)]
+        observations = self._observations(self._demos[0])
+        cameras = [key for key in observations if self._is_camera(f"data/{self._demos[0]}/obs/{key}")]
         unknown = sorted(set(self._settings.cameras) - set(cameras))
         if unknown:
             raise ConfigError(f"{self._name}: there are no cameras {unknown}; it has {sorted(cameras)}")
@@ -183,51 +184,50 @@ class RobomimicReader:
             chosen = {}
         return chosen, sorted(set(observations) - set(chosen) - set(self._keys))
 
-    def _picture_problems(self, name: str, group: h5py.Group, length: int) -> list[Problem]:
+    def _is_camera(self, path: str) -> bool:
+        try:
+            dataset = resolve(self._file, path)
+        except Refused:
+            return False
+        return dataset is not None and dataset.dtype == np.uint8 and len(dataset.shape) == 4 and dataset.shape[3] == 3
+
+    def _picture_problems(self, name: str, group: str, length: int) -> list[Problem]:
         problems = []
         for key in self._cameras:
-            node = find(group, f"obs/{key}", name)
-            if isinstance(node, Problem):
-                problems.append(node)
-                continue
-            good = isinstance(node, h5py.Dataset) and _is_camera(node) and len(node) == length
-            if not good:
-                found = f"{node.dtype} {node.shape}" if isinstance(node, h5py.Dataset) else f"{node}"
-                expected = f"uint8 ({length}, h, w, 3)"
-                problems.append(Problem(file=name, dataset=f"obs/{key}", row=None, expected=expected, found=found))
+            try:
+                dataset = resolve(self._file, f"{group}/obs/{key}")
+                if dataset is None or not self._is_camera(f"{group}/obs/{key}") or len(dataset) != length:
+                    found = "none" if dataset is None else f"{dataset.dtype} {dataset.shape}"
+                    raise Refused(f"uint8 ({length}, h, w, 3)", found)
+                require_readable(dataset)
+            except Refused as refused:
+                problems.append(problem_of(refused, name, f"obs/{key}"))
         return problems
 
-    def _with_hint(self, group: h5py.Group, problems: list[Problem]) -> Iterator[Problem]:
-        """Adds to a missing observation what there is instead."""
-        node = find(group, "obs", self._name)
-        there = f"none; there are {sorted(node)}" if isinstance(node, h5py.Group) else "no /obs in this episode"
-        for problem in problems:
-            missing = problem.dataset.startswith("obs/") and problem.found == "none"
-            yield (
-                Problem(file=problem.file, dataset=problem.dataset, row=None, expected=problem.expected, found=there)
-                if missing
-                else problem
-            )
+    def _num_samples_problem(self, name: str, group: str, length: int) -> list[Problem]:
+        said = self._file[group].attrs.get("num_samples")
+        if said is None or int(said) == length:  # pyright: ignore[reportArgumentType]
+            return []
+        expected = f"{length}, the rows of actions"
+        return [Problem(file=name, dataset="attribute num_samples", row=None, expected=expected, found=f"{said}")]
 
-    def _pictures(self, group: h5py.Group) -> Pictures:
+    def _pictures(self, group: str) -> Pictures:
         def frames() -> Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]:
-            datasets: dict[str, Any] = {name: group[f"obs/{key}"] for key, name in self._cameras.items()}
+            datasets: dict[str, Any] = {name: self._file[f"{group}/obs/{key}"] for key, name in self._cameras.items()}
             length = len(next(iter(datasets.values())))
             for start in range(0, length, _FRAMES_READ):
                 try:
                     block = {name: x[start : start + _FRAMES_READ] for name, x in datasets.items()}
                 except UNREADABLE as error:
-                    reason = " ".join(str(error).split())
-                    where = f"{self._name}{group.name}/obs"
-                    raise DataError(f"{where}, rows {start} on: expected readable pictures; found {reason}") from error
+                    where = f"{self._name}/{group}/obs, rows {start} on"
+                    raise DataError(f"{where}: expected readable pictures; found {one_line(error)}") from error
                 for i in range(len(next(iter(block.values())))):
                     yield {name: np.asarray(x[i]) for name, x in block.items()}
 
         return frames
 
 
-def _env_args(name: str, data: h5py.Group) -> dict[str, Any]:
-    text = data.attrs.get("env_args")
+def _env_args(name: str, text: Any) -> dict[str, Any]:
     if text is None:
         return {}
     found = parse_json(text.decode() if isinstance(text, bytes) else str(text), source=f"{name}/data, env_args")
@@ -239,15 +239,3 @@ def _env_args(name: str, data: h5py.Group) -> dict[str, Any]:
 def _absent(key: str, x: np.ndarray) -> bool:
     """Whether an array that may be missing is."""
     return key in ("rewards", "dones") and not len(x)
-
-
-def _is_camera(x: h5py.Dataset) -> bool:
-    return x.dtype == np.uint8 and len(x.shape) == 4 and x.shape[3] == 3
-
-
-def _num_samples_problem(name: str, group: h5py.Group, length: int) -> list[Problem]:
-    said = group.attrs.get("num_samples")
-    if said is None or int(said) == length:
-        return []
-    expected = f"{length}, the rows of actions"
-    return [Problem(file=name, dataset="attribute num_samples", row=None, expected=expected, found=f"{said}")]
