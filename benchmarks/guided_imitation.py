@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anyw
 from core import prng
 from core.config import OptimConfig, RunConfig, TrainConfig
 from core.intervals import wilson
-from core.loop import run_updates
+from core.updates import run_updates
 from openpi_ript.config import (
     AdvantageConfig,
     DataConfig,

@@ -48,6 +48,8 @@ class Progress:
     """Whether the evaluation due at this step has been done."""
     position: dict[str, Any] | None
     """Of the task's interaction with a world, from which it goes on; None where there is none."""
+    skipped_in_a_row: int
+    """Updates before this step that were not applied, without one that was in between."""
 
 
 class Checkpoints:

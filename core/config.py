@@ -64,9 +64,12 @@ class TrainConfig:
     """Updates between two lines of metrics.jsonl; each line is the mean since the line before."""
     eval_every: int = 0
     """Updates between two evaluations; 0 evaluates only at the end."""
+    max_skipped: int = 5
+    """Updates in a row whose loss or gradient may be NaN or infinite; none is applied, and at this number the run
+    ends."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "batch_size", "updates_per_call", "log_every")
+        require_positive(self, "steps", "batch_size", "updates_per_call", "log_every", "max_skipped")
         require_non_negative(self, "eval_every")
 
 
@@ -186,6 +189,7 @@ FREE_ON_RESUME = (
     "train.updates_per_call",
     "train.log_every",
     "train.eval_every",
+    "train.max_skipped",
     "eval.",
     "mesh.",
     "checkpoint.",

@@ -16,20 +16,20 @@ from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int32
 
 from core import mesh as mesh_lib
 from core import prng
 from core.arrays import NumpyTree
 from core.checkpoint import Checkpoints, Progress, digest
+from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.errors import NonFiniteError, PreemptedError
 from core.metrics import Mean
 from core.progress import ProgressLine
 from core.run_folder import RunFolder
 from core.state import TrainState
+from core.updates import run_updates
 
 # Calls that may be under way before the loop waits for the oldest: enough to hide the host's work, few enough that
 # neither batches nor the reaction to SIGTERM pile up.
@@ -45,7 +45,10 @@ class Task(Protocol):
         ...
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
-        """One update on one batch; traced."""
+        """One update on one batch; traced.
+
+        The metrics must hold the loss and the norm of the gradient: an update is applied only if all are finite.
+        """
         ...
 
     def batches(self, start_step: int) -> Iterator[NumpyTree]:
@@ -141,64 +144,14 @@ def fit(
 
     Raises:
       PreemptedError: SIGTERM or SIGINT came; everything is saved.
-      NonFiniteError: A metric is NaN or infinite.
+      NonFiniteError: Metrics were NaN or infinite in train.max_skipped updates in a row.
       RunError: As `Checkpoints` and the task raise.
     """
     return _Run(config, task, folder, load, interaction).run()
 
 
-def run_updates(
-    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, Mean]]],
-    state: TrainState,
-    batches: Any,
-    count: Int32[Array, ""],
-) -> tuple[TrainState, dict[str, Mean]]:
-    """Applies `step` to each of the batches in turn, in one dispatch.
-
-    A loop whose length the compiler does not know, rather than `lax.scan`: XLA inlines a scan of length 1 and fuses it
-    in another way, which changes the last bits, and the result must not depend on how many updates a call has.
-
-    Args:
-      step: One update.
-      state: Before the first batch.
-      batches: Stacked along a leading axis.
-      count: How many of them to take, as an array.
-
-    Returns:
-      The state after the last of them, and the metrics of each update along a leading axis, 0 for those not made.
-    """
-
-    def body(i: Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
-        state, collected = carry
-        state, metrics = step(
-            state, jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
-        )
-        return state, jax.tree.map(lambda every, one: every.at[i].set(one), collected, metrics)
-
-    length = jax.tree.leaves(batches)[0].shape[0]
-    _, metrics = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], batches))
-    empty = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), metrics)
-    return jax.lax.fori_loop(0, count, body, (state, empty))
-
-
 class _StopRequested(Exception):
     """Raised inside an evaluation by the signal handler, since an evaluation may last longer than the grace period."""
-
-
-@dataclasses.dataclass
-class _Clock:
-    """Seconds spent, by purpose."""
-
-    data: float = 0.0
-    step: float = 0.0
-    interact: float = 0.0
-    evaluate: float = 0.0
-    save: float = 0.0
-    start: float = 0.0
-
-    def charge(self, purpose: str, since: float) -> None:
-        """Adds the time since `since` to a purpose."""
-        setattr(self, purpose, getattr(self, purpose) + time.perf_counter() - since)
 
 
 class _Run:
@@ -217,12 +170,14 @@ class _Run:
         self.interaction = interaction
         self.task = task
         self.folder = folder
-        self.clock = _Clock()
+        self.clock = Clock()
         self.began = time.perf_counter()
+        self.compiled: set[int] = set()
         self.stop_signal: int | None = None
         self.in_evaluation = False
         self.window: dict[str, list[float]] = {}
-        self.in_flight: deque[tuple[dict[str, Mean], int]] = deque()
+        self.in_flight: deque[tuple[int, dict[str, Mean], int]] = deque()
+        self.skipped_in_a_row = 0
         self.evaluated = False
         mesh = mesh_lib.make_mesh(config.mesh)
         self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size)
@@ -276,6 +231,7 @@ class _Run:
             self.state, progress = restored
             position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
+            self.skipped_in_a_row = progress.skipped_in_a_row
             self.folder.cut_metrics(progress.metrics_bytes)
             print(f"resumed from step {self.step}", flush=True)
         if self.interaction is not None:
@@ -339,9 +295,14 @@ class _Run:
         count = jax.device_put(np.int32(updates))
         self.clock.charge("data", began)
         began = time.perf_counter()
+        length = len(jax.tree.leaves(stacked)[0])
         with jax.transfer_guard("disallow"):
             self.state, metrics = self.jit_updates(self.state, on_device, count)
-        self.in_flight.append((metrics, updates))
+        if length not in self.compiled:  # a call with a new length returns only when its program is compiled
+            self.compiled.add(length)
+            self.clock.charge("compile", began)
+            began = time.perf_counter()
+        self.in_flight.append((self.step, metrics, updates))
         while len(self.in_flight) > CALLS_IN_FLIGHT:
             self._collect(*self.in_flight.popleft())
         self.step += updates
@@ -351,16 +312,36 @@ class _Run:
             self._log()
         self.clock.charge("step", began)
 
-    def _collect(self, metrics: dict[str, Mean], updates: int) -> None:
+    def _collect(self, first: int, metrics: dict[str, Mean], updates: int) -> None:
         """Adds the (sum, count) pairs of the updates that were made to the window, waiting for the device if need be.
 
-        Update by update in float64, so that the result does not depend on how many updates a call had.
+        Update by update in float64, so that the result does not depend on how many updates a call had. An update that
+        was not applied has no part in the means; it is counted.
         """
-        for name, (totals, counts) in jax.device_get(metrics).items():
-            entry = self.window.setdefault(name, [0.0, 0.0])
-            for total, count in zip(totals[:updates].tolist(), counts[:updates].tolist(), strict=True):
-                entry[0] += total
-                entry[1] += count
+        on_host = jax.device_get(metrics)
+        for i in range(updates):
+            bad = [
+                name for name, mean in on_host.items() if not (np.isfinite(mean.sum[i]) and np.isfinite(mean.count[i]))
+            ]
+            if bad:
+                self._skip(first + i + 1, bad)
+                continue
+            self.skipped_in_a_row = 0
+            for name, mean in on_host.items():
+                entry = self.window.setdefault(name, [0.0, 0.0])
+                entry[0] += float(mean.sum[i])
+                entry[1] += float(mean.count[i])
+
+    def _skip(self, step: int, bad: list[str]) -> None:
+        """Counts an update that was not applied, and ends the run where too many follow one another."""
+        self.window["skipped_updates"] = [self.window.get("skipped_updates", [0.0])[0] + 1, 1.0]  # a number, not a mean
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self.config.train.max_skipped:
+            raise NonFiniteError(
+                f"step {step}: {', '.join(bad)} not finite, and so for {self.skipped_in_a_row} updates in a row; none "
+                f"was applied. The last save is of step {self.checkpoints.durable_step}; look at metrics.jsonl for "
+                "where it grew, lower optim.learning_rate or set optim.clip_norm"
+            )
 
     def _drain(self) -> None:
         """Collects every call under way."""
@@ -373,16 +354,9 @@ class _Run:
         # A masked metric whose mask was empty throughout has no mean, and is left out of the line.
         means = {name: total / count for name, (total, count) in sorted(self.window.items()) if count > 0}
         self.window = {}
-        bad = [name for name, value in means.items() if not np.isfinite(value)]
         self.folder.log(self.step, "train", means)
         self.folder.log_timing(self.step, dataclasses.asdict(self.clock) | {"wall": time.perf_counter() - self.began})
         self.progress.show(means)
-        if bad:
-            raise NonFiniteError(
-                f"step {self.step}: {', '.join(bad)} is not finite. The last save is of step "
-                f"{self.checkpoints.durable_step}; look at metrics.jsonl for where it grew, lower optim.learning_rate "
-                "or set optim.clip_norm"
-            )
 
     def _evaluate_if_due(self) -> None:
         """Evaluates the weights of this step once; a request to stop ends it, and the resumed run does it again."""
@@ -413,6 +387,7 @@ class _Run:
             window=self.window,
             evaluated=self.evaluated,
             position=None if self.interaction is None else self.interaction.position(),
+            skipped_in_a_row=self.skipped_in_a_row,
         )
 
     def _save(self) -> None:
@@ -443,8 +418,7 @@ class _Run:
             position["interaction"] = self.interaction.position()
         result = {"step": self.step, "digest": digest(self.state, position)}
         wall = time.perf_counter() - self.began
-        spent = ", ".join(f"{name} {value:.1f} s" for name, value in dataclasses.asdict(self.clock).items())
-        print(f"{wall:.0f} s in all: {spent}", flush=True)
+        print(self.clock.summary(wall), flush=True)
         self.folder.log_timing(self.step, dataclasses.asdict(self.clock) | {"wall": wall})
         self.folder.finish(result)
         print(f"done step={result['step']} digest={result['digest']}", flush=True)

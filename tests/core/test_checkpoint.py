@@ -32,7 +32,12 @@ def make_state(step: int, width: int = 5) -> TrainState:
 
 def progress(step: int) -> Progress:
     return Progress(
-        step=step, metrics_bytes=10 * step, window={"loss": [0.1, 3.0]}, evaluated=False, position={"rows": step}
+        step=step,
+        metrics_bytes=10 * step,
+        window={"loss": [0.1, 3.0]},
+        evaluated=False,
+        position={"rows": step},
+        skipped_in_a_row=0,
     )
 
 

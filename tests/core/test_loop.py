@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from core import prng
+from core.checkpoint import read_newest
 from core.config import ExperimentConfig, RunConfig, TrainConfig
 from core.errors import MismatchError, NonFiniteError, PreemptedError
 from core.loop import fit
@@ -143,17 +146,56 @@ def test_another_dataset_is_refused_on_resume(tmp_path: Path):
         train(dataclasses.replace(config, dataset=1))
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path):
-    class Broken(ToyTask):
-        def batches(self, start_step: int):
-            for step, batch in enumerate(super().batches(start_step), start_step):
-                yield {**batch, "y": batch["y"] + (float("nan") if step == 11 else 0)}
+class Broken(ToyTask):
+    """Some batches are NaN."""
 
+    def __init__(self, config: ToyConfig, bad: set[int]) -> None:
+        super().__init__(config)
+        self.bad = bad
+
+    def batches(self, start_step: int):
+        for step, batch in enumerate(super().batches(start_step), start_step):
+            yield {**batch, "y": batch["y"] + np.float32("nan" if step in self.bad else 0)}
+
+
+def test_updates_that_are_not_finite_are_left_out_and_counted(tmp_path: Path):
+    """As if the batches had not been there; the step, and with it batches and noise, goes on."""
+    config = toy_config(tmp_path / "run")
+    with RunFolder(config, "toy") as folder:
+        fit(config, Broken(config, {2, 3, 12}), folder)
+    task = ToyTask(config)
+    update, batches = jax.jit(task.step), task.batches(0)
+    state = jax.jit(task.init)(prng.key(config.run.seed, "init"))
+    losses = []
+    for step in range(20):
+        new, metrics = update(state, next(batches))
+        state = state.replace(step=new.step) if step in (2, 3, 12) else new
+        losses.append(float(metrics["loss"].value()))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), state.params)
+    _, arrays = read_newest(tmp_path / "run", {"params": abstract})
+    np.testing.assert_allclose(arrays["params"]["w"], state.params["w"], rtol=1e-6)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = {line["step"]: line for line in lines if line["split"] == "train"}
+    assert {step: line.get("skipped_updates") for step, line in lines.items()} == {5: 2, 10: None, 15: 1, 20: None}
+    assert lines[5]["loss"] == pytest.approx(np.mean([losses[0], losses[1], losses[4]]), rel=1e-6)
+
+
+def test_many_updates_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path):
     config = toy_config(tmp_path)
-    with RunFolder(config, "toy") as folder, pytest.raises(NonFiniteError, match="step 12"):
-        fit(config, Broken(config), folder)
-    # the weights before the bad batch are the ones that stay
-    assert [int(p.name) for p in (tmp_path / "checkpoints").iterdir()] == [6]
+    broken = Broken(config, set(range(11, 20)))
+    with (
+        RunFolder(config, "toy") as folder,
+        pytest.raises(NonFiniteError, match=r"step 16: gradient_norm, loss not finite, and so for 5 updates in a row"),
+    ):
+        fit(config, broken, folder)
+    assert int(max((tmp_path / "checkpoints").iterdir()).name) in (6, 12), "the weights of step 11, finite"
+    again = resumed(config)
+    with (
+        RunFolder(again, "toy") as folder,
+        pytest.raises(NonFiniteError, match=r"step 16: .* for 5 updates"),
+    ):
+        fit(again, broken, folder)  # the count goes on where the save left it
 
 
 class World:

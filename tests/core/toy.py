@@ -57,7 +57,7 @@ class ToyTask:
         params: Any = optax.apply_updates(state.params, updates)
         target = jax.tree.map(lambda t, p: 0.9 * t + 0.1 * p, state.target, params)
         state = TrainState(step=state.step + jnp.int32(1), params=params, opt_state=opt_state, target=target)
-        return state, {"loss": error}
+        return state, {"loss": error, "gradient_norm": mean_of(optax.tree.norm(gradient))}
 
     def batches(self, start_step: int) -> Iterator[NumpyTree]:
         for step in range(start_step, 10**9):

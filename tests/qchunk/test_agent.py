@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import qchunk.agent
+import qchunk.flow_agent
 from core import prng
 from core.config import OptimConfig, TrainConfig
-from core.loop import run_updates
+from core.updates import run_updates
 from core.state import TrainState
-from qchunk.agent import Agent, make_agent
+from qchunk.agent import make_agent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import Dims
+from qchunk.flow_agent import FlowAgent
 from tests.qchunk import numpy_networks
 
 H, A, S = 4, 2, 3
@@ -40,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def agent_of(horizon: int = H, seed: int = 0, learning_rate: float = 1e-3, **settings: Any) -> Agent:
+def agent_of(horizon: int = H, seed: int = 0, learning_rate: float = 1e-3, **settings: Any) -> FlowAgent:
     """Small networks."""
     base = AgentConfig(horizon=horizon, discount=DISCOUNT, hidden_sizes=(16, 12), flow_steps=3)
     config = QChunkConfig(
@@ -50,10 +51,12 @@ def agent_of(horizon: int = H, seed: int = 0, learning_rate: float = 1e-3, **set
         optim=OptimConfig(learning_rate=learning_rate),
     )
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, seed=seed))
-    return make_agent(config, Dims(observation=S, action=A))
+    agent = make_agent(config, Dims(observation=S, action=A))
+    assert isinstance(agent, FlowAgent)
+    return agent
 
 
-def weights(agent: Agent) -> tuple[Any, Any]:
+def weights(agent: FlowAgent) -> tuple[Any, Any]:
     """Random parameters, biases included, and a target that differs from the critic."""
     shapes = jax.eval_shape(agent.init, jax.random.key(1))
     rng = np.random.default_rng(3)
@@ -67,7 +70,7 @@ def weights(agent: Agent) -> tuple[Any, Any]:
     )
 
 
-def state_of(agent: Agent, step: int = 0) -> TrainState:
+def state_of(agent: FlowAgent, step: int = 0) -> TrainState:
     """A state of those weights."""
     params, target = weights(agent)
     return TrainState(step=jnp.int32(step), params=params, opt_state=agent.optimiser.init(params), target=target)
@@ -107,11 +110,11 @@ def numbers(batch: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), batch)
 
 
-def numpy_aggregate(agent: Agent, q: np.ndarray) -> np.ndarray:
+def numpy_aggregate(agent: FlowAgent, q: np.ndarray) -> np.ndarray:
     return q.mean(axis=0) if agent.config.agent.q_aggregation == "mean" else q.min(axis=0)
 
 
-def numpy_policy(agent: Agent, params: Any, s: np.ndarray, key: Any) -> np.ndarray:
+def numpy_policy(agent: FlowAgent, params: Any, s: np.ndarray, key: Any) -> np.ndarray:
     """The policy's chunks, one sample after the other."""
     settings = agent.config.agent
     if settings.policy == "distill":
@@ -124,7 +127,7 @@ def numpy_policy(agent: Agent, params: Any, s: np.ndarray, key: Any) -> np.ndarr
     return np.stack([samples[best[row]][row] for row in range(len(s))])
 
 
-def numpy_critic_loss(agent: Agent, params: Any, target: Any, batch: Any) -> float:
+def numpy_critic_loss(agent: FlowAgent, params: Any, target: Any, batch: Any) -> float:
     """Row by row, as the definition reads."""
     settings, data = agent.config.agent, numbers(batch)
     s, s_next = data["observations"]["qpos"], data["next_observations"]["qpos"]
@@ -142,7 +145,7 @@ def numpy_critic_loss(agent: Agent, params: Any, target: Any, batch: Any) -> flo
     return float(np.mean(errors))
 
 
-def numpy_flow_loss(agent: Agent, params: Any, batch: Any) -> float:
+def numpy_flow_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
     """Over the actions that exist."""
     data = numbers(batch)
     noise_key, time_key = jax.random.split(KEY)
@@ -156,7 +159,7 @@ def numpy_flow_loss(agent: Agent, params: Any, batch: Any) -> float:
     return float(np.concatenate([squared[row][real[row]].ravel() for row in range(b)]).mean())
 
 
-def numpy_distill_loss(agent: Agent, params: Any, batch: Any) -> float:
+def numpy_distill_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
     """Distance to the flow's chunk of the same noise, minus the value."""
     settings, s = agent.config.agent, numbers(batch)["observations"]["qpos"]
     z = np.asarray(jax.random.normal(KEY, (len(s), agent.chunk_size)))
@@ -335,7 +338,7 @@ def test_actions_are_numpys_and_within_bounds(name):
 def test_tiles_do_not_change_the_best_of_n(rows, monkeypatch):
     agent, observations = agent_of(**SETTINGS["qc"]), batch_of()["observations"]
     params, _ = weights(agent)
-    monkeypatch.setattr(qchunk.agent, "TILE_ROWS", rows)
+    monkeypatch.setattr(qchunk.flow_agent, "TILE_ROWS", rows)
     s = np.asarray(observations["qpos"], np.float64)
     found = quick(agent.policy)(params, observations, KEY)
     np.testing.assert_allclose(found, numpy_policy(agent, params, s, KEY), atol=1e-5)

@@ -1,0 +1,55 @@
+"""Updates on the device: several in one dispatch, each applied only if it is finite."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
+
+from core.metrics import Mean
+from core.state import TrainState
+
+
+def run_updates(
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, Mean]]],
+    state: TrainState,
+    batches: Any,
+    count: Int32[Array, ""],
+) -> tuple[TrainState, dict[str, Mean]]:
+    """Applies `step` to each of the batches in turn, in one dispatch.
+
+    An update whose metrics are not all finite leaves everything but the step as it was.
+
+    A loop whose length the compiler does not know, rather than `lax.scan`: XLA inlines a scan of length 1 and fuses it
+    in another way, which changes the last bits, and the result must not depend on how many updates a call has.
+
+    Args:
+      step: One update.
+      state: Before the first batch.
+      batches: Stacked along a leading axis.
+      count: How many of them to take, as an array.
+
+    Returns:
+      The state after the last of them, and the metrics of each update along a leading axis, 0 for those not made.
+    """
+
+    def body(i: Array, carry: tuple[TrainState, Any]) -> tuple[TrainState, Any]:
+        state, collected = carry
+        batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
+        new, metrics = step(state, batch)
+        # The metrics are known before the optimiser's elementwise work, into which this choice is compiled: it costs no
+        # pass of its own over the weights.
+        sound = _all_finite(metrics)
+        kept = jax.tree.map(lambda after, before: jnp.where(sound, after, before), new, state)
+        state = kept.replace(step=new.step)
+        return state, jax.tree.map(lambda every, one: every.at[i].set(one), collected, metrics)
+
+    length = jax.tree.leaves(batches)[0].shape[0]
+    _, metrics = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], batches))
+    empty = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), metrics)
+    return jax.lax.fori_loop(0, count, body, (state, empty))
+
+
+def _all_finite(metrics: dict[str, Mean]) -> Bool[Array, ""]:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metrics)]).all()
