@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Bool, Float32, Int32, UInt8
 
 from core.errors import DataError
 from openpi_ript.config import Optimality
 from openpi_ript.transforms import OpenPiSample, RiptSample, require_uint8
+
+DOCUMENT_KEYS = ("image", "state", "action", "action_is_pad", "prompt", "advantages")
+"""What the specification's layer 3 holds, and layer 2 at least."""
 
 
 class TrainingBatch(TypedDict):
@@ -71,28 +74,39 @@ def document_batch(batch: TrainingBatch) -> dict[str, Any]:
 
 
 def from_document_sample(document: Mapping[str, Any], *, optimality: int) -> RiptSample:
-    """Layer 2 from the specification's dict; `optimality` is the label by the raw advantage, which it lacks."""
-    picture = {name: np.asarray(image).transpose(1, 2, 0) for name, image in document["image"].items()}
+    """Layer 2 from the specification's dict; `optimality` is the label by the raw advantage, which it lacks.
+
+    Raises:
+      DataError: If an entry is missing, or of another type or shape than the specification's.
+    """
+    _require_keys(document, DOCUMENT_KEYS, "document")
+    picture = {name: _channels_last(image, name) for name, image in document["image"].items()}
     sample: Any = {key: value for key, value in document.items() if key != "image"}
+    sample |= {key: np.asarray(document[key]) for key in ("state", "action", "action_is_pad", "advantages")}
     sample |= {"image": picture, "optimality": optimality}
     _check_sample(sample, sample, 0)
     return sample
 
 
 def from_document_batch(document: Mapping[str, Any], *, optimality: Int32[np.ndarray, " b"]) -> TrainingBatch:
-    """Layer 3 from the specification's dict; `optimality` are the labels by the raw advantages."""
-    picture = {name: np.asarray(image).transpose(0, 2, 3, 1) for name, image in document["image"].items()}
-    for name, images in picture.items():
-        require_uint8(images[0], name)
-    return {
-        "image": picture,
-        "state": np.asarray(document["state"]),
-        "action": np.asarray(document["action"]),
-        "action_is_pad": np.asarray(document["action_is_pad"]),
-        "prompt": list(document["prompt"]),
-        "advantages": np.asarray(document["advantages"]),
-        "optimality": optimality,
-    }
+    """Layer 3 from the specification's dict; `optimality` are the labels by the raw advantages.
+
+    Raises:
+      DataError: If an entry is missing, has not as many rows as there are labels, or does not hold what the
+        specification says.
+    """
+    _require_keys(document, DOCUMENT_KEYS, "document")
+    entries = {**{key: document[key] for key in DOCUMENT_KEYS[1:]}, **document["image"]}
+    rows = {key: len(value) for key, value in entries.items()}
+    if not len(optimality) or set(rows.values()) != {len(optimality)}:
+        raise DataError(f"document: expected {len(optimality)} rows as there are labels, at least 1, found {rows}")
+    samples = []
+    for row, label in enumerate(optimality.tolist()):
+        one = {key: document[key][row] for key in DOCUMENT_KEYS[1:]}
+        one |= {"image": {name: images[row] for name, images in document["image"].items()}}
+        one |= {"advantages": np.full(np.shape(one["action"])[:1], one["advantages"])}
+        samples.append(from_document_sample(one, optimality=label))
+    return to_training_batch(samples)
 
 
 class Observation(TypedDict):
@@ -144,6 +158,7 @@ class StateLayout:
 
 
 _CAMERAS = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
+_PARTS = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
 
 def batch_to_episodes(batch: TrainingBatch, layout: StateLayout) -> list[EpisodeRecord]:
@@ -195,12 +210,15 @@ def episodes_to_batch(
       horizon: Steps of a window in the batch.
 
     Raises:
-      DataError: If an episode has not one observation for each chunk, or a picture is not uint8.
+      DataError: If an entry is missing or of another shape, an episode has not one observation for each chunk, or a
+        picture is not uint8.
     """
     layout.require(state_dim)
-    images: dict[str, list[np.ndarray]] = {name: [] for name in _CAMERAS}
-    states, actions, pads, prompts, advantages, labels = [], [], [], [], [], []
+    samples: list[Any] = []
     for index, episode in enumerate(episodes):
+        _require_keys(
+            episode, ("observations", "actions", "task", "success", "total_reward"), f"layer 4, episode {index}"
+        )
         observations, chunks = episode["observations"], episode["actions"]
         if len(observations) != len(chunks) or not chunks:
             raise DataError(
@@ -209,34 +227,50 @@ def episodes_to_batch(
             )
         given = episode["action_is_pad"] if "action_is_pad" in episode else [np.zeros(len(c), bool) for c in chunks]
         for observation, chunk, pad in zip(observations, chunks, given, strict=True):
-            for ours, theirs in _CAMERAS.items():
-                require_uint8(observation[theirs], theirs)
-                images[ours].append(observation[theirs])
-            states.append(_state(observation, layout, state_dim))
+            where = f"layer 4, episode {index}, observation"
+            _require_keys(observation, (*_CAMERAS.values(), *_PARTS), where)
             action, is_pad = _pad_chunk(np.asarray(chunk, np.float32), np.asarray(pad, bool), horizon)
-            actions.append(action)
-            pads.append(is_pad)
-            prompts.append(episode["task"])
-            advantages.append(episode["total_reward"])
-            labels.append(episode["optimality"] if "optimality" in episode else int(episode["success"]))
-    return {
-        "image": {name: np.stack(pictures) for name, pictures in images.items()},
-        "state": np.stack(states),
-        "action": np.stack(actions),
-        "action_is_pad": np.stack(pads),
-        "prompt": prompts,
-        "advantages": np.array(advantages, np.float32),
-        "optimality": np.array(labels, np.int32),
-    }
+            sample = {"image": {ours: np.asarray(observation[theirs]) for ours, theirs in _CAMERAS.items()}}
+            sample |= {
+                "state": _state(observation, layout, state_dim, where),
+                "action": action,
+                "action_is_pad": is_pad,
+            }
+            sample |= {"prompt": episode["task"], "advantages": np.full(horizon, episode["total_reward"], np.float32)}
+            label = episode["optimality"] if "optimality" in episode else int(episode["success"])
+            samples.append({**sample, "optimality": label})
+    if not samples:
+        raise DataError("layer 4: expected at least one episode, found none")
+    return to_training_batch(samples)
 
 
-def _state(observation: Mapping[str, Any], layout: StateLayout, state_dim: int) -> Float32[np.ndarray, " s"]:
+def _state(
+    observation: Mapping[str, Any], layout: StateLayout, state_dim: int, where: str
+) -> Float32[np.ndarray, " s"]:
     state = np.zeros(state_dim, np.float32)
-    state[slice(*layout.eef_pos)] = observation["robot0_eef_pos"]
-    state[slice(*layout.gripper_qpos)] = observation["robot0_gripper_qpos"]
-    if layout.eef_quat:
-        state[slice(*layout.eef_quat)] = observation["robot0_eef_quat"]
+    for key, part in zip(_PARTS, (layout.eef_pos, layout.eef_quat, layout.gripper_qpos), strict=True):
+        if part is not None:
+            value = np.asarray(observation[key], np.float32)
+            if value.shape != (part[1] - part[0],):
+                raise DataError(f"{where}, {key}: expected {part[1] - part[0]} numbers, found shape {value.shape}")
+            state[slice(*part)] = value
     return state
+
+
+def _require_keys(mapping: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    missing = [key for key in keys if key not in mapping]
+    if missing:
+        raise DataError(f"{where}: expected the entries {missing}, found {sorted(mapping)}")
+
+
+def _channels_last(image: Any, name: str) -> UInt8[np.ndarray, "h w 3"]:
+    """A picture of the documents, [3, h, w], as [h, w, 3]."""
+    picture = np.asarray(image)
+    if picture.ndim != 3:
+        raise DataError(f"image {name}: expected [3, height, width], found shape {picture.shape}")
+    picture = picture.transpose(1, 2, 0)
+    require_uint8(picture, name)
+    return picture
 
 
 def _pad_chunk(
@@ -257,13 +291,15 @@ def _check_sample(sample: RiptSample, first: RiptSample, row: int) -> None:
         )
     for name, image in sample["image"].items():
         require_uint8(image, name)
-    for key in ("state", "action", "action_is_pad"):
-        value, wanted = np.asarray(sample[key]), np.asarray(first[key])
-        if value.shape != wanted.shape or value.dtype != (bool if key == "action_is_pad" else np.float32):
+    for key, dtype in (("state", np.float32), ("action", np.float32), ("action_is_pad", bool)):
+        value, shape = np.asarray(sample[key]), np.shape(first[key])
+        if value.shape != shape or value.dtype != dtype:
             raise DataError(
-                f"sample {row}, {key}: expected {wanted.dtype} of shape {wanted.shape}, found {value.dtype} of shape "
+                f"sample {row}, {key}: expected {np.dtype(dtype)} of shape {shape}, found {value.dtype} of shape "
                 f"{value.shape}"
             )
+        if not np.isfinite(value).all():
+            raise DataError(f"sample {row}, {key}: expected finite numbers, found NaN or Inf")
     sizes = {name: image.shape for name, image in sample["image"].items()}
     if sizes != {name: image.shape for name, image in first["image"].items()}:
         raise DataError(f"sample {row}, image: expected the cameras and sizes of sample 0, found {sizes}")

@@ -60,6 +60,8 @@ class TrainingData:
     to_ript: ToRipt
     rows: Int64[np.ndarray, " n"]
     """Rows of the table that samples may begin at."""
+    replaced: Mapping[str, int]
+    """How many advantages each step of their shaping replaced, see `advantage.process`; empty without advantages."""
     notes: tuple[str, ...]
     """What a user should know: the state's adaptation, groups, replaced values, skipped episodes."""
 
@@ -176,7 +178,7 @@ def open_data(config: DataConfig) -> TrainingData:
     elif (config.state_norm, config.action_norm) != ("none", "none"):
         stats = norm.dataset_stats(table, config)
     to_openpi = _to_openpi(table, config, stats, notes)
-    rollouts, kept = _rollouts(table, config, notes)
+    rollouts, kept, replaced = _rollouts(table, config, notes)
     rows = np.flatnonzero(np.repeat(kept, table.lengths))
     if not rows.size:
         raise ConfigError(
@@ -192,6 +194,7 @@ def open_data(config: DataConfig) -> TrainingData:
         to_openpi=to_openpi,
         to_ript=ToRipt(rollouts=rollouts),
         rows=rows,
+        replaced=replaced,
         notes=tuple(notes),
     )
 
@@ -211,12 +214,13 @@ def _open_source(config: DataConfig) -> tuple[FrameTable, PictureReader, Sequenc
         meta = read_meta(path)
         pictures = LeRobotPictures(meta, cameras, tolerance_s=config.tolerance_s)
         outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
-        keys = (config.state_key, config.action_key, *outcomes)
+        keys = (config.state_key, config.action_key, *([config.init_key] if config.init_key else []), *outcomes)
         table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=pictures.check)
     columns = dict(table.columns)
-    for key in (config.state_key, config.action_key):
+    for key in (config.init_key or config.state_key, config.state_key, config.action_key):
         if key not in columns:
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
+    for key in (config.state_key, config.action_key):
         columns[key] = columns[key].astype(np.float32).reshape(table.frames, -1)
     return dataclasses.replace(table, columns=columns), pictures, skipped
 
@@ -271,10 +275,13 @@ def _to_openpi(table: FrameTable, config: DataConfig, stats: Mapping[str, NormSt
     )
 
 
-def _rollouts(table: FrameTable, config: DataConfig, notes: list[str]) -> tuple[Rollouts, np.ndarray]:
-    """Outcome and advantage of each episode, and whether its frames are drawn; appends to `notes`."""
+def _rollouts(
+    table: FrameTable, config: DataConfig, notes: list[str]
+) -> tuple[Rollouts, np.ndarray, Mapping[str, int]]:
+    """Outcome and advantage of each episode, whether its frames are drawn, what was replaced; appends to `notes`."""
     starts, columns = table.starts, table.columns
-    hashes = [init_hash(columns[config.state_key][start]) for start in starts]
+    hashes = [init_hash(np.atleast_1d(state)) for state in columns[config.init_key or config.state_key][starts]]
+    prompts = [table.tasks[index] for index in columns["task_index"][starts].tolist()]
     known = [key for key in (config.reward_key, config.success_key) if key in columns]
     if config.advantage is not None and not known:
         raise DataError(
@@ -290,13 +297,16 @@ def _rollouts(table: FrameTable, config: DataConfig, notes: list[str]) -> tuple[
         success = success if config.success_key in known else reward > 0
     raw = advantage = np.ones(len(starts))
     kept = np.ones(len(starts), bool)
+    replaced: Mapping[str, int] = {}
     if config.advantage is not None:
-        by = {"init_hash": hashes, "task": columns["task_index"][starts], "dataset": np.zeros(len(starts))}
+        starts_of = [" ".join(pair) for pair in zip(hashes, prompts, strict=True)]
+        by = {"init_hash": starts_of, "task": prompts, "dataset": [""] * len(starts)}
         groups = np.unique(by[config.advantage.group_by], return_inverse=True)[1]
         raw = rloo(reward, groups)
-        advantage, replaced = process(raw, config.advantage)
         uniform = uniform_groups(reward, groups)
         kept = ~uniform if config.advantage.uniform_groups == "drop" else kept
+        advantage = np.zeros(len(starts))
+        advantage[kept], replaced = process(raw[kept], config.advantage)
         notes.append(
             f"{groups.max() + 1} groups of rollouts by {config.advantage.group_by}; {int(uniform.sum())} of "
             f"{len(starts)} rollouts are in groups of one or of equal rewards ({config.advantage.uniform_groups})"
@@ -311,4 +321,4 @@ def _rollouts(table: FrameTable, config: DataConfig, notes: list[str]) -> tuple[
         advantage=advantage.astype(np.float32),
         optimality=label(raw),
     )
-    return rollouts, kept
+    return rollouts, kept, replaced

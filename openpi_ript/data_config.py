@@ -54,9 +54,11 @@ class AdvantageConfig:
     """From rewards of rollouts to the advantage of a sample: RLOO inside groups, then these steps in this order."""
 
     group_by: Literal["init_hash", "task", "dataset"] = "init_hash"
-    """Rollouts that are compared: from the same initial state (bytes equal), of the same task, or all."""
+    """Rollouts that are compared: of the same task from the same initial state (bytes equal, see data.init_key), of
+    the same task, or all."""
     uniform_groups: Literal["keep", "drop"] = "keep"
-    """Groups of one rollout or of equal rewards: kept with advantage 0, or their frames are not drawn (RIPT)."""
+    """Groups of one rollout or of equal rewards: kept with advantage 0, or left out: their frames are not drawn, and
+    they have no part in the statistics of the steps below (RIPT)."""
     normalization: Literal["none", "standard", "min_max", "robust"] = "standard"
     """standard: (A - mean) / std. min_max: to 0..1. robust: (A - median) / (1.4826 median absolute deviation)."""
     clipping: Literal["none", "symmetric", "quantile"] = "symmetric"
@@ -95,6 +97,9 @@ class DataConfig:
     """Reward of each frame, summed over the episode; where there is none, success counts 1."""
     success_key: str = "next.success"
     """True in any frame of a successful episode."""
+    init_key: str | None = None
+    """Column whose first row is an episode's initial state, for the groups of rollouts: the simulator's state, or a
+    number of the start. None takes state_key, which is right only if the robot's own state tells the starts apart."""
     horizon: int = 50
     """Actions of one window."""
     fps: float | None = None

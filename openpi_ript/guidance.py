@@ -35,16 +35,6 @@ class Branches(NamedTuple):
     """At least 0."""
 
 
-def optimality_label(advantage: Float[Array, " b"]) -> Int[Array, " b"]:
-    """Positive above 0, negative below, none at exactly 0, which is the advantage of a group without differences.
-
-    Args:
-      advantage: Before any processing: softplus makes every one positive, and clipping or shifting moves the sign.
-    """
-    signed = jnp.where(advantage > 0, Optimality.POSITIVE, Optimality.NEGATIVE)
-    return jnp.where(advantage == 0, Optimality.NONE, signed).astype(jnp.int32)
-
-
 def make_branches(
     config: GuidanceConfig, label: Int[Array, " b"], advantage: Float[Array, " b"], key: Key[Array, ""]
 ) -> Branches:
@@ -59,7 +49,7 @@ def make_branches(
 
     Args:
       config: Which setting.
-      label: From `optimality_label` of the raw advantage.
+      label: From `advantage.label`, by the raw advantage: softplus makes every one positive.
       advantage: Processed, as a weight. One below 0 counts as 0: the loss would have no minimum.
       key: For the dropout.
     """

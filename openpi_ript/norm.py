@@ -31,6 +31,7 @@ BATCH = 32
 BATCHES_AT_ONCE = 16
 NEAR = 1e-6
 """Distance from a bin's edge, in bins, below which the arithmetic is not trusted."""
+MAX_VALUE = float(np.finfo(np.float32).max)
 FAR_OFF = 10.0
 """Mean of a normalised dimension, in deviations, from which on it is noted."""
 
@@ -194,6 +195,9 @@ def _parse(entry: Any, where: str) -> NormStats:
         numbers = value if isinstance(value, list) and all(isinstance(n, int | float) for n in value) else None
         if numbers is None or len(numbers) != len(fields.get("mean", numbers)):
             raise DataError(f"{where}: expected {field} as a list of numbers as long as mean, found {str(value)[:80]}")
+        wrong = [n for n in numbers if abs(n) > MAX_VALUE or (field == "std" and n < 0)]
+        if wrong:
+            raise DataError(f"{where}: expected {field} of float32's range, std of at least 0, found {str(wrong)[:80]}")
         fields[field] = np.array(numbers, np.float64)
     return NormStats(**fields)
 

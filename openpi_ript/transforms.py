@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NotRequired, Required, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Float64, Int32
+from jaxtyping import Bool, Float, Float32, Float64, Int32, Shaped
 
 from core.errors import DataError
 from core.images import resize_with_pad
@@ -102,7 +102,7 @@ def require_uint8(image: np.ndarray, name: str) -> None:
         low, high = (image.min(), image.max()) if image.size else (0, 0)
         hint = "; multiply floats in 0..1 by 255 and cast" if image.dtype.kind == "f" else ""
         raise DataError(f"image {name}: expected uint8 in 0..255, found {image.dtype} in {low:g}..{high:g}{hint}")
-    if image.ndim != 3 or image.shape[-1] != 3:
+    if image.ndim != 3 or image.shape[-1] != 3 or not image.size:
         raise DataError(f"image {name}: expected [height, width, 3], found shape {image.shape}")
 
 
@@ -136,7 +136,7 @@ class ToOpenPi:
         for name in ("state", "action"):
             if not np.isfinite(raw[name]).all():
                 raise DataError(f"{name}: expected finite numbers, found NaN or Inf in episode {raw['episode']}")
-        prompt = raw["task"] or self.default_prompt
+        prompt = raw["task"] if raw["task"].strip() else self.default_prompt
         if not prompt:
             raise DataError(f"episode {raw['episode']}: expected a task, found ''; set data.default_prompt")
         action = relative_action(raw["action"], raw["state"], self.robot.relative_dims)
@@ -204,6 +204,6 @@ class ToRipt:
         }
 
 
-def init_hash(state: Float32[np.ndarray, " s"]) -> str:
+def init_hash(state: Shaped[np.ndarray, " s"]) -> str:
     """16 hex digits of the SHA-256 of an initial state's bytes: equal for bitwise equal states alone."""
-    return hashlib.sha256(np.ascontiguousarray(state, np.float32).tobytes()).hexdigest()[:16]
+    return hashlib.sha256(np.ascontiguousarray(state).tobytes()).hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 from typing import get_args, get_type_hints
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from openpi_ript.advantage import EXTREME, label, process, rloo, uniform_groups
 from openpi_ript.data_config import AdvantageConfig
-from openpi_ript.guidance import optimality_label
 
 PLAIN = {"normalization": "none", "clipping": "none", "negative_handling": "none"}
 HINTS = get_type_hints(AdvantageConfig)
@@ -43,10 +41,20 @@ def test_a_reward_that_is_not_finite_takes_no_part() -> None:
     assert rloo(rewards, groups).tolist() == [1.0, 0.0, -1.0, 0.0, 0.0, 0.0]
 
 
-def test_labels_agree_with_the_devices() -> None:
+def test_the_label_is_the_sign_of_the_raw_advantage() -> None:
     raw = np.array([0.5, -0.5, 0.0, -0.0, 1e-30, -3.0], np.float32)
     assert label(raw).tolist() == [1, 0, 2, 2, 1, 0]
-    np.testing.assert_array_equal(label(raw), optimality_label(jnp.asarray(raw)))
+
+
+def test_rounding_gives_no_label() -> None:
+    """0.1, 0.2, 0.3: 0.2 is the mean of the others, but 0.2 - (0.6 - 0.2) / 2 is -5.6e-17 in floating point."""
+    rewards = np.array([0.1, 0.2, 0.3, 0.3, 0.1 + 0.2])
+    groups = np.array([0, 0, 0, 1, 1])
+    assert rewards[1] - (rewards[:3].sum() - rewards[1]) / 2 < 0
+    assert label(rloo(rewards, groups)).tolist() == [0, 2, 1, 2, 2]
+    assert uniform_groups(rewards, groups).tolist() == [False, False, False, True, True]
+    # A difference that is none of rounding's counts, however small beside the rewards.
+    assert label(rloo(np.array([1.0, 1.0 + 1e-12]), np.zeros(2, int))).tolist() == [0, 1]
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 3)), min_size=1, max_size=30))

@@ -120,6 +120,51 @@ def test_documents_come_back() -> None:
         from_document_batch(document, optimality=batch()["optimality"])
 
 
+BAD_DOCUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"action": np.zeros((3, HORIZON, 7))}, "sample 0, action: expected float32 of shape .* found float64"),
+    ({"action": np.full((3, HORIZON, 7), np.nan, np.float32)}, "action: expected finite numbers, found NaN or Inf"),
+    ({"state": np.zeros((2, 14), np.float32)}, "expected 3 rows as there are labels, .*'state': 2"),
+    ({"advantages": np.array([0, np.inf, 0], np.float32)}, "advantages: expected one finite number repeated"),
+    ({"image": {"base_0_rgb": np.zeros((3, 224, 224, 3), np.uint8)}}, r"base_0_rgb: expected \[height, width, 3\]"),
+    ({"image": {"base_0_rgb": np.zeros((3, 224), np.uint8)}}, r"base_0_rgb: expected \[3, height, width\]"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD_DOCUMENTS)
+def test_documents_that_are_none_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        from_document_batch({**document_batch(batch()), **changes}, optimality=batch()["optimality"])
+
+
+def test_what_a_document_lacks_is_named() -> None:
+    document = document_batch(batch())
+    del document["action_is_pad"]
+    with pytest.raises(DataError, match=r"document: expected the entries \['action_is_pad'\], found \['action',"):
+        from_document_batch(document, optimality=batch()["optimality"])
+    with pytest.raises(DataError, match=r"expected the entries \['advantages'\]"):
+        from_document_sample({k: v for k, v in document_sample(sample()).items() if k != "advantages"}, optimality=0)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "words"),
+    [
+        ("robot0_eef_pos", np.zeros(2, np.float32), "episode 0, observation, robot0_eef_pos: expected 3 numbers"),
+        ("robot0_eef_quat", [0.0, 0.0, np.nan, 1.0], "sample 0, state: expected finite numbers"),
+        ("agentview_image", np.zeros((8, 8, 3)), "base_0_rgb: expected uint8"),
+        ("agentview_image", None, r"episode 0, observation: expected the entries \['agentview_image'\], found"),
+    ],
+)
+def test_bad_observations_of_layer_4_are_named(entry: str, value: Any, words: str) -> None:
+    episode: Any = batch_to_episodes(batch(), StateLayout())[0]
+    episode["observations"][0] |= {entry: value}
+    if value is None:
+        del episode["observations"][0][entry]
+    with pytest.raises(DataError, match=words):
+        episodes_to_batch([episode], StateLayout(), state_dim=14, horizon=HORIZON)
+    with pytest.raises(DataError, match=r"episode 0: expected the entries \['observations'"):
+        episodes_to_batch([{}], StateLayout(), state_dim=14, horizon=HORIZON)
+
+
 def test_layer_4_has_the_specifications_keys_shapes_and_types() -> None:
     episode = batch_to_episodes(batch(), StateLayout())[1]
     assert set(episode) == {"observations", "actions", "action_is_pad", "task", "success", "total_reward", "optimality"}

@@ -39,6 +39,7 @@ def rollouts() -> list[Recorded]:
     episodes = record((7, 5, 9, 3, 4, 6))
     for index, episode in enumerate(episodes):
         episode.state[0] = episodes[index // 3 * 3].state[0]
+        episode.task[:] = index // 3
         episode.success[:] = False
         episode.success[-1] = index == 0
         episode.reward[:] = episode.success
@@ -82,7 +83,7 @@ def test_a_window_is_the_recording_to_the_letter(tmp_path: Path) -> None:
             np.testing.assert_allclose(sample["state"], [*normalised, *np.zeros(8)], atol=1e-5)
             for name, key in CAMERA_MAP.items():
                 np.testing.assert_array_equal(sample["image"][name], resize_with_pad(episode.images[key][t], 28, 28))
-            assert sample["prompt"] == TASKS[index % 2]
+            assert sample["prompt"] == TASKS[index // 3]
             row += 1
     assert row == data.table.frames
 
@@ -105,13 +106,50 @@ def test_advantages_are_of_the_episode_and_labels_of_the_raw_ones(tmp_path: Path
     assert any("2 groups of rollouts by init_hash; 3 of 6 rollouts" in note for note in data.notes)
 
 
-@pytest.mark.parametrize(("group_by", "groups"), [("task", [0, 1, 0, 1, 0, 1]), ("dataset", [0] * 6)])
+@pytest.mark.parametrize(("group_by", "groups"), [("task", [0, 0, 0, 1, 1, 1]), ("dataset", [0] * 6)])
 def test_rollouts_are_compared_as_asked(tmp_path: Path, group_by: Any, groups: list[int]) -> None:
     settings = AdvantageConfig(group_by=group_by)
     data = open_data(config(write_v21(tmp_path / "set", rollouts(), "image"), advantage=settings))
     raw = rloo(np.array([1.0, 0, 0, 0, 0, 0]), np.array(groups))
     np.testing.assert_allclose(data.to_ript.rollouts.raw_advantage, raw)
     np.testing.assert_array_equal(data.to_ript.rollouts.advantage, process(raw, settings)[0])
+
+
+def test_rollouts_of_different_tasks_are_not_compared(tmp_path: Path) -> None:
+    """The same arm, the same place, another instruction: that one succeeded says nothing of the other."""
+    episodes = rollouts()
+    for episode in episodes:
+        episode.state[0] = episodes[0].state[0]
+    data = open_data(config(write_v21(tmp_path / "set", episodes, "image"), advantage=AdvantageConfig()))
+    assert len(set(data.to_ript.rollouts.init_hash)) == 1
+    np.testing.assert_allclose(data.to_ript.rollouts.raw_advantage, [1, -0.5, -0.5, 0, 0, 0], atol=1e-12)
+    assert data.to_ript.rollouts.optimality.tolist() == [1, 0, 0, 2, 2, 2]
+
+
+def test_the_initial_state_can_be_another_column_than_the_robots(tmp_path: Path) -> None:
+    """The robot starts as always; what differs is the world, which a column tells."""
+    episodes = rollouts()
+    for index, episode in enumerate(episodes):
+        episode.reward[0] = index // 3  # stands for the world here
+    root = write_v21(tmp_path / "set", episodes, "image")
+    settings = config(root, advantage=AdvantageConfig(), init_key="next.reward", reward_key="none")
+    found = open_data(settings).to_ript.rollouts
+    assert len(set(found.init_hash)) == 2
+    assert found.init_hash[0] == init_hash(np.zeros(1, np.float32))
+    with pytest.raises(DataError, match="expected feature 'world', found"):
+        open_data(dataclasses.replace(settings, init_key="world"))
+
+
+def test_what_is_left_out_has_no_part_in_the_statistics_of_advantages(tmp_path: Path) -> None:
+    root = write_v21(tmp_path / "set", rollouts(), "image")
+    settings = AdvantageConfig(negative_handling="none")
+    for uniform, width in (("keep", 6), ("drop", 3)):
+        advantage = dataclasses.replace(settings, uniform_groups=uniform)
+        data = open_data(config(root, advantage=advantage))
+        raw = np.array([1.0, -0.5, -0.5, 0.0, 0.0, 0.0])
+        expected = np.where(raw == 0, 0, raw / raw[:width].std())
+        np.testing.assert_allclose(data.to_ript.rollouts.advantage, expected, rtol=1e-6)
+        assert data.replaced["nan"] == 0
 
 
 def test_uniform_groups_can_be_left_out(tmp_path: Path) -> None:
@@ -247,7 +285,7 @@ def test_a_task_without_words_is_refused(tmp_path: Path) -> None:
     (root / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "go"}\n{"task_index": 1, "task": ""}\n')
     with pytest.raises(DataError, match=r"an instruction for tasks \[1\], found ''"):
         open_data(config(root))
-    assert open_data(config(root, default_prompt="move")).sample(8)["prompt"] == "move"
+    assert open_data(config(root, default_prompt="move")).sample(21)["prompt"] == "move"
 
 
 @pytest.mark.parametrize("threads", [0, 2])

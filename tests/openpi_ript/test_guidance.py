@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from openpi_ript.advantage import rloo
+from openpi_ript.advantage import label, rloo
 from openpi_ript.config import GuidanceConfig, Optimality
-from openpi_ript.guidance import guided_loss, guided_sample, make_branches, optimality_label
+from openpi_ript.guidance import guided_loss, guided_sample, make_branches
 from openpi_ript.model.pi0 import Pi0, draw_noise_and_time, encode, flow_error, velocity
 from tests.openpi_ript.toy_policy import (
     assert_trees_close,
@@ -54,14 +54,9 @@ def errors_of_separate_branches(model: Pi0, params: Any) -> Any:
     ]
 
 
-def test_label_is_the_sign_of_the_raw_advantage() -> None:
-    raw = jnp.array([2.0, 1e-6, 0.0, -0.0, -1e-6, -3.0])
-    assert optimality_label(raw).tolist() == [POSITIVE, POSITIVE, NONE, NONE, NEGATIVE, NEGATIVE]
-
-
 def test_groups_without_differences_are_neither_positive_nor_negative() -> None:
     rewards = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0])  # all fail, all succeed, mixed
-    labels = optimality_label(jnp.asarray(rloo(rewards, np.repeat([0, 1, 2], 3)), jnp.float32))
+    labels = jnp.asarray(label(rloo(rewards, np.repeat([0, 1, 2], 3))))
     assert labels.tolist() == [NONE] * 6 + [NEGATIVE, POSITIVE, POSITIVE]
     branches = make_branches(GuidanceConfig(), labels, jnp.ones(9), KEY)
     np.testing.assert_array_equal(branches.weights[0], [0, 0, 0, 0, 0, 0, 0, 1, 1])

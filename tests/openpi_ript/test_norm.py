@@ -178,6 +178,8 @@ def test_files_without_quantiles_serve_mean_and_deviation(tmp_path: Path) -> Non
     [
         ('{"norm_stats": {"state": {"mean": [NaN], "std": [1.0]}}}', "NaN"),
         ('{"norm_stats": {"state": {"mean": [1.0, 2.0], "std": [1.0]}}}', "expected"),
+        ('{"norm_stats": {"state": {"mean": [1.0], "std": [-1.0]}}}', "std of at least 0, found [-1.0]"),
+        ('{"norm_stats": {"state": {"mean": [1' + "0" * 400 + '], "std": [1.0]}}}', "of float32's range"),
         ('{"stats": {}}', "expected"),
         ("[]", "expected"),
     ],

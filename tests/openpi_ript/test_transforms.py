@@ -139,7 +139,10 @@ def test_bad_frames_are_refused(changes: dict[str, Any], words: str) -> None:
 
 
 def test_a_default_prompt_serves_frames_without_a_task() -> None:
-    assert layer1(UR5E, default_prompt="do it")(raw(UR5E, task=""))["prompt"] == "do it"
+    for task in ("", "  "):
+        assert layer1(UR5E, default_prompt="do it")(raw(UR5E, task=task))["prompt"] == "do it"
+        with pytest.raises(DataError, match="expected a task, found ''"):
+            layer1(UR5E)(raw(UR5E, task=task))
 
 
 def test_layer_2_says_what_came_of_the_episode() -> None:
