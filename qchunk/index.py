@@ -64,12 +64,20 @@ def open_source(data: DataConfig) -> tuple[EpisodeSource, tuple[str, ...]]:
         _refuse_or_note(selection, data, notes)
     if not selection.reports:
         raise DataError(f"{data.path}: no episode is left to train on. {' '.join(selection.notes)}")
+    return make_source(selection, data), tuple(notes)
+
+
+def make_source(selection: Selection, data: DataConfig) -> EpisodeSource:
+    """The good episodes of a selection, at least one, whatever else is wrong with the dataset.
+
+    Raises:
+      ConfigError: data.task names no task, or the simulator is not installed.
+    """
     task = None if data.task is None else single_task(data.task)
     path, good, positives = Path(data.path), selection.reports, selection.positives
     if data.format == "ogbench_npz":
-        return ogbench.OgbenchSource(path, good, positives, action=data.action, task=task), tuple(notes)
-    source = aloha.AlohaSource(path, good, positives, action=data.action, task=task, base_action=data.base_action)
-    return source, tuple(notes)
+        return ogbench.OgbenchSource(path, good, positives, action=data.action, task=task)
+    return aloha.AlohaSource(path, good, positives, action=data.action, task=task, base_action=data.base_action)
 
 
 def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) -> None:
@@ -130,7 +138,7 @@ def _examine(root: Path, file: Path, workers: Workers | None) -> EpisodeReport:
 
 
 def _progress(files: list[tuple[Path, list[EpisodeReport]]]) -> Iterator[tuple[Path, list[EpisodeReport]]]:
-    """The files, with a bar on a terminal and a line every ten seconds elsewhere; on stderr, since stdout may be JSON."""
+    """The files, with a bar on a terminal, else a line every ten seconds; on stderr, since stdout may be JSON."""
     if sys.stderr.isatty() and len(files) > 1:
         yield from track(files, description="reading episodes", console=Console(stderr=True), transient=True)
         return

@@ -1,21 +1,23 @@
 """What is in a dataset, what is wrong with it, and its statistics.
 
-    python -m qchunk.inspect DIR [--json]
+    python -m qchunk.inspect DIR [--json] [--picture FILE.png]
 
-Reads every file again, whatever the index remembers. Exit code 0, or 65 if training with the default data settings
-would refuse the dataset.
+Reads every file again and decodes every picture, whatever the index remembers. Exit code 0, or 65 if training with the
+default data settings, or with any of the cameras, would refuse the dataset.
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
+from core.cli import Parser
 from core.episodes import manifest_hash
-from core.errors import ConfigError, DataError, RunError
+from core.errors import DataError, RunError
 from qchunk.config import DataConfig
 from qchunk.index import Selection, read_index, select
 from qchunk.sources.report import EpisodeReport, Problem
@@ -30,9 +32,32 @@ def inspect(path: str) -> dict[str, Any]:
     Raises:
       DataError: There is no dataset at all.
     """
+    return describe(read(path), path)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Walked:
+    """A dataset as the walk found it."""
+
+    data: DataConfig
+    reports: tuple[EpisodeReport, ...]
+    selection: Selection
+
+
+def read(path: str) -> Walked:
+    """Walks a dataset.
+
+    Raises:
+      DataError: There is no dataset at all.
+    """
     data = DataConfig(path=path, format="ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5")
-    reports = read_index(data, reread=True)
-    selection = select(reports, data)
+    reports = read_index(data, reread=True, pictures=True)
+    return Walked(data=data, reports=tuple(reports), selection=select(reports, data, all_pictures=True))
+
+
+def describe(walked: Walked, path: str) -> dict[str, Any]:
+    """Numbers, strings and lists that go into JSON."""
+    data, reports, selection = walked.data, walked.reports, walked.selection
     good = selection.reports
     files = {report.path: report.size for report in reports}
     return {
@@ -48,11 +73,27 @@ def inspect(path: str) -> dict[str, Any]:
         "labels": {"positive": int(selection.positives.sum()), "negative": int((~selection.positives).sum())},
         "environments": sorted({report.env for report in good if report.env is not None}),
         "dims": good[0].dims if good else {},
+        "cameras": _cameras(good),
         **_statistics(good, selection),
         "fingerprint": manifest_hash(report.row() for report in good),
         "notes": list(selection.notes),
         "problems": [vars(problem) for problem in selection.problems],
     }
+
+
+def _cameras(good: tuple[EpisodeReport, ...]) -> dict[str, Any]:
+    """Every camera by the path of its dataset: encodings, sizes and dtypes found, bytes, and episodes that have it."""
+    cameras = {}
+    for name in sorted({name for report in good for name in report.pictures or {}}):
+        found = [report.pictures[name] for report in good if report.pictures and name in report.pictures]
+        cameras[name] = {
+            "encodings": sorted({one.encoding for one in found}),
+            "sizes": [list(size) for size in sorted({(one.height, one.width) for one in found})],
+            "dtypes": sorted({one.dtype for one in found}),
+            "bytes": sum(one.stored for one in found),
+            "episodes": len(found),
+        }
+    return cameras
 
 
 def _statistics(good: tuple[EpisodeReport, ...], selection: Selection) -> dict[str, Any]:
@@ -97,6 +138,10 @@ def _text(found: dict[str, Any]) -> str:
         f"  returns    {spread('return', '')} ({found['reward_in_file']} episode(s) with a reward in the file)",
         f"  arrays     {', '.join(f'{name} {width}' for name, width in found['dims'].items()) or 'none'}",
     ]
+    for name, one in found["cameras"].items():
+        sizes = ", ".join(f"{height} x {width}" for height, width in one["sizes"])
+        kinds = f"{'/'.join(one['encodings'])} {'/'.join(one['dtypes'])}"
+        lines.append(f"  camera     {name}: {kinds} {sizes}, {one['bytes'] / 1e6:.1f} MB, {one['episodes']} episode(s)")
     if found["return"] and found["labels"]["negative"]:
         lines.append(f"             positive {spread('return_positive', '')}; negative {spread('return_negative', '')}")
     if found["environments"]:
@@ -108,25 +153,32 @@ def _text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        sys.exit(ConfigError.exit_code)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Prints what `inspect` found; returns the exit code."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m qchunk.inspect",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("dir", metavar="DIR", help="folder of HDF5 episodes, or an OGBench .npz file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--picture",
+        type=Path,
+        metavar="FILE.png",
+        help="draw pictures of some episodes and histograms of all into a file",
+    )
     arguments = parser.parse_args(argv)
+    if arguments.picture is not None and arguments.picture.suffix != ".png":
+        parser.error(f"--picture is {arguments.picture}; expected a file whose name ends in .png")
     try:
-        found = inspect(arguments.dir)
+        walked = read(arguments.dir)
+        found = describe(walked, arguments.dir)
+        if arguments.picture is not None:
+            from qchunk.overview import draw  # matplotlib takes a second to import
+
+            draw(walked.selection, walked.data, arguments.picture)
+            print(f"picture: {arguments.picture}", file=sys.stderr)
     except RunError as error:
         if arguments.json:
             print(json.dumps({"path": arguments.dir, "refused": True, "error": str(error)}))

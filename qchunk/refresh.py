@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -25,8 +25,7 @@ from qchunk.workers import step_back
 Loaded = TypeVar("Loaded")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """A step, and the pool that it draws from."""
 
     epoch: int
@@ -124,7 +123,7 @@ class Refreshes:
         """Seconds waited for refreshes so far."""
 
     def note(self, place: Place, waited: float) -> str | None:
-        """A line at the first batch of each epoch after the one that a run begins in.
+        """A line for the first batch of a run, and for that of each epoch; call it when the pool changes.
 
         Args:
           place: Of the batch at hand.

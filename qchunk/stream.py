@@ -91,7 +91,7 @@ class StepBatches(grain.MapDataset[Batch]):
         self._workers, self._buffers = Workers(config.data.decode_threads), LentBuffers()
         # Threads build a few steps ahead: the last pool stays until all of them have left it.
         self._pools = PoolLoader(self._load, margin=min(config.data.read_threads, self._schedule.shortest - 1))
-        self._refreshes = Refreshes(self._schedule)
+        self._refreshes, self._number = Refreshes(self._schedule), -1
         self._pools.start(self._schedule.number(self._schedule.place(start_step)))
         self._blocks: dict[int, Block] = {}
 
@@ -107,8 +107,9 @@ class StepBatches(grain.MapDataset[Batch]):
         place = self._schedule.place(step)
         number = self._schedule.number(place)
         pools = self._pools.get(number, place.step_in_part)
-        if line := self._refreshes.note(place, self._pools.waited):
-            self._print(line)
+        if number != self._number:
+            self._number = number
+            self._say_refresh(place)
         parts, work, row = [], [], 0
         pictures = None if self._store is None else PictureArrays.make(self._store.form, self._rows, self._buffers.lend)
         for cut in self._cuts:
@@ -165,6 +166,11 @@ class StepBatches(grain.MapDataset[Batch]):
             if note not in self._said:
                 self._print(note)
             self._said.add(note)
+
+    def _say_refresh(self, place: Place) -> None:
+        line = self._refreshes.note(place, self._pools.waited)
+        if line is not None:
+            self._print(line)
 
     def _print(self, line: str) -> None:
         if (self._cuts[0].shard, self._cuts[0].rows.start) == (0, 0):

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from core.episodes import Episode, content_hash, manifest_hash
 from core.errors import DataError
+from core.images import decode_jpeg_into
 from qchunk.relabel import SingleTask, labelled_outcome
 from qchunk.sources.aloha_images import (
     COLOUR,
@@ -288,6 +289,16 @@ class PictureFile:
         if dataset.shape[:3] != shape or str(dataset.dtype) != expected.dtype:
             raise Refused(f"{expected.dtype} of {shape} in {name}", f"{dataset.dtype} of {dataset.shape}")
         return blocks(dataset)
+
+    def picture(self, name: str, frame: int) -> np.ndarray:
+        """One picture [h, w, 3], or depth map [h, w], at its recorded size."""
+        dataset, expected = self._dataset(name), self._expected(name)
+        if expected.encoding == "raw":
+            return np.asarray(dataset[frame])
+        out = np.empty((expected.height, expected.width, 3), np.uint8)
+        jpeg = np.asarray(dataset[frame]).tobytes()  # the decoder stops at the end marker, before the padding
+        decode_jpeg_into(jpeg, out, source=f"{self._report.id}: {name}, row {frame}")
+        return out
 
     def _dataset(self, name: str) -> h5py.Dataset:
         dataset = resolve(self._h5, name)

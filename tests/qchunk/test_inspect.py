@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from core.errors import DataError
 from qchunk import index, inspect
 from qchunk.config import DataConfig
 from qchunk.sources import aloha
+from tests.qchunk import pictures
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, dataset, write
 
 
@@ -62,6 +64,58 @@ def test_a_bad_dataset_is_described_and_exits_65(tmp_path: Path, capsys: pytest.
             "found": "nan in column 0 (1 such row(s))",
         }
     ]
+
+
+def test_cameras_are_described_and_every_picture_is_decoded(tmp_path: Path, capsys: pytest.CaptureFixture):
+    root = pictures.dataset(tmp_path, lengths=(6, 7), depth=True)
+    assert inspect.main([str(root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["cameras"]
+    assert list(found) == [
+        *(f"/observations/images/{name}" for name in pictures.CAMERAS),
+        "/observations/images_depth/cam_high",
+    ]
+    depth = found["/observations/images_depth/cam_high"]
+    assert depth == {
+        "encodings": ["raw"],
+        "sizes": [[24, 32]],
+        "dtypes": ["uint16"],
+        "bytes": 13 * 24 * 32 * 2,
+        "episodes": 2,
+    }
+    assert found["/observations/images/cam_high"]["encodings"] == ["jpeg"]
+    inspect.main([str(root)])
+    assert "camera     /observations/images_depth/cam_high: raw uint16 24 x 32, 0.0 MB, 2" in capsys.readouterr().out
+    with h5py.File(root / "episode_1.hdf5", "r+") as h5:
+        rows = np.asarray(h5["/observations/images/cam_high"])
+        rows[3, 100:] = 0
+        del h5["/observations/images/cam_high"], h5["compress_len"]
+        h5["/observations/images/cam_high"] = rows
+    assert inspect.main([str(root)]) == 65
+    assert "episode_1.hdf5: /observations/images/cam_high, row 3: expected a" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "raw", "state", "npz"])
+def test_the_picture(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
+    from PIL import Image
+
+    path, out = tmp_path / "data", tmp_path / "overview.png"
+    if kind == "npz":
+        path = tmp_path / "a.npz"
+        terminals = np.array([0, 0, 0, 1, 0, 0, 1], np.float32)
+        np.savez(path, observations=np.ones((7, 3)), actions=np.ones((7, 2)), terminals=terminals)
+    elif kind == "state":
+        dataset(path, lengths=(5, 9, 7))
+    else:
+        pictures.dataset(path, lengths=(5, 9, 7), jpeg=kind == "jpeg", depth=kind == "raw")
+    assert inspect.main([str(path), "--picture", str(out), "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+    drawn = np.asarray(Image.open(out).convert("RGB"))
+    assert drawn.shape[1] == 1320
+    assert drawn.shape[0] > (600 if kind in ("jpeg", "raw") else 300)
+    assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > 50
+    with pytest.raises(SystemExit) as caught:
+        inspect.main([str(path), "--picture", "overview.jpg"])
+    assert caught.value.code == 64
 
 
 def test_no_dataset_exits_65_without_a_traceback(tmp_path: Path):
