@@ -98,7 +98,7 @@ def convert(
         if writer.problems:
             raise refuse(writer.problems, "Repair the source: nothing was written.")
         counts = {"episodes": writer.episodes, "frames": writer.frames, "pictures": writer.pictures}
-        about = {"made_by": "driving.convert", "format": kind, "source": source.name, **counts}
+        about = {"made_by": "driving.convert", "format": kind, "source": source.resolve().name, **counts}
         about["settings"] = dataclasses.asdict(settings)
         (scratch / "_dataset.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
         scratch.chmod(0o777 & ~_umask())

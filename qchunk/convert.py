@@ -86,7 +86,7 @@ def convert(
         description = {
             "made_by": "qchunk.convert",
             "format": kind,
-            "source": source.name,
+            "source": source.resolve().name,
             "source_sha256": content_hash(source) if source.is_file() else None,
             "settings": dataclasses.asdict(settings),
             "labels": labels.rule,

@@ -94,7 +94,7 @@ class EpisodeWriter:
         self.pictures = 0
         self._claims: dict[str, str] = {}
         self._refused: set[tuple[str, str]] = set()
-        self._sources: set[Path] = set()
+        self._written: set[Path] = set()
 
     def problem(self, file: str, key: str, expected: str, found: str) -> None:
         """Notes what is wrong; the conversion goes on, to find the rest, and is refused at its end."""
@@ -134,10 +134,10 @@ class EpisodeWriter:
             return None
         ending = ".png" if bytes(data[:4]) == b"\x89PNG" else ".jpg"
         path = Path("images") / file_name(episode) / f"{file_name(name)}{ending}"
-        if path in self._sources:
+        if path in self._written:
             self.problem(source, "", "one picture of each camera at a time", f"a second one for {path.name}")
             return None
-        self._sources.add(path)
+        self._written.add(path)
         file = self._root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)

@@ -1,8 +1,9 @@
 """Driving sets in LeRobot's format, v2.1 and v3.0, by core/lerobot.py.
 
-The format has no fixed names for a vehicle's state, so columns are chosen: `--state speed_mps=KEY:INDEX:FACTOR`. Known
-quantities are those of QUANTITIES. For yaak-ai/L2D (features read in its meta/info.json: speed in km/h, compass heading
-in degrees, latitude and longitude) they are known, as are its cameras.
+The format has no fixed names for a vehicle's state, so columns are chosen: `--state speed_mps=KEY:INDEX:FACTOR`, of
+the quantities in QUANTITIES. For yaak-ai/L2D they are known, as are its cameras: names of its meta/info.json, units by
+its published rows, where a speed of 30.9 goes with 0.85 m in a tenth of a second (km/h) and a heading of 274 with a
+drive to the west (a compass).
 """
 
 import dataclasses
@@ -74,7 +75,7 @@ class LerobotConverter:
           DataError: With every problem of the dataset.
           ConfigError: A column, quantity or camera is unknown, or nothing says where the state is.
         """
-        self._meta, self._quality, self._images = read_meta(source), settings.quality, settings.images
+        self._meta, self._quality, self._images = read_meta(source.resolve()), settings.quality, settings.images
         known = _is_l2d(self._meta)
         own = {key: _default_name(key, l2d=known) for key in self._meta.cameras}
         self._names = camera_names(own, settings.cameras)

@@ -78,7 +78,7 @@ class WaymoV2Converter:
             id=segment,
             dataset="waymo_perception_v2",
             scene_id=segment,
-            split=root.name if root.name in ("training", "validation", "testing") else None,
+            split=root.name if root.name.startswith(("training", "validation", "testing")) else None,
             frames=drive_frames(list(frames.values()), calibrations, self._names),
         )
         writer.add_drive(drive, source=unit)

@@ -22,6 +22,9 @@ from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_
 from qchunk.sources.hdf5 import one_line
 from qchunk.sources.report import Problem, refuse
 
+SEAM_DISTANCE = 1e-6
+"""Distance of a next observation from the next row's above which the rows are of two episodes, as in IQL's loader."""
+
 
 class D4rlReader:
     """Reads one D4RL-style file whole; a Reader."""
@@ -113,7 +116,8 @@ def _seams(
         seams["timeouts"] = arrays["timeouts"]
     if "next_observations" in arrays:
         unmarked = np.zeros(len(terminals), bool)
-        unmarked[:-1] = (arrays["next_observations"][:-1] != arrays["observations"][1:]).any(1)
+        jump = arrays["next_observations"][:-1].astype(np.float64) - arrays["observations"][1:]
+        unmarked[:-1] = np.linalg.norm(jump, axis=1) > SEAM_DISTANCE
         seams["discontinuity"] = unmarked & ~np.logical_or.reduce(list(seams.values()))
     if max_episode_steps is not None:
         flagged = np.logical_or.reduce(list(seams.values()))

@@ -42,7 +42,7 @@ class LeRobotReader:
           ConfigError: A key or camera is not in the dataset.
         """
         meta = read_meta(path)
-        self._meta, self._settings, self._name = meta, settings, path.name
+        self._meta, self._settings, self._name = meta, settings, path.resolve().name
         self._keys = settings.observation_keys or DEFAULT_KEYS
         missing = [key for key in (*self._keys, "action") if key not in meta.features]
         if missing:
