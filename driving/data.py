@@ -6,7 +6,6 @@ Epoch e goes through all anchors in the order of a permutation drawn from (seed,
 sample n B + p B / P + j. So the stream does not depend on how many processes read it, and resuming is a jump to a step.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +17,11 @@ from jaxtyping import Bool, Int64, Shaped, UInt8
 from core.config import RunConfig, TrainConfig
 from core.episodes import manifest_hash
 from core.errors import ConfigError, DataError
-from driving import split as splits
 from driving.augment import Draws, augment, kept_cameras, mirror_order
 from driving.batch import Batch, Sample, collate
 from driving.config import DataConfig, Split
-from driving.episodes import Problem, refuse
-from driving.index import ABSENT, PRESENT, Index, concatenate
+from driving.fitness import check_absent, members, without_bad
+from driving.index import PRESENT, Index
 from driving.pictures import CachedPictures, FilePictures, Pictures, columns
 from driving.rig import Rig, make_rig
 from driving.scan import scan
@@ -32,9 +30,6 @@ from driving.tables import Tables, make_tables
 from driving.targets import relative_pose, wrap
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
-
-MAX_SKIPPED = 0.01
-"""Largest share of bad episodes that on_bad=skip drops."""
 
 
 @runtime_checkable
@@ -171,7 +166,7 @@ class DrivingData:
                 "yaw_rad": float(wrap(tables.pose[row, 2])) if tables.yaw_valid[row] else None,
             },
             "meta": {
-                "episode_id": index.ids[int(index.episode_of(np.asarray(row)))],
+                "episode_id": index.ids[int(index.episode_of(np.array([row]))[0])],
                 "t": float(index.t[row]),
             },
         }
@@ -220,14 +215,14 @@ def open_data(config: DataConfig, split: Split = "train") -> DrivingData:
         index, pictures = open_pack(path, config)
     else:
         index, problems = scan(path)
-        index = _without_bad(index, problems, config, notes)
+        index = without_bad(index, problems, config, notes)
         pictures = FilePictures((path.parent if path.is_file() else path).resolve(), index, config.cameras)
     if config.cache_mb:
         pictures = CachedPictures(pictures, config.cache_mb * 1_000_000)
     if not set(config.cameras) & set(index.cameras):
         raise DataError(f"{path}: expected pictures of {list(config.cameras)}, found cameras {list(index.cameras)}")
-    _check_absent(index, config, notes)
-    episodes = _members(index, config, split, notes)
+    check_absent(index, config, notes)
+    episodes = members(index, config, split, notes)
     tables = make_tables(index, config)
     picks = np.array(columns(index, config.cameras))
     seen = (index.picture[:, picks] == PRESENT) & (picks >= 0)
@@ -257,68 +252,3 @@ def open_data(config: DataConfig, split: Split = "train") -> DrivingData:
         mirror=mirror,
         notes=tuple(notes),
     )
-
-
-def _without_bad(index: Index | None, problems: list[Problem], config: DataConfig, notes: list[str]) -> Index:
-    """The index of the good episodes; refuses, or notes, the others."""
-    bad = {problem.file for problem in problems}
-    if index is not None:
-        repeated = [i for i, name in enumerate(index.ids) if name in index.ids[:i]]
-        for i in repeated:
-            first = index.files[index.ids.index(index.ids[i])]
-            found = f"{index.ids[i]!r}, as in {first}"
-            problems.append(Problem(file=index.files[i], key="episode_id", expected="an id of its own", found=found))
-        bad |= {index.files[i] for i in repeated}
-        if repeated:
-            index = concatenate([index.one(i) for i in range(len(index.ids)) if i not in set(repeated)])
-    if not problems and index is not None:
-        return index
-    total = len(bad) + (0 if index is None else len(index.ids))
-    if config.on_bad == "refuse" or index is None:
-        hint = "Repair or remove these, or set --data.on-bad skip to leave out up to 1 % of the episodes."
-        raise refuse(problems, hint)
-    if len(bad) > MAX_SKIPPED * total:
-        raise refuse(problems, f"{len(bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %.")
-    notes.append(f"skipped {len(bad)} bad episode(s) of {total} (data.on_bad=skip):")
-    notes.extend(f"  {problem}" for problem in problems)
-    return index
-
-
-def _check_absent(index: Index, config: DataConfig, notes: list[str]) -> None:
-    """Refuses, or counts, pictures whose file is absent."""
-    wanted = [column for column in columns(index, config.cameras) if column >= 0]
-    absent = np.argwhere(index.picture[:, wanted] == ABSENT).tolist()
-    if not absent:
-        return
-    if config.missing_files == "mask":
-        notes.append(f"{len(absent)} pictures are named, and their files are absent: masked (data.missing_files=mask)")
-        return
-    problems = []
-    for row, k in absent:
-        episode = int(index.episode_of(np.asarray(row)))
-        key = f"frames[{row - int(index.starts[episode])}].observations.cameras.{index.cameras[wanted[k]]}.image_path"
-        found = f"no file {index.path(row, wanted[k])}"
-        problems.append(Problem(file=index.files[episode], key=key, expected="a file that exists", found=found))
-    raise refuse(
-        problems, "Restore the files, write null for pictures that were never taken, or set --data.missing-files mask"
-    )
-
-
-def _members(index: Index, config: DataConfig, split: Split, notes: list[str]) -> Int64[np.ndarray, " m"]:
-    """Episodes of the split; makes the manifest where there is none."""
-    if split == "all":
-        return np.arange(len(index.ids))
-    path = Path(config.path)
-    beside = (path.parent if path.is_file() else path) / splits.SPLIT_FILE
-    file = beside if config.split_file is None else Path(config.split_file)
-    if file.is_file() or config.split_file is not None:
-        manifest = splits.load_manifest(file)
-    else:
-        manifest = splits.make_manifest(index, val_fraction=config.val_fraction, test_fraction=config.test_fraction)
-        with contextlib.suppress(OSError):  # a dataset that cannot be written to is split the same way each time
-            splits.save_manifest(manifest, file)
-        counts = ", ".join(f"{len(manifest.episodes[name])} {name}" for name in splits.SPLITS)
-        notes.append(f"split by recording into {counts} episodes: {file}")
-    splits.check_manifest(manifest, index, source=str(file), may_lack=config.on_bad == "skip")
-    episodes = manifest.positions(index, split)
-    return splits.share(index, episodes, config.episode_fraction) if split == "train" else episodes

@@ -8,10 +8,9 @@ frame: x right, y down, z along the view. Unknown numbers are NaN here, and mask
 """
 
 import dataclasses
-import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +19,13 @@ from jaxtyping import Float64, Int8
 
 from core.errors import DataError
 from core.strict_json import read_json
+from driving.schema import Problem, refuse, schema_problems
 
-SCHEMA_FILE = Path(__file__).with_name("episode.schema.json")
 ROUTE_COMMANDS = ("unknown", "left", "straight", "right")
 """Meaning of a batch's route_command, by its number."""
 DEFAULT_WAYPOINT_DT_S = 0.1
-MAX_PROBLEMS = 20
-"""Problems that one message lists; the rest is counted."""
 RIGID_TOLERANCE = 1e-3
 """How far R^T R of extrinsics may lie from the identity."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-    """Something that is wrong with a dataset."""
-
-    file: str
-    key: str
-    """Where in the file, e.g. frames[3].observations.cameras.front.image_path; empty: the file itself."""
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        where = f"{self.file}: {self.key}" if self.key else self.file
-        return f"{where}: expected {self.expected}, found {self.found}"
-
-
-def refuse(problems: Sequence[Problem], hint: str = "") -> DataError:
-    """One error that lists the problems."""
-    lines = [f"  {problem}" for problem in problems[:MAX_PROBLEMS]]
-    if len(problems) > MAX_PROBLEMS:
-        lines.append(f"  and {len(problems) - MAX_PROBLEMS} more")
-    text = f"{len(problems)} problem(s):\n" + "\n".join(lines)
-    return DataError(f"{text}\n{hint}" if hint else text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,50 +111,6 @@ def examine(path: Path) -> tuple[Episode | None, list[Problem]]:
         return None, [Problem(file=str(path), key="", expected="a JSON file of an episode", found=str(error))]
     problems = schema_problems(tree, source=str(path))
     return (None, problems) if problems else parse(tree, source=str(path))
-
-
-@functools.cache
-def schema() -> Mapping[str, Any]:
-    """The JSON schema (draft 2020-12) of an episode."""
-    return json.loads(SCHEMA_FILE.read_text())
-
-
-@functools.cache
-def _validator() -> Any:
-    import jsonschema  # 0.1 s
-
-    return jsonschema.Draft202012Validator(schema())
-
-
-def schema_problems(tree: Any, *, source: str) -> list[Problem]:
-    """Where a parsed JSON value departs from the schema."""
-    return [
-        Problem(file=source, key=_dotted(error.absolute_path), expected=_expected(error), found=_short(error.instance))
-        for error in _validator().iter_errors(tree)
-    ]
-
-
-def _dotted(path: Iterable[str | int]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-
-
-def _expected(error: Any) -> str:
-    """What a keyword of the schema asks for, in words where the keyword alone would not say it."""
-    value = error.validator_value
-    if error.validator == "required":
-        return f"the keys {', '.join(value)}"
-    if error.validator == "type":
-        return value if isinstance(value, str) else " or ".join(value)
-    if error.validator == "enum":
-        return f"one of {value}"
-    if error.validator == "anyOf":
-        return f"a list of {' or '.join(str(option['maxItems']) for option in value)} numbers"
-    return f"{error.validator} {value!r}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def parse(tree: Mapping[str, Any], *, source: str) -> tuple[Episode | None, list[Problem]]:
@@ -312,7 +241,10 @@ def picture_file(root: Path, episode_file: Path, image_path: str) -> Path | str:
         return "a URL"
     if os.path.isabs(image_path) or "\\" in image_path or "\0" in image_path:
         return "an absolute path" if os.path.isabs(image_path) else "a backslash or NUL in it"
-    file = (episode_file.parent / image_path).resolve()
+    try:
+        file = (episode_file.parent / image_path).resolve()
+    except (OSError, RuntimeError):  # links in a circle
+        return "a path that cannot be followed"
     return file if file.is_relative_to(root) else "a path that leads out of the dataset"
 
 

@@ -85,7 +85,7 @@ class Index:
         """Rows of an episode."""
         return slice(int(self.starts[episode]), int(self.starts[episode] + self.lengths[episode]))
 
-    def episode_of(self, rows: Int64[np.ndarray, "*any"]) -> Int64[np.ndarray, "*any"]:
+    def episode_of(self, rows: Int64[np.ndarray, " b"]) -> Int64[np.ndarray, " b"]:
         """Episode that each row belongs to."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
@@ -161,7 +161,7 @@ def concatenate(parts: Sequence[Index]) -> Index:
     return Index(**values)
 
 
-def _widen(array: np.ndarray, own: Sequence[str], cameras: Sequence[str], empty: float) -> np.ndarray:
+def _widen(array: np.ndarray, own: Sequence[str], cameras: Sequence[str], empty: float | int) -> np.ndarray:
     """`array` with its camera axis spread over more cameras. Both lists are sorted, so paths keep their order."""
     if tuple(own) == tuple(cameras):
         return array

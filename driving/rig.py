@@ -56,7 +56,7 @@ def make_rig(index: Index, tables: Tables, config: DataConfig) -> Rig:
     picks = np.array(columns(index, config.cameras))
     there = picks >= 0
 
-    def of(array: np.ndarray, empty: float) -> np.ndarray:
+    def of(array: np.ndarray, empty: float | int) -> np.ndarray:
         mask = there.reshape(-1, *(1,) * (array.ndim - 2))
         return np.where(mask, array[:, picks], np.asarray(empty, array.dtype))
 

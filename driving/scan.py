@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,11 +12,16 @@ from jaxtyping import Int32, UInt8
 from core.episodes import content_hash
 from core.errors import DataError
 from core.images import picture_size
-from driving.episodes import Episode, Problem, episode_files, examine, iter_pictures, picture_file
+from driving.episodes import Episode, episode_files, examine, iter_pictures, picture_file
 from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load, save
+from driving.schema import Problem
 
 HEAD_BYTES = 1 << 16
 """Bytes of each picture that its hash covers, beside its size: the whole of a JPEG at training size."""
+TAIL_BYTES = 1 << 10
+"""Where the end marker of a picture must be; one that is cut short has none. Damage elsewhere is found on decoding."""
+MAX_HEADER_BYTES = 1 << 24
+END_MARKERS = (b"\xff\xd9", b"IEND")
 
 
 def scan(root: Path) -> tuple[Index | None, list[Problem]]:
@@ -106,13 +111,14 @@ def of_episode(episode: Episode, *, root: Path, file: Path) -> tuple[Index | Non
             continue
         paths[i, k] = found.relative_to(root).as_posix().encode()
         try:
-            head, total = _head(found)
-            digest.update(f"{i} {episode.cameras[k]} {total}\n".encode() + head)
-            picture[i, k], sizes[i, k] = PRESENT, picture_size(head, source=str(found))
+            sizes[i, k], content = _look_at(found)
+            digest.update(f"{i} {episode.cameras[k]} ".encode() + content)
+            picture[i, k] = PRESENT
         except FileNotFoundError:
             picture[i, k] = ABSENT
         except (OSError, DataError) as error:
-            problems.append(Problem(file=str(file), key=key, expected="a readable picture", found=str(error)))
+            text = str(error).removeprefix(f"{found}: ")
+            problems.append(Problem(file=str(file), key=key, expected="a readable picture", found=f"{named}: {text}"))
     problems += size_problems(episode.cameras, sizes, str(file))
     if problems:
         return None, problems
@@ -121,9 +127,30 @@ def of_episode(episode: Episode, *, root: Path, file: Path) -> tuple[Index | Non
     return _from_arrays(episode, root, file, picture, sizes, paths, digest.hexdigest()), []
 
 
-def _head(file: Path) -> tuple[bytes, int]:
+def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
+    """Height and width of a picture, and bytes that stand for its content.
+
+    Raises:
+      OSError: If it cannot be read.
+      DataError: If it is no regular file, no picture, or cut short.
+    """
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError("expected a regular file, found a folder, pipe or device")
     with file.open("rb") as handle:
-        return handle.read(HEAD_BYTES), os.fstat(handle.fileno()).st_size
+        head = handle.read(HEAD_BYTES)
+        handle.seek(max(status.st_size - TAIL_BYTES, 0))
+        tail = handle.read()
+        try:
+            size = picture_size(head, source=str(file))
+        except DataError:  # perhaps a preview of more than HEAD_BYTES comes first
+            handle.seek(0)
+            size = picture_size(handle.read(MAX_HEADER_BYTES), source=str(file))
+    if not any(marker in tail for marker in END_MARKERS):
+        raise DataError(
+            f"expected the end marker of a picture in its last KiB, found none in {status.st_size} bytes: cut short"
+        )
+    return size, f"{status.st_size}\n".encode() + head
 
 
 def size_problems(cameras: Sequence[str], sizes: Int32[np.ndarray, "T k 2"], file: str) -> list[Problem]:

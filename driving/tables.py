@@ -46,7 +46,7 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, max_gap_s=gap))
     derived = targets.rate(t, yaw, yaw_valid, max_gap_s=gap)
     yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
-    moving = not speed_valid[-1] or abs(speed[-1]) > targets.MOVING_MPS
+    moving = bool(not speed_valid[-1] or abs(speed[-1]) > targets.MOVING_MPS)
     waypoints, waypoint_valid = _waypoints(index, episode, config, pose, pose_valid, moving)
     return {
         "rows": nearest + rows.start,

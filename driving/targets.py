@@ -4,8 +4,12 @@ Poses are (x, y, yaw) in a world frame, or in the vehicle frame of another pose:
 counter-clockwise. Every function gives a value and a mask; where the mask is false the value is 0.
 """
 
+from typing import TypeVar
+
 import numpy as np
-from jaxtyping import Bool, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64
+
+Angles = TypeVar("Angles", bound=Float[np.ndarray, "..."] | float)
 
 STILL_M = 0.1
 """Two positions closer than this give no direction of travel."""
@@ -15,9 +19,9 @@ SAME_PLACE_M = 1e-6
 TIME_SLACK_S = 1e-6
 
 
-def wrap(angle: Float64[np.ndarray, "*any"]) -> Float64[np.ndarray, "*any"]:
+def wrap(angle: Angles) -> Angles:
     """The same angles in (-pi, pi]."""
-    return np.pi - (np.pi - angle) % (2 * np.pi)
+    return np.pi - (np.pi - angle) % (2 * np.pi)  # pyright: ignore[reportReturnType]
 
 
 def relative_pose(
@@ -59,7 +63,7 @@ def headings(
 def _directions(
     t: Float64[np.ndarray, " T"], place: Float64[np.ndarray, "T 2"], speed: Float64[np.ndarray, " T"], max_gap_s: float
 ) -> Float64[np.ndarray, " T"]:
-    step, near = _central(t, place, max_gap_s)
+    step, near = central(t, place, max_gap_s)
     yaw = np.arctan2(step[:, 1], step[:, 0]) + np.where(speed < 0, np.pi, 0.0)
     yaw[~near | (np.hypot(step[:, 0], step[:, 1]) < STILL_M)] = np.nan
     moving = np.flatnonzero(np.isfinite(yaw))
@@ -73,7 +77,7 @@ def _directions(
     return yaw
 
 
-def _central(
+def central(
     t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, "T d"], max_gap_s: float
 ) -> tuple[Float64[np.ndarray, "T d"], Bool[np.ndarray, " T"]]:
     """x after minus x before each frame (one-sided at the ends), and whether both are known and near in time."""
@@ -93,7 +97,7 @@ def rate(
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
     """Central difference of x by time, and whether it could be taken."""
     before, after = _neighbours(len(t))
-    step, near = _central(t, np.where(known, x, np.nan)[:, None], max_gap_s)
+    step, near = central(t, np.where(known, x, np.nan)[:, None], max_gap_s)
     seconds = np.where(near, t[after] - t[before], 1.0)
     return np.where(near, step[:, 0] / seconds, 0.0), near
 
@@ -103,7 +107,7 @@ def speeds(
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
     """Speed in m/s from positions, never negative, and whether it could be taken."""
     before, after = _neighbours(len(t))
-    step, near = _central(t, place, max_gap_s)
+    step, near = central(t, place, max_gap_s)
     seconds = np.where(near, t[after] - t[before], 1.0)
     return np.where(near, np.hypot(step[:, 0], step[:, 1]) / seconds, 0.0), near
 

@@ -1,0 +1,204 @@
+"""Decodes a dataset of episodes once into shards that training reads at random, at the training size.
+
+    python -m driving.pack SRC OUT [--image-size 64 96] [--encoding raw] [--check]
+
+`data.path` may then name OUT instead of SRC. Every camera, state and waypoint is kept, and so is the split of SRC.
+"""
+
+import argparse
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from core.cli import Parser
+from core.errors import ConfigError, DataError, RunError
+from core.pack import PackSettings
+from driving.config import DataConfig
+from driving.fitness import check_absent, without_bad
+from driving.index import PRESENT, Index
+from driving.pictures import FilePictures, columns
+from driving.scan import scan
+from driving.shards import open_pack, write_pack
+
+CHECKED_FRAMES = 2000
+"""Frames that --check compares, spread evenly; both ways of reading are timed on them."""
+JPEG_LIMIT = 4.0
+"""Mean difference (of 255) that encoding anew at quality 95 stays below; measured 0.3 to 1.5."""
+
+
+def open_episodes(config: DataConfig) -> Index:
+    """The index of the episodes of `config.path`; its on_bad says what is refused.
+
+    Raises:
+      DataError: If the dataset is bad, or names no picture.
+    """
+    notes: list[str] = []
+    index, problems = scan(Path(config.path))
+    index = without_bad(index, problems, config, notes)
+    print("".join(f"{note}\n" for note in notes), end="")
+    if not index.cameras:
+        raise DataError(f"{config.path}: expected episodes with cameras, found none to pack")
+    return index
+
+
+def pack(
+    config: DataConfig, index: Index, out: Path, settings: PackSettings, *, threads: int = 2, quiet: bool = True
+) -> None:
+    """Packs a dataset.
+
+    Args:
+      config: Its path, its cameras, and whether absent files are refused.
+      index: Of the dataset.
+      out: Folder to make.
+      settings: Size and encoding of the pictures.
+      threads: Shards written at a time.
+      quiet: Print no progress.
+
+    Raises:
+      DataError: If files are absent, a picture cannot be read, or `out` exists.
+    """
+    notes: list[str] = []
+    check_absent(index, config, notes)
+    progress = _Progress(index, quiet)
+    progress.say(notes)
+    write_pack(out, index, Path(config.path).resolve(), settings, threads=threads, progress=progress.add)
+    progress.end()
+
+
+class _Progress:
+    """A line on stderr that is written over."""
+
+    def __init__(self, index: Index, quiet: bool) -> None:
+        self._pictures = (index.picture == PRESENT).sum(1)
+        self._total, self._done, self._quiet = index.frames, 0, quiet
+        self._begin = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, frames: int) -> None:
+        with self._lock:
+            self._done += frames
+            if self._quiet or (self._done % 100 and self._done < self._total):
+                return
+            rate = self._done / max(time.monotonic() - self._begin, 1e-9)
+            left = (self._total - self._done) / rate
+            print(f"\r{self._done} of {self._total} frames, {left:.0f} s left ", end="", file=sys.stderr)
+
+    def say(self, notes: Sequence[str]) -> None:
+        """Lines that stay."""
+        if not self._quiet:
+            print("".join(f"{note}\n" for note in notes), end="")
+
+    def end(self) -> None:
+        """Says how fast it was."""
+        if not self._quiet:
+            seconds = time.monotonic() - self._begin
+            pictures = int(self._pictures.sum())
+            print(f"\n{pictures} pictures in {seconds:.1f} s, {pictures / seconds:.0f} a second", file=sys.stderr)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A pack beside the dataset that it was made of."""
+
+    frames: int
+    pictures: int
+    mean: float
+    """Difference of the pictures' values, of 255."""
+    largest: int
+    raw_per_s: float
+    """Pictures a second from files, on one thread."""
+    packed_per_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.frames} frames compared, {self.pictures} pictures: mean difference {self.mean:.3f} of 255, largest "
+            f"{self.largest}; on one thread {self.raw_per_s:.0f} pictures a second from files, "
+            f"{self.packed_per_s:.0f} packed"
+        )
+
+
+def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
+    """Reads frames from the dataset and from the pack, and compares them.
+
+    Raises:
+      DataError: If the pack's index differs, or a picture does by more than JPEG loses.
+    """
+    packed_index, packed = open_pack(out, config)
+    for name in ("ids", "drive_hashes", "lengths", "t", "picture", "waypoints"):
+        if not np.array_equal(getattr(index, name), getattr(packed_index, name), equal_nan=name == "waypoints"):
+            raise DataError(f"{out}: expected the same {name} as in {config.path}, found others")
+    files = FilePictures(Path(config.path).resolve(), index, config.cameras)
+    rows = np.unique(np.linspace(0, index.frames - 1, min(index.frames, CHECKED_FRAMES)).astype(np.int64))
+    wanted = (index.picture[rows] == PRESENT)[:, columns(index, config.cameras)]
+    seconds = {"raw": 0.0, "packed": 0.0}
+    worst, total = 0, 0.0
+    for n, row in enumerate(rows.tolist()):
+        shown = {}
+        for name, pictures in (("raw", files), ("packed", packed)):
+            shown[name] = np.zeros((len(config.cameras), *config.image_size, 3), np.uint8)
+            begin = time.perf_counter()
+            pictures.read(row, wanted[n], shown[name])
+            seconds[name] += time.perf_counter() - begin
+        off = np.abs(shown["raw"].astype(np.int16) - shown["packed"])
+        mean = off.mean(axis=(1, 2, 3))
+        if mean.max() > JPEG_LIMIT:
+            raise DataError(
+                f"{out}: record {row}, camera {config.cameras[int(mean.argmax())]}: expected the picture of "
+                f"{config.path}, found one that differs by {mean.max():.1f} of 255 on average"
+            )
+        worst, total = max(worst, int(off.max())), total + float(mean.sum())
+    count = int(wanted.sum())
+    return Comparison(
+        frames=len(rows),
+        pictures=count,
+        mean=total / max(count, 1),
+        largest=worst,
+        raw_per_s=count / seconds["raw"],
+        packed_per_s=count / seconds["packed"],
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m driving.pack", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("source", type=Path, metavar="SRC", help="folder of episodes")
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make")
+    parser.add_argument("--image-size", nargs=2, type=int, default=(64, 96), metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument("--encoding", choices=("jpeg", "raw"), default="jpeg", help="raw is exact, larger, and faster")
+    parser.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100")
+    parser.add_argument("--on-bad", choices=("refuse", "skip"), default="refuse", help="bad episodes; at most 1%% skip")
+    parser.add_argument("--missing-files", choices=("refuse", "mask"), default="refuse", help="as data.missing_files")
+    parser.add_argument("--threads", type=int, default=2, help="shards written at a time")
+    parser.add_argument("--check", action="store_true", help="compare OUT with SRC, and time both")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 0, or 65 if dataset or pack are bad."""
+    args = _parser().parse_args(argv)
+    height, width = args.image_size
+    settings = PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
+    try:
+        config = DataConfig(
+            path=str(args.source), image_size=(height, width), on_bad=args.on_bad, missing_files=args.missing_files
+        )
+        index = open_episodes(config)
+        config = dataclasses.replace(config, cameras=index.cameras)
+        if not (args.check and args.out.exists()):
+            pack(config, index, args.out, settings, threads=args.threads, quiet=False)
+            size = sum(file.stat().st_size for file in args.out.iterdir())
+            print(f"packed {index.frames} frames into {args.out}, {size / 1e6:.1f} MB")
+        if args.check:
+            print(compare(config, index, args.out))
+    except (RunError, ValueError) as error:  # ValueError: a size that the config refuses
+        print(error, file=sys.stderr)
+        return error.exit_code if isinstance(error, RunError) else ConfigError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

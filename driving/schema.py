@@ -1,0 +1,82 @@
+"""The JSON schema of an episode, enforced, and how what is wrong with a dataset is said."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from core.errors import DataError
+
+SCHEMA_FILE = Path(__file__).with_name("episode.schema.json")
+MAX_PROBLEMS = 20
+"""Problems that one message lists; the rest is counted."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something that is wrong with a dataset."""
+
+    file: str
+    key: str
+    """Where in the file, e.g. frames[3].observations.cameras.front.image_path; empty: the file itself."""
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.key}" if self.key else self.file
+        return f"{where}: expected {self.expected}, found {self.found}"
+
+
+def refuse(problems: Sequence[Problem], hint: str = "") -> DataError:
+    """One error that lists the problems."""
+    lines = [f"  {problem}" for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"  and {len(problems) - MAX_PROBLEMS} more")
+    text = f"{len(problems)} problem(s):\n" + "\n".join(lines)
+    return DataError(f"{text}\n{hint}" if hint else text)
+
+
+@functools.cache
+def schema() -> Mapping[str, Any]:
+    """The JSON schema (draft 2020-12) of an episode."""
+    return json.loads(SCHEMA_FILE.read_text())
+
+
+@functools.cache
+def _validator() -> Any:
+    import jsonschema  # 0.1 s
+
+    return jsonschema.Draft202012Validator(schema())
+
+
+def schema_problems(tree: Any, *, source: str) -> list[Problem]:
+    """Where a parsed JSON value departs from the schema."""
+    return [
+        Problem(file=source, key=_dotted(error.absolute_path), expected=_expected(error), found=_short(error.instance))
+        for error in _validator().iter_errors(tree)
+    ]
+
+
+def _dotted(path: Iterable[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+def _expected(error: Any) -> str:
+    """What a keyword of the schema asks for, in words where the keyword alone would not say it."""
+    value = error.validator_value
+    if error.validator == "required":
+        return f"the keys {', '.join(value)}"
+    if error.validator == "type":
+        return value if isinstance(value, str) else " or ".join(value)
+    if error.validator == "enum":
+        return f"one of {value}"
+    if error.validator == "anyOf":
+        return f"a list of {' or '.join(str(option['maxItems']) for option in value)} numbers"
+    return f"{error.validator} {value!r}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,279 @@
+"""Walks driving episodes and reports what is in them and what is wrong with them.
+
+    python -m driving.validate PATH... [--json] [--no-pictures]
+
+PATH is a folder of episodes, one episode file, or a pack. Every file is read anew and every picture decoded, whatever
+an index beside them says. Exit code 65 if there is any problem: a file that training would refuse, or labels that
+contradict one another. Remarks do not count.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import sys
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from core.cli import Parser
+from core.errors import DataError
+from core.images import decode
+from driving.checks import BLACK, Findings, Look, check_numbers, check_pictures
+from driving.config import CAMERAS, DataConfig
+from driving.episodes import episode_files
+from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load
+from driving.pictures import read_bytes
+from driving.scan import scan_file
+from driving.schema import Problem
+from driving.shards import PackedPictures, is_pack, read_manifest
+from driving.split import SPLIT_FILE, check_manifest, load_manifest
+
+Report = dict[str, Any]
+MAX_PRINTED = 40
+
+
+def validate(paths: Sequence[Path], *, pictures: bool = True, threads: int = 2) -> Report:
+    """Looks at everything; raises nothing for bad data.
+
+    Args:
+      paths: Folders of episodes, episode files, packs.
+      pictures: Decode every picture; otherwise only headers are read.
+      threads: Episodes looked at at a time.
+
+    Returns:
+      A dict for JSON: "paths", "episodes" (file, id, frames, seconds, rate_hz, metres, verdict), "cameras" (by name:
+      named, present, absent, calibrated, black, repeated, sizes), "problems" and "remarks" (lists of file, key,
+      expected, found), "refused".
+    """
+    report: Report = {"paths": [str(path) for path in paths], "episodes": [], "cameras": {}}
+    found = Findings()
+    walk = _Walk(pictures=pictures, report=report, found=found)
+    for path in paths:
+        try:
+            _walk_path(path, walk, threads)
+        except DataError as error:
+            found.problems.append(
+                Problem(file=str(path), key="", expected="a dataset that can be read", found=_without(path, error))
+            )
+    _check_ids(report["episodes"], found)
+    report["problems"] = [dataclasses.asdict(problem) for problem in found.problems]
+    report["remarks"] = [dataclasses.asdict(remark) for remark in found.remarks]
+    report["refused"] = bool(found.problems)
+    return report
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Walk:
+    pictures: bool
+    report: Report
+    found: Findings
+
+    def add(self, file: str, index: Index | None, look: Look | None, found: Findings) -> None:
+        """Takes in what was found in one episode."""
+        self.found.problems.extend(found.problems)
+        self.found.remarks.extend(found.remarks)
+        entry: Report = {"file": file, "verdict": "bad" if found.problems else "good"}
+        if index is not None:
+            entry |= _describe(index)
+            _count_cameras(self.report["cameras"], index, look)
+        self.report["episodes"].append(entry)
+
+
+def _walk_path(path: Path, walk: _Walk, threads: int) -> None:
+    if is_pack(path):
+        _walk_pack(path, walk)
+        return
+    base = (path.parent if path.is_file() else path).resolve()
+    parts: list[Index] = []
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        files = episode_files(path)
+        for file, (index, look, found) in zip(
+            files, pool.map(lambda f: _one(f, base, walk.pictures), files), strict=True
+        ):
+            walk.add(str(file), index, look, found)
+            parts += [] if index is None else [index]
+    if (base / SPLIT_FILE).is_file() and not path.is_file() and parts:
+        _check_split(base / SPLIT_FILE, parts, walk.found)
+
+
+def _one(file: Path, base: Path, pictures: bool) -> tuple[Index | None, Look | None, Findings]:
+    found = Findings()
+    index, problems = scan_file(file, base)
+    found.problems.extend(problems)
+    if index is None:
+        return None, None, found
+    look = None
+    if pictures:
+
+        def picture(row: int, column: int) -> np.ndarray:
+            name = base / str(index.path(row, column))
+            return decode(read_bytes(name), source=str(name))
+
+        look = _look(index, picture, str(file), found)
+    _judge(index, look, found, str(file))
+    return index, look, found
+
+
+def _judge(index: Index, look: Look | None, found: Findings, file: str) -> None:
+    config = DataConfig(path=file)
+    empty = Look(brightest=np.full(index.picture.shape, 255, np.uint8), repeats=np.zeros(index.picture.shape, bool))
+    for more in (check_numbers(index, config), check_pictures(index, look or empty)):
+        found.problems.extend(dataclasses.replace(problem, file=file) for problem in more.problems)
+        found.remarks.extend(dataclasses.replace(remark, file=file) for remark in more.remarks)
+
+
+def _look(index: Index, picture: Any, file: str, found: Findings) -> Look:
+    """Decodes an episode's pictures, frame by frame; those that cannot be are problems."""
+    brightest = np.full(index.picture.shape, 255, np.uint8)
+    repeats = np.zeros(index.picture.shape, bool)
+    before: dict[int, int] = {}
+    for row, column in np.argwhere(index.picture == PRESENT).tolist():
+        try:
+            shown: UInt8[np.ndarray, "h w 3"] = picture(row, column)
+        except DataError as error:
+            key = f"frames[{row}].observations.cameras.{index.cameras[column]}.image_path"
+            found.problems.append(Problem(file=file, key=key, expected="a picture that decodes", found=str(error)))
+            continue
+        brightest[row, column] = shown.max()
+        sum_ = zlib.crc32(np.ascontiguousarray(shown).data)
+        repeats[row, column] = row > 0 and index.picture[row - 1, column] == PRESENT and before.get(column) == sum_
+        before[column] = sum_
+    return Look(brightest=brightest, repeats=repeats)
+
+
+def _walk_pack(path: Path, walk: _Walk) -> None:
+    manifest, whole = read_manifest(path), load(path / INDEX_FILE)
+    store = PackedPictures(path, whole, whole.cameras)
+    shape = (len(whole.cameras), *manifest["image_size"], 3)
+    for episode in range(len(whole.ids)):
+        index, found, first = whole.one(episode), Findings(), whole.rows(episode).start
+        file = f"{path}: {index.files[0]}"
+        look = None
+        if walk.pictures:
+
+            def picture(row: int, column: int, first: int = first) -> np.ndarray:
+                out, wanted = np.zeros(shape, np.uint8), np.zeros(shape[0], bool)
+                wanted[column] = True
+                store.read(first + row, wanted, out)
+                return out[column]
+
+            look = _look(index, picture, file, found)
+        _judge(index, look, found, file)
+        walk.add(file, index, look, found)
+    if (path / SPLIT_FILE).is_file():
+        _check_split(path / SPLIT_FILE, [whole], walk.found)
+
+
+def _check_split(file: Path, parts: Sequence[Index], found: Findings) -> None:
+    try:
+        check_manifest(load_manifest(file), concatenate(parts), source=str(file), may_lack=False)
+    except DataError as error:
+        found.problems.append(
+            Problem(file=str(file), key="", expected="a split without leaks", found=_without(file, error))
+        )
+
+
+def _without(path: Path, error: DataError) -> str:
+    """A message without the path that its line begins with already."""
+    return str(error).removeprefix(f"{path}: ")
+
+
+def _check_ids(episodes: Sequence[Report], found: Findings) -> None:
+    """Ids that occur twice, and drives that were recorded once and are there twice."""
+    for key, to, expected in (
+        ("id", found.problems, "an id of its own"),
+        ("drive", found.remarks, "a drive that no other episode shows"),
+    ):
+        first: dict[str, str] = {}
+        for entry in episodes:
+            if key in entry and first.setdefault(entry[key], entry["file"]) != entry["file"]:
+                text = f"{entry[key][:60]!r}, as in {first[entry[key]]}"
+                to.append(
+                    Problem(file=entry["file"], key="episode_id" if key == "id" else "", expected=expected, found=text)
+                )
+                entry["verdict"] = "bad" if key == "id" else entry["verdict"]
+
+
+def _describe(index: Index) -> Report:
+    steps = np.diff(index.t)
+    moved = np.hypot(*np.diff(index.pose[:, :2], axis=0).T)
+    return {
+        "id": index.ids[0],
+        "recording": index.recordings[0],
+        "drive": index.drive_hashes[0],
+        "frames": index.frames,
+        "seconds": float(index.t[-1] - index.t[0]),
+        "rate_hz": float(1 / np.median(steps)) if len(steps) else None,
+        "metres": float(moved.sum()) if np.isfinite(moved).all() else None,
+    }
+
+
+def _count_cameras(cameras: dict[str, Report], index: Index, look: Look | None) -> None:
+    for c, camera in enumerate(index.cameras):
+        empty = dict.fromkeys(("named", "present", "absent", "calibrated", "black", "repeated"), 0)
+        entry = cameras.setdefault(camera, {**empty, "sizes": []})
+        there = index.picture[:, c] == PRESENT
+        entry["named"] += int((index.picture[:, c] > 0).sum())
+        entry["present"] += int(there.sum())
+        entry["absent"] += int((index.picture[:, c] == ABSENT).sum())
+        entry["calibrated"] += int((there & (index.calibration[:, c] >= 0)).sum())
+        if look is not None:
+            entry["black"] += int((there & (look.brightest[:, c] <= BLACK)).sum())
+            entry["repeated"] += int(look.repeats[:, c].sum())
+        for size in np.unique(index.picture_size[there, c], axis=0).tolist():
+            if size not in entry["sizes"]:
+                entry["sizes"].append(size)
+
+
+def _print(report: Report) -> None:
+    episodes = report["episodes"]
+    known = [entry for entry in episodes if "frames" in entry]
+    frames = sum(entry["frames"] for entry in known)
+    bad = sum(entry["verdict"] == "bad" for entry in episodes)
+    seconds = sum(entry["seconds"] for entry in known)
+    print(f"{len(episodes)} episode(s), {bad} bad; {frames} frames, {seconds:.1f} s")
+    if known:
+        rates = [entry["rate_hz"] for entry in known if entry["rate_hz"]]
+        spread = f"{min(rates):.4g} to {max(rates):.4g} Hz" if rates else "unknown"
+        lengths = [entry["frames"] for entry in known]
+        print(f"{min(lengths)} to {max(lengths)} frames an episode; rate {spread}")
+    if report["cameras"]:
+        print(
+            f"\n{'camera':14}{'size':>12}{'coverage':>10}{'present':>9}{'absent':>8}{'calibrated':>12}{'black':>7}{'repeated':>10}"
+        )
+    rank = {name: i for i, name in enumerate(CAMERAS)}
+    for name, row in sorted(report["cameras"].items(), key=lambda item: (rank.get(item[0], len(rank)), item[0])):
+        sizes = " ".join(f"{height}x{width}" for height, width in row["sizes"]) or "-"
+        share = f"{row['present'] / frames:.1%}"
+        print(
+            f"{name:14}{sizes:>12}{share:>10}{row['present']:>9}{row['absent']:>8}{row['calibrated']:>12}"
+            f"{row['black']:>7}{row['repeated']:>10}"
+        )
+    for title in ("remarks", "problems"):
+        entries = [Problem(**entry) for entry in report[title]]
+        print(f"\n{len(entries)} {title if len(entries) != 1 else title[:-1]}{':' if entries else ''}")
+        for entry in entries[:MAX_PRINTED]:
+            print(f"  {entry}")
+        if len(entries) > MAX_PRINTED:
+            print(f"  and {len(entries) - MAX_PRINTED} more; --json lists all")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 0, or 65 if there is a problem."""
+    parser = Parser(prog="python -m driving.validate", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder of episodes, episode file, or pack")
+    parser.add_argument("--json", action="store_true", help="the report as JSON")
+    parser.add_argument("--no-pictures", action="store_true", help="decode no picture; look at headers only")
+    parser.add_argument("--threads", type=int, default=2, help="episodes looked at at a time (2)")
+    args = parser.parse_args(argv)
+    report = validate(args.paths, pictures=not args.no_pictures, threads=args.threads)
+    print(json.dumps(report, indent=1)) if args.json else _print(report)
+    return DataError.exit_code if report["refused"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""A pack gives what its episodes give, and what is damaged in it is found."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import ConfigError, DataError
+from core.pack import PackSettings
+from driving import pack as pack_lib
+from driving import shards
+from driving.config import CAMERAS, DataConfig
+from driving.data import open_data
+from driving.validate import validate
+from tests.driving.drives import SIZE, write_drive
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pack") / "raw"
+
+    def change(tree: dict) -> None:
+        tree["frames"][4]["observations"]["cameras"]["side_left"] = None
+
+    for i in range(4):
+        write_drive(folder, f"e{i}", frames=8, start_yaw=0.5 * i, change=change)
+    return folder
+
+
+def packed(root: Path, out: Path, size: tuple[int, int], encoding: str) -> DataConfig:
+    config = DataConfig(path=str(root), image_size=size)
+    settings = PackSettings(image_size=size, encoding=encoding)  # pyright: ignore[reportArgumentType]
+    pack_lib.pack(config, pack_lib.open_episodes(config), out, settings)
+    return DataConfig(path=str(out), image_size=size)
+
+
+@pytest.mark.parametrize(
+    ("size", "encoding", "mean", "most"),
+    [(SIZE, "jpeg", 0, 0), (SIZE, "raw", 0, 0), ((24, 40), "raw", 0, 0), ((24, 40), "jpeg", 1.5, 16)],
+)
+def test_a_pack_gives_the_same_batches(
+    root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: tuple[int, int],
+    encoding: str,
+    mean: float,
+    most: int,
+):
+    monkeypatch.setattr(shards, "FRAMES_PER_SHARD", 10)  # shards end inside episodes
+    config = packed(root, tmp_path / "pack", size, encoding)
+    assert len(list((tmp_path / "pack").glob("*.arrayrecord"))) == 4
+    raw = open_data(DataConfig(path=str(root), image_size=size), "all")
+    stored = open_data(config, "all")
+    one, other = raw.batch(raw.anchors), stored.batch(stored.anchors)
+    for key in one:
+        if key != "images":
+            np.testing.assert_array_equal(one[key], other[key])
+    off = np.abs(one["images"].astype(int) - other["images"])
+    assert off.mean() <= mean
+    assert off.max() <= most
+    assert (other["images"][~other["image_valid"]] == 0).all()
+    seen = pack_lib.compare(raw.config, raw.index, tmp_path / "pack")
+    assert (seen.frames, seen.pictures) == (32, 32 * 5 - 4)
+    assert seen.largest == off.max()
+    assert stored.fingerprint()["manifest"] == raw.fingerprint()["manifest"]
+    assert stored.fingerprint() != raw.fingerprint()
+
+
+def test_some_cameras_of_a_pack_in_another_order(root: Path, tmp_path: Path):
+    packed(root, tmp_path / "pack", SIZE, "jpeg")
+    config = DataConfig(path=str(tmp_path / "pack"), image_size=SIZE, cameras=("side_right", "rear", "front"))
+    batch = open_data(config, "all").batch(np.arange(3))
+    whole = open_data(DataConfig(path=str(root), image_size=SIZE), "all").batch(np.arange(3))
+    assert batch["image_valid"][:, 0].tolist() == [[True, False, True]] * 3
+    np.testing.assert_array_equal(batch["images"][:, :, 0], whole["images"][:, :, CAMERAS.index("side_right")])
+    np.testing.assert_array_equal(batch["images"][:, :, 2], whole["images"][:, :, CAMERAS.index("front")])
+
+
+def test_a_pack_keeps_the_split(root: Path, tmp_path: Path):
+    config = DataConfig(path=str(root), image_size=SIZE, val_fraction=0.25, test_fraction=0.25)
+    before = open_data(config)
+    packed(root, tmp_path / "pack", SIZE, "jpeg")
+    after = open_data(DataConfig(path=str(tmp_path / "pack"), image_size=SIZE))
+    np.testing.assert_array_equal(before.anchors, after.anchors)
+
+
+def test_what_is_wrong_with_a_pack_is_said(root: Path, tmp_path: Path):
+    out = tmp_path / "pack"
+    config = packed(root, out, SIZE, "raw")
+    with pytest.raises(ConfigError, match=r"packed at \(32, 48\)"):
+        open_data(DataConfig(path=str(out), image_size=(64, 96)), "all")
+    with pytest.raises(DataError, match="does not exist yet"):
+        packed(root, out, SIZE, "raw")
+    assert not validate([out])["refused"]
+    shard = out / "pictures-00000.arrayrecord"
+    whole = bytearray(shard.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    shard.write_bytes(whole)
+    data = open_data(config, "all")
+    with pytest.raises(DataError, match="record"):
+        data.batch(data.anchors)
+    assert validate([out])["refused"]
+    shard.unlink()
+    with pytest.raises(DataError, match="pictures-00000"):
+        open_data(config, "all")
+    manifest = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps(manifest | {"format": "other"}))
+    with pytest.raises(DataError, match="expected format"):
+        open_data(config, "all")
+
+
+def test_compare_finds_other_pictures(root: Path, tmp_path: Path):
+    packed(root, tmp_path / "pack", SIZE, "jpeg")
+    other = tmp_path / "other"
+    for i in range(4):
+        write_drive(other, f"e{i}", frames=8, start_yaw=0.5 * i)
+    config = DataConfig(path=str(other), image_size=SIZE)
+    with pytest.raises(DataError, match="expected the same drive_hashes"):
+        pack_lib.compare(config, pack_lib.open_episodes(config), tmp_path / "pack")
+
+
+def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = str(tmp_path / "pack")
+    assert pack_lib.main([str(root), out, "--image-size", "16", "24", "--check"]) == 0
+    said = capsys.readouterr()
+    assert "packed 32 frames" in said.out
+    assert "32 frames compared, 156 pictures" in said.out
+    assert "pictures a second from files" in said.out
+    assert pack_lib.main([str(root), out, "--image-size", "16", "24", "--check"]) == 0
+    assert "packed 32 frames" not in capsys.readouterr().out
+    assert pack_lib.main([str(root), out, "--image-size", "16", "24"]) == 65
+    assert pack_lib.main([str(tmp_path / "none"), out]) == 65
+    assert pack_lib.main([str(root), out, "--image-size", "0", "24"]) == 64

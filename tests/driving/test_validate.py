@@ -1,0 +1,237 @@
+"""Validation: each defect that was seen in real loaders and files, found and named; good drives pass."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from driving.validate import main, validate
+from tests.driving.drives import SIZE, SPEED, pose_at, write_drive
+
+Tree = dict[str, Any]
+
+
+def frames(tree: Tree) -> list[Tree]:
+    return tree["frames"]
+
+
+def state(tree: Tree, i: int) -> Tree:
+    return tree["frames"][i]["observations"]["state"]
+
+
+def add_waypoints(tree: Tree, *, by_index: bool = False) -> None:
+    """What a converter lists: the next 20 poses in the vehicle frame, the last one repeated past the end."""
+    last = frames(tree)[-1]["t"]
+    for i, frame in enumerate(frames(tree)):
+        x, y, yaw = pose_at(frame["t"])
+        places = []
+        for j in range(1, 21):
+            t = min(frame["t"] + 0.1 * j, last)
+            if by_index:
+                t = frames(tree)[min(i + j, len(frames(tree)) - 1)]["t"]
+            x2, y2, _ = pose_at(t)
+            dx, dy = x2 - x, y2 - y
+            places.append([np.cos(yaw) * dx + np.sin(yaw) * dy, np.cos(yaw) * dy - np.sin(yaw) * dx])
+        frame["expert"] = {"waypoints": [[float(a), float(b)] for a, b in places]}
+
+
+def speed_zero(tree: Tree) -> None:
+    for i in range(len(frames(tree))):
+        state(tree, i)["speed_mps"] = 0.0
+
+
+def speed_in_kmh(tree: Tree) -> None:
+    for i in range(len(frames(tree))):
+        state(tree, i)["speed_mps"] = 3.6 * SPEED
+
+
+def jump(tree: Tree) -> None:
+    state(tree, 12)["x_m"] += 6.0
+
+
+def spin(tree: Tree) -> None:
+    state(tree, 12)["yaw_rad"] += 1.0
+
+
+def sideways(tree: Tree) -> None:
+    for i in range(len(frames(tree))):
+        state(tree, i)["yaw_rad"] += np.pi / 2
+
+
+def mirrored_waypoints(tree: Tree) -> None:
+    add_waypoints(tree)
+    for frame in frames(tree):
+        frame["expert"]["waypoints"] = [[x, -y] for x, y in frame["expert"]["waypoints"]]
+
+
+def waypoints_by_index(tree: Tree) -> None:
+    del tree["frames"][5:9]
+    add_waypoints(tree, by_index=True)
+
+
+PROBLEMS: list[tuple[Callable[[Tree], None], str, str]] = [
+    (speed_zero, "observations.state.speed_mps", "30 of 30 frames are off"),
+    (speed_in_kmh, "observations.state.speed_mps", "28.80"),
+    (jump, "frames[12].observations.state.x_m, y_m", "jump"),
+    (spin, "observations.state.yaw_rad", "jump"),
+    (sideways, "observations.state.yaw_rad", "as it travels"),
+    (mirrored_waypoints, "expert.waypoints", "are off"),
+    (waypoints_by_index, "expert.waypoints", "are off"),
+]
+
+
+@pytest.mark.parametrize(("change", "key", "words"), PROBLEMS, ids=[case[0].__name__ for case in PROBLEMS])
+def test_labels_that_contradict_one_another(tmp_path: Path, change: Callable[[Tree], None], key: str, words: str):
+    file = write_drive(tmp_path, "a", change=change)
+    report = validate([tmp_path])
+    assert report["refused"]
+    found = report["problems"]
+    assert all(problem["file"] == str(file) for problem in found)
+    assert any(key in problem["key"] and words in problem["expected"] + problem["found"] for problem in found), found
+
+
+def slow_start(tree: Tree) -> None:
+    """Stands, then speeds up at 3 m/s2."""
+    for i, frame in enumerate(frames(tree)):
+        moving = max(frame["t"] - 1.0, 0.0)
+        state(tree, i).update(x_m=1.5 * moving**2, y_m=0.0, yaw_rad=0.0, yaw_rate_radps=0.0, speed_mps=3.0 * moving)
+
+
+def yaw_past_pi(tree: Tree) -> None:
+    for i, frame in enumerate(frames(tree)):
+        x, y, yaw = pose_at(frame["t"], 2.8)
+        state(tree, i).update(x_m=float(x), y_m=float(y), yaw_rad=float(np.arctan2(np.sin(yaw), np.cos(yaw))))
+
+
+def reverse(tree: Tree) -> None:
+    for i, frame in enumerate(frames(tree)):
+        state(tree, i).update(x_m=-5.0 * frame["t"], y_m=0.0, yaw_rad=0.0, yaw_rate_radps=0.0, speed_mps=-5.0)
+
+
+def bare(tree: Tree) -> None:
+    for frame in frames(tree):
+        del frame["observations"]["state"]
+
+
+@pytest.mark.parametrize("change", [None, add_waypoints, slow_start, yaw_past_pi, reverse, bare])
+def test_good_drives_pass(tmp_path: Path, change: Callable[[Tree], None] | None):
+    write_drive(tmp_path, "a", change=change)
+    report = validate([tmp_path])
+    assert report["problems"] == []
+    filled = [remark["found"] for remark in report["remarks"]]
+    # Frame i of 30 lists 20 places, of which 29 - i lie inside the drive: 20 + 19 + ... + 1 are repeated.
+    assert filled == (["210 repeated places, which training masks"] if change is add_waypoints else [])
+
+
+def test_gaps_and_jitter_are_remarks(tmp_path: Path):
+    def change(tree: Tree) -> None:
+        del tree["frames"][10:12]
+        tree["frames"][5]["t"] += 0.03
+
+    write_drive(tmp_path, "a", change=change, frames=30)
+    report = validate([tmp_path])
+    remarks = [(remark["key"], remark["found"]) for remark in report["remarks"]]
+    assert ("frames[*].t", "1 gap(s), the longest 0.300 s after frames[9]") in remarks
+    assert ("frames[*].t", "steps of 0.0700 to 0.1300 s") in remarks
+
+
+def overwrite(root: Path, camera: str, rows: range, picture: np.ndarray) -> None:
+    for i in rows:
+        (root / "a_images" / f"{i:04d}_{camera}.jpg").write_bytes(simplejpeg.encode_jpeg(picture))
+
+
+def test_black_pictures(tmp_path: Path):
+    write_drive(tmp_path, "a")
+    overwrite(tmp_path, "side_left", range(3, 5), np.zeros((*SIZE, 3), np.uint8))
+    report = validate([tmp_path])
+    assert not report["refused"]
+    assert report["cameras"]["side_left"]["black"] == 2
+    assert "2 of 30 without a value above 8" in report["remarks"][0]["found"]
+    overwrite(tmp_path, "side_left", range(20), np.zeros((*SIZE, 3), np.uint8))
+    report = validate([tmp_path])
+    keys = [problem["key"] for problem in report["problems"]]
+    assert "frames[0].observations.cameras.side_left" in keys
+
+
+def test_frozen_pictures_are_false_only_while_the_car_moves(tmp_path: Path):
+    write_drive(tmp_path, "a")
+    overwrite(tmp_path, "front", range(10, 16), np.full((*SIZE, 3), 90, np.uint8))
+    report = validate([tmp_path])
+    assert report["refused"]
+    assert report["problems"][0]["key"] == "frames[10].observations.cameras.front"
+    assert report["problems"][0]["found"] == "6 equal pictures in a row while the car moved 4.0 m"
+    assert report["cameras"]["front"]["repeated"] == 5
+
+    def stand(tree: Tree) -> None:
+        for i in range(len(frames(tree))):
+            state(tree, i).update(x_m=0.0, y_m=0.0, yaw_rad=0.0, speed_mps=0.0, yaw_rate_radps=0.0)
+
+    write_drive(tmp_path, "a", change=stand)
+    overwrite(tmp_path, "front", range(30), np.full((*SIZE, 3), 90, np.uint8))
+    report = validate([tmp_path])
+    assert not report["refused"]
+    assert report["cameras"]["front"]["repeated"] == 29
+
+
+def test_files_that_are_absent_or_do_not_decode(tmp_path: Path):
+    write_drive(tmp_path, "a")
+    (tmp_path / "a_images" / "0007_front.jpg").unlink()
+    hurt = tmp_path / "a_images" / "0008_front.jpg"
+    data = hurt.read_bytes()
+    hurt.write_bytes(data[:700] + data[-2:])
+    report = validate([tmp_path])
+    found = {problem["key"]: problem["found"] for problem in report["problems"]}
+    assert "absent, the first a_images/0007_front.jpg" in found["frames[7].observations.cameras.front.image_path"]
+    assert "0008_front.jpg" in found["frames[8].observations.cameras.front.image_path"]
+    assert report["cameras"]["front"]["absent"] == 1
+    assert report["cameras"]["front"]["present"] == 29
+    headers_only = validate([tmp_path], pictures=False)
+    assert len(headers_only["problems"]) == 1
+
+
+def test_ids_and_drives_that_occur_twice(tmp_path: Path):
+    write_drive(tmp_path / "one", "a")
+    tree = json.loads((tmp_path / "one" / "a.json").read_text())
+    write_drive(tmp_path / "two", "a", start_yaw=1.0)
+    (tmp_path / "one" / "b.json").write_text(json.dumps(tree | {"episode_id": "b"}))
+    report = validate([tmp_path / "one", tmp_path / "two"])
+    assert [problem["file"] for problem in report["problems"]] == [str(tmp_path / "two" / "a.json")]
+    assert "'a', as in" in report["problems"][0]["found"]
+    assert [remark["file"] for remark in report["remarks"]] == [str(tmp_path / "one" / "b.json")]
+
+
+def test_the_table_and_the_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    def change(tree: Tree) -> None:
+        for frame in frames(tree)[:3]:
+            frame["observations"]["cameras"]["side_right"] = None
+
+    write_drive(tmp_path, "a", change=change)
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "1 episode(s), 0 bad; 30 frames, 2.9 s" in said
+    row = next(line for line in said.splitlines() if line.startswith("side_right"))
+    assert row.split() == ["side_right", "32x48", "90.0%", "27", "0", "27", "0", "0"]
+    assert main([str(tmp_path / "none")]) == 65
+    assert "no such folder" in capsys.readouterr().out
+    (tmp_path / "b.json").write_text("{")
+    assert main([str(tmp_path), "--json"]) == 65
+    report = json.loads(capsys.readouterr().out)
+    assert report["refused"]
+    assert [episode["verdict"] for episode in report["episodes"]] == ["good", "bad"]
+    assert main([str(tmp_path / "a.json")]) == 0
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 64
+
+
+def test_a_split_that_leaks_is_a_problem(tmp_path: Path):
+    for name in ("a", "b"):
+        write_drive(tmp_path, name, source={"dataset": "d", "scene_id": "1"}, start_yaw=float(ord(name)))
+    listed = {"format": "chunkwise-driving-split-1", "train": {"a": ""}, "val": {"b": ""}, "test": {}}
+    (tmp_path / "_split.json").write_text(json.dumps(listed))
+    report = validate([tmp_path])
+    assert "come from the recording d/1" in report["problems"][0]["found"]
