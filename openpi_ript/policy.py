@@ -194,20 +194,20 @@ class Policy:
     def _state(self, observation: Mapping[str, Any]) -> tuple[Float32[np.ndarray, "b s"], bool]:
         """States as a batch, and whether there was one only."""
         width = self.config.data.robot.state_dim
-        state = np.asarray(_entry(observation, "state"))
+        state = _array(_entry(observation, "state"), "state")
         if state.dtype.kind not in "fiu" or state.ndim not in (1, 2) or state.shape[-1] != width or not state.size:
             raise DataError(
                 f"state: expected {width} numbers, or a batch of them, found {state.dtype} {list(state.shape)}"
             )
-        state = state.astype(np.float32)
-        if not np.isfinite(state).all():
-            raise DataError(f"state: expected finite numbers, found {state[~np.isfinite(state)][:3]}")
-        return np.atleast_2d(state), state.ndim == 1
+        bad = state[~(np.abs(state.astype(np.float64)) <= np.finfo(np.float32).max)]
+        if bad.size:
+            raise DataError(f"state: expected finite numbers, found {bad[:3]}")
+        return np.atleast_2d(state.astype(np.float32)), state.ndim == 1
 
     def _images(self, observation: Mapping[str, Any], rows: int, single: bool) -> dict[str, np.ndarray | None]:
         given = _entry(observation, "image") if self._inputs.cameras else {}
         if not isinstance(given, Mapping) or set(given) != set(self._inputs.cameras):
-            got = sorted(given) if isinstance(given, Mapping) else type(given).__name__
+            got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
             raise DataError(
                 f"image: expected a dict with {list(self._inputs.cameras)}, None for a camera that is off; found {got}"
             )
@@ -216,9 +216,11 @@ class Policy:
             if value is None:
                 images[name] = None
                 continue
-            pictures = np.asarray(value)[None] if single else np.asarray(value)
+            pictures = _array(value, f"image {name}")
+            pictures = pictures[None] if single else pictures
             if pictures.ndim != 4 or len(pictures) != rows:
-                raise DataError(f"image {name}: expected {rows} pictures, found shape {list(pictures.shape)}")
+                wanted = "one picture [h, w, 3]" if single else f"{rows} pictures [{rows}, h, w, 3]"
+                raise DataError(f"image {name}: expected {wanted}, found shape {list(np.shape(value))}")
             if pictures.shape[1] == 3 and pictures.shape[3] != 3:
                 pictures = pictures.transpose(0, 2, 3, 1)
             require_uint8(pictures[0], name)
@@ -228,13 +230,22 @@ class Policy:
     def _prompts(self, observation: Mapping[str, Any], rows: int, single: bool) -> Sequence[str]:
         default = self.config.data.default_prompt
         given = observation.get("prompt", "")
-        prompts = [given] * (1 if single else rows) if isinstance(given, str) else list(given)
-        if len(prompts) != rows or not all(isinstance(prompt, str) for prompt in prompts):
-            raise DataError(f"prompt: expected {rows} of them as text, found {str(given)[:80]!r}")
-        filled = [prompt or default for prompt in prompts]
+        prompts = [given] * rows if isinstance(given, str) else given
+        several = isinstance(prompts, Sequence | np.ndarray) and np.ndim(prompts) == 1 and len(prompts) == rows
+        if not several or not all(isinstance(prompt, str) for prompt in prompts):
+            wanted = "text" if single else f"text, or {rows} of them"
+            raise DataError(f"prompt: expected {wanted}, found {type(given).__name__} {str(given)[:80]!r}")
+        filled = [prompt if prompt.strip() else default for prompt in prompts]
         if not all(filled):
             raise DataError("prompt: expected the task in words, found ''; send one, or set data.default_prompt")
         return [prompt for prompt in filled if prompt]
+
+
+def _array(value: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"{name}: expected an array, found {error}") from error
 
 
 def _entry(observation: Mapping[str, Any], key: str) -> Any:

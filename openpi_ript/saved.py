@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import types
 import typing
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from openpi_ript.weights import fit_to_model, load_openpi, load_safetensors
 
 NORM_STATS = "norm_stats.json"
 """File of statistics, in a run's folder, and below `assets` in openpi's checkpoints."""
+TOKENIZER = "tokenizer.model"
+"""Copy of the tokenizer in a run's folder."""
 
 
 def is_run(folder: Path) -> bool:
@@ -31,7 +34,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> OpenpiRiptConfig:
-    """The config with which a run was started.
+    """The config with which a run was started; the tokenizer is the run's own copy, where it has one.
 
     Raises:
       ConfigError: If config.json is missing, damaged, or of another package or version.
@@ -42,11 +45,22 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
     try:
-        return _unflatten(OpenpiRiptConfig, flat, "")
+        config = _unflatten(OpenpiRiptConfig, flat, "")
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path}: expected the config of an openpi_ript run, found none that this version reads: {error}"
         ) from error
+    own = folder / TOKENIZER
+    return dataclasses.replace(config, tokenizer=str(own)) if own.is_file() else config
+
+
+def keep_tokenizer(file: str | Path, folder: Path) -> None:
+    """Copies the tokenizer into a run's folder, which then holds all that its policy needs, wherever it is moved."""
+    own = folder / TOKENIZER
+    if not own.exists():
+        partial = own.with_name(f"{TOKENIZER}.partial")
+        shutil.copyfile(file, partial)
+        partial.replace(own)
 
 
 def read_weights(path: str | Path) -> dict[str, Any]:

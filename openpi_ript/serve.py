@@ -14,11 +14,13 @@ for a robot of openpi's work unchanged. A number under "guidance_scale" replaces
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import http
 import math
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,31 +56,53 @@ def unpack(data: bytes) -> Any:
     """
     try:
         return msgpack.unpackb(data, object_hook=_decode)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
         raise DataError(f"request: expected msgpack as openpi-client writes it, found {error}") from error
 
 
 def rename(observation: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """An observation with some entries under other names; "/" in a new name leads into a nested dict.
+    """An observation with some entries under other names; "/" in a name leads into a nested dict.
 
     Args:
-      observation: As the client sent it; other entries stay.
-      names: Client's key to the policy's, e.g. {"observation/image": "image/base_0_rgb"}.
+      observation: As the client sent it; not changed. Entries that are not named stay.
+      names: Client's key to the policy's, e.g. {"observation/image": "image/base_0_rgb"}. A client's key with "/" in it
+        is found as it is, as openpi's LIBERO client sends it, or nested, as its ALOHA client does.
 
     Raises:
-      DataError: If an entry is missing.
+      DataError: If an entry is missing, or a new name leads into what is no dict.
     """
-    missing = sorted(set(names) - set(observation))
-    if missing:
-        raise DataError(f"request: expected the entries {missing} as --rename says, found {sorted(observation)}")
-    renamed = {key: value for key, value in observation.items() if key not in names}
+    renamed = _copy(observation)
+    missing = object()
+    taken = {old: _take(renamed, old, missing) for old in names}
+    lost = sorted(old for old, value in taken.items() if value is missing)
+    if lost:
+        raise DataError(f"request: expected the entries {lost} as --rename says, found {sorted(map(str, observation))}")
     for old, new in names.items():
         *parents, last = new.split("/")
         inner = renamed
         for parent in parents:
             inner = inner.setdefault(parent, {})
-        inner[last] = observation[old]
+            if not isinstance(inner, dict):
+                found = f"{type(inner).__name__} at {parent!r}"
+                raise DataError(f"request: expected a dict to put {old!r} into as --rename says, found {found}")
+        inner[last] = taken[old]
     return renamed
+
+
+def _copy(value: Any) -> Any:
+    """Nested dicts copied, their arrays shared."""
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _take(observation: dict[str, Any], name: str, missing: object) -> Any:
+    """Removes an entry, by its whole name or along its parts, and returns it; `missing` where there is none."""
+    if name in observation:
+        return observation.pop(name)
+    *parents, last = name.split("/")
+    inner: Any = observation
+    for parent in parents:
+        inner = inner.get(parent) if isinstance(inner, dict) else None
+    return inner.pop(last, missing) if isinstance(inner, dict) else missing
 
 
 class PolicyServer:
@@ -117,10 +141,12 @@ class PolicyServer:
                 before = 1000 * (time.monotonic() - began)
         except ConnectionClosed:
             pass
-        except RunError as error:
-            print(f"request refused: {error}", file=sys.stderr, flush=True)
-            await connection.send(str(error))
-            await connection.close(CloseCode.INTERNAL_ERROR, "The frame before says why.")
+        except Exception as error:  # whatever one request breaks ends its own connection, and its client is told
+            refused = isinstance(error, RunError)
+            print(f"request refused: {error}" if refused else traceback.format_exc(), file=sys.stderr, flush=True)
+            with contextlib.suppress(ConnectionClosed):
+                await connection.send(str(error) if refused else f"the server failed: {type(error).__name__}: {error}")
+                await connection.close(CloseCode.INTERNAL_ERROR, "The frame before says why.")
 
     async def _infer(self, message: str | bytes) -> dict[str, Any]:
         if isinstance(message, str):
@@ -157,6 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except (OSError, OverflowError) as error:  # the second for a port beyond 65535
+        print(f"error: cannot listen at --host {arguments.host} --port {arguments.port}: {error}", file=sys.stderr)
+        return ConfigError.exit_code
     except KeyboardInterrupt:
         return 0
     return 0
@@ -177,7 +206,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--guidance-scale", type=float, help="by default that of the run's config")
     parser.add_argument(
-        "--rename", action="append", default=[], metavar="CLIENT=POLICY", help="a key of the observation; repeatable"
+        "--rename",
+        action="append",
+        default=[],
+        metavar="CLIENT=POLICY",
+        help="the client's key of an entry, and the policy's, such as observation/image=image/base_0_rgb; repeatable",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     parser.add_argument("options", nargs="*", help="fields of the config, after --: -- --tokenizer FILE")
@@ -212,7 +245,10 @@ def _decode(value: dict[Any, Any]) -> Any:
             raise ValueError(f"an array of {dtype} {list(shape)} in {len(data)} bytes")
         return np.frombuffer(data, dtype).reshape(shape)
     if b"__npgeneric__" in value:
-        return np.dtype(value[b"dtype"]).type(value[b"data"])
+        dtype, data = np.dtype(value[b"dtype"]), value[b"data"]
+        if dtype.kind not in KINDS or not isinstance(data, bool | int | float):
+            raise ValueError(f"a scalar of {dtype} from {type(data).__name__}")
+        return dtype.type(data)
     return value
 
 

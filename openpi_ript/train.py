@@ -13,12 +13,13 @@ from jaxtyping import Array, Float, Key
 
 from core import prng
 from core.arrays import NumpyTree, PyTree
+from core.errors import ConfigError
 from core.loop import fit
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.run_folder import RunFolder
 from core.state import TrainState
-from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.config import OpenpiRiptConfig, Optimality
 from openpi_ript.data import TrainingData, open_data
 from openpi_ript.guidance import guided_loss
 from openpi_ript.inputs import make_inputs
@@ -26,7 +27,7 @@ from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, t
 from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, init_params
 from openpi_ript.norm import save_stats
 from openpi_ript.record import record
-from openpi_ript.saved import NORM_STATS, read_weights
+from openpi_ript.saved import NORM_STATS, keep_tokenizer, read_weights
 from openpi_ript.weights import fit_to_model
 
 
@@ -34,6 +35,18 @@ class RiptTask:
     """A pi0 run as the train loop sees it."""
 
     def __init__(self, config: OpenpiRiptConfig, data: TrainingData) -> None:
+        """Compiles nothing yet.
+
+        Raises:
+          ConfigError: If the tokenizer is missing, or guidance has no positive sample to learn from.
+        """
+        if config.guidance is not None and not (data.to_ript.rollouts.optimality == Optimality.POSITIVE).any():
+            assert config.data.advantage is not None
+            raise ConfigError(
+                "guidance is set and no rollout is better than the others of its group; expected groups with different "
+                "rewards: set data.advantage.group_by to another than "
+                f"{config.data.advantage.group_by!r} or data.init_key, or record more rollouts from each start"
+            )
         self.config = config
         self.data = data
         self.model = Pi0(config.model)
@@ -96,18 +109,20 @@ class RiptTask:
         return map(self.inputs, batches)
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Nothing: a recorded dataset has no environment. `openpi_ript.serve` gives the policy to one."""
-        return {}
+        """How many advantages were replaced while they were shaped, and nothing of the weights: a recorded dataset has
+        no environment. `openpi_ript.serve` gives the policy to one."""
+        return {f"advantages_{name}": float(count) for name, count in self.data.replaced.items()}
 
     def finish(self) -> None:
         """Nothing to draw."""
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of all that makes the batches: tables, labels, statistics, tokenizer."""
-        rollouts = self.data.to_ript.rollouts
+        rollouts, prompts = self.data.to_ript.rollouts, self.data.table.columns["task_index"]
         stats = {name: {k: v.tolist() for k, v in vars(one).items()} for name, one in sorted(self.data.stats.items())}
         return {
             "tables": self.data.stats_source["fingerprint"],
+            "prompts": _sha256(prompts.tobytes()),
             "labels": _sha256(rollouts.optimality.tobytes() + rollouts.advantage.tobytes() + self.data.rows.tobytes()),
             "norm_stats": _sha256(json.dumps(stats).encode()),
             "tokenizer": _sha256(Path(self.config.tokenizer).read_bytes()),
@@ -132,6 +147,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         if data.stats:
             save_stats(folder.path / NORM_STATS, data.stats, data.stats_source)
         task = RiptTask(config, data)
+        keep_tokenizer(config.tokenizer, folder.path)
         print(task.describe(), flush=True)
         fit(config, task, folder, load=None if config.weights is None else task.load)
 

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from core.config import flatten
 from core.errors import ConfigError, DataError
 from core.images import resize_with_pad
 from openpi_ript import norm, policy, saved
@@ -153,7 +155,14 @@ def test_pictures_of_any_size_and_either_layout(acting: Policy):
         ({"state": np.array([0.1, np.nan])}, "state: expected finite numbers"),
         ({"state": np.array(["a", "b"])}, "state: expected 2 numbers"),
         ({"prompt": ""}, "prompt: expected the task in words"),
-        ({"prompt": ["a", "b"]}, "prompt: expected 1 of them"),
+        ({"prompt": ["a", "b"]}, "prompt: expected text, found list"),
+        ({"prompt": None}, "prompt: expected text, found NoneType"),
+        ({"prompt": 5}, "prompt: expected text, found int '5'"),
+        ({"prompt": b"go"}, "prompt: expected text, found bytes"),
+        ({"prompt": " "}, "prompt: expected the task in words"),
+        ({"state": [[0.1], [0.1, 0.2]]}, "state: expected an array"),
+        ({"state": [1e300, 0.0]}, r"state: expected finite numbers, found \[1.e\+300\]"),
+        ({"image": {1: 2, "a": 3}}, r"image: expected a dict with .* found \['1', 'a'\]"),
         ({"image": {}}, r"image: expected a dict with \['base_0_rgb', 'left_wrist_0_rgb'\]"),
         ({"image": np.zeros((28, 28, 3), np.uint8)}, "found ndarray"),
     ],
@@ -170,7 +179,13 @@ def test_bad_pictures_noise_and_missing_entries_are_refused(acting: Policy):
         acting.infer(floats)
     flat = observation()
     flat["image"]["base_0_rgb"] = np.zeros((28, 28), np.uint8)
-    with pytest.raises(DataError, match="expected 1 pictures, found shape"):
+    with pytest.raises(DataError, match=r"expected one picture \[h, w, 3\], found shape \[28, 28\]"):
+        acting.infer(flat)
+    flat["image"]["base_0_rgb"] = np.zeros((0, 28, 3), np.uint8)
+    with pytest.raises(DataError, match=r"expected \[height, width, 3\], found shape \(0, 28, 3\)"):
+        acting.infer(flat)
+    flat["image"]["base_0_rgb"] = [[1], [1, 2]]
+    with pytest.raises(DataError, match="image base_0_rgb: expected an array"):
         acting.infer(flat)
     with pytest.raises(DataError, match=r"noise: expected shape \[1, 8, 8\], found \[8, 3\]"):
         acting.infer(observation(), noise=np.zeros((8, 3), np.float32))
@@ -194,7 +209,7 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     run = tmp_path / "run"
     before = sorted(str(path) for path in run.rglob("*"))
     loaded = Policy.from_checkpoint(run)
-    assert loaded.config == config
+    assert dataclasses.replace(loaded.config, tokenizer=config.tokenizer) == config
     assert loaded.metadata["step"] == 6
     assert sorted(str(path) for path in run.rglob("*")) == before
     assert np.isfinite(loaded.infer(loaded.example())["actions"]).all()
@@ -209,6 +224,14 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     for name in frozen:
         np.testing.assert_array_equal(average[name], latest[name])
     assert np.abs(np.asarray(average["action_out_proj/kernel"] - latest["action_out_proj/kernel"])).max() > 1e-4
+
+    # Moved to a machine that has neither dataset nor tokenizer, it acts as before.
+    actions = loaded.infer(loaded.example(), noise=noise()[0])["actions"]
+    lost = dataclasses.replace(config, tokenizer="nowhere/tokenizer.model")
+    (run / "config.json").write_text(json.dumps(flatten(lost)))
+    moved = Policy.from_checkpoint(run.rename(tmp_path / "moved"))
+    np.testing.assert_array_equal(moved.infer(moved.example(), noise=noise()[0])["actions"], actions)
+    run = tmp_path / "moved"
 
     shutil.rmtree(run / "checkpoints/6/state")
     assert Policy.from_checkpoint(run).step == 4

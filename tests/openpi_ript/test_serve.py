@@ -131,6 +131,11 @@ def test_actions_are_the_policys_and_a_request_may_name_its_scale(
         (msgpack.packb([1, 2]), "expected a map, found list"),
         (msgpack.packb({"state": {**wire(np.zeros(2)), b"shape": [1 << 40]}}), "expected msgpack as openpi-client"),
         (msgpack.packb({"state": {**wire(np.zeros(1)), b"dtype": "|O"}}), "expected msgpack as openpi-client"),
+        (msgpack.packb({"state": {**wire(np.zeros(0)), b"shape": [0, 1 << 63]}}), "expected msgpack as openpi-client"),
+        (msgpack.packb({"x": {b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}}), "out of bounds for uint8"),
+        (msgpack.packb({"x": {b"__npgeneric__": True, b"data": [1], b"dtype": "|O"}}), "a scalar of object from list"),
+        (msgpack.packb({"x": {b"__npgeneric__": True, b"data": 1 << 40, b"dtype": "|V8"}}), "a scalar of"),
+        ({"prompt": None}, "prompt: expected text, found NoneType"),
         ("hello", "expected a binary frame, found text"),
     ],
 )
@@ -175,6 +180,39 @@ def test_rename_moves_entries_and_names_what_is_missing():
         rename({"observation/image": 1}, NAMES)
 
 
+def test_rename_finds_nested_entries_and_changes_nothing_that_it_was_given():
+    """openpi's ALOHA client nests its pictures."""
+    sent = {"images": {"cam_high": 1, "cam_low": 2}, "state": 3, b"raw": 4}
+    moved = rename(sent, {"images/cam_high": "image/base_0_rgb", "images/cam_low": "image/left_wrist_0_rgb"})
+    assert moved == {"images": {}, "image": {"base_0_rgb": 1, "left_wrist_0_rgb": 2}, "state": 3, b"raw": 4}
+    assert sent["images"] == {"cam_high": 1, "cam_low": 2}
+    assert rename({"image": {"z": 1}, "a": 2}, {"a": "image/b"}) == {"image": {"z": 1, "b": 2}}
+    assert rename({"image": {"base": 1}}, {"image/base": "image/base_0_rgb"}) == {"image": {"base_0_rgb": 1}}
+    with pytest.raises(DataError, match=r"expected the entries \['images/top'\] as --rename says, found \[\"b'raw'\""):
+        rename(sent, {"images/top": "image/base_0_rgb"})
+    with pytest.raises(DataError, match="expected a dict to put 'a' into as --rename says, found ndarray at 'image'"):
+        rename({"a": 1, "image": np.zeros(3)}, {"a": "image/b"})
+
+
+def test_a_failure_of_the_server_itself_ends_one_connection_and_tells_its_client(
+    acting: Policy, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    def broken(*_: Any, **__: Any):
+        raise MemoryError("no room")
+
+    with client(port) as connection:
+        connection.recv()
+        with monkeypatch.context() as patch:
+            patch.setattr(acting, "infer", broken)
+            connection.send(request(acting))
+            assert connection.recv() == "the server failed: MemoryError: no room"
+        assert "MemoryError: no room" in capfd.readouterr().err
+    with client(port) as connection:
+        connection.recv()
+        connection.send(request(acting))
+        assert read(connection.recv())["actions"].shape == (8, 3)
+
+
 def test_messages_survive_the_way_and_hold_no_objects():
     message = {
         "image": np.arange(12, dtype=np.uint8).reshape(2, 2, 3),
@@ -205,6 +243,15 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.Capt
     assert "expected CLIENT=POLICY" in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--config", "configs/qchunk/debug.py"]) == 64
     assert "expected a config of openpi_ript" in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_ends_with_a_message(
+    acting: Policy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(Policy, "from_checkpoint", lambda *_, **__: acting)
+    for host, port in (("127.0.0.1", "99999"), ("192.0.2.1", "8000")):
+        assert serve.main(["run", "--host", host, "--port", port]) == 64
+        assert f"cannot listen at --host {host} --port {port}: " in capsys.readouterr().err
 
 
 # websockets 17.1 deprecates the way in which openpi-client 0.1.0 connects.

@@ -75,8 +75,11 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: P
     main(resumed(stopped), "test")
     assert (tmp_path / "a/done.json").read_bytes() == (tmp_path / "b/done.json").read_bytes()
     assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
-    logged = rows(tmp_path / "a")
+    *logged, evaluated = rows(tmp_path / "a")
     assert [row["step"] for row in logged] == [3, 6]
+    counts = dict.fromkeys(("nan", "inf", "extreme", "clipped", "capped"), 0.0) | {"negative": 4.0}
+    named = {f"advantages_{name}": count for name, count in counts.items()}
+    assert evaluated == {"step": 6, "split": "eval"} | named
     expected = {"guided_loss", "flow_loss_positive", "flow_loss_none", "gradient_norm", "step", "split"}
     assert set(logged[0]) == expected
     assert json.loads((tmp_path / "a/norm_stats.json").read_text())["source"]["horizon"] == 8
@@ -170,7 +173,7 @@ def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path)
     shutil.rmtree(tmp_path / "pi0")
     main(resumed(dataclasses.replace(config, train=TrainConfig(steps=3, batch_size=4, log_every=3))), "test")
     assert json.loads((tmp_path / "run/done.json").read_text())["step"] == 3
-    assert [row["step"] for row in rows(tmp_path / "run")] == [2, 3]
+    assert [row["step"] for row in rows(tmp_path / "run") if row["split"] == "train"] == [2, 3]
 
 
 def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_path: Path):
@@ -188,7 +191,7 @@ def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_
 def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     config = small_config(root, tmp_path / "run")
     marks = make_task(config).data_fingerprint()
-    assert set(marks) == {"tables", "labels", "norm_stats", "tokenizer"}
+    assert set(marks) == {"tables", "prompts", "labels", "norm_stats", "tokenizer"}
     weighted = dataclasses.replace(config.data, advantage=None)
     other = make_task(supervised(config, data=weighted)).data_fingerprint()
     assert {name for name in marks if marks[name] != other[name]} == {"labels"}
@@ -196,6 +199,24 @@ def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     tokenizer.write_bytes(other_tokenizer(300))
     other = make_task(dataclasses.replace(config, tokenizer=str(tokenizer))).data_fingerprint()
     assert {name for name in marks if marks[name] != other[name]} == {"tokenizer"}
+
+
+def test_the_fingerprint_knows_which_task_a_frame_is_of(root: Path, tmp_path: Path):
+    config = supervised(small_config(root, tmp_path))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, advantage=None))
+    task = make_task(config)
+    table = task.data.table
+    swapped = dataclasses.replace(table, columns={**table.columns, "task_index": 1 - table.columns["task_index"]})
+    other = RiptTask(config, dataclasses.replace(task.data, table=swapped)).data_fingerprint()
+    assert {name for name, mark in task.data_fingerprint().items() if mark != other[name]} == {"prompts"}
+
+
+def test_guidance_without_a_better_rollout_is_refused(root: Path, tmp_path: Path):
+    """Every group of one: with all advantages 0 the positive branch would never be trained."""
+    config = small_config(root, tmp_path)
+    data = dataclasses.replace(config.data, init_key="index")
+    with pytest.raises(ConfigError, match=r"no rollout is better than .*group_by to another than 'init_hash'"):
+        make_task(dataclasses.replace(config, data=data))
 
 
 def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):
