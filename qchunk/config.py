@@ -309,6 +309,8 @@ class EvalConfig:
     """Episodes at the end, for the policy and, beside it, for the behaviour-cloning flow alone."""
     num_envs: int = 5
     """Environments that share one call of the policy; each takes 0.9 s to make."""
+    render_size: tuple[int, int] = (480, 640)
+    """Height and width at which data.cameras are rendered before they are resized: those of the recordings."""
     videos: int = 2
     """Rollouts filmed at the end, where the machine can render."""
 

@@ -1,24 +1,42 @@
-"""OGBench's manipulation environments: made, reset and observed in one way for recording and for evaluation.
+"""The simulators, made, reset and observed in one way for recording and for evaluation: OGBench's, and ALOHA's.
 
 The packages of the extra `sim` are imported only when an environment is made.
 """
 
 import contextlib
+import dataclasses
 import importlib
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, UInt8
 
 from core.errors import ConfigError
+from core.images import resize_into
+from qchunk.aloha_sim import FPS as ALOHA_FPS
+from qchunk.aloha_sim import NAME as ALOHA
+from qchunk.aloha_sim import TransferCube
 
 Observation = dict[str, np.ndarray]
-"""One frame, float32: `qpos` (joint angles of the arm in rad, then the gripper's opening, 0 open to 1 closed) and
-`state` (OGBench's observation vector, as its single-task datasets hold it)."""
+"""One frame, float32: `qpos` and `state`. OGBench: joint angles of the arm in rad, then the gripper's opening, 0 open
+to 1 closed; its observation vector, as its single-task datasets hold it. ALOHA: 14 joints; joints, their velocities and
+the cube's pose (aloha_sim). Where cameras are asked for also `images`, uint8 (k, h, w, 3)."""
 
-FPS = 20  # environment steps a second of simulated time, in every manipulation environment
+FPS = 20  # environment steps a second of simulated time, in every manipulation environment of OGBench
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class View:
+    """What a policy sees of the scene."""
+
+    cameras: tuple[str, ...]
+    """In the order in which the policy was trained on them."""
+    render_size: tuple[int, int]
+    """Height and width at which they are rendered; those of the recordings, so that the picture is the same."""
+    image_size: tuple[int, int]
+    """Height and width to which they are then resized, as the pool does."""
 
 
 def make_task(name: str) -> Any:
@@ -26,12 +44,14 @@ def make_task(name: str) -> Any:
 
     Args:
       name: Gymnasium id, e.g. cube-single-singletask-task2-v0, or OGBench's name of the dataset for it, which has
-        `play` or `noisy` before `singletask`.
+        `play` or `noisy` before `singletask`; or aloha-transfer-cube.
 
     Raises:
       ConfigError: If the packages are missing, the name is unknown, or it is not a single-task one with state
         observations.
     """
+    if name == ALOHA:
+        return TransferCube()
     parts = name.split("-")
     if "singletask" not in parts or parts[0] == "visual":
         raise ConfigError(
@@ -75,8 +95,11 @@ def reset(env: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
     here that trace is cleared, so that two resets agree to the bit.
 
     Returns:
-      The first observation, and OGBench's info of that frame.
+      The first observation, and the environment's info of that frame.
     """
+    if isinstance(env, TransferCube):
+        state, info = env.reset(seed)
+        return observation(state, info), info
     mujoco: Any = importlib.import_module("mujoco")  # its stubs lack the functions
     with _quiet():
         env.reset(seed=seed)
@@ -93,10 +116,36 @@ def reset(env: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
 
 def observation(state: Float[np.ndarray, " s"], info: dict[str, Any]) -> Observation:
     """The observation as it is recorded, from what `step` returns."""
+    parts = ("joints",) if "joints" in info else ("proprio/joint_pos", "proprio/gripper_opening")
     joints: Float32[np.ndarray, " a"] = np.concatenate(
-        [info["proprio/joint_pos"], info["proprio/gripper_opening"]], dtype=np.float32, casting="same_kind"
+        [info[part] for part in parts], dtype=np.float32, casting="same_kind"
     )
     return {"qpos": joints, "state": state.astype(np.float32)}
+
+
+def look(env: Any, view: View) -> UInt8[np.ndarray, "k h w 3"]:
+    """The cameras' pictures of the scene as it is.
+
+    Raises:
+      ConfigError: If the environment has no such camera, or the machine cannot render.
+    """
+    if not isinstance(env, TransferCube):
+        raise ConfigError(f"data.cameras is {view.cameras}; of the environments only {ALOHA} shows pictures")
+    pictures = np.empty((len(view.cameras), *view.image_size, 3), np.uint8)
+    for camera, picture in zip(view.cameras, pictures, strict=True):
+        resize_into(env.render(camera, *view.render_size), picture)
+    return pictures
+
+
+def clip(env: Any, actions: Float[np.ndarray, "t a"]) -> Float32[np.ndarray, "t a"]:
+    """Actions within what the environment takes: its joints' limits, or -1 to 1 in OGBench."""
+    low, high = (env.action_low, env.action_high) if isinstance(env, TransferCube) else (-1, 1)
+    return np.clip(actions, low, high).astype(np.float32)
+
+
+def fps(name: str) -> int:
+    """Environment steps a second of simulated time."""
+    return ALOHA_FPS if name == ALOHA else FPS
 
 
 def _make(name: str, **settings: Any) -> Any:

@@ -23,8 +23,9 @@ FILM_SECONDS = 300  # a film of two rollouts takes about 10 s in software; a dri
 Policy = Callable[[environments.Observation, int], np.ndarray]
 """Chooses the next chunk of each environment: (observations, key_seed) -> actions (b, t, a).
 
-Observations are float32 (b, s) under their names in the recordings, `qpos` and `state`. `key_seed`, 0 to 2^32 - 1,
-seeds whatever the policy draws, and differs from call to call. Actions outside [-1, 1] are clipped."""
+Observations are float32 (b, s) under their names in the recordings, `qpos` and `state`, and with a View uint8
+(b, k, h, w, 3) as `images`. `key_seed`, 0 to 2^32 - 1, seeds whatever the policy draws, and differs from call to call.
+Actions outside the environment's bounds are clipped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,15 @@ class Rollout:
 
 
 def evaluate(
-    policy: Policy, env_id: str, *, seed: int, step: int, episodes: int, num_envs: int, horizon: int
+    policy: Policy,
+    env_id: str,
+    *,
+    seed: int,
+    step: int,
+    episodes: int,
+    num_envs: int,
+    horizon: int,
+    view: environments.View | None = None,
 ) -> EvalResult:
     """Runs episodes 0 to `episodes - 1`; the result is a function of the arguments, not of the clock.
 
@@ -98,12 +107,15 @@ def evaluate(
       num_envs: Environments that share one call of the policy. Each costs 0.9 s once to make; stepping is what takes
         the time, about 1 ms a step on one core.
       horizon: Actions of one chunk, all executed before the policy is asked again.
+      view: Pictures that the policy sees, rendered when it is asked; None: none.
 
     Raises:
-      ConfigError: If the environment is unknown or the simulator is not installed.
+      ConfigError: If the environment is unknown, the simulator is not installed, or it cannot render what is asked for.
       ValueError: If the policy's chunks have the wrong shape or are not finite.
     """
-    done = rollouts(policy, env_id, seed=seed, step=step, episodes=episodes, num_envs=num_envs, horizon=horizon)
+    done = rollouts(
+        policy, env_id, seed=seed, step=step, episodes=episodes, num_envs=num_envs, horizon=horizon, view=view
+    )
     return EvalResult(
         episodes=len(done),
         successes=sum(rollout.success for rollout in done),
@@ -113,12 +125,20 @@ def evaluate(
 
 
 def rollouts(
-    policy: Policy, env_id: str, *, seed: int, step: int, episodes: int, num_envs: int, horizon: int
+    policy: Policy,
+    env_id: str,
+    *,
+    seed: int,
+    step: int,
+    episodes: int,
+    num_envs: int,
+    horizon: int,
+    view: environments.View | None = None,
 ) -> list[Rollout]:
     """The episodes of `evaluate`, in order.
 
     The batch always has `num_envs` rows, so that a compiled policy meets one shape: an environment that is done takes
-    the next episode, and where there is none left its last observation fills the row.
+    the next episode, and where there is none left its last observation, without pictures, fills the row.
     """
     envs = _environments(env_id, num_envs)
     slots: list[_Slot | None] = [None] * num_envs
@@ -136,12 +156,16 @@ def rollouts(
             break
         filled = [row or rows[0] for row in rows]  # more environments than episodes: the first one's row
         observations = {name: np.stack([row[name] for row in filled if row]) for name in ("qpos", "state")}
+        if view is not None:
+            pictures = {i: environments.look(envs[i], view) for i, slot in enumerate(slots) if slot is not None}
+            dark = np.zeros_like(next(iter(pictures.values())))
+            observations["images"] = np.stack([pictures.get(i, dark) for i in range(num_envs)])
         chunks = policy(observations, int(np.random.SeedSequence([seed, step, call]).generate_state(1)[0]))
         _check(chunks, num_envs, horizon)
         for i, slot in enumerate(slots):
             if slot is None:
                 continue
-            rows[i], over = slot.run(envs[i], np.clip(chunks[i], -1, 1).astype(np.float32))
+            rows[i], over = slot.run(envs[i], environments.clip(envs[i], chunks[i]))
             if over:
                 finished[slot.episode] = slot.rollout()
                 slots[i] = None
@@ -198,6 +222,7 @@ def film(
     episodes: int,
     num_envs: int,
     horizon: int,
+    view: environments.View | None = None,
     every: int = 3,
     report: Callable[[str], None] = print,
 ) -> Path | None:
@@ -217,7 +242,9 @@ def film(
       The path, or None if the machine cannot render.
     """
     path = Path(path)
-    done = rollouts(policy, env_id, seed=seed, step=step, episodes=episodes, num_envs=num_envs, horizon=horizon)
+    done = rollouts(
+        policy, env_id, seed=seed, step=step, episodes=episodes, num_envs=num_envs, horizon=horizon, view=view
+    )
     with tempfile.TemporaryDirectory() as folder:
         replay = Path(folder) / "rollouts.npz"
         np.savez(

@@ -5,9 +5,10 @@
 ROLLOUTS.npz holds `seeds`, `successes` and `lengths`, one a rollout, and `actions`, all of them in one array (T, a).
 """
 
+import contextlib
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from jaxtyping import UInt8
 
 from core.video import write_mp4
 from qchunk import environments
+from qchunk.aloha_sim import TransferCube
 
 SIZE = 200  # pixels a side, OGBench's own
+ALOHA_SIZE = (240, 320)
 BORDER = 6  # pixels
 SUCCESS, FAILURE = (67, 160, 71), (229, 57, 53)  # green, red
 HOLD = 0.5  # seconds for which the last image of a rollout stays
@@ -29,24 +32,38 @@ def frames(env_id: str, replay: dict[str, np.ndarray], *, every: int, fps: int) 
     Without multisampling and with shadow maps of 512 a frame takes 48 ms in software instead of 122, at 64 x 64
     pixels, and looks nearly the same.
     """
-    mujoco: Any = importlib.import_module("mujoco")
     env = environments.make_task(env_id)
     ends = np.cumsum(replay["lengths"])
     for seed, success, actions in zip(
         replay["seeds"], replay["successes"], np.split(replay["actions"], ends[:-1]), strict=True
     ):
         environments.reset(env, int(seed))
-        model, data = env.unwrapped.model, env.unwrapped.data
-        model.vis.quality.shadowsize, model.vis.quality.offsamples = 512, 0
-        model.vis.global_.offwidth = model.vis.global_.offheight = SIZE
-        with mujoco.Renderer(model, SIZE, SIZE) as renderer:
+        with _camera(env) as picture:
             for t, action in enumerate(actions, start=1):
                 env.step(action)
                 if t % every and t != len(actions):
                     continue
-                renderer.update_scene(data, camera="front")
-                image = _framed(renderer.render(), SUCCESS if success else FAILURE)
+                image = _framed(picture(), SUCCESS if success else FAILURE)
                 yield from [image] * (1 if t < len(actions) else 1 + round(HOLD * fps))
+
+
+@contextlib.contextmanager
+def _camera(env: Any) -> Iterator[Callable[[], UInt8[np.ndarray, "h w c"]]]:
+    """Takes pictures of an environment that has just been reset."""
+    if isinstance(env, TransferCube):
+        yield lambda: env.render("angle", *ALOHA_SIZE)
+        return
+    mujoco: Any = importlib.import_module("mujoco")
+    model, data = env.unwrapped.model, env.unwrapped.data
+    model.vis.quality.shadowsize, model.vis.quality.offsamples = 512, 0
+    model.vis.global_.offwidth = model.vis.global_.offheight = SIZE
+    with mujoco.Renderer(model, SIZE, SIZE) as renderer:
+
+        def picture() -> np.ndarray:
+            renderer.update_scene(data, camera="front")
+            return renderer.render()
+
+        yield picture
 
 
 def _framed(image: UInt8[np.ndarray, "h w c"], colour: tuple[int, int, int]) -> UInt8[np.ndarray, "h w c"]:
@@ -60,7 +77,7 @@ def _framed(image: UInt8[np.ndarray, "h w c"], colour: tuple[int, int, int]) -> 
 def main(env_id: str, replay: str, path: str, every: str) -> None:
     with np.load(Path(replay)) as arrays:
         rollouts = dict(arrays)
-    fps = round(environments.FPS / int(every))
+    fps = round(environments.fps(env_id) / int(every))
     write_mp4(path, frames(env_id, rollouts, every=int(every), fps=fps), fps=fps)
 
 

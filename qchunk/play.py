@@ -2,10 +2,24 @@
 
 The sequence of steps, the noise and the chances are those of OGBench's data_gen_scripts/generate_manipspace.py with
 --dataset_type=play; the draws differ, since here each episode is a function of (seed, episode).
+
+The file is in the ALOHA layout; frame T of each array:
+
+  /observations/qpos   float32  joint angles of the arm (rad), then the gripper's opening (0 open, 1 closed)
+  /observations/state  float32  OGBench's observation vector, as its single-task datasets hold it
+  /action              float32  the action executed in that frame, noise included, in [-1, 1]
+  /sim/qpos            float64  MuJoCo's full positions, from which any task's reward can be computed
+  /sim/qvel            float64  MuJoCo's full velocities
+  /sim/button_states   int64    states of the buttons, where the scene has some
+
+Root attributes: env, fps, seed, source. There is no /reward, since play has no task.
 """
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from qchunk import environments
@@ -20,6 +34,26 @@ STACKING = {
     "quadruple": (0.1, 0.5),
     "octuple": (0.0, 0.35),
 }
+
+
+def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
+    """Makes the environment, and returns what plays an episode into a file.
+
+    Raises:
+      ConfigError: If the environment cannot be played in, or OGBench is not installed.
+    """
+    env = environments.make_play(config.env, config.episode_length)
+
+    def record(episode: int, path: Path) -> None:
+        frames = play_episode(env, config, episode)
+        part = path.with_suffix(".part")
+        with h5py.File(part, "w") as file:
+            for name, values in frames.items():
+                file.create_dataset(name, data=values, chunks=values.shape, fletcher32=True)
+            file.attrs.update(env=config.env, fps=environments.FPS, seed=config.seed, source="ogbench oracle play")
+        part.rename(path)
+
+    return record
 
 
 def play_episode(env: Any, config: RecordConfig, episode: int) -> dict[str, np.ndarray]:

@@ -1,17 +1,9 @@
-"""Records play episodes with OGBench's scripted oracles, as OGBench made its `play` datasets.
+"""Records episodes with scripted policies: OGBench's oracles at play (play.py), ALOHA's transfer cube (aloha_hdf5.py).
 
     python -m qchunk.record --env cube-single-v0 --episodes 100 --path data/cube-single
+    python -m qchunk.record --env aloha-transfer-cube --episodes 50 --episode-length 300 --path data/aloha
 
-One HDF5 file an episode, `episode_<i:05d>.hdf5`, in the ALOHA layout; frame T of each array:
-
-  /observations/qpos   float32  joint angles of the arm (rad), then the gripper's opening (0 open, 1 closed)
-  /observations/state  float32  OGBench's observation vector, as its single-task datasets hold it
-  /action              float32  the action executed in that frame, noise included, in [-1, 1]
-  /sim/qpos            float64  MuJoCo's full positions, from which any task's reward can be computed
-  /sim/qvel            float64  MuJoCo's full velocities
-  /sim/button_states   int64    states of the buttons, where the scene has some
-
-Root attributes: env, fps, seed, source. There is no /reward, since play has no task. The folder also holds
+One HDF5 file an episode, `episode_<i:05d>.hdf5`; what is in it stands in those two modules. The folder also holds
 `dataset.json`, what made it, which is called `recording.json` until the last episode is there.
 """
 
@@ -33,15 +25,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
-
 from core.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
-from qchunk import environments
+from qchunk import aloha_hdf5, aloha_sim, play
 from qchunk.config import RecordConfig
-from qchunk.play import play_episode
 
-STEPS_PER_SECOND = 750  # of one process on one core, for the estimate at the start
 REPORT_EVERY = 10.0  # seconds between two lines where there is no terminal for a bar
 
 
@@ -66,18 +53,18 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     """
     path = Path(path)
     if not (path / "dataset.json").exists():  # a wrong name must fail here, before a folder is made and workers start
-        environments.make_play(config.env, config.episode_length).close()
+        open_recorder(config)
     path.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         if not _claim(config, path):
             return
-        for part in path.glob("*.part"):
+        for part in path.rglob("*.part"):
             part.unlink()
-        missing = [e for e in range(config.episodes) if not episode_path(path, e).exists()]
+        there = {file.name for file in path.rglob("episode_*.hdf5")}
+        missing = [e for e in range(config.episodes) if episode_path(path, e).name not in there]
         processes = min(config.processes, len(missing))
-        seconds = (
-            len(missing) * config.episode_length / (STEPS_PER_SECOND * max(1, min(processes, os.cpu_count() or 1)))
-        )
+        rate = steps_per_second(config) * max(1, min(processes, os.cpu_count() or 1))
+        seconds = len(missing) * config.episode_length / rate
         report(
             f"recording {len(missing)} of {config.episodes} episodes of {config.env}, {config.episode_length} steps "
             f"each, into {path} with {processes} processes; about {seconds:.0f} s on a desktop machine"
@@ -85,41 +72,52 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
         with _sigterm_raises(path), contextlib.closing(_share_out(missing, config, path, processes)) as done:
             rate = _show(done, len(missing), config.episode_length, report)
         (path / "recording.json").rename(path / "dataset.json")
-        report(f"recorded {len(missing) * config.episode_length} transitions, {rate:.0f} a second")
+        report(f"recorded {len(missing)} episodes, about {rate:.0f} transitions a second")
 
 
 def episode_path(path: Path, episode: int) -> Path:
-    """File of one episode."""
+    """File of one episode; of aloha-transfer-cube in a folder score_<n> of `path`."""
     return path / f"episode_{episode:05d}.hdf5"
+
+
+def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
+    """Makes the environment, and returns what plays an episode into a file.
+
+    Raises:
+      ConfigError: If nothing can be recorded in that environment, or the simulator is not installed.
+    """
+    if config.env == aloha_sim.NAME:
+        return aloha_hdf5.open_recorder(config)
+    return play.open_recorder(config)
+
+
+def steps_per_second(config: RecordConfig) -> float:
+    """Of one process on one core, for the estimate at the start."""
+    if config.env == aloha_sim.NAME:
+        return 1 / (0.001 + 0.04 * len(config.aloha.cameras))
+    return 750.0
 
 
 def _work(pipe: Connection, config: RecordConfig, path: Path) -> None:
     """Body of a worker: records each episode it is sent and answers None or the error, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
-    env = environments.make_play(config.env, config.episode_length)
+    recorder = open_recorder(config)
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is done, or gone
         while True:
-            pipe.send(_record_one(pipe.recv(), env, config, path))
+            pipe.send(_record_one(pipe.recv(), recorder, config, path))
 
 
-def _record_one(episode: int, env: Any, config: RecordConfig, path: Path) -> RunError | None:
+def _record_one(
+    episode: int, recorder: Callable[[int, Path], None], config: RecordConfig, path: Path
+) -> RunError | None:
     """Plays and writes one episode; the error instead of raising it, since it has to travel."""
     try:
-        _write(episode_path(path, episode), play_episode(env, config, episode), config)
+        recorder(episode, episode_path(path, episode))
     except OSError as error:
         return StorageError(f"{episode_path(path, episode)} could not be written: {error}")
     except Exception as error:
         return RunError(f"episode {episode} of {config.env} failed: {type(error).__name__}: {error}")
     return None
-
-
-def _write(path: Path, frames: dict[str, np.ndarray], config: RecordConfig) -> None:
-    part = path.with_suffix(".part")
-    with h5py.File(part, "w") as file:
-        for name, values in frames.items():
-            file.create_dataset(name, data=values, chunks=values.shape, fletcher32=True)
-        file.attrs.update(env=config.env, fps=environments.FPS, seed=config.seed, source="ogbench oracle play")
-    part.rename(path)
 
 
 def _share_out(episodes: list[int], config: RecordConfig, path: Path, processes: int) -> Generator[int, None, None]:
@@ -191,7 +189,12 @@ def _show(done: Iterator[int], episodes: int, length: int, report: Callable[[str
 
 def _claim(config: RecordConfig, path: Path) -> bool:
     """Compares the folder's own settings with `config`, or writes them; False if the dataset is complete."""
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "processes"}
+    unread = {"noise", "random_action"} if config.env == aloha_sim.NAME else {"aloha"}
+    settings = {
+        name: value
+        for name, value in json.loads(json.dumps(dataclasses.asdict(config))).items()
+        if name not in unread | {"processes"}
+    }
     for name in ("dataset.json", "recording.json"):
         if (path / name).exists():
             made = json.loads((path / name).read_text())["config"]
@@ -204,7 +207,8 @@ def _claim(config: RecordConfig, path: Path) -> bool:
             return name == "recording.json"
     if any(path.iterdir()):
         raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
-    versions = {package: importlib.metadata.version(package) for package in ("ogbench", "mujoco")}
+    simulator = "gym-aloha" if config.env == aloha_sim.NAME else "ogbench"
+    versions = {package: importlib.metadata.version(package) for package in (simulator, "mujoco")}
     part = path / "recording.json.part"
     part.write_text(json.dumps({"made_by": "qchunk.record", "config": settings, "versions": versions}, indent=2) + "\n")
     part.rename(path / "recording.json")
@@ -243,7 +247,7 @@ def _sigterm_raises(path: Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command(RecordConfig):
-    """Record play episodes with OGBench's scripted oracles. A recording that was stopped goes on where it was."""
+    """Record episodes with scripted policies. A recording that was stopped goes on where it was."""
 
     path: str
     """Folder of the dataset."""
