@@ -13,10 +13,10 @@ from core.metrics import Mean
 from core.run_folder import RunFolder
 from core.state import TrainState
 from qchunk import data, picture, stream
-from qchunk.agent import Agent, make_agent
+from qchunk.agent import make_agent
 from qchunk.config import QChunkConfig
-from qchunk.environments import View
 from qchunk.evaluate import Policy, evaluate, film
+from qchunk.flow_agent import FlowAgent
 from qchunk.online import Online
 from qchunk.record import record
 
@@ -28,9 +28,9 @@ class QChunkTask:
         self.config = config
         self.folder = folder
         self.dataset = dataset
-        self.agent: Agent = make_agent(config, dataset.dims(config.data.observation))
+        self.agent = make_agent(config, dataset.dims(config.data.observation))
         self._act = jax.jit(self.agent.act)
-        self._act_flow = jax.jit(self.agent.act_flow)
+        self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, FlowAgent) else None
         self.online: Online | None = None
         if config.online is not None:
             self.online = Online(config, dataset, folder, lambda state: self._policy(self._act, state.params))
@@ -64,7 +64,7 @@ class QChunkTask:
         policies, metrics = {"policy": self._act}, dict[str, float]()
         if self.config.online is not None:
             metrics["env_steps"] = float(self.config.env_steps(int(state.step)))
-        elif final:  # online, the flow imitates the policy too
+        elif final and self._act_flow is not None:  # online, the flow imitates the policy too
             policies["behaviour_cloning"] = self._act_flow
         for name, act in policies.items():
             result = evaluate(
@@ -75,7 +75,6 @@ class QChunkTask:
                 episodes=settings.final_episodes if final else settings.episodes,
                 num_envs=settings.num_envs,
                 horizon=self.agent.action_horizon,
-                view=self._view(),
             )
             print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
             metrics |= result.metrics(name)
@@ -107,15 +106,7 @@ class QChunkTask:
             episodes=self.config.eval.videos,
             num_envs=self.config.eval.num_envs,
             horizon=self.agent.action_horizon,
-            view=self._view(),
         )
-
-    def _view(self) -> View | None:
-        """Cameras of the environment, as the policy is used to them."""
-        dims, render_size = self.agent.dims, self.config.eval.render_size
-        if not dims.cameras:
-            return None
-        return View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
 
 
 def main(config: QChunkConfig, name: str) -> None:

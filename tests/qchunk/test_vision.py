@@ -11,9 +11,10 @@ import pytest
 from core import prng
 from core.config import TrainConfig
 from qchunk import vision
-from qchunk.agent import Agent, make_agent
+from qchunk.agent import make_agent
 from qchunk.config import AgentConfig, AugmentConfig, DataConfig, EncoderConfig, QChunkConfig
 from qchunk.data import Dims
+from qchunk.flow_agent import FlowAgent
 from tests.qchunk.test_agent import KEY, A, H, S, batch_of, quick
 
 CAMERAS = ("top", "wrist")
@@ -25,7 +26,7 @@ def pictures_of(b: int, seed: int = 0, size: tuple[int, int] = SIZE) -> np.ndarr
     return np.random.default_rng(seed).integers(0, 256, (b, len(CAMERAS), *size, 3), np.uint8)
 
 
-def agent_of(encoder: EncoderConfig = TINY, seed: int = 0, **settings: Any) -> Agent:
+def agent_of(encoder: EncoderConfig = TINY, seed: int = 0, **settings: Any) -> FlowAgent:
     base = AgentConfig(horizon=H, discount=0.9, hidden_sizes=(8,), flow_steps=2, encoder=encoder)
     config = QChunkConfig(
         train=TrainConfig(steps=100, batch_size=6),
@@ -33,7 +34,9 @@ def agent_of(encoder: EncoderConfig = TINY, seed: int = 0, **settings: Any) -> A
         agent=dataclasses.replace(base, **settings),
     )
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, seed=seed))
-    return make_agent(config, Dims(observation=S, action=A, cameras=CAMERAS, image_size=SIZE))
+    agent = make_agent(config, Dims(observation=S, action=A, cameras=CAMERAS, image_size=SIZE))
+    assert isinstance(agent, FlowAgent)
+    return agent
 
 
 def seen_batch() -> dict[str, Any]:
@@ -233,7 +236,7 @@ def test_the_target_is_judged_through_the_targets_encoder():
     assert abs(losses[0] - losses[1]) > 1e-4
 
 
-def convolutions(agent: Agent, batch: Any) -> int:
+def convolutions(agent: FlowAgent, batch: Any) -> int:
     """Convolutions of a chunk's choice, as compiled: XLA has merged what is computed twice."""
     params = jax.eval_shape(agent.init, KEY).params
     compiled: Any = jax.jit(agent.act).lower(params, batch["observations"], KEY).compile()
