@@ -154,7 +154,7 @@ class Online:
         if not self._queue:
             observations = {name: value[None] for name, value in self._observed.items()}
             chunk = policy(observations, _seed(self._config.run.seed, self.replay.steps, _KEY))[0]
-            self._queue.extend(np.clip(chunk, -1, 1).astype(np.float32))
+            self._queue.extend(environments.clip(self._env, chunk))
         action = self._queue.popleft()
         state, reward, terminated, truncated, info = self._env.step(action)
         self._observed = environments.observation(state, info)

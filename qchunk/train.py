@@ -15,6 +15,7 @@ from core.state import TrainState
 from qchunk import data, picture, stream
 from qchunk.agent import make_agent
 from qchunk.config import QChunkConfig
+from qchunk.environments import View
 from qchunk.evaluate import Policy, evaluate, film
 from qchunk.flow_agent import FlowAgent
 from qchunk.online import Online
@@ -75,6 +76,7 @@ class QChunkTask:
                 episodes=settings.final_episodes if final else settings.episodes,
                 num_envs=settings.num_envs,
                 horizon=self.agent.action_horizon,
+                view=self._view(),
             )
             print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
             metrics |= result.metrics(name)
@@ -106,7 +108,15 @@ class QChunkTask:
             episodes=self.config.eval.videos,
             num_envs=self.config.eval.num_envs,
             horizon=self.agent.action_horizon,
+            view=self._view(),
         )
+
+    def _view(self) -> View | None:
+        """Cameras of the environment, as the policy is used to them."""
+        dims, render_size = self.agent.dims, self.config.eval.render_size
+        if not dims.cameras:
+            return None
+        return View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
 
 
 def main(config: QChunkConfig, name: str) -> None:
