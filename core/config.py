@@ -102,9 +102,12 @@ class MeshConfig:
     """Devices along data; -1 takes all that fsdp leaves."""
     fsdp: int = 1
     """Devices that share one copy of the weights."""
+    replicate_below: int = 4 * 2**20
+    """Bytes below which a weight is not split: gathering it would cost more than it saves."""
 
     def __post_init__(self) -> None:
         require_positive(self, "fsdp")
+        require_non_negative(self, "replicate_below")
         if self.data != -1 and self.data < 1:
             raise ValueError(f"mesh.data is {self.data}; expected -1 (all devices left over) or at least 1")
 

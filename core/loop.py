@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from core import mesh as mesh_lib
 from core import prng
@@ -180,9 +181,10 @@ class _Run:
         self.skipped_in_a_row = 0
         self.evaluated = False
         mesh = mesh_lib.make_mesh(config.mesh)
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
         self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size)
         self.abstract_state = jax.eval_shape(task.init, prng.key(config.run.seed, "init"))
-        self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state)
+        self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state, config.mesh.replicate_below)
         self.jit_updates = jax.jit(
             functools.partial(run_updates, task.step), donate_argnums=0, out_shardings=(self.shardings, None)
         )
@@ -292,7 +294,7 @@ class _Run:
         began = time.perf_counter()
         stacked = _stack([next(batches) for _ in range(updates)], self._longest_call())
         on_device = jax.device_put(stacked, self.batch_sharding)
-        count = jax.device_put(np.int32(updates))
+        count = jax.device_put(np.int32(updates), self.everywhere)
         self.clock.charge("data", began)
         began = time.perf_counter()
         length = len(jax.tree.leaves(stacked)[0])

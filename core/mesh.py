@@ -12,9 +12,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from core.config import MeshConfig
 from core.errors import ConfigError
 
-# Leaves below this size gain nothing from being split: gathering them costs more than it saves.
-REPLICATED_BYTES = 4 * 2**20
-
 
 def make_mesh(config: MeshConfig) -> Mesh:
     """All devices as ('data', 'fsdp').
@@ -45,16 +42,24 @@ def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp")))
 
 
-def state_shardings(mesh: Mesh, abstract_state: Any) -> Any:
-    """Sharding of each leaf: large matrices over fsdp on their largest divisible axis, all else replicated."""
-    return jax.tree.map(lambda leaf: NamedSharding(mesh, _partition(leaf, mesh.shape["fsdp"])), abstract_state)
+def state_shardings(mesh: Mesh, abstract_state: Any, replicate_below: int) -> Any:
+    """Sharding of each leaf: large matrices over fsdp on their largest divisible axis, all else replicated.
+
+    Args:
+      replicate_below: Bytes of a leaf below which it is replicated, as those with fewer than two axes are.
+    """
+
+    def sharding(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return NamedSharding(mesh, _partition(leaf, mesh.shape["fsdp"], replicate_below))
+
+    return jax.tree.map(sharding, abstract_state)
 
 
-def _partition(leaf: jax.ShapeDtypeStruct, fsdp: int) -> PartitionSpec:
+def _partition(leaf: jax.ShapeDtypeStruct, fsdp: int, replicate_below: int) -> PartitionSpec:
     """Spec of one leaf."""
     size = int(np.prod(leaf.shape)) * leaf.dtype.itemsize
     divisible = [axis for axis, length in enumerate(leaf.shape) if length % fsdp == 0]
-    if fsdp == 1 or leaf.ndim < 2 or size < REPLICATED_BYTES or not divisible:
+    if fsdp == 1 or leaf.ndim < 2 or size < replicate_below or not divisible:
         return PartitionSpec()
     axis = max(divisible, key=lambda a: leaf.shape[a])
     return PartitionSpec(*[None] * axis, "fsdp")

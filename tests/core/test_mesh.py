@@ -22,7 +22,7 @@ def test_one_device():
     mesh = make_mesh(MeshConfig())
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1}
     large = {"w": jax.ShapeDtypeStruct((2048, 2048), jnp.float32)}
-    assert state_shardings(mesh, large)["w"].spec == jax.sharding.PartitionSpec()
+    assert state_shardings(mesh, large, 0)["w"].spec == jax.sharding.PartitionSpec()
 
 
 def test_a_mesh_that_does_not_fit_is_refused():
@@ -41,7 +41,7 @@ mesh = make_mesh(MeshConfig(fsdp=4))
 assert dict(mesh.shape) == {"data": 2, "fsdp": 4}
 shapes = {"large": (1024, 2048), "tall": (4096, 1022), "odd": (2049, 1023), "small": (64, 64), "bias": (4194304,)}
 leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-specs = {name: sharding.spec for name, sharding in state_shardings(mesh, leaves).items()}
+specs = {name: sharding.spec for name, sharding in state_shardings(mesh, leaves, 2**22).items()}
 assert specs == {"large": P(None, "fsdp"), "tall": P("fsdp"), "odd": P(), "small": P(), "bias": P()}, specs
 rows = jax.device_put(jnp.zeros((3, 16, 5)), batch_sharding(mesh, 16))
 assert rows.addressable_shards[0].data.shape == (3, 2, 5)

@@ -1,0 +1,129 @@
+"""Trains the same updates on one device, on eight, and with weights split over them, and compares the ends.
+
+    python -m tests.devices                                     # every debug config
+    python -m tests.devices --config configs/qchunk/debug.py
+
+Eight devices are simulated on the CPU. For each config and mesh: the largest difference of any array of weights after
+`--steps` updates from those of one device, relative to that array's largest number, and the bytes of arguments that the
+compiled updates hold on each device, as XLA reports them.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = ("configs/qchunk/debug.py", "configs/openpi_ript/debug.py", "configs/driving/debug.py")
+BOUND = 1e-5
+MESHES = {"1 device": (1, 1), "8 devices": (8, 1), "8 devices, fsdp 8": (8, 8), "8 devices, fsdp 2": (8, 2)}
+"""Devices, and those of them that share one copy of the weights."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class End:
+    """What a training ends with."""
+
+    arrays: dict[str, np.ndarray]
+    """Weights by path."""
+    argument_bytes: int
+    """Of the compiled updates, on one device."""
+
+
+def train(config: str, devices: int, fsdp: int, steps: int, folder: Path) -> End:
+    """Runs launch.py's `main` in a process of its own, with as many simulated devices."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    options = ["--train.steps", str(steps), "--train.eval-every", "0", "--mesh.fsdp", str(fsdp)]
+    options += ["--mesh.replicate-below", "0", "--run.dir", str(folder / "run")]
+    if "qchunk" in config:
+        options += ["--eval.env", "None"]
+    command = [sys.executable, "-m", "tests.devices", "--child", str(folder), "--config", config, *options]
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    folder.mkdir()
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError(f"{config} on {devices} devices ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    with np.load(folder / "arrays.npz") as file:
+        arrays = dict(file)
+    return End(arrays=arrays, argument_bytes=json.loads((folder / "bytes.json").read_text()))
+
+
+def child(folder: Path, arguments: list[str]) -> int:
+    """Trains, and leaves weights and sizes in `folder`."""
+    from core import loop
+    from core.checkpoint import read_arrays
+    from launch import main as launch
+
+    make = loop._Run.__init__
+
+    def make_and_measure(self: Any, *args: Any) -> None:
+        make(self, *args)
+        jitted = self.jit_updates
+
+        def updates(*inputs: Any) -> Any:
+            analysis = jitted.lower(*inputs).compile().memory_analysis()
+            (folder / "bytes.json").write_text(json.dumps(analysis.argument_size_in_bytes))
+            self.jit_updates = jitted
+            return jitted(*inputs)
+
+        self.jit_updates = updates
+
+    loop._Run.__init__ = make_and_measure
+    code = launch(arguments)
+    if code == 0:
+        newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
+        weights = {name: x for name, x in read_arrays(newest).items() if name.startswith("params/")}
+        np.savez(folder / "arrays.npz", **{name: np.asarray(x, np.float32) for name, x in weights.items()})
+    return code
+
+
+def difference(a: End, b: End) -> tuple[float, str]:
+    """Largest relative difference of an array, and its name."""
+    assert a.arrays.keys() == b.arrays.keys()
+
+    def of(name: str) -> float:
+        x, y = a.arrays[name], b.arrays[name]
+        return float(np.abs(x - y).max() / max(np.abs(y).max(), 1e-12))
+
+    return max((of(name), name) for name in a.arrays)
+
+
+def run(config: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]]) -> bool:
+    """Prints a line a mesh; whether all agree."""
+    ends = {name: train(config, *mesh, steps, folder / name.replace(" ", "-")) for name, mesh in meshes.items()}
+    first = next(iter(ends.values()))
+    agree = True
+    print(f"{config}, {steps} updates, {sum(x.size for x in first.arrays.values()):,} weights")
+    for name, end in ends.items():
+        worst, where = difference(end, first)
+        agree &= worst <= BOUND
+        print(f"  {name:<18} {worst:.1e} at {where:<60} {end.argument_bytes / 2**20:8.2f} MiB a device", flush=True)
+    return agree
+
+
+def main() -> int:
+    """Command line."""
+    if sys.argv[1:2] == ["--child"]:
+        return child(Path(sys.argv[2]), sys.argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", action="append", help=f"repeatable; default {', '.join(CONFIGS)}")
+    parser.add_argument("--steps", type=int, default=20)
+    arguments = parser.parse_args()
+    agree = True
+    with tempfile.TemporaryDirectory() as folder:
+        for i, config in enumerate(arguments.config or CONFIGS):
+            (Path(folder) / str(i)).mkdir()
+            agree &= run(config, arguments.steps, Path(folder) / str(i), MESHES)
+    print(f"all within {BOUND:g}" if agree else f"not within {BOUND:g}")
+    return 0 if agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
