@@ -140,7 +140,7 @@ class ModelConfig:
     conv: ConvConfig = ConvConfig()
     vit: VitConfig | None = None
     """None: the convolutional encoder."""
-    camera_width: int = 64
+    camera_width: int = 128
     """Width of the vector of one camera."""
     scene_width: int = 256
     """Width of the vector of all cameras."""

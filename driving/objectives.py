@@ -17,8 +17,8 @@ from core.metrics import Mean, mean_of
 from driving.config import ObjectiveConfig
 from driving.model.heads import Pretrained
 
-MOTION_SCALE = (5.0, 0.5, 0.25)
-"""Metres ahead, metres to the left and radians that count as 1: what a car does in half a second."""
+MOTION_SCALE = (8.0, 1.0, 0.3)
+"""Metres ahead, metres to the left and radians that count as 1: about what a car in a town does in a second."""
 FAR = -1e9
 """Logit of what is no negative."""
 

@@ -11,7 +11,7 @@ from driving.config import AugmentConfig, DataConfig, DrivingConfig, EvalConfig,
 def get_config() -> DrivingConfig:
     """44 drives of 30 s, 29 of them for training and 11 for the table."""
     return DrivingConfig(
-        train=TrainConfig(steps=1200, batch_size=32, log_every=50),
+        train=TrainConfig(steps=2000, batch_size=16, log_every=100),
         data=DataConfig(
             path="datasets/driving/town",
             val_fraction=0.1,
@@ -20,8 +20,8 @@ def get_config() -> DrivingConfig:
             read_threads=2,
         ),
         waypoints=WaypointConfig(),
-        optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50, clip_norm=1.0),
+        optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         eval=EvalConfig(every=3),
         record=RecordConfig(),
-        checkpoint=CheckpointConfig(every=300),
+        checkpoint=CheckpointConfig(every=500),
     )

@@ -16,7 +16,7 @@ from driving.config import ConvConfig, ModelConfig, VitConfig
 
 STEM = 4
 """Pixels along an edge of the patches with which the convolutional encoder begins."""
-TOKEN_WIDTH = 16
+TOKEN_WIDTH = 32
 """Width to which a token is brought before all tokens of a camera are concatenated: position survives, and cheaply."""
 POSITION_INIT = nn.initializers.normal(0.02)
 

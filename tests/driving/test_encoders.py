@@ -1,0 +1,118 @@
+"""The multi-camera encoder: masks hide everything, cameras are not confused, the padded future weighs nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core import prng
+from driving.config import ConvConfig, ModelConfig, VitConfig, WaypointConfig
+from driving.model.encoders import SceneEncoder, grid
+from driving.model.heads import WaypointModel, constant_turn
+
+CONV = ModelConfig(conv=ConvConfig(channels=(8, 8), blocks=(1, 1)), camera_width=8, scene_width=16)
+VIT = ModelConfig(
+    vit=VitConfig(patch_size=8, width=16, depth=2, num_heads=2, mlp_dim=32), camera_width=8, scene_width=16
+)
+
+
+def pictures(dtype: type = np.uint8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (2, 3, 16, 24, 3)).astype(dtype)
+
+
+def encoder(config: ModelConfig):
+    module = SceneEncoder(config)
+    valid = jnp.ones((2, 3), bool)
+    return module, module.init(jax.random.key(0), jnp.asarray(pictures()), valid)
+
+
+@pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
+def test_nothing_of_a_masked_picture_reaches_any_output(config: ModelConfig):
+    module, params = encoder(config)
+    valid = jnp.array([[True, False, True], [True, True, True]])
+    images = pictures(np.float32)
+    changed = images.copy()
+    changed[0, 1] = np.nan
+    changed[0, 1, 3, 4, 1] = 7
+    before, after = (module.apply(params, jnp.asarray(x), valid) for x in (images, changed))
+    for a, b in zip(before, after, strict=True):
+        assert np.isfinite(np.asarray(b)).all()
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
+def test_a_nan_in_a_masked_picture_leaves_the_gradient_finite(config: ModelConfig):
+    module, params = encoder(config)
+    images = pictures(np.float32)
+    images[0, 1] = np.nan
+    valid = jnp.array([[True, False, True], [True, True, True]])
+    gradient = jax.grad(lambda p: module.apply(p, jnp.asarray(images), valid).scene.sum())(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
+def test_the_scene_knows_which_camera_saw_what(config: ModelConfig):
+    module, params = encoder(config)
+    valid = jnp.ones((2, 3), bool)
+    images = pictures()
+    scene = module.apply(params, jnp.asarray(images), valid).scene
+    swapped = module.apply(params, jnp.asarray(images[:, [1, 0, 2]]), valid).scene
+    assert np.abs(np.asarray(scene - swapped)).max() > 1e-3
+
+
+def test_a_missing_camera_is_not_a_black_one():
+    module, params = encoder(CONV)
+    black = np.zeros((2, 3, 16, 24, 3), np.uint8)
+    there, gone = (module.apply(params, jnp.asarray(black), jnp.full((2, 3), seen)).scene for seen in (True, False))
+    assert np.abs(np.asarray(there - gone)).max() > 1e-3
+
+
+@pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
+def test_hidden_tokens_hide_their_pixels(config: ModelConfig):
+    module, params = encoder(config)
+    gh, gw = grid(config, 16, 24)
+    assert (gh, gw) == (2, 3)
+    hidden = jnp.zeros((2, 3, gh, gw), bool).at[0, 0, 0, 1].set(True)
+    images = pictures()
+    changed = images.copy()
+    changed[0, 0, :8, 8:16] = 255 - changed[0, 0, :8, 8:16]
+    valid = jnp.ones((2, 3), bool)
+    before, after = (module.apply(params, jnp.asarray(x), valid, hidden).tokens for x in (images, changed))
+    assert np.array_equal(before, after)
+    shown = module.apply(params, jnp.asarray(images), valid).tokens
+    assert not np.array_equal(before, shown)
+
+
+def test_a_convolution_is_one():
+    from driving.model.encoders import _neighbours
+
+    x = np.random.default_rng(1).normal(size=(2, 5, 6, 3)).astype(np.float32)
+    kernel = np.random.default_rng(2).normal(size=(3, 3, 3, 4)).astype(np.float32)
+    ours = np.asarray(_neighbours(jnp.asarray(x))) @ kernel.reshape(27, 4)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    theirs = jax.lax.conv_general_dilated(
+        jnp.asarray(x), jnp.asarray(kernel), (1, 1), "SAME", dimension_numbers=numbers
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_pictures_that_are_no_whole_number_of_tokens_are_refused():
+    with pytest.raises(ValueError, match="expected multiples of 8"):
+        grid(CONV, 20, 24)
+
+
+def test_a_constant_turn_is_a_circle():
+    motion = jnp.array([[5.0, 0.5], [4.0, 0.0], [6.0, -1e-4]])
+    path = np.asarray(constant_turn(motion, 20, 0.1))
+    t = np.arange(1, 21) * 0.1
+    np.testing.assert_allclose(path[0], np.stack([10 * np.sin(0.5 * t), 10 * (1 - np.cos(0.5 * t))], -1), atol=1e-5)
+    np.testing.assert_allclose(path[1], np.stack([4 * t, 0 * t], -1), atol=1e-6)
+    np.testing.assert_allclose(path[2][:, 0], 6 * t, atol=1e-5)
+
+
+def test_an_untrained_waypoint_model_is_the_blind_formula():
+    model = WaypointModel(CONV, WaypointConfig(hidden_sizes=(8,)), 20, 0.1)
+    motion = jnp.array([[5.0, 0.5], [4.0, -0.2]])
+    arguments = (jnp.asarray(pictures()), jnp.ones((2, 3), bool), motion, jnp.array([1, 0], jnp.int32))
+    params = model.init(prng.key(0, "init"), *arguments)
+    np.testing.assert_array_equal(model.apply(params, *arguments), constant_turn(motion, 20, 0.1))
