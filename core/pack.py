@@ -1,7 +1,7 @@
 """Packs: the frames of a dataset decoded once into ArrayRecord shards, so that training never seeks in a video.
 
 A pack is a folder:
-  manifest.json            format, source, cameras, picture size and encoding, tasks, shards
+  manifest.json            format, fps, cameras, picture size and encoding, tasks, shards
   tables.npz               every column, all episodes one after another; lengths and indices of the episodes
   pictures-00000.arrayrecord ...   one record a frame: for each camera a length (uint32) and that many bytes
 
@@ -53,6 +53,14 @@ class PackSettings:
     encoding: Encoding = "jpeg"
     """jpeg: about 25 KB a picture at 224. raw: exact, 150 KB."""
     quality: int = 95
+    """Of JPEG, 1 to 100."""
+
+    def __post_init__(self) -> None:
+        if min(self.image_size) < 1 or not 1 <= self.quality <= 100:
+            raise ValueError(
+                f"image size {self.image_size}, quality {self.quality}; expected height and width of at least 1, and a "
+                "quality of 1 to 100"
+            )
 
 
 def is_pack(path: Path) -> bool:
@@ -155,12 +163,15 @@ class PackedPictures:
         except (RuntimeError, ValueError, IndexError) as error:
             raise DataError(f"{source}: expected a whole record, found {error}") from error
         pictures, offset = {}, 0
-        for camera in self._order:
-            (size,) = struct.unpack_from("<I", record, offset)
-            data = record[offset + 4 : offset + 4 + size]
-            offset += 4 + size
-            if camera in self._cameras:
-                pictures[camera] = self._picture(data, f"{source}, {camera}")
+        try:
+            for camera in self._order:
+                (size,) = struct.unpack_from("<I", record, offset)
+                data = record[offset + 4 : offset + 4 + size]
+                offset += 4 + size
+                if camera in self._cameras:
+                    pictures[camera] = self._picture(data, f"{source}, {camera}")
+        except (struct.error, ValueError) as error:  # whole, but not of this manifest
+            raise DataError(f"{source}: expected pictures as manifest.json says, found {error}") from error
         return pictures
 
     def _picture(self, data: memoryview, source: str) -> UInt8[np.ndarray, "h w 3"]:
@@ -192,6 +203,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         raise DataError(f"{path}/manifest.json: expected format {FORMAT!r}, found {found!r}")
+    missing = sorted({"fps", "cameras", "image_size", "encoding", "tasks", "shards"} - set(manifest))
+    if missing:
+        raise DataError(f"{path}/manifest.json: expected the keys {missing}, found {sorted(manifest)}")
+    outside = [shard["file"] for shard in manifest["shards"] if Path(shard["file"]).name != shard["file"]]
+    if outside:
+        raise DataError(f"{path}/manifest.json: expected shards inside the pack, found {outside}")
     return manifest
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core.cli import Parser
-from core.errors import RunError
+from core.errors import RunError, StorageError
 from core.lerobot import Feature, LeRobotMeta, read_meta
 from core.lerobot_tables import load_table
 from core.lerobot_video import LeRobotPictures
@@ -76,7 +76,7 @@ def pack(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0, or 65 if the dataset is bad."""
+    """Runs the command line; returns the exit code: 0, 65 if the dataset is bad, 74 if the pack cannot be written."""
     parser = Parser(prog="python -m openpi_ript.pack", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("dataset", type=Path, help="LeRobot dataset, v2.1 or v3.0")
     parser.add_argument("out", type=Path, help="folder to make")
@@ -88,7 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="shards written at a time")
     args = parser.parse_args(argv)
     height, width = args.image_size
-    settings = PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
+    if args.threads < 1:
+        parser.error(f"argument --threads: expected at least 1, found {args.threads}")
+    try:
+        settings = PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
+    except ValueError as error:
+        parser.error(str(error))
     try:
         frames = pack(
             args.dataset,
@@ -102,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"{args.out}: cannot be written: {error}", file=sys.stderr)
+        return StorageError.exit_code
     size = sum(file.stat().st_size for file in args.out.iterdir())
     print(f"packed {frames} frames into {args.out}, {size / 1e6:.1f} MB")
     return 0

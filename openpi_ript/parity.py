@@ -8,9 +8,10 @@ pi0, pi05 and pi0_lora (rank 4): weights, inputs, noise and times; the loss per 
 times, sampled chunks of 1, 4 and 10 Euler steps in both dtypes, and every gradient of the mean loss in float32.
 """
 
-import argparse
 import dataclasses
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
+from core.cli import Parser
 from core.errors import DataError
 from core.flow import straight_path
 from openpi_ript.config import LoraConfig, ModelConfig, dummy
@@ -65,11 +67,14 @@ def load_fixture(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
       DataError: If the file is missing or no .npz of plain arrays.
     """
+    expected = f"{path}: expected a parity fixture, an .npz of plain arrays; found"
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{expected} {'a file of another kind' if Path(path).is_file() else 'no such file'}")
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: expected a parity fixture, an .npz of plain arrays; found {error}") from error
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{expected} {error}") from error
 
 
 def model_config(name: str, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:
@@ -175,9 +180,7 @@ def differences(fixture: Arrays) -> Iterator[Difference]:
 
 def main(argv: list[str] | None = None) -> int:
     """Prints all differences; 1 if one is over its bound, 65 if the fixture can't be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m openpi_ript.parity", description="Compares this model with openpi's own numbers."
-    )
+    parser = Parser(prog="python -m openpi_ript.parity", description="Compares this model with openpi's own numbers.")
     parser.add_argument("fixture", help=".npz recorded from openpi's own code")
     path = parser.parse_args(argv).fixture
     failed = []

@@ -2,7 +2,10 @@
 
 import dataclasses
 import itertools
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,3 +71,46 @@ def test_a_bad_dataset_ends_with_65_and_leaves_no_pack(tmp_path: Path, capsys: p
     assert not (tmp_path / "pack").exists()
     assert main([str(tmp_path / "nothing"), str(tmp_path / "pack")]) == 65
     assert "expected a LeRobot dataset with meta/info.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--threads", "0"], "--threads: expected at least 1, found 0"),
+        (["--image-size", "0", "28"], r"image size \(0, 28\), quality 95; expected height and width of at least 1"),
+        (["--quality", "500"], "quality 500; expected .* a quality of 1 to 100"),
+    ],
+)
+def test_settings_that_cannot_be_end_with_64(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(tmp_path), str(tmp_path / "pack"), *options])
+    assert end.value.code == 64
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_a_place_that_cannot_be_written_ends_with_74(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = write_v21(tmp_path / "set", record(), "image")
+    (tmp_path / "file").write_text("in the way")
+    assert main([str(root), str(tmp_path / "file/pack")]) == 74
+    assert "file/pack: cannot be written: " in capsys.readouterr().err
+
+
+def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    pack(write_v21(tmp_path / "set", record(), "image"), tmp_path / "pack", settings=PackSettings(image_size=(28, 28)))
+    file = tmp_path / "pack/manifest.json"
+    manifest = json.loads(file.read_text())
+
+    def opened(**changes: Any) -> Any:
+        file.write_text(json.dumps({key: value for key, value in (manifest | changes).items() if value is not None}))
+        return open_data(config(tmp_path / "pack"))
+
+    with pytest.raises(DataError, match=r"manifest\.json: expected the keys \['fps', 'tasks'\], found"):
+        opened(fps=None, tasks=None)
+    with pytest.raises(DataError, match=r"expected shards inside the pack, found \['\.\./pictures"):
+        opened(shards=[{"file": "../pictures-00000.arrayrecord", "rows": 21}])
+    with pytest.raises(DataError, match=r"episode 0, row 3: expected pictures as manifest\.json says"):
+        opened(encoding="raw").sample(3)
+    with pytest.raises(DataError, match=r"episode 0, row 3: expected pictures as manifest\.json says"):
+        opened(cameras=["top", *manifest["cameras"]]).sample(3)
