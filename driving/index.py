@@ -73,6 +73,10 @@ class Index:
         return np.cumsum(self.path_lengths.reshape(-1), dtype=np.int64)
 
     @functools.cached_property
+    def _path_text(self) -> bytes:
+        return self.path_bytes.tobytes()
+
+    @functools.cached_property
     def _waypoint_ends(self) -> Int64[np.ndarray, " e"]:
         return np.cumsum(self.lengths * self.waypoint_counts)
 
@@ -94,7 +98,7 @@ class Index:
         place = row * len(self.cameras) + camera
         length = int(self.path_lengths[row, camera])
         end = int(self._path_ends[place])
-        return self.path_bytes[end - length : end].tobytes().decode() if length else None
+        return self._path_text[end - length : end].decode() if length else None
 
     def expert_waypoints(self, episode: int) -> Float32[np.ndarray, "T m 2"]:
         """What an episode lists as waypoints."""

@@ -181,8 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, or 65 if dataset or pack are bad."""
     args = _parser().parse_args(argv)
     height, width = args.image_size
-    settings = PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
     try:
+        settings = PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
         config = DataConfig(
             path=str(args.source), image_size=(height, width), on_bad=args.on_bad, missing_files=args.missing_files
         )

@@ -49,18 +49,18 @@ class FilePictures:
     identity: Mapping[str, str] = {"pictures": "files"}
 
     def __init__(self, base: Path, index: Index, cameras: Sequence[str]) -> None:
-        self._base, self._index = base, index
+        self._base, self._index = str(base), index
         self._columns = columns(index, cameras)
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
         """As in Pictures."""
         for k in np.flatnonzero(wanted).tolist():
             file = self.file(row, k)
-            decode_into(read_bytes(file), out[k], source=str(file))
+            decode_into(read_bytes(file), out[k], source=file)
 
-    def file(self, row: int, k: int) -> Path:
+    def file(self, row: int, k: int) -> str:
         """File of a picture that there is."""
-        return self._base / str(self._index.path(row, self._columns[k]))
+        return f"{self._base}/{self._index.path(row, self._columns[k])}"
 
 
 class CachedPictures:
@@ -103,11 +103,12 @@ def columns(index: Index, cameras: Sequence[str]) -> list[int]:
     return [index.cameras.index(name) if name in index.cameras else -1 for name in cameras]
 
 
-def read_bytes(file: Path) -> bytes:
+def read_bytes(file: str) -> bytes:
     """A file's bytes, tried three times. Raises DataError with its path."""
     for attempt in range(TRIES):
         try:
-            return file.read_bytes()
+            with open(file, "rb", buffering=0) as handle:
+                return handle.read()
         except OSError as error:
             if attempt + 1 == TRIES:
                 raise DataError(f"{file}: expected a readable picture, found {error} in {TRIES} tries") from error

@@ -200,10 +200,10 @@ def _write_shard(
     writer.close()
 
 
-def _packed(file: Path, size: np.ndarray, settings: PackSettings) -> bytes:
+def _packed(file: str, size: np.ndarray, settings: PackSettings) -> bytes:
     data = read_bytes(file)
     picture = np.empty((*settings.image_size, 3), np.uint8)
-    decode_into(data, picture, source=str(file))  # a damaged file is found here, not while training
+    decode_into(data, picture, source=file)  # a damaged file is found here, not while training
     if settings.encoding == "raw":
         return picture.tobytes()
     same = tuple(size.tolist()) == settings.image_size and data[:3] == b"\xff\xd8\xff"

@@ -110,8 +110,8 @@ def _one(file: Path, base: Path, pictures: bool) -> tuple[Index | None, Look | N
     if pictures:
 
         def picture(row: int, column: int) -> np.ndarray:
-            name = base / str(index.path(row, column))
-            return decode(read_bytes(name), source=str(name))
+            name = f"{base}/{index.path(row, column)}"
+            return decode(read_bytes(name), source=name)
 
         look = _look(index, picture, str(file), found)
     _judge(index, look, found, str(file))

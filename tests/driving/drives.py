@@ -78,7 +78,7 @@ def write_drive(
     *,
     frames: int = 30,
     dt: float = 0.1,
-    change: Callable[[dict[str, Any]], None] | None = None,
+    change: Callable[[dict[str, Any]], object] | None = None,
     source: Mapping[str, str] | None = None,
     start_yaw: float = 0.0,
     size: tuple[int, int] = SIZE,
