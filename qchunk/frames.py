@@ -17,7 +17,7 @@ from jaxtyping import Shaped, UInt8
 from core.images import decode_jpeg_into, resize_into
 from qchunk.batch import Batch
 from qchunk.config import DataConfig
-from qchunk.index import camera_paths
+from qchunk.selection import camera_paths
 from qchunk.sources.aloha import AlohaSource, PictureFile
 from qchunk.sources.aloha_images import COLOUR, DEPTH, JpegRows
 from qchunk.sources.hdf5 import Refused

@@ -19,7 +19,8 @@ from core.cli import Parser
 from core.episodes import manifest_hash
 from core.errors import DataError, RunError
 from qchunk.config import DataConfig
-from qchunk.index import Selection, read_index, select
+from qchunk.index import read_index
+from qchunk.selection import Selection, select
 from qchunk.sources.report import EpisodeReport, Problem
 
 

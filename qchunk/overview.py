@@ -11,7 +11,8 @@ from core.episodes import EpisodeSource
 from core.errors import DataError
 from core.images import resize_into
 from qchunk.config import DataConfig
-from qchunk.index import Selection, make_source
+from qchunk.index import make_source
+from qchunk.selection import Selection
 from qchunk.sources.aloha import AlohaSource
 
 SHOWN = 6
