@@ -1,0 +1,60 @@
+"""The whole way with two cameras, in about a minute on a CPU: records four short episodes, trains, evaluates, films.
+
+Reaches nothing: it exists for tests, and to see every file of a run with pictures once. It needs a machine that can
+render (MUJOCO_GL=egl or osmesa; no display).
+
+    python launch.py --config configs/qchunk/debug_images.py
+"""
+
+from core.config import CheckpointConfig, TrainConfig
+from qchunk.config import (
+    AgentConfig,
+    AlohaRecordConfig,
+    AugmentConfig,
+    DataConfig,
+    EncoderConfig,
+    EvalConfig,
+    QChunkConfig,
+    RecordConfig,
+)
+
+CAMERAS, SIZE = ("top", "angle"), (64, 64)
+
+
+def get_config() -> QChunkConfig:
+    """The recordings are cut after 40 frames, so that all of them are failures."""
+    return QChunkConfig(
+        train=TrainConfig(steps=40, batch_size=8, log_every=10, updates_per_call=5),
+        data=DataConfig(
+            path="datasets/qchunk/debug-images",
+            cameras=CAMERAS,
+            image_size=SIZE,
+            episodes_per_epoch=4,
+            steps_per_epoch=20,
+            positive_ratio=0.0,
+            action_norm="quantile",
+            observation_norm="quantile",
+        ),
+        agent=AgentConfig(
+            horizon=25,
+            hidden_sizes=(32, 32),
+            flow_steps=2,
+            encoder=EncoderConfig(
+                widths=(8, 16),
+                blocks=1,
+                feature_size=16,
+                share_cameras=True,
+                augment=AugmentConfig(shift=3, brightness=0.2, contrast=0.2, saturation=0.2),
+            ),
+        ),
+        eval=EvalConfig(
+            env="aloha-transfer-cube", episodes=2, final_episodes=2, num_envs=2, render_size=SIZE, videos=1
+        ),
+        record=RecordConfig(
+            env="aloha-transfer-cube",
+            episodes=4,
+            episode_length=40,
+            aloha=AlohaRecordConfig(cameras=CAMERAS, image_size=SIZE),
+        ),
+        checkpoint=CheckpointConfig(every=20),
+    )
