@@ -6,8 +6,10 @@
 Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
 """
 
+import functools
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from driving import picture, pretrain, probes, waypoints
 from driving.blind import EgoStates, blind_predictions
 from driving.config import DrivingConfig
 from driving.data import DrivingData, open_data
+from driving.model.heads import WaypointModel
 from driving.scores import MEASURES, Score, measures, score
 
 REPORT, PICTURE = "evaluation.json", "evaluation.png"
@@ -102,13 +105,18 @@ def predict(
     config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"]
 ) -> Float32[np.ndarray, "b t 2"]:
     """Waypoints of frames (rows of the index), metres."""
-    model = waypoints.make_model(config)
-    apply = jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
+    apply = _apply(waypoints.make_model(config))
     out = []
     for part in parts(rows, config.eval.batch_size):
         batch = waypoints.inputs(data.batch(part), config.data.anchor)
         out.append(np.asarray(apply(params, batch)))
     return np.concatenate(out)[: len(rows)]
+
+
+@functools.cache
+def _apply(model: WaypointModel) -> Callable[[PyTree, Any], jax.Array]:
+    """The compiled model: one for all evaluations of a run."""
+    return jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
 
 
 def parts(rows: Int64[np.ndarray, " b"], size: int) -> list[Int64[np.ndarray, " size"]]:

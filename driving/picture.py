@@ -46,7 +46,7 @@ def draw(
             _draw_camera(axes, batch, (i, anchor, k), paths)
             if i == 0:
                 axes.set_title(data.config.cameras[k].replace("_", " "), fontsize=10)
-        _draw_above(figure.add_subplot(grid[i, len(order)]), paths, states.motion[sample, 0])
+        _draw_above(figure.add_subplot(grid[i, len(order)]), paths, float(states.motion[sample, 0]))
     figure.suptitle(
         "green: driven in the next 2 s, orange: predicted from the cameras, blue: predicted blind", fontsize=11
     )

@@ -1,15 +1,18 @@
 """What a linear map reads off frozen features, and whether a scene is found again among others of its drive."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int64
 
 from core.arrays import PyTree
 from driving.augment import draw
-from driving.config import AugmentConfig, DrivingConfig
+from driving.config import AugmentConfig, DrivingConfig, ModelConfig
 from driving.data import DrivingData
 from driving.model.encoders import SceneEncoder
 
@@ -52,13 +55,7 @@ def encode(
       rows: Of the index.
       jitter: Change brightness, contrast and saturation of every picture at random, a function of the run's seed.
     """
-    module = SceneEncoder(config.model)
-
-    @jax.jit
-    def apply(params: PyTree, images: Array, valid: Array) -> Array:
-        features: Any = module.apply({"params": params}, images, valid)
-        return features.scene
-
+    apply = _apply(config.model)
     size, out = config.eval.batch_size, []
     changed = dataclasses.replace(data, config=dataclasses.replace(data.config, augment=JITTER))
     moments, cameras = len(config.data.offsets_s), len(config.data.cameras)
@@ -68,9 +65,23 @@ def encode(
         draws = draw(places, seed=config.run.seed, times=moments, cameras=cameras) if jitter else None
         batch = (changed if jitter else data).batch(part, draws)
         flat = batch["images"].reshape(size * moments, *batch["images"].shape[2:])
-        scene = np.asarray(apply(encoder, flat, batch["image_valid"].reshape(size * moments, cameras)))
+        valid = batch["image_valid"].reshape(size * moments, cameras)
+        scene = np.asarray(apply(encoder, jnp.asarray(flat), jnp.asarray(valid)))
         out.append(scene.reshape(size, -1)[: len(rows) - start])
     return np.concatenate(out)
+
+
+@functools.cache
+def _apply(config: ModelConfig) -> Callable[[PyTree, Array, Array], Array]:
+    """The compiled encoder: one for all calls."""
+    module = SceneEncoder(config)
+
+    @jax.jit
+    def apply(params: PyTree, images: Array, valid: Array) -> Array:
+        features: Any = module.apply({"params": params}, images, valid)
+        return features.scene
+
+    return apply
 
 
 def r_squared(
@@ -79,7 +90,12 @@ def r_squared(
     x_test: Float[np.ndarray, "c d"],
     y_test: Float[np.ndarray, " c"],
 ) -> float:
-    """1 - squared error / variance on the test samples of ridge regression on standardised features."""
+    """1 - squared error / variance on the test samples, of ridge regression on standardised features.
+
+    0 where the test samples do not vary.
+    """
+    if not np.ptp(y_test):
+        return 0.0
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
     a, a_test = ((one - mean) / scale for one in (x.astype(np.float64), x_test.astype(np.float64)))
     weights = np.linalg.solve(a.T @ a + RIDGE * np.eye(a.shape[1]), a.T @ (y - y.mean()))

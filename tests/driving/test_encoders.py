@@ -1,5 +1,7 @@
 """The multi-camera encoder: masks hide everything, cameras are not confused, the padded future weighs nothing."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,10 @@ def pictures(dtype: type = np.uint8) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (2, 3, 16, 24, 3)).astype(dtype)
 
 
+def run(module: SceneEncoder, *arguments: Any) -> Any:
+    return jax.jit(module.apply)(*arguments)
+
+
 def encoder(config: ModelConfig):
     module = SceneEncoder(config)
     valid = jnp.ones((2, 3), bool)
@@ -34,7 +40,7 @@ def test_nothing_of_a_masked_picture_reaches_any_output(config: ModelConfig):
     changed = images.copy()
     changed[0, 1] = np.nan
     changed[0, 1, 3, 4, 1] = 7
-    before, after = (module.apply(params, jnp.asarray(x), valid) for x in (images, changed))
+    before, after = (run(module, params, jnp.asarray(x), valid) for x in (images, changed))
     for a, b in zip(before, after, strict=True):
         assert np.isfinite(np.asarray(b)).all()
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
@@ -46,7 +52,7 @@ def test_a_nan_in_a_masked_picture_leaves_the_gradient_finite(config: ModelConfi
     images = pictures(np.float32)
     images[0, 1] = np.nan
     valid = jnp.array([[True, False, True], [True, True, True]])
-    gradient = jax.grad(lambda p: module.apply(p, jnp.asarray(images), valid).scene.sum())(params)
+    gradient = jax.jit(jax.grad(lambda p: run(module, p, jnp.asarray(images), valid).scene.sum()))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
@@ -55,15 +61,15 @@ def test_the_scene_knows_which_camera_saw_what(config: ModelConfig):
     module, params = encoder(config)
     valid = jnp.ones((2, 3), bool)
     images = pictures()
-    scene = module.apply(params, jnp.asarray(images), valid).scene
-    swapped = module.apply(params, jnp.asarray(images[:, [1, 0, 2]]), valid).scene
+    scene = run(module, params, jnp.asarray(images), valid).scene
+    swapped = run(module, params, jnp.asarray(images[:, [1, 0, 2]]), valid).scene
     assert np.abs(np.asarray(scene - swapped)).max() > 1e-3
 
 
 def test_a_missing_camera_is_not_a_black_one():
     module, params = encoder(CONV)
     black = np.zeros((2, 3, 16, 24, 3), np.uint8)
-    there, gone = (module.apply(params, jnp.asarray(black), jnp.full((2, 3), seen)).scene for seen in (True, False))
+    there, gone = (run(module, params, jnp.asarray(black), jnp.full((2, 3), seen)).scene for seen in (True, False))
     assert np.abs(np.asarray(there - gone)).max() > 1e-3
 
 
@@ -77,9 +83,9 @@ def test_hidden_tokens_hide_their_pixels(config: ModelConfig):
     changed = images.copy()
     changed[0, 0, :8, 8:16] = 255 - changed[0, 0, :8, 8:16]
     valid = jnp.ones((2, 3), bool)
-    before, after = (module.apply(params, jnp.asarray(x), valid, hidden).tokens for x in (images, changed))
+    before, after = (run(module, params, jnp.asarray(x), valid, hidden).tokens for x in (images, changed))
     assert np.array_equal(before, after)
-    shown = module.apply(params, jnp.asarray(images), valid).tokens
+    shown = run(module, params, jnp.asarray(images), valid).tokens
     assert not np.array_equal(before, shown)
 
 

@@ -30,7 +30,8 @@ def test_info_nce_by_hand():
     query_valid = np.array([1, 1, 0, 1, 1], bool)
     key_valid = np.array([1, 1, 1, 0, 1], bool)
     negative = rng.random((5, 5)) < 0.6
-    found = objectives.info_nce(*map(jnp.asarray, (query, key, query_valid, key_valid, negative)), 0.2)
+    arrays = [jnp.asarray(x) for x in (query, key, query_valid, key_valid, negative)]
+    found = objectives.info_nce(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], 0.2)
     expected = nce(query, key, [0, 1, 4], negative & key_valid[None], 0.2)
     assert float(found.count) == 3
     assert float(found.value()) == pytest.approx(expected, rel=1e-4)

@@ -1,0 +1,123 @@
+"""Runs from a config to their end: what they write, what a pretraining hands on, what is frozen."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from core import prng
+from core.checkpoint import read_newest
+from core.config import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
+from core.errors import ConfigError
+from driving import evaluate, pretrain, waypoints
+from driving.config import (
+    ConvConfig,
+    DataConfig,
+    DrivingConfig,
+    EvalConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    WaypointConfig,
+)
+from driving.data import open_data
+from driving.train import main
+from tests.driving.drives import write_drive
+
+MODEL = ModelConfig(conv=ConvConfig(channels=(8, 8), blocks=(0, 1)), camera_width=8, scene_width=16)
+ALL = ObjectiveConfig(cross_camera=1.0, temporal=1.0, masked=1.0, ego_motion=1.0, projection=8)
+
+
+@pytest.fixture(scope="module")
+def drives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drives")
+    for i in range(6):
+        write_drive(folder, f"drive_{i}", frames=40, start_yaw=float(i))
+    return folder
+
+
+def config(folder: Path, drives: Path, **more: object) -> DrivingConfig:
+    base = DrivingConfig(
+        run=RunConfig(dir=str(folder)),
+        train=TrainConfig(steps=6, batch_size=8, log_every=3),
+        data=DataConfig(path=str(drives), image_size=(16, 24), val_fraction=0.2, test_fraction=0.2),
+        model=MODEL,
+        optim=OptimConfig(learning_rate=1e-2, weight_decay=0.1),
+        waypoints=WaypointConfig(hidden_sizes=(16,)),
+        eval=EvalConfig(batch_size=8, every=4, bootstrap=50, blind_updates=20, pictures=1),
+        checkpoint=CheckpointConfig(every=3),
+    )
+    return dataclasses.replace(base, **more)  # pyright: ignore[reportArgumentType]
+
+
+def pretraining(folder: Path, drives: Path) -> DrivingConfig:
+    data = dataclasses.replace(config(folder, drives).data, offsets_s=(0.0, 0.5))
+    return config(folder, drives, objective=ALL, waypoints=None, data=data)
+
+
+def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, capsys: pytest.CaptureFixture[str]):
+    first = pretraining(tmp_path / "pretrain", drives)
+    main(first, "pretrain")
+    rows = [json.loads(line) for line in (tmp_path / "pretrain/metrics.jsonl").read_text().splitlines()]
+    assert {"cross_camera", "temporal", "masked", "ego_motion", "feature_std", "effective_rank"} <= rows[0].keys()
+    assert {"model/speed_r2", "untrained/retrieval_top1"} <= rows[-1].keys()
+
+    frozen = WaypointConfig(hidden_sizes=(16,), weights=str(tmp_path / "pretrain"), freeze=True)
+    second = config(tmp_path / "frozen", drives, waypoints=frozen)
+    main(second, "frozen")
+    shapes = jax.eval_shape(lambda: waypoints.init_params(second, prng.key(0, "init")))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+    _, arrays = read_newest(tmp_path / "frozen", {"params": shapes})
+    encoder = waypoints.read_encoder(tmp_path / "pretrain", second)
+    jax.tree.map(np.testing.assert_array_equal, arrays["params"]["encoder"], encoder)
+    fresh = waypoints.init_params(second, prng.key(0, "init"))
+    assert not np.array_equal(arrays["params"]["out"]["kernel"], fresh["out"]["kernel"])
+
+    result = json.loads((tmp_path / "frozen" / evaluate.REPORT).read_text())
+    assert set(result["rows"]) == {"model", "mean_trajectory", "constant_velocity", "constant_turn", "ego_mlp"}
+    # The drives are circles at constant speed, which this predictor knows.
+    assert result["rows"]["constant_turn"]["ade_2s"]["mean"] < 0.01
+    straight = np.array([[8 * t - 20 * np.sin(0.4 * t), 20 * (np.cos(0.4 * t) - 1)] for t in np.arange(1, 21) * 0.1])
+    expected = float(np.linalg.norm(straight, axis=-1).mean())
+    assert result["rows"]["constant_velocity"]["ade_2s"]["mean"] == pytest.approx(expected, rel=0.01)
+    assert (tmp_path / "frozen" / evaluate.PICTURE).stat().st_size > 10_000
+    again = evaluate.evaluate_run(tmp_path / "frozen")
+    assert again["rows"] == result["rows"]
+    capsys.readouterr()
+    probed = json.loads((tmp_path / "pretrain" / evaluate.REPORT).read_text())
+    text = evaluate.table([("frozen", result), ("pretrain", probed)])
+    assert text.count("| ego_mlp |") == 1
+    assert "| frozen |" in text
+    assert "| untrained |" in text
+
+    with pytest.raises(ConfigError, match="its model is"):
+        waypoints.read_encoder(tmp_path / "pretrain", dataclasses.replace(second, model=ModelConfig()))
+    with pytest.raises(ConfigError, match="learnt waypoints"):
+        waypoints.read_encoder(tmp_path / "frozen", second)
+
+
+def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
+    one = pretraining(tmp_path, drives)
+    task = pretrain.PretrainTask(one, open_data(one.data))
+    state = jax.jit(task.init)(prng.key(0, "init"))
+    batch = jax.tree.map(jnp.asarray, next(task.batches(0)))
+    after, metrics = jax.jit(task.step)(state, batch)
+    expected = jax.tree.map(
+        lambda old, new: 0.99 * np.asarray(old) + 0.01 * np.asarray(new), state.target, after.params["encoder"]
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)
+    parts = sum(float(metrics[name].value()) for name in ("cross_camera", "temporal", "masked", "ego_motion"))
+    assert float(metrics["loss"].value()) == pytest.approx(parts, rel=1e-5)
+
+
+def test_configs_that_make_no_sense_are_refused(tmp_path: Path, drives: Path):
+    with pytest.raises(ValueError, match="either objective or waypoints"):
+        config(tmp_path, drives, objective=ALL)
+    with pytest.raises(ValueError, match="compare two moments"):
+        config(tmp_path, drives, objective=ALL, waypoints=None)
+    with pytest.raises(ValueError, match="every objective has weight 0"):
+        ObjectiveConfig()
