@@ -6,6 +6,7 @@ from typing import Literal
 
 from core.config import ExperimentConfig, require_fraction, require_non_negative, require_positive
 from openpi_ript.data_config import PANDA, UR5E, AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.rollout_config import DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
 
 __all__ = [
     "GEMMA_2B",
@@ -15,6 +16,9 @@ __all__ = [
     "UR5E",
     "AdvantageConfig",
     "DataConfig",
+    "DemonstrateConfig",
+    "EnvConfig",
+    "EvalConfig",
     "GemmaConfig",
     "GuidanceConfig",
     "LoraConfig",
@@ -23,6 +27,7 @@ __all__ = [
     "Optimality",
     "RecordConfig",
     "RobotConfig",
+    "RolloutConfig",
     "SiglipConfig",
     "dummy",
     "full",
@@ -261,6 +266,14 @@ class OpenpiRiptConfig(ExperimentConfig):
     and none with adapters. The policy uses the average. None: no average is kept."""
     record: RecordConfig | None = None
     """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
+    demonstrate: DemonstrateConfig | None = None
+    """The same with a scripted policy in `env`."""
+    env: EnvConfig | None = None
+    """Where the policy acts; None: it is trained on recorded data alone."""
+    rollout: RolloutConfig | None = None
+    """Rounds of rollouts in `env` after the updates on the dataset (RIPT); None: there are none."""
+    eval: EvalConfig | None = None
+    """Evaluation in `env`; None where there is none."""
 
     def __post_init__(self) -> None:
         if self.ema_decay is not None:
@@ -280,8 +293,37 @@ class OpenpiRiptConfig(ExperimentConfig):
                 f"guidance is {self.guidance} and model.optimality {self.model.optimality}; guided training needs a "
                 "model with the condition, supervised training one without"
             )
-        if self.guidance is not None and self.data.advantage is None:
+        if self.guidance is not None and self.data.advantage is None and self.rollout is None:
             raise ValueError("guidance is set and data.advantage is None; guidance needs advantages of rollouts")
+        self._check_acting()
+
+    def _check_acting(self) -> None:
+        """What the parts that act need of one another."""
+        env, rollout = self.env, self.rollout
+        if (env is None) != (self.eval is None) or (env is None and (rollout is not None or self.demonstrate)):
+            raise ValueError(
+                f"env is {env}, eval {self.eval}, rollout {rollout}, demonstrate {self.demonstrate}; expected env and "
+                "eval together, and an env for rollouts and demonstrations"
+            )
+        if env is None:
+            return
+        self._require_equal("env.cameras, its names,", set(env.cameras), "data.cameras has", set(self.data.cameras))
+        if env.execute > self.model.action_horizon:
+            raise ValueError(
+                f"env.execute is {env.execute} and model.action_horizon {self.model.action_horizon}; no more actions "
+                "than a chunk has can be executed"
+            )
+        if rollout is not None and rollout.objective == "guided" and self.guidance is None:
+            raise ValueError("rollout.objective is 'guided' and guidance is None; set guidance, or take 'rejection'")
+        if rollout is not None and self.data.advantage is not None:
+            raise ValueError(
+                "rollout is set and data.advantage too; before the first round the dataset is imitated as it is, so "
+                "expected data.advantage None"
+            )
+        if rollout is not None and rollout.start >= self.train.steps:
+            raise ValueError(
+                f"rollout.start is {rollout.start} and train.steps {self.train.steps}; expected updates after it"
+            )
 
     def _require_equal(self, name: str, value: object, other: str, expected: object) -> None:
         if value != expected:

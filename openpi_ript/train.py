@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Key
 from core import prng
 from core.arrays import NumpyTree, PyTree
 from core.errors import ConfigError
-from core.loop import fit
+from core.loop import Interaction, fit
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.run_folder import RunFolder
@@ -141,15 +141,31 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         print(f"run folder {folder.path}", flush=True)
         if config.record is not None:
             record(config.record, config.data.path)
+        if config.demonstrate is not None:
+            from openpi_ript.demonstrate import demonstrate
+
+            demonstrate(config)
         data = open_data(config.data)
         for note in data.notes:
             print(f"data: {note}", flush=True)
         if data.stats:
             save_stats(folder.path / NORM_STATS, data.stats, data.stats_source)
-        task = RiptTask(config, data)
+        task, interaction = _make_task(config, data, folder.path)
         keep_tokenizer(config.tokenizer, folder.path)
         print(task.describe(), flush=True)
-        fit(config, task, folder, load=None if config.weights is None else task.load)
+        fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction)
+
+
+def _make_task(config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> tuple[RiptTask, Interaction | None]:
+    """The task, and what it does between updates where it plays rollouts."""
+    if config.env is None:
+        return RiptTask(config, data), None
+    from openpi_ript.ript_task import RolloutTask  # which is a RiptTask, and so needs this module
+
+    if jax.process_count() > 1:
+        raise ConfigError(f"env is set and there are {jax.process_count()} processes; rollouts are played by one alone")
+    task = RolloutTask(config, data, folder)
+    return task, task.ript
 
 
 def _sha256(data: bytes) -> str:

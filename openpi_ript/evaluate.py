@@ -1,0 +1,98 @@
+"""Evaluates a run's policy in its environment, or compares two evaluations.
+
+    python -m openpi_ript.evaluate run RUN [--episodes 100] [--manifest FILE] [--guidance-scale 1.0] [--video 9]
+    python -m openpi_ript.evaluate compare A.json B.json
+
+The first writes RUN/evaluations/step_<n>.json (or --out), on the initial states of RUN/manifest.json unless another
+manifest is given; with --video a grid of the first episodes, successes framed green, failures red.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from core.errors import ConfigError, RunError
+from openpi_ript import film
+from openpi_ript.acting import ActingPolicy
+from openpi_ript.collect import Collector
+from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.evaluation import Evaluation, Manifest, compare_evaluations, evaluate, make_manifest
+from openpi_ript.saved import read_config, read_run_weights, read_stats
+
+MANIFEST = "manifest.json"
+
+
+def manifest_of(config: OpenpiRiptConfig, collector: Collector, path: Path, episodes: int) -> Manifest:
+    """The manifest in a file, made and written if there is none, or one that is too short."""
+    assert config.eval is not None
+    if path.exists():
+        manifest = Manifest.load(path)
+        if len(manifest.states) >= episodes and manifest.seed == config.eval.seed:
+            return manifest
+    manifest = make_manifest(collector, seed=config.eval.seed, episodes=episodes)
+    manifest.save(path)
+    return manifest
+
+
+def evaluate_run(arguments: argparse.Namespace) -> None:
+    """The newest checkpoint of a run."""
+    run: Path = arguments.run
+    config = read_config(run)
+    if config.env is None or config.eval is None:
+        raise ConfigError(f"{run}: expected a run with env and eval, found one without an environment")
+    step, params = read_run_weights(run, config)
+    policy = ActingPolicy(config, read_stats(run, config))
+    policy.use(params, step)
+    policy.guidance_scale = arguments.guidance_scale
+    scale = arguments.guidance_scale
+    if scale is None and config.guidance is not None:
+        scale = config.guidance.scale
+    episodes = arguments.episodes or config.eval.final_episodes
+    collector = Collector(config.env)
+    try:
+        manifest = manifest_of(config, collector, arguments.manifest or run / MANIFEST, episodes)
+        out: Path = arguments.out or run / f"evaluations/step_{step:08d}.json"
+        result = evaluate(
+            collector,
+            policy,
+            manifest,
+            episodes=episodes,
+            guidance_scale=scale,
+            folder=out.with_suffix(""),
+            keep=arguments.video,
+        )
+    finally:
+        collector.close()
+    result.save(out)
+    print(f"step {step}: {result}\n{out}")
+    if arguments.video:
+        film.film(config.env, out.with_suffix(""), out.with_suffix(".mp4"), episodes=arguments.video)
+
+
+def main(argv: list[str]) -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    run = commands.add_parser("run", help="evaluate the newest checkpoint of a run")
+    run.add_argument("run", type=Path)
+    run.add_argument("--episodes", type=int, help="initial states (default: eval.final_episodes)")
+    run.add_argument("--manifest", type=Path, help="initial states to use (default: RUN/manifest.json)")
+    run.add_argument("--guidance-scale", type=float, help="in place of the run's")
+    run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
+    run.add_argument("--video", type=int, default=0, help="episodes in a grid video beside it")
+    run.set_defaults(act=evaluate_run)
+    pair = commands.add_parser("compare", help="compare two evaluations, initial state by initial state")
+    pair.add_argument("a", type=Path)
+    pair.add_argument("b", type=Path)
+    pair.set_defaults(act=lambda found: print(compare_evaluations(Evaluation.load(found.a), Evaluation.load(found.b))))
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.act(arguments)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,71 @@
+"""A run whose policy acts: what `train.RiptTask` is without an environment, with rollouts and evaluation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from core.arrays import NumpyTree
+from core.state import TrainState
+from openpi_ript.acting import ActingPolicy, acting_params
+from openpi_ript.batch import TrainingBatch
+from openpi_ript.collect import Collector
+from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.data import TrainingData
+from openpi_ript.evaluate import MANIFEST, manifest_of
+from openpi_ript.evaluation import evaluate
+from openpi_ript.film import film
+from openpi_ript.ript import Ript
+from openpi_ript.train import RiptTask
+
+
+class RolloutTask(RiptTask):
+    """Supervised updates, then rounds of rollouts where `rollout` is set; evaluation in the environment."""
+
+    def __init__(self, config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> None:
+        """Starts no environment yet. Raises ConfigError if the tokenizer is missing."""
+        super().__init__(config, data)
+        assert config.env is not None
+        self.collector = Collector(config.env)
+        self.policy = ActingPolicy(config, data.stats)
+        self.folder = folder
+        self.ript: Ript | None = None
+        if config.rollout is not None:
+            self.ript = Ript(config, data, folder, self.collector, self.policy)
+
+    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+        """Model inputs from update `start_step` on: of the dataset, then of rollouts."""
+        if self.ript is None:
+            return super().batches(start_step)
+        return map(self.inputs, self.ript.batches(self._supervised, start_step))
+
+    def _supervised(self, start_step: int) -> Iterator[TrainingBatch]:
+        train = self.config.train
+        return self.data.batches(seed=self.config.run.seed, batch_size=train.batch_size, start_step=start_step)
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Plays an episode from each held-out initial state, writes what came of it, at the end a video too."""
+        settings, env = self.config.eval, self.config.env
+        if settings is None or env is None:
+            return {}
+        step = int(state.step)
+        self.policy.use(acting_params(state, self.config), step)
+        folder = self.folder / f"evaluations/step_{step:08d}"
+        videos = min(settings.videos, settings.final_episodes) if final else 0
+        result = evaluate(
+            self.collector,
+            self.policy,
+            manifest_of(self.config, self.collector, self.folder / MANIFEST, settings.final_episodes),
+            episodes=settings.final_episodes if final else settings.episodes,
+            guidance_scale=None if self.config.guidance is None else self.config.guidance.scale,
+            folder=folder,
+            keep=videos,
+        )
+        self.policy.release()
+        result.save(folder.with_suffix(".json"))
+        print(f"\nstep {step}: {result}", flush=True)
+        if videos:
+            film(env, folder, folder.with_suffix(".mp4"), episodes=videos)
+        return result.metrics()
+
+    def finish(self) -> None:
+        """Ends the workers."""
+        self.collector.close()
