@@ -242,8 +242,12 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="is a run and has its own config"):
         Policy.from_checkpoint(run, config=config)
     (run / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"run is missing"):
+    with pytest.raises(ConfigError, match=r"train is missing"):
         Policy.from_checkpoint(run)
+    older = {name: value for name, value in flatten(config).items() if name not in ("data.init_key", "ema_decay")}
+    (run / "config.json").write_text(json.dumps(older))  # of a run from before these fields existed
+    assert saved.read_config(run).data.init_key is None
+    assert saved.read_config(run).model == config.model
 
 
 def test_an_openpi_checkpoint_needs_a_config(root: Path, tmp_path: Path):
