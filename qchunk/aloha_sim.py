@@ -37,13 +37,11 @@ SHADOW_MAP, MULTISAMPLING = 1024, 0
 
 
 def mujoco() -> Any:
-    """The package (its stubs lack most functions), set up to render without a display where nothing else is said.
+    """The package, untyped: its stubs lack most functions.
 
     Raises:
       ConfigError: If it is not installed.
     """
-    if sys.platform == "linux" and "DISPLAY" not in os.environ:
-        os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported first
     try:
         return importlib.import_module("mujoco")
     except ImportError as error:
@@ -156,9 +154,7 @@ class TransferCube:
         """
         if camera not in CAMERAS:
             raise ConfigError(f"{NAME} has no camera {camera!r}; choose from {', '.join(CAMERAS)}")
-        renderer = _renderer(height, width)
-        renderer.update_scene(self.data, camera=camera)
-        return renderer.render()
+        return _renderer(height, width).picture(self.data, camera)
 
     def _state(self) -> Float64[np.ndarray, " s"]:
         """Joints, joint velocities, and the cube's position (m) and quaternion: 14 + 14 + 7 numbers."""
@@ -193,18 +189,49 @@ def joint_velocities(qvel: Float64[np.ndarray, " v"]) -> Float64[np.ndarray, "14
     return np.concatenate([qvel[:6], [left], qvel[8:14], [right]])
 
 
-@functools.lru_cache(maxsize=4)
-def _renderer(height: int, width: int) -> Any:
-    """A renderer for all scenes of the process."""
-    model = load_model("bimanual_viperx_transfer_cube")
-    model.vis.global_.offheight = max(model.vis.global_.offheight, height)
-    model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
-    try:
-        renderer = mujoco().Renderer(model, height, width)
-    except Exception as error:  # whatever the GL driver raises
-        raise ConfigError(
-            f"this machine cannot render (MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error}); set MUJOCO_GL to egl, "
-            "osmesa or glfw, whichever works here"
-        ) from error
-    atexit.register(renderer.close)  # or EGL complains when the process ends
-    return renderer
+class Renderer:
+    """Takes pictures of one size. Unlike MuJoCo's own it does not depend on what MUJOCO_GL was at mujoco's import."""
+
+    def __init__(self, height: int, width: int) -> None:
+        """Opens a GL context.
+
+        Raises:
+          ConfigError: If the machine cannot render.
+        """
+        backend = os.environ.get("MUJOCO_GL") or ("egl" if sys.platform == "linux" else "glfw")
+        model, lib = load_model("bimanual_viperx_transfer_cube"), mujoco()
+        model.vis.global_.offheight = max(model.vis.global_.offheight, height)
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
+        try:
+            self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
+            self._gl.make_current()
+            self._context = lib.MjrContext(model, lib.mjtFontScale.mjFONTSCALE_100)
+        except Exception as error:  # whatever the GL driver raises
+            raise ConfigError(
+                f"this machine cannot render (MUJOCO_GL={backend}: {error}); set MUJOCO_GL to egl, osmesa or glfw, "
+                "whichever works here"
+            ) from error
+        lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._model, self._scene = model, lib.MjvScene(model, maxgeom=1000)
+        self._size, self._rect = (height, width), lib.MjrRect(0, 0, width, height)
+        atexit.register(self._close)  # or EGL complains when the process ends
+
+    def picture(self, data: Any, camera: str) -> UInt8[np.ndarray, "h w 3"]:
+        """The scene as it is."""
+        lib = mujoco()
+        self._gl.make_current()
+        view = lib.MjvCamera()
+        view.type, view.fixedcamid = lib.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera).id
+        everything = lib.mjtCatBit.mjCAT_ALL
+        lib.mjv_updateScene(self._model, data, lib.MjvOption(), None, view, everything, self._scene)
+        lib.mjr_render(self._rect, self._scene, self._context)
+        pixels = np.empty((*self._size, 3), np.uint8)
+        lib.mjr_readPixels(pixels, None, self._rect, self._context)
+        return np.ascontiguousarray(pixels[::-1])  # GL's rows go upwards
+
+    def _close(self) -> None:
+        self._context.free()
+        self._gl.free()
+
+
+_renderer = functools.lru_cache(maxsize=4)(Renderer)  # one a size for all scenes of the process

@@ -1,7 +1,6 @@
 """ALOHA's transfer cube: the simulation against gym-aloha's own, the script, the recording, evaluation and film."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +31,8 @@ def env() -> aloha_sim.TransferCube:
 def can_render() -> None:
     """In a process of its own: a broken GL driver can abort the one that uses it."""
     code = "from qchunk.aloha_sim import TransferCube as T; e = T(); e.reset(0); e.render('top', 8, 8)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    root = Path(__file__).parents[2]
+    child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
     if child.returncode:
         pytest.skip(f"this machine cannot render: {child.stderr.strip().splitlines()[-1][:200]}")
 
@@ -322,4 +322,25 @@ def test_film(env: aloha_sim.TransferCube, tmp_path: Path) -> None:
     assert frames[0].shape == (240, 320, 3)
     np.testing.assert_allclose(frames[-1][:4].mean(axis=(0, 1)), (67, 160, 71), atol=12)  # green: it succeeds
     assert frames[-1][8:-8, 8:-8].std() > 20
-    assert "MUJOCO_GL" in os.environ or said == []
+
+
+def test_rendering_does_not_depend_on_who_imported_mujoco(
+    can_render: None, env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MuJoCo's own renderer takes the way that MUJOCO_GL named at the first import; the same picture here."""
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    code = (
+        "import mujoco, numpy as np; from qchunk.aloha_sim import TransferCube as T; e = T(); e.reset(5);"
+        "p = e.render('angle', 24, 32); print(p.sum(), p.std())"
+    )
+    root = Path(__file__).parents[2]
+    child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    env.reset(5)
+    here = env.render("angle", 24, 32)
+    assert child.stdout.split() == [str(here.sum()), str(here.std())], child.stderr
+
+
+def test_a_machine_that_cannot_render_says_so(env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "nonsense")
+    with pytest.raises(ConfigError, match=r"this machine cannot render \(MUJOCO_GL=nonsense: "):
+        aloha_sim.Renderer(8, 8)
