@@ -16,12 +16,15 @@ from driving.config import AugmentConfig, DrivingConfig, ModelConfig
 from driving.data import DrivingData
 from driving.model.encoders import SceneEncoder
 
-MOST_ROWS = 3000
+MOST_ROWS = 1500
 """Training frames that a probe is fitted on, evenly spaced."""
 RIDGE = 10.0
 """Penalty on the weights of standardised features."""
 APART_S = 2.0
 """Candidates of a retrieval are at least this far apart."""
+LATER_S = 0.5
+"""What is asked for is the candidate this long before the query. With the same frame in other colours as the query, an
+encoder with fresh weights found all of them."""
 JITTER = AugmentConfig(brightness=0.4, contrast=0.4, saturation=0.4)
 
 
@@ -30,8 +33,8 @@ def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: 
 
     speed_r2, yaw_rate_r2  share of the variance on held-out drives that ridge regression on the features of all
                            moments of a sample explains, fitted on training drives; below 0: worse than the mean
-    retrieval_top1         share of frames that are found again, by the cosine of their scene vectors, from their
-                           pictures with jittered colours among frames of the same drive at least 2 s apart
+    retrieval_top1         share of moments, in changed colours, whose frame half a second before is found among frames
+                           of the same drive at least 2 s apart, by the cosine of the centred scene vectors
     retrieval_chance       one over the number of candidates, mean over queries
     """
     fitted, tested = _spaced(train), _spaced(held_out)
@@ -106,16 +109,16 @@ def r_squared(
 def retrieval(config: DrivingConfig, encoder: PyTree, data: DrivingData) -> dict[str, float]:
     """As in `probe`."""
     chosen = [_apart(data, episode) for episode in data.episodes.tolist()]
-    rows = np.concatenate(chosen)
-    clean, changed = encode(config, encoder, data, rows), encode(config, encoder, data, rows, jitter=True)
+    clean = encode(config, encoder, data, np.concatenate([rows for rows, _ in chosen]))
+    changed = encode(config, encoder, data, np.concatenate([later for _, later in chosen]), jitter=True)
     width = clean.shape[1] // len(config.data.offsets_s)
     here = slice(config.data.anchor * width, (config.data.anchor + 1) * width)
     centre = clean[:, here].mean(axis=0)
     clean, changed = clean[:, here] - centre, changed[:, here] - centre
     clean, changed = (one / (np.linalg.norm(one, axis=-1, keepdims=True) + 1e-9) for one in (clean, changed))
-    ends = np.cumsum([len(one) for one in chosen])
+    counts = [len(rows) for rows, _ in chosen]
     hits, chances = [], []
-    for end, count in zip(ends.tolist(), map(len, chosen), strict=True):
+    for end, count in zip(np.cumsum(counts).tolist(), counts, strict=True):
         own = slice(end - count, end)
         hits += ((changed[own] @ clean[own].T).argmax(axis=1) == np.arange(count)).tolist()
         chances += [1 / count] * count
@@ -129,12 +132,16 @@ def _spaced(data: DrivingData) -> Int64[np.ndarray, " b"]:
     return rows[:: -(-len(rows) // MOST_ROWS)]
 
 
-def _apart(data: DrivingData, episode: int) -> Int64[np.ndarray, " b"]:
-    """Anchors of a drive, each at least APART_S after the one before."""
-    inside = data.index.rows(episode)
+def _apart(data: DrivingData, episode: int) -> tuple[Int64[np.ndarray, " b"], Int64[np.ndarray, " b"]]:
+    """Anchors of a drive, each at least APART_S after the one before, and for each the anchor LATER_S after it."""
+    inside, t = data.index.rows(episode), data.index.t
     rows = data.anchors[(data.anchors >= inside.start) & (data.anchors < inside.stop)]
     kept: list[int] = []
+    later: list[int] = []
     for row in rows.tolist():
-        if not kept or data.index.t[row] - data.index.t[kept[-1]] >= APART_S - 1e-6:
-            kept.append(row)
-    return np.array(kept, np.int64)
+        if not kept or t[row] - t[kept[-1]] >= APART_S - 1e-6:
+            follower = int(rows[np.abs(t[rows] - t[row] - LATER_S).argmin()])
+            if abs(t[follower] - t[row] - LATER_S) <= data.config.tolerance_s:
+                kept.append(row)
+                later.append(follower)
+    return np.array(kept, np.int64), np.array(later, np.int64)
