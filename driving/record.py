@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 from core.errors import BusyError, ConfigError, RunError, StorageError
 from core.images import encode_jpeg
@@ -121,11 +121,8 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
     part.rename(episode_path(path, episode))
 
 
-def pictures_taken(config: RecordConfig, episode: int, frames: int) -> np.ndarray:
-    """Per frame and camera: 1 a picture, 0 a picture that was lost, -1 the camera was out.
-
-    One in `1 / missing` pictures is not there, half of them lost singly, half in outages.
-    """
+def pictures_taken(config: RecordConfig, episode: int, frames: int) -> Int64[np.ndarray, "frames k"]:
+    """Per frame and camera: 1 a picture, 0 a picture that was lost, -1 the camera was out; see RecordConfig.missing."""
     rng = np.random.default_rng([config.seed, episode, 2])
     share = config.missing / 2
     taken = np.where(rng.random((frames, len(CAMERAS))) < share, 0, 1)

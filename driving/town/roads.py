@@ -24,7 +24,8 @@ EASE = 3.0
 """Metres over which curvature changes from one bend to the next."""
 CLEARANCE = 34.0
 """Least distance between parts of the route that are far apart along it, m."""
-TURN_ANGLE = {"left": np.pi / 2, "straight": 0.0, "right": -np.pi / 2}
+TURN_ANGLE: dict[Turn, float] = {"left": np.pi / 2, "straight": 0.0, "right": -np.pi / 2}
+"""By which a route turns at a junction, rad."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
