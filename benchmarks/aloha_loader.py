@@ -14,10 +14,13 @@ environment of its own:
 
 Ways of the peer: jpeg (kept compressed, as compressed files are), 224 (the same, resized with cv2 to 224 x 224), raw
 (pictures in memory as uint8), state (no pictures). Each row of the table is ours against the peer's way of the same
-content. --only NAME... measures some rows; every row is a process of its own on both sides, so that memory is its own.
+content. Memory for the specification's pool is extrapolated: the pictures grow with the frames, the rest of the
+measured peak (interpreter, indexing, batches under way) does not. --only NAME... measures some rows; every row is a
+process of its own on both sides, so that memory is its own.
 """
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -37,7 +40,7 @@ EPISODES, FRAMES, HEIGHT, WIDTH, JOINTS = 16, 200, 480, 640, 14
 CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
 BATCH, CHUNK, DISCOUNT, SMALL = 32, 50, 0.99, 224
 RAW_EPISODES = 6  # what fits beside the peer's copy of it
-GIB = 1 << 30
+SPECIFIED = "32 episodes x 400 frames"
 WAYS = {
     # name: (peer's way, ours, what the row is)
     "jpeg": ("jpeg", "JPEG kept, decoded when drawn, uint8"),
@@ -131,10 +134,10 @@ def rate(make: Callable[[], Any], rows: int, seconds: float) -> tuple[float, flo
 
 def peer(way: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Measures the specification's loader with 0 and with 2 workers."""
-    import cv2  # pyright: ignore[reportMissingImports]
-    import torch  # pyright: ignore[reportMissingImports]
+    cv2: Any = importlib.import_module("cv2")  # of the peer's environment
+    torch: Any = importlib.import_module("torch")
 
-    class Specified(torch.utils.data.Dataset):  # pyright: ignore
+    class Specified(torch.utils.data.Dataset):
         """The specification's dataset: whole episodes in memory, a random start a call, made into floats there."""
 
         def __init__(self) -> None:
@@ -239,13 +242,14 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     )
     began = time.perf_counter()
     batches: Any = make_batches(config)
-    first = next(batches)
+    next(batches)
     loaded = time.perf_counter() - began
+    (pool,) = batches._batches._pools.get(0, 0).values()
+    pictures = pool.stats()["picture_bytes"]
     if name == "float":
         batches = specification_batches(batches)
-    del first
     found, cpu = rate(lambda: next(batches), BATCH, seconds)
-    return {"rate": found, "loading": loaded, "cpu": cpu, **memory()}
+    return {"rate": found, "loading": loaded, "cpu": cpu, "pictures": pictures, **memory()}
 
 
 def decoder_limit(folder: Path, seconds: float) -> float:
@@ -328,6 +332,12 @@ def show(words: str, best: dict[str, Any], limit: float) -> None:
             f"; peer {theirs['rate']:,.0f}/s ({theirs['workers']} workers, {theirs['resident']:.2f} GB and "
             f"{theirs['children']:.2f} GB in workers): {mine['rate'] / theirs['rate']:.1f} times"
         )
+    if mine["pictures"]:
+        # The pool of the specification's estimate, 32 episodes of 400 frames, and the next one that loads behind it.
+        scale = 32 * 400 / (FRAMES * (RAW_EPISODES if "raw" in words else EPISODES))
+        rest, pool = mine["peak"] - mine["pictures"] / 1e9, scale * mine["pictures"] / 1e9
+        line += f"; extrapolated to {SPECIFIED}: {rest + pool:.1f} GB, while the next pool loads {rest + 2 * pool:.1f}"
+        line += f", rolling in 8 parts {rest + 9 / 8 * pool:.1f} (the specification says 140)"
     if limit:
         line += f"; decoder alone {limit:,.0f}/s: {100 * mine['rate'] / limit:.0f} %"
     print(line, flush=True)
