@@ -249,7 +249,7 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     if name == "float":
         batches = specification_batches(batches)
     found, cpu = rate(lambda: next(batches), BATCH, seconds)
-    return {"rate": found, "loading": loaded, "cpu": cpu, "pictures": pictures, **memory()}
+    return {"rate": found, "loading": loaded, "cpu": cpu, "pictures": pictures, "episodes": episodes, **memory()}
 
 
 def decoder_limit(folder: Path, seconds: float) -> float:
@@ -334,7 +334,7 @@ def show(words: str, best: dict[str, Any], limit: float) -> None:
         )
     if mine["pictures"]:
         # The pool of the specification's estimate, 32 episodes of 400 frames, and the next one that loads behind it.
-        scale = 32 * 400 / (FRAMES * (RAW_EPISODES if "raw" in words else EPISODES))
+        scale = 32 * 400 / (FRAMES * mine["episodes"])
         rest, pool = mine["peak"] - mine["pictures"] / 1e9, scale * mine["pictures"] / 1e9
         line += f"; extrapolated to {SPECIFIED}: {rest + pool:.1f} GB, while the next pool loads {rest + 2 * pool:.1f}"
         line += f", rolling in 8 parts {rest + 9 / 8 * pool:.1f} (the specification says 140)"
