@@ -1,8 +1,10 @@
 """Layers used by more than one package."""
 
 from itertools import accumulate
+from typing import Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -50,3 +52,67 @@ class MLP(nn.Module):
                 x = nn.LayerNorm(name=f"norm_{i}")(x)
             x = nn.Dense(size, kernel_init=KERNEL_INIT, name=f"layer_{i + 1}")(x)
         return x
+
+
+class Conv(nn.Module):
+    """A convolution with SAME padding; its weights are those of flax's nn.Conv, name and shape."""
+
+    features: int
+    kernel_size: tuple[int, int]
+    strides: int = 1
+    use_bias: bool = True
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the arithmetic; weights stay float32."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h2 w2 c2"]:
+        shape = (*self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        y = convolve(x.astype(self.dtype), kernel.astype(self.dtype), self.strides)
+        if not self.use_bias:
+            return y
+        return (
+            y + self.param("bias", nn.initializers.zeros_init(), (self.features,)).astype(self.dtype)[None, None, None]
+        )
+
+
+def convolve(
+    x: Float[Array, "b h w c"], kernel: Float[Array, "rows columns c c2"], stride: int
+) -> Float[Array, "b h2 w2 c2"]:
+    """x convolved with the kernel, zeros beyond the edge, every `stride`-th place in height and width.
+
+    On CPUs one product with every place's neighbourhood: XLA's own convolution is 40 times slower inside a loop there,
+    and the train loop is one (15.1 s against 0.36 s for the gradient of one 3 x 3 layer on 32 x 64 x 64 x 16).
+    """
+    if not _on_cpu():
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    places = neighbourhoods(x, kernel.shape[:2], stride, fill=0.0)
+    return jnp.concatenate(places, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def max_pool(x: Float[Array, "b h w c"], size: int, stride: int) -> Float[Array, "b h2 w2 c"]:
+    """Maximum over size x size places with SAME padding; in a form whose gradient is fast on CPUs too."""
+    first, *rest = neighbourhoods(x, (size, size), stride, fill=-jnp.inf)
+    for other in rest:
+        first = jnp.maximum(first, other)
+    return first
+
+
+def neighbourhoods(
+    x: Float[Array, "b h w c"], size: tuple[int, int], stride: int, *, fill: float
+) -> list[Float[Array, "b h2 w2 c"]]:
+    """For each offset of a window of `size`, row by row, what lies there from every `stride`-th place."""
+    counts = [-(-length // stride) for length in x.shape[1:3]]
+    margins = []
+    for count, length, window in zip(counts, x.shape[1:3], size, strict=True):
+        beyond = max((count - 1) * stride + window - length, 0)
+        margins.append((beyond // 2, beyond - beyond // 2))
+    padded = jnp.pad(x, ((0, 0), *margins, (0, 0)), constant_values=fill)
+    rows, columns = ((count - 1) * stride + 1 for count in counts)
+    return [padded[:, i : i + rows : stride, j : j + columns : stride] for i in range(size[0]) for j in range(size[1])]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt8
 
+from core.layers import Conv, max_pool
 from qchunk.config import AugmentConfig, EncoderConfig
 
 GROUP = 16  # channels of a group of group norm (Wu & He 2018, arXiv:1803.08494, find 16 and 32 best)
@@ -73,9 +74,9 @@ class ImpalaTrunk(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "b h w 3"]) -> Float[Array, "b h2 w2 c"]:
         for i, width in enumerate(self.config.widths):
-            conv = partial(nn.Conv, width, (3, 3), dtype=self.config.compute_dtype)
+            conv = partial(Conv, width, (3, 3), dtype=self.config.compute_dtype)
             x = conv(name=f"stage_{i}")(x)
-            x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+            x = max_pool(x, 3, 2)
             for j in range(self.config.blocks):
                 y = conv(name=f"stage_{i}_block_{j}_0")(nn.relu(x))
                 x = x + conv(name=f"stage_{i}_block_{j}_1")(nn.relu(y))
@@ -93,12 +94,12 @@ class ResNetTrunk(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b h w 3"]) -> Float[Array, "b h2 w2 c"]:
-        conv = partial(nn.Conv, use_bias=False, dtype=self.config.compute_dtype)
+        conv = partial(Conv, use_bias=False, dtype=self.config.compute_dtype)
         norm = partial(nn.GroupNorm, dtype=self.config.compute_dtype)
         widths = self.config.widths
         x = conv(widths[0], (7, 7), strides=2, name="stem")(x)
         x = nn.relu(norm(groups(widths[0]), name="stem_norm")(x))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        x = max_pool(x, 3, 2)
         for i, width in enumerate(widths):
             for j in range(self.config.blocks):
                 stride, name = 2 if i > 0 and j == 0 else 1, f"stage_{i}_block_{j}"

@@ -12,8 +12,8 @@ import pytest
 import qchunk.flow_agent
 from core import prng
 from core.config import OptimConfig, TrainConfig
-from core.loop import run_updates
 from core.state import TrainState
+from core.updates import run_updates
 from qchunk.agent import make_agent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import Dims
