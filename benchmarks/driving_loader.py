@@ -9,8 +9,8 @@ under torch's DataLoader with 2 workers, which needs an environment of its own:
     python3.11 -m venv .venv-torch
     .venv-torch/bin/pip install torch==2.13.0 numpy pillow
 
---without-peer leaves the DataLoader out. The limit is the decoder alone: the packed JPEG bytes in memory, decoded by as
-many threads as the loader has, into arrays that are there already.
+Without --peer the DataLoader is left out. The limit is the decoder alone: JPEG bytes of the training size in memory,
+decoded by as many threads as the loader has.
 
 Ratios count, of one run: every way is measured once a round, one after another, and the table has the median of the
 rounds. All give batches of uint8 pictures, 5 cameras a frame, frames in random order; the first batches are not
@@ -216,7 +216,6 @@ def main() -> None:
     """Prints one row a way of reading, with its ratio to both peers and to the decoder's limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="python of the environment that has torch")
-    parser.add_argument("--without-peer", action="store_true", help="measure without the DataLoader")
     parser.add_argument("--as-peer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument(
         "--source-size", nargs=2, type=int, default=(64, 96), help="height and width of the files (64 96)"
@@ -232,8 +231,8 @@ def main() -> None:
         batches = torch_batches(arguments.as_peer, arguments.image_size, arguments.batch)
         print(json.dumps(rate(batches, 5 * arguments.batch, arguments.seconds)))
         return
-    if not arguments.peer and not arguments.without_peer:
-        sys.exit(f"name the peer's python with --peer, or measure without it: --without-peer\n\n{__doc__}")
+    if not arguments.peer:
+        print("without torch's DataLoader: --peer names the python of an environment that has torch, see --help")
     with tempfile.TemporaryDirectory() as scratch:
         measure(arguments, Path(scratch))
 

@@ -31,7 +31,8 @@ class Batch(TypedDict):
     intrinsics: Float32[np.ndarray, "b n k 3 3"]
     """In pixels of `images`; the upper left corner of the picture is (0, 0)."""
     extrinsics: Float32[np.ndarray, "b n k 4 4"]
-    """Camera (x right, y down, z ahead) to vehicle (x forward, y left, z up)."""
+    """Camera (x right, y down, z ahead) to the vehicle at time t (x forward, y left, z up); the way that the vehicle
+    went between t and the exposure is in them."""
     calibration_valid: Bool[np.ndarray, "b n k"]
     """Whether both matrices are known."""
     speed_mps: Float32[np.ndarray, "b n"]
