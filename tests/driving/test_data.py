@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from core.config import RunConfig, TrainConfig
 from core.errors import ConfigError, DataError
+from driving.augment import draw
 from driving.batch import Batch
 from driving.config import CAMERAS, AugmentConfig, DataConfig
 from driving.data import make_batches, open_data
@@ -370,3 +373,46 @@ def test_the_fingerprint_sees_content_and_not_the_place(tmp_path: Path):
 def test_settings_that_make_no_sense(field: str, value: Any):
     with pytest.raises(ValueError, match=field):
         DataConfig(path="x", **{field: value})
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32 - 1))
+def test_whatever_is_missing_nothing_is_nan_and_what_is_masked_is_zero(tmp_path: Path, seed: int):
+    rng = np.random.default_rng(seed)
+
+    def change(tree: dict[str, Any]) -> None:
+        tree["frames"] = [frame for frame in tree["frames"] if rng.random() < 0.8] or tree["frames"][:1]
+        lost = [key for key in tree["frames"][0]["observations"]["state"] if rng.random() < 0.3]
+        for frame in tree["frames"]:
+            seen = frame["observations"]
+            for name in list(seen["cameras"]):
+                how = rng.integers(6)
+                if how == 0:
+                    seen["cameras"][name] = None
+                elif how == 1:
+                    del seen["cameras"][name]["intrinsics"]
+            for key in lost if rng.random() < 0.7 else []:
+                seen["state"][key] = None
+            if rng.random() < 0.2:
+                del seen["state"]
+            if rng.random() < 0.3:
+                frame["expert"] = {"waypoints": [[1.0, 2.0]] * int(rng.integers(0, 25))}
+
+    write_drive(tmp_path, "a", frames=14, change=change)
+    tuned = config(tmp_path, offsets_s=(-0.3, 0.0, 0.2), min_cameras=0, tolerance_s=0.02, augment=AUGMENT).data
+    data = open_data(tuned, "all")
+    draws = draw([(0, i) for i in range(len(data.anchors))], seed=seed, times=3, cameras=5)
+    batch = data.batch(data.anchors, draws)
+    assert all(np.isfinite(value).all() for value in batch.values())  # pyright: ignore[reportArgumentType, reportCallIssue]
+    for key, mask in (
+        ("images", "image_valid"),
+        ("t", "time_valid"),
+        ("speed_mps", "speed_valid"),
+        ("yaw_rad", "yaw_valid"),
+        ("yaw_rate_radps", "yaw_rate_valid"),
+        ("relative_pose", "relative_pose_valid"),
+        ("waypoints", "waypoint_valid"),
+    ):
+        assert (batch[key][~batch[mask]] == 0).all(), key
+    eye = np.broadcast_to(np.eye(4), batch["extrinsics"].shape)
+    np.testing.assert_array_equal(batch["extrinsics"][~batch["calibration_valid"]], eye[~batch["calibration_valid"]])
