@@ -2,20 +2,28 @@
 PYTHON ?= python3
 ENV := .venv
 BIN := $(ENV)/bin
-.PHONY: env quickstart test lint types lock bench clean
+.PHONY: env quickstart driving test lint types lock bench clean
 
 env: $(ENV)/.ready  ## .venv with every pinned package
 
-$(ENV)/.ready: requirements.lock pyproject.toml
+$(ENV)/.ready: requirements.lock requirements-robosuite.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "setting up $(ENV): about 90 packages, 1 to 3 minutes, 2 GB on disk"
+	@echo "setting up $(ENV): about 100 packages, 1 to 3 minutes, 3 GB on disk"
 	@$(PYTHON) -m venv $(ENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-robosuite.lock
 	@touch $@
 
 quickstart: env  ## records a dataset, trains Q-chunking, evaluates it in the simulator
 	@echo "quickstart: records play episodes, trains QC-FQL, evaluates: about 12 minutes on 2 cores"
 	$(BIN)/python launch.py --config configs/qchunk/cube_single.py
+
+driving: env  ## records drives through a simulated town, pretrains, learns waypoints, evaluates beside the blind
+	@echo "driving: records 44 drives, pretrains an encoder, learns waypoints with it: about 30 minutes on 2 cores"
+	$(BIN)/python launch.py --config configs/driving/pretrain.py --run.dir runs/driving-pretrain --run.resume
+	$(BIN)/python launch.py --config configs/driving/waypoints.py --run.dir runs/driving-waypoints --run.resume \
+	  --waypoints.weights runs/driving-pretrain
+	$(BIN)/python -m driving.evaluate runs/driving-pretrain runs/driving-waypoints
 
 test: env  ## the whole test suite
 	@echo "tests: about 10 minutes on 2 cores"
@@ -32,6 +40,8 @@ lock:  ## pins what pyproject.toml names; the file names no host
 	$(PYTHON) -m venv $(ENV)-lock && $(ENV)-lock/bin/pip install --quiet uv
 	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	  --extra sim --extra dev --quiet --output-file requirements.lock pyproject.toml
+	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --no-deps --python-version 3.11 \
+	  --quiet --output-file requirements-robosuite.lock requirements-robosuite.in
 	@rm -rf $(ENV)-lock
 
 bench: env  ## every benchmark, one after another; each prints a ratio to its peer
