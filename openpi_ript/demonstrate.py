@@ -1,7 +1,8 @@
 """Demonstrations of robosuite's Lift by a script with noisy hands, written as a LeRobot dataset.
 
 The script sees where the cube is: it goes above it with open fingers, down to it, closes them, and lifts. What is
-recorded is what was executed, noise included. Noise of 0.02 lets about 70 % of the episodes succeed, 0.03 45 %.
+recorded is what was executed, noise included. Without noise every episode succeeds, in about 35 steps; with 0.2 (1 cm,
+0.1 rad a step) 43 of 50 did within 60 steps, with 0.3 3 of 6 within 100.
 """
 
 import dataclasses

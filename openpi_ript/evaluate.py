@@ -13,29 +13,16 @@ from pathlib import Path
 
 from core.errors import ConfigError, RunError
 from openpi_ript import film
-from openpi_ript.acting import ActingPolicy
 from openpi_ript.collect import Collector
-from openpi_ript.config import OpenpiRiptConfig
-from openpi_ript.evaluation import Evaluation, Manifest, compare_evaluations, evaluate, make_manifest
-from openpi_ript.saved import read_config, read_run_weights, read_stats
-
-MANIFEST = "manifest.json"
-
-
-def manifest_of(config: OpenpiRiptConfig, collector: Collector, path: Path, episodes: int) -> Manifest:
-    """The manifest in a file, made and written if there is none, or one that is too short."""
-    assert config.eval is not None
-    if path.exists():
-        manifest = Manifest.load(path)
-        if len(manifest.states) >= episodes and manifest.seed == config.eval.seed:
-            return manifest
-    manifest = make_manifest(collector, seed=config.eval.seed, episodes=episodes)
-    manifest.save(path)
-    return manifest
+from openpi_ript.evaluation import MANIFEST, Evaluation, compare_evaluations, evaluate, manifest_of
 
 
 def evaluate_run(arguments: argparse.Namespace) -> None:
     """The newest checkpoint of a run."""
+    # Imported here: each worker process imports this module, and has no use for jax.
+    from openpi_ript.acting import ActingPolicy
+    from openpi_ript.saved import read_config, read_run_weights, read_stats
+
     run: Path = arguments.run
     config = read_config(run)
     if config.env is None or config.eval is None:
@@ -50,7 +37,9 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     episodes = arguments.episodes or config.eval.final_episodes
     collector = Collector(config.env)
     try:
-        manifest = manifest_of(config, collector, arguments.manifest or run / MANIFEST, episodes)
+        manifest = manifest_of(
+            collector, arguments.manifest or run / MANIFEST, seed=config.eval.seed, episodes=episodes
+        )
         out: Path = arguments.out or run / f"evaluations/step_{step:08d}.json"
         result = evaluate(
             collector,

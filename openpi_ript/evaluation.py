@@ -21,6 +21,8 @@ from openpi_ript.paired import Comparison, compare
 from openpi_ript.rollouts import Rollout, save
 from openpi_ript.workers import Start
 
+MANIFEST = "manifest.json"
+"""File of initial states, in a run's folder."""
 PURPOSE = 3
 """Last word of the seeds drawn for an evaluation."""
 
@@ -117,6 +119,17 @@ def make_manifest(collector: Collector, *, seed: int, episodes: int) -> Manifest
         states.append(InitialState(seed=drawn, init_hash=start.init_hash))
     config = collector.config
     return Manifest(suite=config.suite, task=config.task, seed=seed, states=tuple(states))
+
+
+def manifest_of(collector: Collector, path: Path, *, seed: int, episodes: int) -> Manifest:
+    """The manifest in a file; made and written if there is none, one that is too short, or one of another seed."""
+    if path.exists():
+        manifest = Manifest.load(path)
+        if len(manifest.states) >= episodes and manifest.seed == seed:
+            return manifest
+    manifest = make_manifest(collector, seed=seed, episodes=episodes)
+    manifest.save(path)
+    return manifest
 
 
 def evaluate(

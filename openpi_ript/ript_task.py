@@ -10,8 +10,7 @@ from openpi_ript.batch import TrainingBatch
 from openpi_ript.collect import Collector
 from openpi_ript.config import OpenpiRiptConfig
 from openpi_ript.data import TrainingData
-from openpi_ript.evaluate import MANIFEST, manifest_of
-from openpi_ript.evaluation import evaluate
+from openpi_ript.evaluation import MANIFEST, evaluate, manifest_of
 from openpi_ript.film import film
 from openpi_ript.ript import Ript
 from openpi_ript.train import RiptTask
@@ -53,7 +52,7 @@ class RolloutTask(RiptTask):
         result = evaluate(
             self.collector,
             self.policy,
-            manifest_of(self.config, self.collector, self.folder / MANIFEST, settings.final_episodes),
+            manifest_of(self.collector, self.folder / MANIFEST, seed=settings.seed, episodes=settings.final_episodes),
             episodes=settings.final_episodes if final else settings.episodes,
             guidance_scale=None if self.config.guidance is None else self.config.guidance.scale,
             folder=folder,

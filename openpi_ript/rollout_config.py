@@ -108,8 +108,8 @@ class DemonstrateConfig:
     """Demonstrations of a scripted policy in robosuite's Lift, written where data.path does not exist."""
 
     episodes: int = 60
-    noise: tuple[float, ...] = (0.02,)
-    """Standard deviation of what is added to the actions, of one episode after another."""
+    noise: tuple[float, ...] = (0.2,)
+    """Standard deviation of what is added to the actions (1 is 5 cm, or 0.5 rad), of one episode after another."""
     seed: int = 0
     keep_failures: bool = True
     """Whether episodes that did not succeed are kept."""

@@ -80,7 +80,8 @@ def load(path: Path) -> Rollout:
       DataError: If the file is missing, damaged, or no rollout.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: numpy leaves a file that is no zip open.
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         facts: dict[str, Any] = json.loads(str(arrays.pop("facts")))
         observations = {

@@ -4,10 +4,11 @@
     python -m tests.kill --kills 20 -- --train.steps 400   # what follows -- goes to launch.py
     python -m tests.kill --config configs/qchunk/debug_online.py --kills 20   # offline, then online
     python -m tests.kill --config configs/openpi_ript/debug.py --kills 10
+    python -m tests.kill --config configs/openpi_ript/debug_ript.py --kills 10   # rollouts too
 
 Each round trains in a fresh folder, is killed up to five times (every other time during a save, else at a random
 moment), is resumed each time, and must end with the digest of the untouched run, and its metrics and, where there is
-an online phase, its replay log to the byte.
+an online phase, its replay log, or its rollouts, to the byte.
 """
 
 import argparse
@@ -29,6 +30,7 @@ OWN = {
     "configs/qchunk/debug.py": ["--train.steps", "300", "--eval.env", "None"],
     "configs/qchunk/debug_online.py": ["--eval.env", "None"],
     "configs/openpi_ript/debug.py": ["--train.steps", "300"],
+    "configs/openpi_ript/debug_ript.py": ["--eval.final-episodes", "4"],
 }
 
 
@@ -54,6 +56,7 @@ def finish(config: str, folder: Path, options: list[str]) -> str:
 def written(folder: Path) -> dict[str, bytes]:
     """Contents of the files that a resumed run must repeat to the byte."""
     paths = [folder / "metrics.jsonl", *sorted((folder / "replay").glob("*"))]
+    paths += sorted((folder / "rollouts").rglob("*.npz"))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 

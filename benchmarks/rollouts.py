@@ -1,0 +1,151 @@
+"""Environment steps a second: the collector against one environment stepped serially with inference for one.
+
+    python benchmarks/rollouts.py [--suite robosuite] [--num-envs 4] [--rollouts 16] [--rounds 3]
+
+Both play the same rollouts of robosuite's Lift (state only) with the policy of configs/openpi_ript/ript_lift.py at
+random weights, and every rollout to its time limit, in interleaved rounds. Beside the ratio: where the time went, in
+the serial loop and, seen from the process that infers, in the collector. The first round is not counted: compiling.
+"""
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
+
+import jax
+import numpy as np
+
+from configs.openpi_ript.ript_lift import get_config
+from core.prng import key
+from openpi_ript.acting import ActingPolicy
+from openpi_ript.collect import Collector, Job, environment_seed
+from openpi_ript.config import OpenpiRiptConfig
+from openpi_ript.environments.protocol import Environment, make, policy_state
+from openpi_ript.lerobot_writer import train_tokenizer
+from openpi_ript.model.pi0 import Pi0, init_params
+
+
+class Timed:
+    """A callable that adds up the seconds spent in it."""
+
+    def __init__(self, call: Any) -> None:
+        self.call, self.seconds = call, 0.0
+        self.step, self.weights, self.chunk = 0, "", (0, 0)  # of a policy
+
+    def __call__(self, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return self.call(*arguments)
+        finally:
+            self.seconds += time.perf_counter() - began
+
+
+def make_config(suite: str, num_envs: int, folder: Path) -> OpenpiRiptConfig:
+    """ript_lift's, without a dataset, and without normalisation, which needs one."""
+    config = get_config()
+    tokenizer = folder / "tokenizer.model"
+    tokenizer.write_bytes(train_tokenizer(["lift the red cube"]))
+    assert config.env is not None
+    env = dataclasses.replace(config.env, num_envs=num_envs)
+    data = dataclasses.replace(config.data, state_norm="none", action_norm="none")
+    if suite == "point":
+        env = dataclasses.replace(env, suite="point", task="red", state=("robot0_eef_pos", "robot0_eef_quat"))
+        robot = dataclasses.replace(data.robot, state_dim=7, action_dim=3)
+        data = dataclasses.replace(data, robot=robot)
+    return dataclasses.replace(config, env=env, data=data, tokenizer=str(tokenizer), ema_decay=None)
+
+
+def make_policy(config: OpenpiRiptConfig) -> ActingPolicy:
+    """Random weights: the arithmetic is that of trained ones."""
+    policy = ActingPolicy(config, {})
+    model = Pi0(config.model)
+    policy.use(jax.jit(lambda: init_params(model, key(0, "benchmark")))(), 0)
+    return policy
+
+
+def jobs(count: int) -> list[Job]:
+    """Rollouts of different initial states."""
+    return [
+        Job(number=n, seed=environment_seed(0, n, 1), draw=(0, n), path=Path(f"rollout_{n}.npz")) for n in range(count)
+    ]
+
+
+def serial(config: OpenpiRiptConfig, env: Environment, policy: ActingPolicy, todo: Sequence[Job]) -> tuple[int, Any]:
+    """Steps taken, and seconds by purpose: one environment, one row, nothing at the same time."""
+    settings = config.env
+    assert settings is not None
+    infer, step = Timed(policy), Timed(env.step)
+    steps = 0
+    for job in todo:
+        observed, done = env.reset(job.seed), 0
+        while done < settings.max_steps:
+            rng = np.random.default_rng([*job.draw, done])
+            state = policy_state(observed, settings.state)[None]
+            noise = rng.standard_normal((1, *policy.chunk), np.float32)
+            chunk = infer({"state": state, "image": {}, "prompt": [settings.prompt]}, noise)[0]
+            for action in chunk[: min(settings.execute, settings.max_steps - done)]:
+                observed = step(env.clip(action)).observation
+                done += 1
+        steps += done
+    return steps, {"inference": infer.seconds, "environment": step.seconds}
+
+
+def collected(collector: Collector, policy: ActingPolicy, todo: Sequence[Job]) -> tuple[int, Any]:
+    """The same with workers: seconds that the inferring process spent inferring, and waiting for workers."""
+    infer, receive = Timed(policy), Timed(collector.workers.receive)
+    infer.step, infer.weights, infer.chunk = policy.step, policy.weights, policy.chunk
+    lengths: list[int] = []
+    plain = collector.workers.receive
+    collector.workers.receive = receive  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        collector.play(todo, infer, lambda job, rollout: lengths.append(rollout.length))
+    finally:
+        collector.workers.receive = plain
+    return sum(lengths), {"inference": infer.seconds, "waiting for workers": receive.seconds}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=["robosuite", "point"], default="robosuite")
+    parser.add_argument("--num-envs", type=int, default=4)
+    parser.add_argument("--rollouts", type=int, default=16, help="of one round")
+    parser.add_argument("--rounds", type=int, default=3, help="counted ones")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(arguments.suite, arguments.num_envs, Path(folder))
+        assert config.env is not None
+        policy, env, collector = make_policy(config), make(config.env), Collector(config.env)
+        todo = jobs(arguments.rollouts)
+        rates: dict[str, list[float]] = {"serial": [], "collector": []}
+        for number in range(arguments.rounds + 1):
+            for name in rates:
+                began = time.perf_counter()
+                if name == "serial":
+                    steps, spent = serial(config, env, policy, todo)
+                else:
+                    steps, spent = collected(collector, policy, todo)
+                wall = time.perf_counter() - began
+                rest = {"other": wall - sum(spent.values())}
+                shares = ", ".join(f"{part} {seconds / wall:.0%}" for part, seconds in (spent | rest).items())
+                print(f"round {number} {name:9} {steps / wall:7.1f} steps/s   {shares}", flush=True)
+                if number:
+                    rates[name].append(steps / wall)
+        collector.close()
+        ratios = [mine / theirs for mine, theirs in zip(rates["collector"], rates["serial"], strict=True)]
+        print(
+            f"{arguments.suite}: {statistics.median(rates['collector']):.0f} against "
+            f"{statistics.median(rates['serial']):.0f} steps/s: {statistics.median(ratios):.2f} times "
+            f"({min(ratios):.2f} to {max(ratios):.2f}), {arguments.num_envs} environments"
+        )
+
+
+if __name__ == "__main__":
+    main()

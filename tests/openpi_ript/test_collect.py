@@ -1,0 +1,134 @@
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import ConfigError, NonFiniteError, RunError
+from openpi_ript import collect
+from openpi_ript.collect import Collector, Job
+from openpi_ript.environments.protocol import make
+from openpi_ript.rollouts import Rollout, load
+from tests.openpi_ript.toy_rollouts import Straight, jobs, point
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    made = Collector(point())
+    yield made
+    made.close()
+
+
+def play(collector: Collector, todo: list[Job], actor: Straight) -> dict[int, Rollout]:
+    finished: dict[int, Rollout] = {}
+    assert collector.play(todo, actor, lambda job, rollout: finished.update({job.number: rollout}))
+    return finished
+
+
+def assert_same(a: Rollout, b: Rollout) -> None:
+    assert (a.seed, a.draw, a.init_hash, a.success) == (b.seed, b.draw, b.init_hash, b.success)
+    np.testing.assert_array_equal(a.actions, b.actions)
+    for name, value in a.observations.items():
+        np.testing.assert_array_equal(value, b.observations[name])
+
+
+def test_a_rollout_does_not_depend_on_what_runs_beside_it(collector: Collector, tmp_path: Path):
+    together = play(collector, jobs(7, tmp_path), Straight())
+    assert sorted(together) == list(range(7))
+    assert len({rollout.success for rollout in together.values()}) == 2
+    for number in (0, 3, 6):
+        assert_same(play(collector, [jobs(7, tmp_path)[number]], Straight())[number], together[number])
+
+
+def test_a_rollout_is_what_the_environment_does_and_can_be_replayed(collector: Collector, tmp_path: Path):
+    for rollout in play(collector, jobs(4, tmp_path), Straight()).values():
+        env = make(point())
+        observed = [env.reset(rollout.seed)]
+        steps = [env.step(action) for action in rollout.actions]
+        observed += [step.observation for step in steps]
+        np.testing.assert_array_equal(rollout.observations["position"], [one["position"] for one in observed])
+        np.testing.assert_array_equal(rollout.rewards, [step.reward for step in steps])
+        assert [step.success for step in steps[:-1]] == [False] * (rollout.length - 1), "ends with the first success"
+        assert steps[-1].success == rollout.success
+        assert rollout.success or rollout.length == 20
+        assert (rollout.step, rollout.weights) == (7, "f" * 64)
+
+
+def test_every_batch_has_the_same_rows(tmp_path: Path):
+    collector, actor = Collector(point(num_envs=4, max_steps=4)), Straight()
+    play(collector, jobs(5, tmp_path), actor)
+    collector.close()
+    assert {batch["state"].shape for batch in actor.batches} == {(2, 2)}
+    assert {tuple(batch["prompt"]) for batch in actor.batches} == {("move to the red disc",) * 2}
+
+
+def test_a_killed_worker_costs_its_rollout_alone(collector: Collector, tmp_path: Path):
+    untouched = play(collector, jobs(6, tmp_path), Straight())
+
+    class Killer(Straight):
+        def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
+            if len(self.batches) == 4:
+                pid = collector.workers.pid(1)
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            return super().__call__(observation, noise)
+
+    before = collector.deaths
+    found = play(collector, jobs(6, tmp_path), Killer())
+    assert collector.deaths == before + 1
+    assert sorted(found) == sorted(untouched)
+    for number, rollout in untouched.items():
+        assert_same(found[number], rollout)
+
+
+def test_a_rollout_that_kills_every_worker_ends_the_run(tmp_path: Path):
+    collector = Collector(point(num_envs=1))
+
+    class Killer(Straight):
+        def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
+            pid = collector.workers.pid(0)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            return super().__call__(observation, noise)
+
+    with pytest.raises(RunError, match=r"episode_0000.npz: 3 workers died in this rollout"):
+        play(collector, jobs(1, tmp_path), Killer())
+    assert collector.deaths == collect.MAX_DEATHS
+
+
+def test_nan_ends_the_run_with_the_rollouts_file(collector: Collector, tmp_path: Path):
+    class Broken(Straight):
+        def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
+            chunk = super().__call__(observation, noise)
+            return chunk * np.float32(np.nan) if len(self.batches) > 3 else chunk
+
+    with pytest.raises(NonFiniteError, match=r"episode_000\d.nan.npz: the policy of step 7 answered with NaN") as error:
+        play(collector, jobs(4, tmp_path), Broken())
+    (file,) = tmp_path.glob("*.nan.npz")
+    assert str(file) in str(error.value)
+    assert np.isfinite(load(file).actions).all(), "what happened before"
+    assert play(collector, jobs(1, tmp_path), Straight()), "the collector is fit for use"
+
+
+def test_stopping_drops_what_is_under_way(collector: Collector, tmp_path: Path):
+    assert not collector.play(jobs(4, tmp_path), Straight(), lambda *_: None, stopping=lambda: True)
+    assert len(play(collector, jobs(4, tmp_path), Straight())) == 4
+
+
+def test_what_an_environment_refuses_is_said(tmp_path: Path):
+    collector = Collector(point(task="green"))
+    with pytest.raises(ConfigError, match=r"env.task is 'green'; expected one of red, blue"):
+        play(collector, jobs(1, tmp_path), Straight())
+
+
+def test_pictures_reach_the_policy(tmp_path: Path):
+    cameras = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
+    collector, actor = Collector(point(cameras=cameras, image_size=(20, 24), num_envs=1, max_steps=4)), Straight()
+    (rollout,) = play(collector, jobs(1, tmp_path), actor).values()
+    collector.close()
+    np.testing.assert_array_equal(
+        actor.batches[0]["image"]["base_0_rgb"][0], rollout.observations["agentview_image"][0]
+    )
+    assert rollout.observations["robot0_eye_in_hand_image"].shape == (rollout.length + 1, 20, 24, 3)

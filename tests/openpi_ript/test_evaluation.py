@@ -1,0 +1,109 @@
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.errors import DataError
+from openpi_ript import evaluate as command
+from openpi_ript import film
+from openpi_ript.collect import Collector
+from openpi_ript.environments.protocol import make
+from openpi_ript.evaluation import Evaluation, Manifest, compare_evaluations, evaluate, make_manifest
+from openpi_ript.rollouts import load
+from tests.openpi_ript.toy_rollouts import Straight, point
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    made = Collector(point())
+    yield made
+    made.close()
+
+
+def run(collector: Collector, manifest: Manifest, folder: Path, threshold: float = 0.0, keep: int = 0) -> Evaluation:
+    return evaluate(
+        collector,
+        Straight(threshold),
+        manifest,
+        episodes=len(manifest.states),
+        guidance_scale=None,
+        folder=folder,
+        keep=keep,
+    )
+
+
+def test_a_manifest_is_the_same_for_every_run_and_survives_its_file(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=3, episodes=6)
+    manifest.save(tmp_path / "m.json")
+    assert Manifest.load(tmp_path / "m.json") == manifest
+    assert make_manifest(collector, seed=3, episodes=4).states == manifest.states[:4]
+    assert len({state.init_hash for state in manifest.states}) == 6
+    assert not set(make_manifest(collector, seed=4, episodes=6).states) & set(manifest.states)
+    (tmp_path / "m.json").write_text("[1]")
+    with pytest.raises(DataError, match="expected a manifest"):
+        Manifest.load(tmp_path / "m.json")
+
+
+def test_an_evaluation_repeats_and_is_compared_state_by_state(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=12)
+    good, bad = run(collector, manifest, tmp_path, -1.0), run(collector, manifest, tmp_path, 1.5)
+    assert run(collector, manifest, tmp_path, -1.0) == good
+    assert [outcome["init_hash"] for outcome in good.outcomes] == [state.init_hash for state in manifest.states]
+    assert good.successes > bad.successes
+    assert good.metrics()["policy/success"] == good.successes / 12
+    assert good.metrics()["policy/success_low"] < good.successes / 12 <= good.metrics()["policy/success_high"]
+    good.save(tmp_path / "a.json")
+    assert Evaluation.load(tmp_path / "a.json") == good
+    found = compare_evaluations(good, dataclasses.replace(bad, outcomes=bad.outcomes[::-1]))
+    pairs = [(a["success"], b["success"]) for a, b in zip(good.outcomes, bad.outcomes, strict=True)]
+    assert (found.both, found.only_a, found.only_b) == tuple(
+        pairs.count(pair) for pair in [(True, True), (True, False), (False, True)]
+    )
+
+
+def test_another_initial_state_than_the_manifests_is_refused(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=2)
+    wrong = dataclasses.replace(manifest.states[1], init_hash="0" * 16)
+    with pytest.raises(DataError, match="expected the initial state 0000000000000000 of the manifest"):
+        run(collector, dataclasses.replace(manifest, states=(manifest.states[0], wrong)), tmp_path)
+    with pytest.raises(DataError, match="of point blue"):
+        run(collector, dataclasses.replace(manifest, task="blue"), tmp_path)
+    one, other = (
+        run(collector, manifest, tmp_path),
+        run(collector, make_manifest(collector, seed=1, episodes=2), tmp_path),
+    )
+    with pytest.raises(DataError, match="no initial state in common"):
+        compare_evaluations(one, other)
+
+
+def test_the_command_compares_files(collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    manifest = make_manifest(collector, seed=0, episodes=4)
+    for name, threshold in (("a", -1.0), ("b", 1.5)):
+        run(collector, manifest, tmp_path, threshold).save(tmp_path / f"{name}.json")
+    assert command.main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    assert "of 4" in capsys.readouterr().out
+    assert command.main(["compare", str(tmp_path / "a.json"), str(tmp_path / "none.json")]) == 65
+    assert "none.json" in capsys.readouterr().err
+
+
+def test_films_show_who_succeeded(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=5)
+    result = run(collector, manifest, tmp_path, keep=5)
+    rollouts = [load(tmp_path / f"episode_{n:04d}.npz") for n in range(5)]
+    films = [film.replay(make(point()), rollout) for rollout in rollouts]
+    successes = [bool(outcome["success"]) for outcome in result.outcomes]
+    frames = list(film.grid(films, successes, hold=2))
+    assert len(frames) == max(map(len, films)) + 2
+    assert frames[0].shape == (2 * film.SIZE, 3 * film.SIZE, 3)
+    for n, success in enumerate(successes):
+        y, x = divmod(n, 3)
+        corner = frames[-1][y * film.SIZE, x * film.SIZE]
+        np.testing.assert_array_equal(corner, film.SUCCESS if success else film.FAILURE)
+        np.testing.assert_array_equal(frames[0][y * film.SIZE, x * film.SIZE], film.UNDECIDED)
+    assert film.film(point(), tmp_path, tmp_path / "grid.mp4", episodes=5) == tmp_path / "grid.mp4"
+    assert json.loads((tmp_path / "env.json").read_text())["task"] == "red"
+    with pytest.raises(DataError, match="expected the initial state"):
+        film.replay(make(point()), dataclasses.replace(rollouts[0], init_hash="0" * 16))

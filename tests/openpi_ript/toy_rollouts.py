@@ -1,0 +1,83 @@
+"""The simulated point, an actor without a network, and rollouts, which the tests of rollouts share."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from openpi_ript.collect import Job, environment_seed
+from openpi_ript.config import EnvConfig
+from openpi_ript.record import DISCS
+from openpi_ript.rollouts import Rollout
+
+
+def point(**changes: Any) -> EnvConfig:
+    """Two workers; the red disc is right."""
+    settings: dict[str, Any] = {
+        "suite": "point",
+        "task": "red",
+        "prompt": "move to the red disc",
+        "max_steps": 20,
+        "state": ("position",),
+        "execute": 4,
+        "num_envs": 2,
+    }
+    return EnvConfig(**settings | changes)
+
+
+class Straight:
+    """Goes to the red disc where the first number of the noise is above a threshold, else to the blue one."""
+
+    step = 7
+    weights = "f" * 64
+    chunk = (8, 3)
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        self.threshold = threshold
+        self.batches: list[dict[str, Any]] = []
+
+    def __call__(
+        self, observation: dict[str, Any], noise: Float32[np.ndarray, "b t n"]
+    ) -> Float32[np.ndarray, "b t a"]:
+        self.batches.append(observation)
+        goals = np.where(noise[:, :1, :1] > self.threshold, DISCS["red"], DISCS["blue"])
+        there = np.linalg.norm(observation["state"] - DISCS["red"], axis=-1) < 0.2
+        on_disc = np.broadcast_to(there[:, None, None], (*noise.shape[:2], 1))
+        goals = np.broadcast_to(goals, (*noise.shape[:2], 2)) + 0.01 * noise[..., :2]
+        return np.concatenate([goals, on_disc], axis=-1).astype(np.float32)
+
+
+def jobs(count: int, folder: Path) -> list[Job]:
+    """Rollouts from initial states of their own."""
+    return [
+        Job(number=n, seed=environment_seed(0, n, 1), draw=(0, n), path=folder / f"episode_{n:04d}.npz")
+        for n in range(count)
+    ]
+
+
+def make_rollout(length: int = 5, *, success: bool = True, init_hash: str = "a" * 16, seed: int = 3) -> Rollout:
+    """Random numbers in the shape of a rollout, pictures included."""
+    rng = np.random.default_rng([seed, length])
+    rows = length + 1
+    rewards = np.zeros(length, np.float32)
+    rewards[-1] = success
+    return Rollout(
+        observations={
+            "robot0_eef_pos": rng.normal(size=(rows, 3)).astype(np.float32),
+            "robot0_eef_quat": rng.normal(size=(rows, 4)).astype(np.float32),
+            "robot0_gripper_qpos": rng.normal(size=(rows, 2)).astype(np.float32),
+            "position": rng.random((rows, 2)).astype(np.float32),
+            "agentview_image": rng.integers(0, 256, (rows, 12, 12, 3), np.uint8),
+            "robot0_eye_in_hand_image": rng.integers(0, 256, (rows, 12, 12, 3), np.uint8),
+        },
+        actions=rng.random((length, 3)).astype(np.float32),
+        rewards=rewards,
+        success=success,
+        seed=seed,
+        draw=(1, 2),
+        init_hash=init_hash,
+        prompt="move to the red disc",
+        step=4,
+        weights="0" * 64,
+    )
