@@ -1,8 +1,9 @@
 """RIPT on real physics: demonstrations of robosuite's Lift, a small policy that imitates them, rollouts that lift it.
 
-A script with noisy hands records demonstrations; a pi0-style policy of 130,000 weights, state only, imitates them to a
+A script with noisy hands records demonstrations; a pi0-style policy of 200,000 weights, state only, imitates them to a
 middling success rate; rounds of rollouts from its own failures and successes raise it (arXiv:2505.17016 with the guided
-loss of arXiv:2505.23458). Needs the extra `sim`.
+loss of arXiv:2505.23458). Needs the extra `sim`. Seed 0, 100 held-out initial states: 48 % (38.5 to 57.7) after the 400
+supervised updates, 80 % (71 to 87) after 4 rounds, 91 % (84 to 95) after 6; 10 minutes on one busy CPU core.
 
     python launch.py --config configs/openpi_ript/ript_lift.py
     python launch.py --config configs/openpi_ript/ript_lift.py --guidance.scale 1                   # guidance off
