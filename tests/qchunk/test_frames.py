@@ -362,9 +362,7 @@ class TestRefresh:
         ):
             Pool(cfg, 0, 0, dataset=opened)
         write_episode(root / "episode_0.hdf5", 6, 0, size=(30, 40), success=True)
-        with pytest.raises(
-            DataError, match="expected JPEGs of 24 x 32 in /observations/images/cam_high; found"
-        ):
+        with pytest.raises(DataError, match="expected JPEGs of 24 x 32 in /observations/images/cam_high; found"):
             Pool(cfg, 0, 0, dataset=opened)
 
 
