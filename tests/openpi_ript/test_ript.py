@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError, DataError
+from core.state import TrainState
 from openpi_ript import ript as ript_lib
-from openpi_ript.collect import Job
+from openpi_ript.acting import ActingPolicy
+from openpi_ript.collect import Collector, Job
 from openpi_ript.config import DataConfig, EvalConfig, OpenpiRiptConfig, Optimality, RobotConfig, RolloutConfig
 from openpi_ript.data import TrainingData, open_data
 from openpi_ript.ript import Ript
@@ -53,7 +55,7 @@ def make_group(*successes: bool, first: int = 0, init_hash: str = "a" * 16) -> G
     return Group(state=0, files=[f"{first + k}.npz" for k in range(len(rollouts))], rollouts=rollouts)
 
 
-class FakeCollector:
+class FakeCollector(Collector):
     """Outcomes by initial state and number of the rollout; writes down what it was asked for."""
 
     def __init__(self, outcome: Callable[[int, int], bool]) -> None:
@@ -78,15 +80,17 @@ class FakeCollector:
         return True
 
 
-class FakePolicy:
+class FakePolicy(ActingPolicy):
     """Weights by name."""
 
-    step, weights = 0, ""
+    def __init__(self) -> None:
+        self.release()
 
-    def use(self, params: str, step: int) -> None:
+    def use(self, params: Any, step: int) -> None:
         self.step, self.weights = step, params * 64
 
-    def release(self) -> None: ...
+    def release(self) -> None:
+        self._params = {}
 
 
 def make_ript(
@@ -96,9 +100,8 @@ def make_ript(
     collector: FakeCollector,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Ript:
-    monkeypatch.setattr(ript_lib, "acting_params", lambda state, config: state)
-    fakes: Any = (collector, FakePolicy())
-    return Ript(config, data, folder, *fakes)
+    monkeypatch.setattr(ript_lib, "acting_params", lambda state, config: state.params)
+    return Ript(config, data, folder, collector, FakePolicy())
 
 
 def states_of(names: Sequence[str]) -> list[int]:
@@ -107,7 +110,7 @@ def states_of(names: Sequence[str]) -> list[int]:
 
 
 def interact(ript: Ript, step: int, weights: str = "a") -> Any:
-    state: Any = weights
+    state = TrainState(step=step, params=weights, opt_state={}, target={})
     return ript.interact(state, step, lambda: False)
 
 
