@@ -5,6 +5,7 @@
     python -m tests.kill --config configs/qchunk/debug_online.py --kills 20   # offline, then online
     python -m tests.kill --config configs/openpi_ript/debug.py --kills 10
     python -m tests.kill --config configs/openpi_ript/debug_ript.py --kills 10   # rollouts too
+    python -m tests.kill --config configs/driving/debug.py --kills 10
 
 Each round trains in a fresh folder, is killed up to five times (every other time during a save, else at a random
 moment), is resumed each time, and must end with the digest of the untouched run, and its metrics and, where there is
@@ -31,6 +32,7 @@ OWN = {
     "configs/qchunk/debug_online.py": ["--eval.env", "None"],
     "configs/openpi_ript/debug.py": ["--train.steps", "300"],
     "configs/openpi_ript/debug_ript.py": ["--eval.final-episodes", "4"],
+    "configs/driving/debug.py": ["--train.steps", "200", "--eval.blind-updates", "20", "--eval.pictures", "0"],
 }
 
 
