@@ -2,7 +2,7 @@
 
   /observations/qpos           float32  joints of the left arm (6, rad), its gripper (0 closed to 1 open), the right's
   /observations/qvel           float32  their velocities, per second
-  /observations/state          float32  qpos, qvel, and the cube's position (m) and quaternion
+  /observations/state          float32  qpos, and the cube's position (m) and quaternion
   /observations/images/<name>  uint8    a JPEG a row, padded with zeros to the longest; attribute compress = True
   /compress_len                float64  bytes of each JPEG, by camera and frame; the cameras in alphabetical order
   /action                      float32  joint positions that were commanded, in the order of qpos

@@ -157,8 +157,11 @@ class TransferCube:
         return _renderer(height, width).picture(self.data, camera)
 
     def _state(self) -> Float64[np.ndarray, " s"]:
-        """Joints, joint velocities, and the cube's position (m) and quaternion: 14 + 14 + 7 numbers."""
-        return np.concatenate([joints(self.data.qpos), joint_velocities(self.data.qvel), self.data.qpos[16:]])
+        """Joints, and the cube's position (m) and quaternion: 14 + 7 numbers.
+
+        No velocities, as in ALOHA's own policies: those that a policy's unsteady commands cause are none of the data's.
+        """
+        return np.concatenate([joints(self.data.qpos), self.data.qpos[16:]])
 
     def _info(self) -> dict[str, Any]:
         stage = self.stage()

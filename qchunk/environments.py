@@ -21,8 +21,8 @@ from qchunk.aloha_sim import TransferCube
 
 Observation = dict[str, np.ndarray]
 """One frame, float32: `qpos` and `state`. OGBench: joint angles of the arm in rad, then the gripper's opening, 0 open
-to 1 closed; its observation vector, as its single-task datasets hold it. ALOHA: 14 joints; joints, their velocities and
-the cube's pose (aloha_sim). Where cameras are asked for also `images`, uint8 (k, h, w, 3)."""
+to 1 closed; its observation vector, as its single-task datasets hold it. ALOHA: 14 joints; joints and the cube's pose
+(aloha_sim). Where cameras are asked for also `images`, uint8 (k, h, w, 3)."""
 
 FPS = 20  # environment steps a second of simulated time, in every manipulation environment of OGBench
 
