@@ -62,8 +62,8 @@ def _require_same(root: Path, settings: Mapping[str, Any]) -> None:
     made = json.loads(info.read_text()).get("synthetic") if info.is_file() else None
     if made != settings:
         raise ConfigError(
-            f"{root}: expected the synthetic dataset of {settings}, found {made or 'other files'}; set record and "
-            "demonstrate to None to train on your own data, or choose another data.path"
+            f"{root}: expected the synthetic dataset of {settings}, found {made or 'other files'}; set record to None "
+            "(demonstrate too) to train on your own data, or choose another data.path"
         )
 
 

@@ -18,7 +18,7 @@ from openpi_ript.environments.protocol import IMAGES, Observation, Step
 from openpi_ript.rollout_config import EnvConfig
 
 TASKS = {"AlohaTransferCube": "transfer_cube", "AlohaInsertion": "insertion"}
-CAMERAS = dict(zip(IMAGES, ("top", "angle"), strict=True))
+CAMERAS: dict[str, str] = dict(zip(IMAGES, ("top", "angle"), strict=True))
 """ALOHA's simulation has no camera on a wrist; a second one that stands takes its place."""
 GOAL = 4
 """The reward, which counts stages, at which a task is done."""

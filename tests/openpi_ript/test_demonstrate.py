@@ -45,6 +45,12 @@ class World:
         success = bool(self.cube[2] > 0.86)
         return Step(self._observe(), float(success), success)
 
+    def state(self) -> np.ndarray:
+        return np.concatenate([self.hand, self.cube])
+
+    def picture(self, height: int, width: int) -> np.ndarray:
+        return np.zeros((height, width, 3), np.uint8)
+
     def close(self) -> None: ...
 
     def _observe(self) -> Observation:

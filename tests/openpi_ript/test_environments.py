@@ -1,4 +1,5 @@
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,14 @@ from tests.openpi_ript.toy_rollouts import point
 CAMERAS = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
 
 
-def simulated(suite: str, task: str, **changes: object) -> EnvConfig:
-    settings: dict = {"suite": suite, "task": task, "prompt": "do it", "max_steps": 50, "image_size": (84, 84)}
+def simulated(suite: str, task: str, **changes: Any) -> EnvConfig:
+    settings: dict[str, Any] = {
+        "suite": suite,
+        "task": task,
+        "prompt": "do it",
+        "max_steps": 50,
+        "image_size": (84, 84),
+    }
     return EnvConfig(**settings | changes)
 
 

@@ -31,7 +31,7 @@ class Straight:
 
     step = 7
     weights = "f" * 64
-    chunk = (8, 3)
+    chunk: tuple[int, int] = (8, 3)
 
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
