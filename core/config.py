@@ -197,6 +197,7 @@ FREE_ON_RESUME = (
     "mesh.",
     "checkpoint.",
     "data.read_threads",
+    "data.cache_mb",
     "data.frames",
     "data.memory_gib",
     "data.decode_threads",

@@ -32,7 +32,10 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
 
 
 def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
-    """Undoes core.config.flatten. Raises KeyError for a field that the file lacks."""
+    """Undoes core.config.flatten.
+
+    A field that the file lacks, because it is younger than the run, gets its default. Raises KeyError if it has none.
+    """
     hints = typing.get_type_hints(kind)
     values = {}
     for field in dataclasses.fields(kind):
@@ -41,9 +44,10 @@ def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
             values[field.name] = _immutable(flat[name])
         else:
             nested = [part for part in _members(hints[field.name]) if dataclasses.is_dataclass(part)]
-            if not nested or not any(other.startswith(f"{name}.") for other in flat):
+            if nested and any(other.startswith(f"{name}.") for other in flat):
+                values[field.name] = _unflatten(nested[0], flat, f"{name}.")
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
                 raise KeyError(f"{name} is missing")
-            values[field.name] = _unflatten(nested[0], flat, f"{name}.")
     return kind(**values)
 
 

@@ -7,6 +7,9 @@ from typing import Any, NoReturn
 
 from core.errors import DataError
 
+MAX_DIGITS = 400
+"""Of an integer: more than any float has before its point."""
+
 
 def read_json(path: Path) -> Any:
     """Parses one JSON file.
@@ -44,13 +47,20 @@ def parse_json(text: str, *, source: str) -> Any:
                 refuse(f"{value.name} at key {key!r}")
         return dict(pairs)
 
+    def whole(literal: str) -> int:
+        if len(literal) > MAX_DIGITS:
+            refuse(f"an integer of {len(literal)} digits")
+        return int(literal)
+
     try:
-        value = json.loads(text, parse_constant=_Constant, parse_float=number, object_pairs_hook=unique)
+        value = json.loads(
+            text, parse_int=whole, parse_constant=_Constant, parse_float=number, object_pairs_hook=unique
+        )
+        constant = _first_constant(value)
     except json.JSONDecodeError as error:
         raise DataError(f"{source}: expected JSON, found {error}") from error
     except RecursionError as error:
         raise DataError(f"{source}: expected JSON of a few levels, found nesting too deep to read") from error
-    constant = _first_constant(value)
     if constant is not None:
         refuse(constant)
     return value

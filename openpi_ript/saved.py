@@ -1,17 +1,14 @@
 """What a policy needs of a folder: config, weights and statistics, from a run of ours or an openpi checkpoint."""
 
 import dataclasses
-import json
 import shutil
-import types
-import typing
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 from flax import traverse_util
 
+from core import saved_config
 from core.checkpoint import read_newest
 from core.errors import ConfigError, DataError
 from core.norm_stats import NormStats
@@ -39,17 +36,7 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
     Raises:
       ConfigError: If config.json is missing, damaged, or of another package or version.
     """
-    path = folder / "config.json"
-    try:
-        flat = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
-    try:
-        config = _unflatten(OpenpiRiptConfig, flat, "")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: expected the config of an openpi_ript run, found none that this version reads: {error}"
-        ) from error
+    config = saved_config.read_config(folder, OpenpiRiptConfig)
     own = folder / TOKENIZER
     return dataclasses.replace(config, tokenizer=str(own)) if own.is_file() else config
 
@@ -115,33 +102,3 @@ def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats
     if len(found) > 1:
         raise ConfigError(f"data.norm_stats is None and there are {', '.join(map(str, found))}; set it to one of them")
     return norm.load_stats(found[0], {})
-
-
-def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
-    """Undoes core.config.flatten.
-
-    A field that the file lacks, because it is younger than the run, gets its default. Raises KeyError if it has none.
-    """
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for field in dataclasses.fields(kind):
-        name = prefix + field.name
-        if name in flat:
-            values[field.name] = _immutable(flat[name])
-        else:
-            nested = [part for part in _union(hints[field.name]) if dataclasses.is_dataclass(part)]
-            if nested and any(other.startswith(f"{name}.") for other in flat):
-                values[field.name] = _unflatten(nested[0], flat, f"{name}.")
-            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-                raise KeyError(f"{name} is missing")
-    return kind(**values)
-
-
-def _union(hint: Any) -> tuple[Any, ...]:
-    """Members of a union; of another type, itself."""
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-def _immutable(value: Any) -> Any:
-    """JSON's lists as the tuples that configs hold."""
-    return tuple(_immutable(item) for item in value) if isinstance(value, list) else value

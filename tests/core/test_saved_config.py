@@ -42,7 +42,7 @@ def test_optional_parts_come_back(tmp_path: Path):
     ("text", "message"),
     [
         ("{", "expected the config of a run"),
-        ("{}", "run is missing"),
+        ("{}", "train is missing"),
         ('{"train.steps": 0, "train.batch_size": 1}', "expected a ToyConfig"),
     ],
 )

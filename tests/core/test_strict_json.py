@@ -25,6 +25,8 @@ def test_ordinary_json_is_read_as_it_is() -> None:
         ('{"fps": 10', "expected JSON, found"),
         ("[" * 100_000, "nesting too deep"),
         ("[NaN]", "NaN at the top level"),
+        ('{"a":' * 700 + "1" + "}" * 700, "nesting too deep"),
+        ('{"n": ' + "9" * 5000 + "}", "an integer of 5000 digits"),
     ],
 )
 def test_what_is_refused_names_file_and_key(text: str, words: str) -> None:
