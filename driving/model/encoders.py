@@ -128,7 +128,7 @@ class VitEncoder(nn.Module):
 def _neighbours(x: Float[Array, "m h w c"]) -> Float[Array, "m h w c9"]:
     """Each place with its eight neighbours, zeros beyond the edge: a dense layer on it is a 3 x 3 convolution.
 
-    XLA's own convolutions are 20 times slower inside a loop on the CPU, and the train loop is one: 16.3 s against 0.76 s
+    XLA's own convolutions are 20 times slower inside a loop on CPUs, and the train loop is one: 16.3 s against 0.76 s
     for a batch of 32 samples of five cameras.
     """
     h, w = x.shape[1:3]

@@ -129,7 +129,7 @@ def _import_robosuite() -> Any:
         return importlib.import_module("robosuite")
     except ImportError as error:
         raise ConfigError(
-            f"suite robosuite needs the simulator ({error}); install it: pip install 'chunkwise[sim]'"
+            f"suite robosuite needs the simulator ({error}); install it: make env, or pip install 'chunkwise[robosuite]'"
         ) from error
 
 
