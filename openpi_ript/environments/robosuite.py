@@ -129,7 +129,7 @@ def _import_robosuite() -> Any:
         return importlib.import_module("robosuite")
     except ImportError as error:
         raise ConfigError(
-            f"suite robosuite needs the simulator ({error}); install it: make env, or pip install 'chunkwise[robosuite]'"
+            f"suite robosuite needs its simulator ({error}): make env, or pip install 'chunkwise[robosuite]'"
         ) from error
 
 
