@@ -26,7 +26,7 @@ driving: env  ## records drives through a simulated town, pretrains, learns wayp
 	$(BIN)/python -m driving.evaluate runs/driving-pretrain runs/driving-waypoints
 
 test: env  ## the whole test suite
-	@echo "tests: about 10 minutes on 2 cores"
+	@echo "tests: 20 to 25 minutes on 2 cores"
 	$(BIN)/python -m pytest --typecheck
 
 lint: env

@@ -75,12 +75,14 @@ def child(folder: Path, arguments: list[str]) -> int:
 
         self.jit_updates = updates
 
-    loop._Run.__init__ = make_and_measure
+    patched: Any = loop._Run
+    patched.__init__ = make_and_measure
     code = launch(arguments)
     if code == 0:
         newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
         weights = {name: x for name, x in read_arrays(newest).items() if name.startswith("params/")}
-        np.savez(folder / "arrays.npz", **{name: np.asarray(x, np.float32) for name, x in weights.items()})
+        arrays: Any = {name: np.asarray(x, np.float32) for name, x in weights.items()}
+        np.savez(folder / "arrays.npz", **arrays)
     return code
 
 

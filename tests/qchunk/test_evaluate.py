@@ -185,7 +185,7 @@ def test_environments_that_cannot_be_evaluated() -> None:
 def test_film(tmp_path: Path) -> None:
     said: list[str] = []
     path = tmp_path / "videos" / "film.mp4"
-    settings = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
+    settings: Any = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
     if evaluate.film(_feedback, TASK, path, **settings, every=25, report=said.append) is None:
         pytest.skip(said[0])
     with av.open(str(path)) as container:
@@ -200,7 +200,7 @@ def test_film(tmp_path: Path) -> None:
 def test_no_film_where_the_machine_cannot_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     said: list[str] = []
-    settings = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
+    settings: Any = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
     assert evaluate.film(_feedback, TASK, tmp_path / "film.mp4", **settings, report=said.append) is None
     assert len(said) == 1
     assert said[0].startswith("no film: this machine cannot render (MUJOCO_GL=nonsense: ")
