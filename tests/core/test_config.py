@@ -86,7 +86,7 @@ def test_help_shows_every_field():
     config, _ = load(DEBUG)
     missing = {name for name in flatten(config) if f"--{name.replace('_', '-')}" not in found.stdout}
     # Whole parts that this config leaves out; only a file can put them in.
-    assert missing == {"agent.encoder", "agent.gaussian", "agent.decoupled", "online", "record.aloha"}
+    assert missing == {"agent.encoder", "agent.decoupled", "online"}
 
 
 @pytest.mark.parametrize(
