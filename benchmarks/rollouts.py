@@ -105,7 +105,8 @@ def collected(collector: Collector, policy: ActingPolicy, todo: Sequence[Job]) -
     plain = collector.workers.receive
     collector.workers.receive = receive  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        collector.play(todo, infer, lambda job, rollout: lengths.append(rollout.length))
+        actor: Any = infer
+        collector.play(todo, actor, lambda job, rollout: lengths.append(rollout.length))
     finally:
         collector.workers.receive = plain
     return sum(lengths), {"inference": infer.seconds, "waiting for workers": receive.seconds}

@@ -88,7 +88,7 @@ def convolve(
         return jax.lax.conv_general_dilated(
             x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-    places = neighbourhoods(x, kernel.shape[:2], stride, fill=0.0)
+    places = neighbourhoods(x, (kernel.shape[0], kernel.shape[1]), stride, fill=0.0)
     return jnp.concatenate(places, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
 
 

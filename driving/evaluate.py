@@ -105,7 +105,8 @@ def predict(
     config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"]
 ) -> Float32[np.ndarray, "b t 2"]:
     """Waypoints of frames (rows of the index), metres."""
-    apply = _apply(waypoints.make_model(config))
+    model: Any = waypoints.make_model(config)  # Any: flax's modules hash, and their types do not say so
+    apply = _apply(model)
     out = []
     for part in parts(rows, config.eval.batch_size):
         batch = waypoints.inputs(data.batch(part), config.data.anchor)
