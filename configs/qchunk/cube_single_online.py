@@ -3,8 +3,8 @@
 10,000 updates on 150k transitions of recorded play, then 10,000 environment steps with an update each. A batch draws
 from dataset and online transitions alike (Q-chunking, arXiv:2507.07969). Smaller than the paper's sizes
 (cube_single_online_paper.py): 3 layers of 256, batch 128, 5 flow steps. metrics.jsonl holds the policy's success after
-the offline phase (step 10,000) and after the online phase (step 20,000). Three seeds, 300 episodes: 7 % (95 % interval 5
-to 11), then 43 % (38 to 49); with horizon 1, which is FQL, 2 % (1 to 4), then 16 % (12 to 20).
+the offline phase (step 10,000) and after the online phase (step 20,000). Three seeds, 300 episodes: 7 % (95 % interval
+5 to 11), then 43 % (38 to 49); with horizon 1, which is FQL, 2 % (1 to 4), then 16 % (12 to 20).
 
     python launch.py --config configs/qchunk/cube_single_online.py
     python launch.py --config configs/qchunk/cube_single_online.py --agent.horizon 1     # FQL: no chunks, same budget
