@@ -137,7 +137,7 @@ def serve(pipe: Any, config: EnvConfig) -> None:
         os._exit(0)  # the parent is gone; EGL's exit handlers would complain to nobody
     except RunError as error:
         pipe.send(error)
-    except Exception:
+    except Exception:  # anything a simulator raises: unsent, the parent would see a death and play the rollout again
         pipe.send(RunError(f"an environment of {config.suite} {config.task} failed:\n{traceback.format_exc()}"))
 
 

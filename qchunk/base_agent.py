@@ -4,6 +4,7 @@ Symbols: s observation, a chunk of t actions, h backup horizon, z noise, Q criti
 flat: d = t a numbers.
 """
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +28,7 @@ Metrics = dict[str, Mean]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agent:
+class Agent(abc.ABC):
     """An algorithm as pure functions of arrays; the caller jits them. A subclass adds its networks and losses."""
 
     config: QChunkConfig
@@ -57,9 +58,9 @@ class Agent:
                 params[network] = {**params[network], "encoder": weights}
         return TrainState.create(params, self.optimiser, {"critic": params["critic"]})
 
+    @abc.abstractmethod
     def _init_networks(self, key: Key[Array, ""]) -> dict[str, Any]:
         """Fresh weights by network, "critic" among them, without encoders."""
-        raise NotImplementedError
 
     def _examples(self) -> tuple[Float[Array, "1 s"], Float[Array, "1 d"], Float[Array, "1 1"]]:
         """An observation, a chunk and a time, from which networks take their widths."""
@@ -84,13 +85,13 @@ class Agent:
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target={"critic": target}), metrics
 
+    @abc.abstractmethod
     def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Sum of the losses, each of which reaches the weights of its own network alone: one optimiser serves all."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
         """The policy's chunk for each row, within [-1, 1]."""
-        raise NotImplementedError
 
     def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Mean of (Q(s, a) - y)^2, y = sum_k discount^k r_k + discount^m alive Q_target(s', pi(s')).

@@ -1,4 +1,3 @@
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -24,10 +23,10 @@ def simulated(suite: str, task: str, **changes: Any) -> EnvConfig:
 
 
 ALL = [
-    pytest.param(point(), None, id="point"),
-    pytest.param(simulated("robosuite", "Lift"), "robosuite", id="robosuite"),
-    pytest.param(simulated("aloha", "AlohaTransferCube"), "gym_aloha", id="transfer_cube"),
-    pytest.param(simulated("aloha", "AlohaInsertion"), "gym_aloha", id="insertion"),
+    pytest.param(point(), id="point"),
+    pytest.param(simulated("robosuite", "Lift"), id="robosuite"),
+    pytest.param(simulated("aloha", "AlohaTransferCube"), id="transfer_cube"),
+    pytest.param(simulated("aloha", "AlohaInsertion"), id="insertion"),
 ]
 
 
@@ -41,10 +40,8 @@ def play(env: Environment, seed: int, steps: int = 8) -> tuple[str, list[dict[st
 
 
 @pytest.mark.filterwarnings("ignore")  # the simulators' own
-@pytest.mark.parametrize(("config", "package"), ALL)
-def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig, package: str | None):
-    if package is not None and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+@pytest.mark.parametrize("config", ALL)
+def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig):
     env = make(config)
     try:
         one, other = play(env, 1), play(env, 2)
@@ -66,16 +63,14 @@ def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig, pac
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("config", "package"), ALL[:3])
-def test_pictures_are_layer_4s_and_upright(config: EnvConfig, package: str | None):
-    if package is not None and importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+@pytest.mark.parametrize("config", ALL[:3])
+def test_pictures_are_layer_4s_and_upright(config: EnvConfig):
     settings = {name: getattr(config, name) for name in ("suite", "task", "prompt", "max_steps", "state")}
     try:
         env = make(EnvConfig(**settings, cameras=CAMERAS, image_size=(24, 32)))
         observed = env.reset(1)
     except ConfigError as error:
-        if "cannot render" in str(error):
+        if "cannot render" in str(error):  # no GL driver: nothing that the project can install
             pytest.skip(str(error))
         raise
     for name in IMAGES:
@@ -95,9 +90,8 @@ def test_success_on_the_disc_needs_the_word():
     assert rewards == [False] * 12 + [True]
 
 
-def test_libero_without_its_files_says_what_to_install():
-    if importlib.util.find_spec("libero") is not None:
-        pytest.skip("libero is installed")
+def test_libero_without_its_files_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"the package libero is missing.*git clone"):
         make(simulated("libero", "libero_spatial/0"))
 

@@ -25,7 +25,7 @@ FIXTURES = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
 def require_fixture(name: str) -> Path:
     """Path of a recorded fixture; skips the test where the folder beside the repository is missing."""
     path = FIXTURES / name
-    if not path.exists():
+    if not path.exists():  # openpi's numbers are kept beside the repository, not in it; a plain clone has none
         pytest.skip(f"no {name} in ../shared/fixtures beside the repository")
     return path
 

@@ -187,7 +187,7 @@ def test_film(tmp_path: Path) -> None:
     path = tmp_path / "videos" / "film.mp4"
     settings: Any = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
     if evaluate.film(_feedback, TASK, path, **settings, every=25, report=said.append) is None:
-        pytest.skip(said[0])
+        pytest.skip(said[0])  # no GL driver, as it says: nothing that the project can install
     with av.open(str(path)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(frames) == 8  # 200 steps, every 25th; half a second at 1 frame a second rounds to none
