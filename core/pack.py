@@ -119,6 +119,42 @@ def write_pack(
     os.replace(scratch, out)
 
 
+@runtime_checkable
+class Records(Protocol):
+    """Numbered records of bytes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, record: int, /) -> bytes: ...
+
+
+def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int) -> Records:
+    """The records of a pack's shards, one a frame, to be read at random from any thread.
+
+    Args:
+      path: The pack.
+      shards: Of its manifest.
+      frames: Records that there must be, by its tables.
+
+    Raises:
+      DataError: If a shard is missing or damaged, or the records are too few or too many.
+    """
+    from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
+
+    files = [path / shard["file"] for shard in shards]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
+    try:
+        records: Any = ArrayRecordDataSource([str(file) for file in files])
+        count = len(records)
+    except (RuntimeError, ValueError) as error:
+        raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
+    if count != frames:
+        raise DataError(f"{path}: expected {frames} records as in its tables, found {count}")
+    return records
+
+
 class PackedPictures:
     """Reads a pack's pictures at random; safe to call from several threads.
 
@@ -132,8 +168,6 @@ class PackedPictures:
     """
 
     def __init__(self, path: Path, table: FrameTable, cameras: Sequence[str]) -> None:
-        from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
-
         self.path = path
         manifest = read_manifest(path)
         self.image_size: tuple[int, int] = tuple(manifest["image_size"])
@@ -142,17 +176,7 @@ class PackedPictures:
         self._cameras = frozenset(cameras)
         if not self._cameras <= set(self._order):
             raise DataError(f"{path}: expected cameras {sorted(self._cameras)}, found {self._order}")
-        files = [path / shard["file"] for shard in manifest["shards"]]
-        missing = [str(file) for file in files if not file.is_file()]
-        if missing:
-            raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
-        try:
-            self._records = ArrayRecordDataSource([str(file) for file in files])
-            count = len(self._records)
-        except (RuntimeError, ValueError) as error:
-            raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
-        if count != table.frames:
-            raise DataError(f"{path}: expected {table.frames} records as in its tables, found {count}")
+        self._records = open_shards(path, manifest["shards"], table.frames)
         self._start = dict(zip(table.episodes.tolist(), table.starts.tolist(), strict=True))
 
     def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:

@@ -2,13 +2,54 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 # A log file of a long run stays readable: at most a line every so many seconds.
 SECONDS_BETWEEN_LINES = 10.0
+
+Item = TypeVar("Item")
+
+
+def follow(
+    items: Iterable[Item],
+    total: int,
+    doing: str,
+    done: str,
+    *,
+    rate: tuple[float, str] | None,
+    say: Callable[[str], None],
+) -> Iterator[Item]:
+    """The items one by one, with a bar on a terminal and a line every ten seconds elsewhere.
+
+    Args:
+      items: What is gone through; time passes while the next one is made, or while the last one is used.
+      total: How many.
+      doing: Before the bar, "recording".
+      done: Begins a line, "recorded {count} of {total} episodes".
+      rate: How much an item holds, and of what, for a speed: (1001, "transitions"); None shows none.
+      say: Takes the lines.
+    """
+    speed = "{task.fields[speed]:.0f} " + f"{rate[1]}/s" if rate else ""
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn(speed), TimeRemainingColumn())
+    start = said = time.monotonic()
+    with Progress(*columns, TextColumn("left")) as bar:
+        bar.disable = not bar.console.is_terminal
+        task = bar.add_task("", total=total, speed=0.0)
+        for count, item in enumerate(items, start=1):
+            yield item
+            now = time.monotonic()
+            a_second = count * (rate[0] if rate else 1) / max(now - start, 1e-9)
+            bar.update(task, advance=1, speed=a_second)
+            if bar.disable and now - said > SECONDS_BETWEEN_LINES:
+                fast = f", {a_second:.0f} {rate[1]} a second" if rate else ""
+                left = (total - count) * (now - start) / count
+                say(f"{done.format(count=count, total=total)}{fast}, {left:.0f} s left")
+                said = now
 
 
 class ProgressLine:

@@ -8,17 +8,15 @@ OUT appears when all of it is there; a bad source is refused with one list of ev
 import dataclasses
 import functools
 import json
-import os
-import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from core.cli import Parser
-from core.errors import ConfigError, DataError, RunError, StorageError
+from core.errors import ConfigError, DataError, RunError
+from core.new_folder import new_folder
+from core.progress import follow
 from driving.converters.episode_writer import ConvertSettings, EpisodeWriter
 from driving.converters.lerobot import LerobotConverter
 from driving.converters.nuscenes import NuscenesConverter
@@ -27,7 +25,6 @@ from driving.converters.waymo_v2 import WaymoV2Converter
 from driving.episodes import refuse
 
 Format = Literal["waymo_v2", "waymo_v1", "waymo_e2e", "nuscenes", "lerobot"]
-REPORT_EVERY = 10.0  # seconds between two lines where there is no terminal for a bar
 
 
 @runtime_checkable
@@ -87,12 +84,10 @@ def convert(
     kind = format or detect(source)
     _check_settings(kind, settings)
     converter = _CONVERTERS[kind](source, settings)
-    scratch: Path | None = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    units, done = converter.units, "converted {count} of {total}"
+    with new_folder(out) as scratch:
         writer = EpisodeWriter(scratch, images=settings.images)
-        for unit in _shown(converter.units, report):
+        for unit in follow(units, len(units), "converting", done, rate=None, say=report):
             converter.convert(unit, writer)
         converter.finish(writer)
         if writer.problems:
@@ -101,13 +96,6 @@ def convert(
         about = {"made_by": "driving.convert", "format": kind, "source": source.resolve().name, **counts}
         about["settings"] = dataclasses.asdict(settings)
         (scratch / "_dataset.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
-        scratch.chmod(0o777 & ~_umask())
-        os.rename(scratch, out)
-    except OSError as error:
-        raise StorageError(f"{out} could not be written: {error}") from error
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
     words = f"{writer.episodes} episode(s), {writer.frames} frame(s), {writer.pictures} picture(s)"
     report(f"wrote {words} into {out}; python -m driving.validate {out} looks at every picture")
 
@@ -141,33 +129,6 @@ def _check_settings(kind: Format, settings: ConvertSettings) -> None:
             raise ConfigError(f"--{name} means nothing for {kind}; it is for {owner}")
     if not 1 <= settings.quality <= 100:
         raise ConfigError(f"--quality is {settings.quality}; expected 1 to 100")
-
-
-def _umask() -> int:
-    """The process's own; it can be read only by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _shown(units: Sequence[str], report: Callable[[str], None]) -> Iterator[str]:
-    """The units, with a bar on a terminal and a line every ten seconds elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    start = said = time.monotonic()
-    with Progress(*columns, TimeRemainingColumn(), TextColumn("left")) as bar:
-        bar.disable = not bar.console.is_terminal
-        task = bar.add_task("", total=len(units))
-        for number, unit in enumerate(units, start=1):
-            bar.update(task, description=unit[-40:])
-            yield unit
-            bar.update(task, advance=1)
-            now = time.monotonic()
-            if bar.disable and now - said > REPORT_EVERY:
-                left = (len(units) - number) * (now - start) / number
-                report(f"converted {number} of {len(units)}, {left:.0f} s left")
-                said = now
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,33 +10,29 @@ Each drive has a town of its own. A picture that is missing is null where a sing
 out for a while, as in real logs. The episodes list no waypoints: they follow from the poses.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import fcntl
-import importlib.metadata
+import functools
 import importlib.util
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from core.errors import BusyError, ConfigError, RunError, StorageError
+from core.errors import ConfigError
 from core.images import encode_jpeg
+from core.progress import follow
+from core.recording import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
 from driving.config import CAMERAS, RecordConfig
 
+NOTES = Notes(unfinished="_recording.json", finished="_dataset.json")
 PICTURES_PER_SECOND = 90  # of one process on one core, for the estimate at the start
-REPORT_EVERY = 10.0  # seconds between two lines where there is no terminal for a bar
 
 
 def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], None] = print) -> None:
@@ -55,13 +51,15 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
         installed.
       BusyError: Another process records into the folder.
       StorageError: An episode could not be written.
+      PreemptedError: On SIGTERM.
       RunError: A worker process died.
     """
     path = Path(path)
     _require_simulator()
     path.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
-        if not _claim(config, path):
+    with locked(path):
+        settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "processes"}
+        if not claim(path, NOTES, settings, made_by="driving.record", packages=("mujoco",)):
             return
         missing = [e for e in range(config.episodes) if not episode_path(path, e).exists()]
         pictures = round(config.seconds * config.rate_hz) * len(CAMERAS)
@@ -71,8 +69,14 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
             f"recording {len(missing)} of {config.episodes} drives of {config.seconds:g} s, {pictures} pictures each, "
             f"into {path} with {processes} processes; about {seconds:.0f} s"
         )
-        rate = _show(_share_out(missing, config, path, processes), len(missing), pictures, report)
-        (path / "_recording.json").rename(path / "_dataset.json")
+        began = time.monotonic()
+        opener = functools.partial(_open, config, path)
+        with sigterm_raises(path), contextlib.closing(share_out(missing, opener, processes)) as recorded:
+            seen, done = (float(pictures), "pictures"), "recorded {count} of {total} drives"
+            for _ in follow(recorded, len(missing), "recording", done, rate=seen, say=report):
+                pass
+        (path / NOTES.unfinished).rename(path / NOTES.finished)
+        rate = len(missing) * pictures / max(time.monotonic() - began, 1e-9)
         report(f"recorded {len(missing) * pictures} pictures, {rate:.0f} a second")
 
 
@@ -159,109 +163,14 @@ def _frame(drove: Any, i: int, cameras: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _work(config: RecordConfig, path: Path, episode: int) -> int:
-    """Records one episode in a worker and returns its number."""
-    try:
-        record_episode(config, path, episode)
-    except OSError as error:
-        raise StorageError(f"{episode_path(path, episode)} could not be written: {error}") from error
-    return episode
-
-
-def _end_with_parent() -> None:
-    """Ends a worker whose parent was killed, which would otherwise wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _share_out(episodes: list[int], config: RecordConfig, path: Path, processes: int) -> Iterator[int]:
-    """Yields each episode when it is on disk."""
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent)
-    try:
-        tasks = [pool.submit(_work, config, path, episode) for episode in episodes]
-        for task in concurrent.futures.as_completed(tasks):
-            yield task.result()
-    except BrokenProcessPool as error:
-        raise RunError(
-            "a worker died while it recorded; run the same command again to record what is missing, with fewer "
-            "processes if memory is short"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _show(done: Iterator[int], episodes: int, pictures: int, report: Callable[[str], None]) -> float:
-    """Follows the recording on a bar, or by lines where there is no terminal; returns pictures per second."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("drives, {task.fields[rate]:.0f} pictures/s,"))
-    start = said = time.monotonic()
-    rate = 0.0
-    with Progress(TextColumn("recording"), *columns, TimeRemainingColumn(), TextColumn("left")) as bar:
-        bar.disable = not bar.console.is_terminal
-        task = bar.add_task("", total=episodes, rate=0.0)
-        for count, _ in enumerate(done, start=1):
-            now = time.monotonic()
-            rate = count * pictures / (now - start)
-            bar.update(task, advance=1, rate=rate)
-            if bar.disable and now - said > REPORT_EVERY:
-                left = (episodes - count) * pictures / rate
-                report(f"recorded {count} of {episodes} drives, {rate:.0f} pictures a second, {left:.0f} s left")
-                said = now
-    return rate
+def _open(config: RecordConfig, path: Path) -> Recorder:
+    """A worker's recorder."""
+    return functools.partial(record_episode, config, path)
 
 
 def _require_simulator() -> None:
     if importlib.util.find_spec("mujoco") is None:
         raise ConfigError("recording needs MuJoCo, which is not installed: pip install -e '.[sim]'")
-
-
-def _claim(config: RecordConfig, path: Path) -> bool:
-    """Compares the folder's own settings with `config`, or writes them; False if the dataset is complete."""
-    settings = json.loads(json.dumps(dataclasses.asdict(config)))
-    del settings["processes"]
-    for name in ("_dataset.json", "_recording.json"):
-        if (path / name).exists():
-            made = json.loads((path / name).read_text())["config"]
-            differing = [key for key in settings if made.get(key) != settings[key]]
-            if differing:
-                fields = "; ".join(f"record.{key} is {settings[key]!r}, there {made.get(key)!r}" for key in differing)
-                raise ConfigError(
-                    f"{path} holds a recording with other settings: {fields}. Change them back, or choose another path"
-                )
-            return name == "_recording.json"
-    if any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
-    made = {
-        "made_by": "driving.record",
-        "config": settings,
-        "versions": {"mujoco": importlib.metadata.version("mujoco")},
-    }
-    part = path / "_recording.json.part"
-    part.write_text(json.dumps(made, indent=2) + "\n")
-    part.rename(path / "_recording.json")
-    return True
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BusyError(f"another process is recording into {path}; wait for it, or stop it") from error
-    else:
-        yield
-    finally:
-        os.close(folder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,17 +185,7 @@ def main() -> int:
     """Command line."""
     import tyro
 
-    command = tyro.cli(Command)
-    config = RecordConfig(**{field.name: getattr(command, field.name) for field in dataclasses.fields(RecordConfig)})
-    try:
-        record(config, command.path)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on with what is missing", file=sys.stderr)
-        return 130
-    return 0
+    return command(RecordConfig, tyro.cli(Command), record)
 
 
 if __name__ == "__main__":

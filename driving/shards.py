@@ -24,7 +24,7 @@ from jaxtyping import Bool, UInt8
 
 from core.errors import ConfigError, DataError
 from core.images import encode_jpeg
-from core.pack import PackSettings
+from core.pack import PackSettings, open_shards
 from core.strict_json import read_json
 from driving.config import DataConfig
 from driving.index import INDEX_FILE, PRESENT, Index, load, save
@@ -79,8 +79,6 @@ class PackedPictures:
     """
 
     def __init__(self, path: Path, index: Index, cameras: Sequence[str]) -> None:
-        from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
-
         self._path = path
         manifest = read_manifest(path)
         self._raw = manifest["encoding"] == "raw"
@@ -88,17 +86,7 @@ class PackedPictures:
         self._places = {column: cameras.index(name) for column, name in enumerate(index.cameras) if name in cameras}
         text = json.dumps(manifest, sort_keys=True).encode()
         self.identity: Mapping[str, str] = {"pictures": hashlib.sha256(text).hexdigest()}
-        files = [path / shard["file"] for shard in manifest["shards"]]
-        missing = [str(file) for file in files if not file.is_file()]
-        if missing:
-            raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
-        try:
-            self._records = ArrayRecordDataSource([str(file) for file in files])
-            count = len(self._records)
-        except (RuntimeError, ValueError) as error:
-            raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
-        if count != index.frames:
-            raise DataError(f"{path}: expected {index.frames} records as in its index, found {count}")
+        self._records = open_shards(path, manifest["shards"], index.frames)
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
         """As in Pictures."""

@@ -8,12 +8,8 @@ there; a bad source is refused with one list of everything that is wrong with it
 
 import dataclasses
 import json
-import os
-import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,7 +18,9 @@ import numpy as np
 
 from core.cli import Parser
 from core.episodes import content_hash
-from core.errors import ConfigError, DataError, RunError, StorageError
+from core.errors import ConfigError, DataError, RunError
+from core.new_folder import new_folder
+from core.progress import follow
 from qchunk.converters.d4rl import D4rlReader
 from qchunk.converters.episode_writer import camera_names, write_episode
 from qchunk.converters.lerobot import LeRobotReader
@@ -33,7 +31,6 @@ from qchunk.sources.hdf5 import one_line
 from qchunk.sources.report import Problem, refuse
 
 Format = Literal["robomimic", "d4rl", "ogbench", "lerobot"]
-REPORT_EVERY = 10.0  # seconds between two lines where there is no terminal for a bar
 
 _READERS: Mapping[Format, Callable[[Path, ConvertSettings], Reader]] = {
     "robomimic": RobomimicReader,
@@ -203,11 +200,9 @@ def _write_all(
     report: Callable[[str], None],
 ) -> None:
     """Writes into a folder beside `out`, and gives it its name at the end."""
-    scratch: Path | None = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-        for index in _shown(len(reader), report):
+    done = "converted {count} of {total} episodes"
+    with new_folder(out) as scratch:
+        for index in follow(range(len(reader)), len(reader), "converting", done, rate=None, say=report):
             reading = reader.read(index)
             if reading.recording is None:
                 raise refuse(reading.problems, "The source changed while it was converted.")
@@ -219,39 +214,6 @@ def _write_all(
                 quality=settings.quality,
             )
         (scratch / "dataset.json").write_text(json.dumps(description, indent=2, sort_keys=True) + "\n")
-        scratch.chmod(0o777 & ~_umask())
-        os.rename(scratch, out)
-    except OSError as error:
-        raise StorageError(f"{out} could not be written: {error}") from error
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _umask() -> int:
-    """The process's own; it can be read only by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _shown(count: int, report: Callable[[str], None]) -> Iterator[int]:
-    """0 to count - 1, with a bar on a terminal and a line every ten seconds elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn(), TextColumn("episodes,"))
-    start = said = time.monotonic()
-    with Progress(*columns, TimeRemainingColumn(), TextColumn("left")) as bar:
-        bar.disable = not bar.console.is_terminal
-        task = bar.add_task("", total=count)
-        for index in range(count):
-            yield index
-            bar.update(task, advance=1)
-            now = time.monotonic()
-            if bar.disable and now - said > REPORT_EVERY:
-                left = (count - index - 1) * (now - start) / (index + 1)
-                report(f"converted {index + 1} of {count} episodes, {left:.0f} s left")
-                said = now
 
 
 def main(argv: Sequence[str] | None = None) -> int:

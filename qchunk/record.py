@@ -9,27 +9,19 @@ One HDF5 file an episode, `episode_<i:05d>.hdf5`; what is in it stands in those 
 
 import contextlib
 import dataclasses
-import fcntl
-import importlib.metadata
-import itertools
-import json
-import multiprocessing
+import functools
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from core.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
+from core.progress import follow
+from core.recording import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
 from qchunk import aloha_hdf5, aloha_sim, play
 from qchunk.config import RecordConfig
 
-REPORT_EVERY = 10.0  # seconds between two lines where there is no terminal for a bar
+NOTES = Notes(unfinished="recording.json", finished="dataset.json")
 
 
 def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], None] = print) -> None:
@@ -55,7 +47,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     if not (path / "dataset.json").exists():  # a wrong name must fail here, before a folder is made and workers start
         open_recorder(config)
     path.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with locked(path):
         if not _claim(config, path):
             return
         for part in path.rglob("*.part"):
@@ -69,9 +61,15 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
             f"recording {len(missing)} of {config.episodes} episodes of {config.env}, {config.episode_length} steps "
             f"each, into {path} with {processes} processes; about {seconds:.0f} s on a desktop machine"
         )
-        with _sigterm_raises(path), contextlib.closing(_share_out(missing, config, path, processes)) as done:
-            rate = _show(done, len(missing), config.episode_length, report)
-        (path / "recording.json").rename(path / "dataset.json")
+        began = time.monotonic()
+        opener = functools.partial(_open, config, path)
+        with sigterm_raises(path), contextlib.closing(share_out(missing, opener, processes)) as recorded:
+            steps = (float(config.episode_length), "transitions")
+            done = "recorded {count} of {total} episodes"
+            for _ in follow(recorded, len(missing), "recording", done, rate=steps, say=report):
+                pass
+        (path / NOTES.unfinished).rename(path / NOTES.finished)
+        rate = len(missing) * config.episode_length / max(time.monotonic() - began, 1e-9)
         report(f"recorded {len(missing)} episodes, about {rate:.0f} transitions a second")
 
 
@@ -98,151 +96,19 @@ def steps_per_second(config: RecordConfig) -> float:
     return 750.0
 
 
-def _work(pipe: Connection, config: RecordConfig, path: Path) -> None:
-    """Body of a worker: records each episode it is sent and answers None or the error, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
-    recorder = open_recorder(config)
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent is done, or gone
-        while True:
-            pipe.send(_record_one(pipe.recv(), recorder, config, path))
-
-
-def _record_one(
-    episode: int, recorder: Callable[[int, Path], None], config: RecordConfig, path: Path
-) -> RunError | None:
-    """Plays and writes one episode; the error instead of raising it, since it has to travel."""
-    try:
-        recorder(episode, episode_path(path, episode))
-    except OSError as error:
-        return StorageError(f"{episode_path(path, episode)} could not be written: {error}")
-    except Exception as error:
-        return RunError(f"episode {episode} of {config.env} failed: {type(error).__name__}: {error}")
-    return None
-
-
-def _share_out(episodes: list[int], config: RecordConfig, path: Path, processes: int) -> Generator[int, None, None]:
-    """Yields each episode when it is on disk. A worker gets its next one when it is done with the last; closing the
-    generator ends the workers, and the death of this process closes their pipes, which ends them too."""
-    context = multiprocessing.get_context("spawn")
-    waiting = iter(episodes)
-    workers: list[BaseProcess] = []
-    busy: dict[Any, tuple[BaseProcess, int]] = {}
-    try:
-        for episode in itertools.islice(waiting, processes):
-            here, there = context.Pipe()
-            workers.append(context.Process(target=_work, args=(there, config, path), daemon=True))
-            workers[-1].start()
-            there.close()
-            here.send(episode)
-            busy[here] = (workers[-1], episode)
-        while busy:
-            ready = wait(list(busy))
-            for pipe in [pipe for pipe in busy if pipe in ready]:
-                worker, episode = busy.pop(pipe)
-                try:
-                    failure = pipe.recv()
-                    if failure is None and (following := next(waiting, None)) is not None:
-                        pipe.send(following)
-                        busy[pipe] = (worker, following)
-                except (EOFError, OSError) as error:
-                    worker.join()
-                    raise RunError(
-                        f"a worker died while it recorded episode {episode} ({_exit_reason(worker.exitcode)}); "
-                        "run the same command again to record what is missing, with fewer processes if memory is short"
-                    ) from error
-                if failure is not None:
-                    raise failure
-                yield episode
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join()
-
-
-def _exit_reason(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}, its message is above"
-
-
-def _show(done: Iterator[int], episodes: int, length: int, report: Callable[[str], None]) -> float:
-    """Follows the recording on a bar, or by lines where there is no terminal; returns transitions per second."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("episodes, {task.fields[rate]:.0f} transitions/s,"))
-    start = said = time.monotonic()
-    rate = 0.0
-    with Progress(TextColumn("recording"), *columns, TimeRemainingColumn(), TextColumn("left")) as bar:
-        bar.disable = not bar.console.is_terminal
-        task = bar.add_task("", total=episodes, rate=0.0)
-        for count, _ in enumerate(done, start=1):
-            now = time.monotonic()
-            rate = count * length / (now - start)
-            bar.update(task, advance=1, rate=rate)
-            if bar.disable and now - said > REPORT_EVERY:
-                left = (episodes - count) * length / rate
-                report(f"recorded {count} of {episodes} episodes, {rate:.0f} transitions a second, {left:.0f} s left")
-                said = now
-    return rate
+def _open(config: RecordConfig, path: Path) -> Recorder:
+    """A worker's recorder."""
+    play_into = open_recorder(config)
+    return lambda episode: play_into(episode, episode_path(path, episode))
 
 
 def _claim(config: RecordConfig, path: Path) -> bool:
-    """Compares the folder's own settings with `config`, or writes them; False if the dataset is complete."""
-    unread = {"noise", "random_action"} if config.env == aloha_sim.NAME else {"aloha"}
-    settings = {
-        name: value
-        for name, value in json.loads(json.dumps(dataclasses.asdict(config))).items()
-        if name not in unread | {"processes"}
-    }
-    for name in ("dataset.json", "recording.json"):
-        if (path / name).exists():
-            made = json.loads((path / name).read_text())["config"]
-            differing = [key for key in settings if made.get(key) != settings[key]]
-            if differing:
-                fields = "; ".join(f"record.{key} is {settings[key]!r}, there {made.get(key)!r}" for key in differing)
-                raise ConfigError(
-                    f"{path} holds a recording with other settings: {fields}. Change them back, or choose another path"
-                )
-            return name == "recording.json"
-    if any(path.iterdir()):
-        raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
-    simulator = "gym-aloha" if config.env == aloha_sim.NAME else "ogbench"
-    versions = {package: importlib.metadata.version(package) for package in (simulator, "mujoco")}
-    part = path / "recording.json.part"
-    part.write_text(json.dumps({"made_by": "qchunk.record", "config": settings, "versions": versions}, indent=2) + "\n")
-    part.rename(path / "recording.json")
-    return True
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BusyError(f"another process is recording into {path}; wait for it, or stop it") from error
-    else:
-        yield
-    finally:
-        os.close(folder)
-
-
-@contextlib.contextmanager
-def _sigterm_raises(path: Path) -> Iterator[None]:
-    """SIGTERM ends the recording through the usual clean-up instead of leaving workers behind."""
-
-    def stop(*_: object) -> None:
-        raise PreemptedError(f"recording into {path} stopped by SIGTERM; the same command goes on with what is missing")
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    """False if the dataset is complete. Settings of the other simulator change no episode."""
+    aloha = config.env == aloha_sim.NAME
+    unread = {"processes", *(("noise", "random_action") if aloha else ("aloha",))}
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in unread}
+    packages = ("gym-aloha" if aloha else "ogbench", "mujoco")
+    return claim(path, NOTES, settings, made_by="qchunk.record", packages=packages)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -254,19 +120,10 @@ class Command(RecordConfig):
 
 
 def main() -> int:
+    """Command line."""
     import tyro
 
-    command = tyro.cli(Command)
-    config = RecordConfig(**{field.name: getattr(command, field.name) for field in dataclasses.fields(RecordConfig)})
-    try:
-        record(config, command.path)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on with what is missing", file=sys.stderr)
-        return 130
-    return 0
+    return command(RecordConfig, tyro.cli(Command), record)
 
 
 if __name__ == "__main__":

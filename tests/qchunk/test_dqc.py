@@ -14,6 +14,7 @@ from qchunk.config import AgentConfig, DataConfig, DecoupledConfig, QChunkConfig
 from qchunk.data import Dims
 from qchunk.dqc import DecoupledAgent, leaning
 from tests.qchunk import numpy_networks
+from tests.qchunk.random_weights import weights
 from tests.qchunk.test_agent import DISCOUNT, KEY, ROWS, A, H, S, batch_of, numbers, quick
 
 K = 2  # actions of the policy's chunk, of H = 4
@@ -33,18 +34,6 @@ def agent_of(decoupled: DecoupledConfig = DEFAULT, **settings: Any) -> Decoupled
     agent = make_agent(config, Dims(observation=S, action=A))
     assert isinstance(agent, DecoupledAgent)
     return agent
-
-
-def weights(agent: DecoupledAgent) -> tuple[Any, Any]:
-    """Random parameters, and a target that differs from the critic."""
-    shapes = jax.eval_shape(agent.init, KEY)
-    rng = np.random.default_rng(3)
-
-    def drawn(path: Any, leaf: Any) -> Any:
-        values = 0.3 * rng.normal(size=leaf.shape) + ("scale" in jax.tree_util.keystr(path))
-        return jnp.asarray(values, jnp.float32)
-
-    return tuple(jax.tree_util.tree_map_with_path(drawn, tree) for tree in (shapes.params, shapes.target))  # pyright: ignore[reportReturnType]
 
 
 def numpy_leaning(error: np.ndarray, level: float, kind: str) -> np.ndarray:

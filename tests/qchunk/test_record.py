@@ -1,6 +1,5 @@
 """Recording with OGBench's oracles: layout, purity of an episode, resuming, and what happens when processes die."""
 
-import functools
 import json
 import os
 import signal
@@ -191,9 +190,7 @@ def test_names_that_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.Monke
 def _start(path: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "qchunk.record", "--env", "cube-single-v0", "--episodes", "50"]
     command += ["--episode-length", "40", "--path", str(path)]
-    # Started from a shell's background, tests ignore SIGINT, and so would what they start.
-    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, stderr=-1, text=True, preexec_fn=heeding)
+    process = subprocess.Popen(command, stderr=-1, text=True)
     while process.poll() is None and not list(path.glob("*.hdf5")):
         time.sleep(0.02)
     return process

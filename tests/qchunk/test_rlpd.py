@@ -13,6 +13,7 @@ from qchunk.agent import make_agent
 from qchunk.config import AgentConfig, DataConfig, GaussianConfig, QChunkConfig
 from qchunk.data import Dims
 from qchunk.rlpd import GaussianAgent, _log_density
+from tests.qchunk.random_weights import weights
 from tests.qchunk.test_agent import DISCOUNT, KEY, ROWS, A, H, S, batch_of, numbers, quick
 
 CRITICS = 4
@@ -31,18 +32,6 @@ def agent_of(gaussian: GaussianConfig = PLAIN, **settings: Any) -> GaussianAgent
     agent = make_agent(config, Dims(observation=S, action=A))
     assert isinstance(agent, GaussianAgent)
     return agent
-
-
-def weights(agent: GaussianAgent) -> tuple[Any, Any]:
-    """Random parameters, and a target that differs from the critics."""
-    shapes = jax.eval_shape(agent.init, KEY)
-    rng = np.random.default_rng(3)
-
-    def drawn(path: Any, leaf: Any) -> Any:
-        values = 0.3 * rng.normal(size=leaf.shape) + ("scale" in jax.tree_util.keystr(path))
-        return jnp.asarray(values, jnp.float32)
-
-    return tuple(jax.tree_util.tree_map_with_path(drawn, tree) for tree in (shapes.params, shapes.target))  # pyright: ignore[reportReturnType]
 
 
 def hidden(params: Any, x: np.ndarray) -> np.ndarray:
