@@ -78,7 +78,14 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
     assert not np.array_equal(arrays["params"]["out"]["kernel"], fresh["out"]["kernel"])
 
     result = json.loads((tmp_path / "frozen" / evaluate.REPORT).read_text())
-    assert set(result["rows"]) == {"model", "mean_trajectory", "constant_velocity", "constant_turn", "ego_mlp"}
+    assert set(result["rows"]) == {
+        "model",
+        "mean_trajectory",
+        "constant_velocity",
+        "constant_turn",
+        "ego_mlp",
+        "history_mlp",
+    }
     # The drives are circles at constant speed, which this predictor knows.
     assert result["rows"]["constant_turn"]["ade_2s"]["mean"] < 0.01
     straight = np.array([[8 * t - 20 * np.sin(0.4 * t), 20 * (np.cos(0.4 * t) - 1)] for t in np.arange(1, 21) * 0.1])
