@@ -7,7 +7,7 @@ With --peer it compares with the official implementation instead, in the same ru
 github.com/ColinQiyangLi/qc, PYTHON an environment with what its requirements.txt pins (qchunk_peer.py). Updates are
 of cube-triple's sizes (observation 46, action 5, horizon 5, batch 256, four layers of 512, two critics), batches
 drawn and metrics read back as each does it in a run; evaluation is of an untrained QC-FQL agent in cube-triple, whole
-episodes, one environment there and five here.
+episodes, one environment there and ten here.
 
 Observation 28, action 5, horizon 5, batch 256, four layers of 256 or 512, two critics, 10 flow steps. A round makes
 50 updates the way a run does: batches from the pool, stacked, moved to the device, dispatched, metrics read back, with
@@ -183,7 +183,7 @@ def compare_evaluation(folder: str, peer: Peer, rounds: int) -> None:
 
     def evaluation() -> float:
         began = time.perf_counter()
-        done = rollouts(policy, PEER_TASK, seed=0, step=0, episodes=5, num_envs=5, horizon=5)
+        done = rollouts(policy, PEER_TASK, seed=0, step=0, episodes=10, num_envs=10, horizon=5)
         return (time.perf_counter() - began) / sum(len(one.actions) for one in done)
 
     def official() -> float:
