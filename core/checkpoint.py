@@ -4,11 +4,16 @@ A checkpoint is the state's arrays, and beside them a note: data position, count
 and a checksum of each leaf. Orbax 0.12 does not checksum array data (60 of 60 flipped bits load silently), casts a
 changed dtype silently, and removes old steps in a way that a kill can leave half done; so `restore` trusts nothing:
 it walks from the newest step, verifies each, moves what fails to `quarantine/`, and goes on to the one before.
+
+In several processes each writes and reads the parts of the arrays that lie on its devices. The first one lists, reads
+notes and moves folders; a step counts as whole where every process could read its parts of it. A save that fails on
+any of them ends the run at once: whether the others' parts arrived nobody knows before Orbax has waited for minutes.
 """
 
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import hashlib
 import json
@@ -23,9 +28,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from core import processes
+from core.checksums import checksums, named_leaves, tree_spec
 from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError, NonFiniteError, StorageError, require_equal
 from core.state import TrainState
@@ -110,7 +116,7 @@ class Checkpoints:
           StorageError: Three saves in a row failed; the message names the last durable step.
         """
         self.wait()
-        sums, bad = _checksums(_as_tree(state))
+        sums, bad = checksums(_as_tree(state))
         if bad:
             raise NonFiniteError(
                 f"step {progress.step}: not saved, because {', '.join(bad[:5])} is not finite. "
@@ -118,7 +124,7 @@ class Checkpoints:
             )
         note = dataclasses.asdict(progress) | {
             "fingerprint": self._fingerprint,
-            "spec": _spec(_as_tree(state)),
+            "spec": tree_spec(_as_tree(state)),
             "checksums": sums,
         }
         note["sha256"] = _note_hash(note)
@@ -161,16 +167,20 @@ class Checkpoints:
 
     def _failed(self, step: int, error: BaseException) -> None:
         """Counts and reports a failed save, and removes what it left."""
+        if processes.lost(error) is not None:
+            raise error
         self._failures += 1
         reason = _root_cause(error)
-        print(f"save of step {step} failed ({self._failures} of {MAX_FAILED_SAVES}): {reason}", flush=True)
+        limit = 1 if processes.several() else MAX_FAILED_SAVES
+        print(f"save of step {step} failed ({self._failures} of {limit}): {reason}", flush=True)
         for leftover in self._folder.glob("*"):  # "<step>" or "<step>.<suffix of a temporary folder>"
             if leftover.name.split(".")[0] == str(step):
                 shutil.rmtree(leftover, ignore_errors=True)
-        self.close()
-        if self._failures >= MAX_FAILED_SAVES:
+        if not processes.several():
+            self.close()
+        if self._failures >= limit:
             raise StorageError(
-                f"{MAX_FAILED_SAVES} saves in a row failed under {self._folder}: {reason}. "
+                f"{limit} save{'s' * (limit > 1)} in a row failed under {self._folder}: {reason}. "
                 f"Last durable step: {self._durable_step}. Make room or mend the folder, then add --run.resume"
             ) from error
 
@@ -184,9 +194,10 @@ class Checkpoints:
           MismatchError: Config, dataset or tree differ from the checkpoint's; the message lists the keys.
           DataError: There are checkpoints, and every one is damaged.
         """
-        steps = sorted((int(path.name) for path in self._folder.glob("*") if path.name.isdigit()), reverse=True)
+        steps = processes.on_first(lambda: _steps(self._folder))
         restored = None
         for step in steps:
+            reason = ""
             try:
                 with _quiet():
                     if restored is None:
@@ -196,7 +207,9 @@ class Checkpoints:
             except MismatchError:
                 raise
             except Exception as error:  # a damaged file shows as almost any type
-                self._set_aside(step, _root_cause(error))
+                reason = _root_cause(error)
+            if reason:
+                processes.first_does(functools.partial(self._set_aside, step, reason))
         if steps and restored is None:
             raise DataError(
                 f"every checkpoint under {self._folder} is damaged (steps {steps}, now in {self._quarantine}). "
@@ -207,7 +220,9 @@ class Checkpoints:
 
     def _read_note(self, step: int) -> dict[str, Any]:
         """What `save` wrote beside the arrays. Raises ValueError if it is not whole, or of another step."""
-        note = _whole_note(self._folder / str(step))
+        note = processes.on_first(lambda: _note_or_damage(self._folder / str(step)))
+        if isinstance(note, str):
+            raise ValueError(note)
         if note["step"] != step:
             raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
         return note
@@ -216,10 +231,10 @@ class Checkpoints:
         """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
         note = self._read_note(step)
         require_equal(note["fingerprint"], self._fingerprint, "the checkpoint was made with another config or dataset")
-        require_equal(note["spec"], _spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
-        tree = ocp.load_checkpointables(str(self._folder / str(step)), {"state": _as_tree(abstract_state)})["state"]
+        require_equal(note["spec"], tree_spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
+        tree = _load_everywhere(self._folder / str(step), _as_tree(abstract_state))
         state = TrainState(**tree)
-        sums, _ = _checksums(tree)
+        sums, _ = checksums(tree)
         damaged = [path for path in sums if sums[path] != note["checksums"][path]]
         if damaged:
             raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
@@ -243,6 +258,43 @@ class Checkpoints:
             self._manager = None
 
 
+def _load_everywhere(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of one step, each process reading its parts; ValueError on all if one of them could not."""
+    tree: dict[str, Any] = {}
+    reason = ""
+    try:
+        with _each_for_itself():
+            tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
+    except Exception as error:  # a damaged file shows as almost any type
+        reason = _root_cause(error)
+    reasons = [text for text in processes.gather(reason) if text]
+    if reasons:
+        raise ValueError(reasons[0])
+    return tree
+
+
+def _each_for_itself() -> ocp.Context:
+    """A context in which Orbax reads without waiting for other processes, which may have failed where one did not."""
+    context = ocp.Context()
+    context.multiprocessing.primary_host = jax.process_index()
+    context.multiprocessing.active_processes = {jax.process_index()}
+    return context
+
+
+def _steps(folder: Path) -> list[int]:
+    """Steps under a folder of saves, newest first."""
+    return sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
+
+
+def _note_or_damage(path: Path) -> dict[str, Any] | str:
+    """The note of one checkpoint, or what is wrong with it."""
+    try:
+        with _each_for_itself():
+            return _whole_note(path)
+    except Exception as error:  # a damaged file shows as almost any type
+        return _root_cause(error)
+
+
 def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Part of the newest checkpoint of a run that proves whole, for those who only use it; nothing is moved.
 
@@ -258,9 +310,8 @@ def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any
       DataError: There is no checkpoint, or every one is damaged.
     """
     folder = run.resolve() / "checkpoints"
-    steps = sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
     reasons = []
-    for step in steps:
+    for step in _steps(folder):
         try:
             with _quiet():
                 return step, _read_part(folder / str(step), abstract)
@@ -276,11 +327,12 @@ def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     note = _whole_note(path)
     fields = tuple(f"['{field}']" for field in abstract)
     saved = {name: spec for name, spec in note["spec"].items() if name.startswith(fields)}
-    require_equal(saved, _spec(abstract), "the checkpoint holds another tree of arrays")
-    partly = ocp.options.PyTreeOptions(loading=ocp.options.PyTreeOptions.Loading(partial_load=True))
-    with ocp.Context(pytree_options=partly):
+    require_equal(saved, tree_spec(abstract), "the checkpoint holds another tree of arrays")
+    partly = _each_for_itself()
+    partly.pytree.loading.partial_load = True
+    with partly:
         tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
-    sums, _ = _checksums(tree)
+    sums, _ = checksums(tree)
     damaged = [name for name in sums if sums[name] != note["checksums"][name]]
     if damaged:
         raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
@@ -344,11 +396,11 @@ def verify(save: Save) -> str | None:
             if leaves.keys() != wanted.keys():
                 missing = sorted(wanted.keys() ^ leaves.keys())
                 return f"arrays missing or too many: {', '.join(missing[:5])}"
-            sums, _ = _checksums(leaves)
+            sums, _ = checksums(leaves)
     except Exception as error:  # a damaged file shows as almost any type
         return _root_cause(error)
     found = {_plain(path): total for path, total in sums.items()}
-    bad = [name for name, spec in _spec(leaves).items() if (spec, found[_plain(name)]) != wanted[_plain(name)]]
+    bad = [name for name, spec in tree_spec(leaves).items() if (spec, found[_plain(name)]) != wanted[_plain(name)]]
     return f"checksum of {', '.join(_plain(name) for name in bad[:5])} does not match" if bad else None
 
 
@@ -357,11 +409,11 @@ def read_arrays(path: Path) -> dict[str, jax.Array]:
 
     The tree comes back as plain dicts and lists, whatever it was made of. Nothing is checked: see `verify`.
     """
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     described: Any = ocp.checkpointables_metadata(str(path)).metadata["state"]
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), described)
     tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
-    return {_plain(name): jnp.asarray(leaf) for name, leaf in _leaves(tree).items()}
+    return {_plain(name): jnp.asarray(leaf) for name, leaf in named_leaves(tree).items()}
 
 
 def _plain(path: str) -> str:
@@ -369,58 +421,9 @@ def _plain(path: str) -> str:
     return "/".join(re.findall(r"[^\[\]'.]+", path))
 
 
-def digest(state: TrainState, position: dict[str, Any]) -> str:
-    """SHA-256 over params, optimiser state and target (sorted path, dtype, shape, bytes) and the data position."""
-    hasher = hashlib.sha256()
-    leaves = _leaves({"params": state.params, "opt_state": state.opt_state, "target": state.target})
-    for path, leaf in sorted(leaves.items()):
-        array = np.asarray(jax.device_get(leaf))
-        hasher.update(f"{path} {array.dtype} {array.shape}".encode())
-        hasher.update(np.ascontiguousarray(array).tobytes())
-    hasher.update(json.dumps(position, sort_keys=True).encode())
-    return hasher.hexdigest()
-
-
 def _as_tree(state: TrainState) -> dict[str, Any]:
     """The state as a dict of its fields, which Orbax stores by name."""
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    """Leaves by path."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _spec(tree: dict[str, Any]) -> dict[str, str]:
-    """Dtype and shape of each leaf by path; Orbax itself casts a changed dtype silently."""
-    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in _leaves(tree).items()}
-
-
-def _checksums(tree: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
-    """Checksum of each leaf by path, and the paths of leaves that hold NaN or infinity."""
-    leaves = _leaves(tree)
-    results = jax.device_get(_checksum_leaves(list(leaves.values())))
-    sums = {path: int(total) for path, (total, _) in zip(leaves, results, strict=True)}
-    return sums, [path for path, (_, finite) in zip(leaves, results, strict=True) if not finite]
-
-
-@jax.jit
-def _checksum_leaves(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-    """Position-weighted uint32 sum of each leaf's bits, computed where the leaf lies.
-
-    Element i has the weight 2 i + 1. Odd weights are invertible modulo 2^32, so every change of one element changes
-    the sum; integer sums do not depend on the order, so the result does not depend on the sharding.
-    """
-    return [(_weighted_sum(leaf), jnp.all(jnp.isfinite(leaf))) for leaf in leaves]
-
-
-def _weighted_sum(leaf: jax.Array) -> jax.Array:
-    """Checksum of one leaf."""
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
-        leaf = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
-    flat = leaf.astype(jnp.uint32).reshape(-1)
-    weights = jnp.arange(flat.size, dtype=jnp.uint32) * jnp.uint32(2) + jnp.uint32(1)
-    return jnp.sum(flat * weights, dtype=jnp.uint32)
 
 
 def _whole_note(path: Path) -> dict[str, Any]:

@@ -45,6 +45,12 @@ class PreemptedError(RunError):
     exit_code = 75
 
 
+class PeerError(RunError):
+    """Another process of the run ended or no longer answers; nothing is lost but the updates since the last save."""
+
+    exit_code = 76
+
+
 class MismatchError(RunError):
     """The config or dataset is not the one of the checkpoint; the message lists the keys that differ."""
 

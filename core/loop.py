@@ -4,6 +4,12 @@ The order matters for resume. At step n the loop first evaluates the weights of 
 only then interacts and moves the data; so a checkpoint of step n holds everything up to and including the evaluation
 at n, and a resumed run goes on with the interaction and the batch n. Nothing flows back into the data except the step,
 and what an `Interaction` brought from the world before it.
+
+In several processes each runs this loop over its own rows of the same global batches. What decides where the loop goes
+is the same in all of them: the step, the metrics (sums over all devices), and requests to stop, which travel with the
+updates: every call sums a flag over the processes, and a set one is acted on where that call's metrics are collected,
+by all at the same step. Only the first process writes files, prints, and evaluates, on its first device, with the
+whole weights, while the others wait; so what is evaluated must fit there. Interactions need one process.
 """
 
 import dataclasses
@@ -16,16 +22,18 @@ from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from core import mesh as mesh_lib
-from core import prng
+from core import prng, processes
 from core.arrays import NumpyTree
-from core.checkpoint import Checkpoints, Progress, digest
+from core.checkpoint import Checkpoints, Progress
+from core.checksums import digest
 from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
-from core.errors import NonFiniteError, PreemptedError
+from core.errors import ConfigError, NonFiniteError, PreemptedError
 from core.metrics import Mean
 from core.progress import ProgressLine
 from core.run_folder import RunFolder
@@ -52,19 +60,20 @@ class Task(Protocol):
         """
         ...
 
-    def batches(self, start_step: int) -> Iterator[NumpyTree]:
-        """Numpy batches from update `start_step` on."""
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """Numpy batches from update `start_step` on: of each, stretch `shard` of `num_shards` equal ones."""
         ...
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Metrics of the weights, {} where there is nothing to evaluate; prints what a person wants to know of them.
 
-        A function of the state alone, so that a repetition after a kill gives the same.
+        A function of the state alone, so that a repetition after a kill gives the same. Of several processes only the
+        first is asked, with arrays on its first device.
         """
         ...
 
     def finish(self) -> None:
-        """Called once after the last metrics are written, for pictures of the run."""
+        """Called once after the last metrics are written, for pictures of the run; on the first process alone."""
         ...
 
     def data_fingerprint(self) -> dict[str, Any]:
@@ -146,8 +155,14 @@ def fit(
     Raises:
       PreemptedError: SIGTERM or SIGINT came; everything is saved.
       NonFiniteError: Metrics were NaN or infinite in train.max_skipped updates in a row.
+      ConfigError: There is an interaction, and more than one process.
       RunError: As `Checkpoints` and the task raise.
     """
+    if interaction is not None and processes.several():
+        raise ConfigError(
+            "this run acts in a world between its updates (online steps, rollouts), which one process does alone, and "
+            f"there are {jax.process_count()}; start a single process, with all devices of its machine"
+        )
     return _Run(config, task, folder, load, interaction).run()
 
 
@@ -175,20 +190,28 @@ class _Run:
         self.began = time.perf_counter()
         self.compiled: set[int] = set()
         self.stop_signal: int | None = None
+        self.stop_agreed = False
         self.in_evaluation = False
         self.window: dict[str, list[float]] = {}
-        self.in_flight: deque[tuple[int, dict[str, Mean], int]] = deque()
+        self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
         self.skipped_in_a_row = 0
         self.evaluated = False
         mesh = mesh_lib.make_mesh(config.mesh)
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size)
+        self.shard, self.num_shards = mesh_lib.shard_of_batch(mesh)
+        self.flag_sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+        self.jit_any = jax.jit(jnp.max, out_shardings=self.everywhere)
         self.abstract_state = jax.eval_shape(task.init, prng.key(config.run.seed, "init"))
         self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state, config.mesh.replicate_below)
         self.jit_updates = jax.jit(
-            functools.partial(run_updates, task.step), donate_argnums=0, out_shardings=(self.shardings, None)
+            functools.partial(run_updates, task.step),
+            donate_argnums=0,
+            out_shardings=(self.shardings, self.everywhere),
         )
         marks = fingerprint(flatten(config)) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
+        same_everywhere = {name: value for name, value in flatten(config).items() if name != "run.dir"}
+        processes.require_same(same_everywhere | marks)
         self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks)
 
     def run(self) -> str:
@@ -243,11 +266,13 @@ class _Run:
     def _loop(self) -> None:
         """Until the last step, or a request to stop."""
         steps, every = self.config.train.steps, self.config.checkpoint.every
-        batches = self.task.batches(self.step) if self.step < steps else iter(())
+        batches: Iterator[NumpyTree] = iter(())
+        if self.step < steps:
+            batches = self.task.batches(self.step, shard=self.shard, num_shards=self.num_shards)
         saved_step = self.checkpoints.durable_step
         while True:
             self._evaluate_if_due()
-            if self.stop_signal is not None and not (self.step >= steps and self.evaluated):
+            if self._stopping and not (self.step >= steps and self.evaluated):
                 self._save_and_stop()
             if self.step >= steps:
                 break
@@ -255,6 +280,11 @@ class _Run:
                 self._save()
             if self._interact_if_due():
                 self._update(batches, self._updates_until_due())
+
+    @property
+    def _stopping(self) -> bool:
+        """Whether the run is to stop at this step; the same in all processes."""
+        return self.stop_agreed if processes.several() else self.stop_signal is not None
 
     def _updates_until_due(self) -> int:
         """Updates of the next dispatch: at most updates_per_call, ending where anything else is due."""
@@ -293,8 +323,8 @@ class _Run:
         """Takes batches, dispatches one call, and logs if due."""
         began = time.perf_counter()
         stacked = _stack([next(batches) for _ in range(updates)], self._longest_call())
-        on_device = jax.device_put(stacked, self.batch_sharding)
-        count = jax.device_put(np.int32(updates), self.everywhere)
+        on_device = mesh_lib.put_rows(stacked, self.batch_sharding)
+        count = mesh_lib.put_same(np.int32(updates), self.everywhere)
         self.clock.charge("data", began)
         began = time.perf_counter()
         length = len(jax.tree.leaves(stacked)[0])
@@ -304,7 +334,7 @@ class _Run:
             self.compiled.add(length)
             self.clock.charge("compile", began)
             began = time.perf_counter()
-        self.in_flight.append((self.step, metrics, updates))
+        self.in_flight.append((self.step, metrics, updates, self._ask_to_stop()))
         while len(self.in_flight) > CALLS_IN_FLIGHT:
             self._collect(*self.in_flight.popleft())
         self.step += updates
@@ -314,12 +344,21 @@ class _Run:
             self._log()
         self.clock.charge("step", began)
 
-    def _collect(self, first: int, metrics: dict[str, Mean], updates: int) -> None:
+    def _ask_to_stop(self) -> jax.Array | None:
+        """Of several processes: whether any was asked to stop before this call, known when the call is done."""
+        if not processes.several():
+            return None
+        flags = np.full(jax.local_device_count(), self.stop_signal is not None, np.int32)
+        return self.jit_any(mesh_lib.put_rows(flags, self.flag_sharding))
+
+    def _collect(self, first: int, metrics: dict[str, Mean], updates: int, stop: jax.Array | None) -> None:
         """Adds the (sum, count) pairs of the updates that were made to the window, waiting for the device if need be.
 
         Update by update in float64, so that the result does not depend on how many updates a call had. An update that
         was not applied has no part in the means; it is counted.
         """
+        if stop is not None:
+            self.stop_agreed |= bool(jax.device_get(stop))
         on_host = jax.device_get(metrics)
         for i in range(updates):
             bad = [
@@ -365,20 +404,32 @@ class _Run:
         train = self.config.train
         final = self.step >= train.steps
         due = final or (train.eval_every > 0 and self.step > 0 and self.step % train.eval_every == 0)
-        if not due or self.evaluated or self.stop_signal is not None:
+        if not due or self.evaluated or self._stopping:
             return
         began = time.perf_counter()
-        self.in_evaluation = True
-        try:
-            metrics = self.task.evaluate(self.state, final=final)
-        except _StopRequested:
+        state = self.state
+        if processes.several():
+            state = mesh_lib.to_one_device(state)
+        metrics = processes.on_first(lambda: self._evaluate(state, final))
+        self.clock.charge("evaluate", began)
+        if metrics is None:
+            self.stop_agreed = True
             return
-        finally:
-            self.in_evaluation = False
-            self.clock.charge("evaluate", began)
         if metrics:
             self.folder.log(self.step, "eval", metrics)
         self.evaluated = True
+
+    def _evaluate(self, state: TrainState, final: bool) -> dict[str, float] | None:
+        """Metrics of the weights; None if a request to stop broke the evaluation off."""
+        try:
+            self.in_evaluation = True
+            if self.stop_signal is not None:  # it came a moment ago, and is not agreed on yet
+                return None
+            return {name: float(value) for name, value in self.task.evaluate(state, final=final).items()}
+        except _StopRequested:
+            return None
+        finally:
+            self.in_evaluation = False
 
     def _progress(self) -> Progress:
         """What to remember beside the arrays."""
@@ -414,7 +465,7 @@ class _Run:
     def _finish(self) -> str:
         """Saves the end durably, and prints the last line."""
         self._save_durably()
-        self.task.finish()
+        processes.first_does(self.task.finish)
         position: dict[str, Any] = {"step": self.step}
         if self.interaction is not None:
             position["interaction"] = self.interaction.position()

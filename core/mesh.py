@@ -3,10 +3,12 @@
 One program for 1 CPU, 8 GPUs and a pod: the mesh ('data', 'fsdp') has both axes always, of size 1 on one device.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from core.config import MeshConfig
@@ -28,7 +30,75 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"mesh.data {config.data} x mesh.fsdp {config.fsdp} does not cover {count} devices; "
             f"their product must be {count}"
         )
-    return jax.make_mesh((data, config.fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+    names, types = ("data", "fsdp"), (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((data, config.fsdp), names, axis_types=types)
+    if rows_of(_owners(mesh), jax.process_index()) is None:  # a torus may be walked across its hosts
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        mesh = Mesh(np.array(devices).reshape(data, config.fsdp), names, axis_types=types)
+    return mesh
+
+
+def shard_of_batch(mesh: Mesh) -> tuple[int, int]:
+    """Which of how many equal stretches of a global batch's rows lies on this process's devices.
+
+    Raises:
+      ConfigError: The processes have different numbers of devices.
+    """
+    rows = rows_of(_owners(mesh), jax.process_index())
+    if rows is None:
+        raise ConfigError("the processes of this run have different numbers of devices; give each of them as many")
+    return rows
+
+
+def rows_of(owners: Sequence[int], process: int) -> tuple[int, int] | None:
+    """Place of a process's devices among equal blocks, and the number of blocks; None where they form none.
+
+    Args:
+      owners: Process of each device, in the order of the mesh and so of the rows.
+      process: Whose devices.
+    """
+    blocks = len(set(owners))
+    size, rest = divmod(len(owners), blocks)
+    starts = owners[:: max(size, 1)]
+    if rest or len(set(starts)) != blocks or any(owner != starts[i // size] for i, owner in enumerate(owners)):
+        return None
+    return starts.index(process), blocks
+
+
+def _owners(mesh: Mesh) -> list[int]:
+    return [device.process_index for device in mesh.devices.flat]
+
+
+def put_rows(rows: Any, sharding: NamedSharding) -> Any:
+    """Global arrays of which each process brings its own rows."""
+    if jax.process_count() == 1:
+        return jax.device_put(rows, sharding)
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), rows)
+
+
+def put_same(value: np.ndarray | np.generic, sharding: NamedSharding) -> jax.Array:
+    """A global array of which every process knows the whole."""
+    if jax.process_count() == 1:  # in several processes device_put compares their values, which waits for them
+        return jax.device_put(value, sharding)
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def to_host(tree: Any) -> Any:
+    """Whole arrays as numpy, on every process, wherever their parts lie; every process must call it."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return jax.tree.map(lambda leaf: multihost_utils.process_allgather(leaf, tiled=True), tree)
+
+
+def to_one_device(tree: Any) -> Any:
+    """Whole arrays on the first process's first device; None on the others. Every process must call it."""
+
+    def gather(leaf: jax.Array) -> Any:
+        whole = to_host(leaf)
+        return jax.device_put(whole, jax.local_devices()[0]) if jax.process_index() == 0 else None
+
+    return jax.tree.map(gather, tree)
 
 
 def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
@@ -38,7 +108,7 @@ def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
       ConfigError: The batch size is not divisible by the number of devices.
     """
     if batch_size % mesh.size:
-        raise ConfigError(f"train.batch_size {batch_size} is not divisible by {mesh.size} devices")
+        raise ConfigError(f"train.batch_size / train.accumulate is {batch_size}, not divisible by {mesh.size} devices")
     return NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp")))
 
 

@@ -18,12 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from core import processes
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.errors import BusyError, ConfigError, StorageError, require_equal
 
 
 class RunFolder:
-    """An open, locked run folder; use it as a context manager."""
+    """An open, locked run folder; use it as a context manager.
+
+    Of several processes only the first holds the lock and writes; on the others what would write does nothing.
+    """
 
     def __init__(self, config: ExperimentConfig, name: str) -> None:
         """Opens or makes the folder.
@@ -38,6 +42,13 @@ class RunFolder:
           BusyError: Another process has the folder open.
           StorageError: The folder cannot be written.
         """
+        self._files = contextlib.ExitStack()
+        self._metrics: Appender | None = None
+        self._timing: Appender | None = None
+        self.path = Path(processes.on_first(lambda: self._claim(config, name)))
+
+    def _claim(self, config: ExperimentConfig, name: str) -> str:
+        """Opens the folder for this process, which is the only one that writes; returns its path."""
         if config.run.resume and config.run.dir is None:
             raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -48,7 +59,6 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
             )
-        self._files = contextlib.ExitStack()
         try:
             self._open(config, holds_run)
         except OSError as error:
@@ -57,6 +67,7 @@ class RunFolder:
         except BaseException:
             self._files.close()
             raise
+        return str(self.path)
 
     def _open(self, config: ExperimentConfig, holds_run: bool) -> None:
         """Makes the folder, locks it, and opens its files."""
@@ -97,15 +108,17 @@ class RunFolder:
 
     def log(self, step: int, split: str, values: dict[str, float]) -> None:
         """Appends a line to metrics.jsonl. Non-finite numbers are written as null, which is valid JSON."""
-        self._metrics.append({"step": step, "split": split} | {k: _finite(v) for k, v in values.items()})
+        if self._metrics is not None:
+            self._metrics.append({"step": step, "split": split} | {k: _finite(v) for k, v in values.items()})
 
     def log_timing(self, step: int, seconds: dict[str, float]) -> None:
         """Appends a line to timing.jsonl."""
-        self._timing.append({"step": step} | {name: round(value, 4) for name, value in seconds.items()})
+        if self._timing is not None:
+            self._timing.append({"step": step} | {name: round(value, 4) for name, value in seconds.items()})
 
     def metrics_size(self) -> int:
-        """Bytes of metrics.jsonl so far, all of them on disk."""
-        return self._metrics.sync()
+        """Bytes of metrics.jsonl so far, all of them on disk; 0 where another process writes it."""
+        return 0 if self._metrics is None else self._metrics.sync()
 
     def cut_metrics(self, size: int) -> None:
         """Drops what was written after the checkpoint from which the run goes on.
@@ -113,11 +126,13 @@ class RunFolder:
         Raises:
           ConfigError: The file is shorter than it was when the checkpoint was made.
         """
-        self._metrics.cut(size)
+        metrics = self._metrics
+        processes.first_does(lambda: metrics and metrics.cut(size))
 
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""
-        write_atomically(self.path / "done.json", json.dumps(line) + "\n")
+        if processes.is_first():
+            write_atomically(self.path / "done.json", json.dumps(line) + "\n")
 
 
 class Appender:

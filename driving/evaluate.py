@@ -162,7 +162,7 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     """
     config = read_config(run, DrivingConfig)
     init = pretrain.init_params if config.objective is not None else waypoints.init_params
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda: init(config, prng.key(0, "init")))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     _, arrays = read_newest(run, {"params": shapes})

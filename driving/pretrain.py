@@ -65,10 +65,14 @@ class PretrainTask:
         out: Any = self.model.apply({"params": params}, images, valid, hidden)
         return objectives.total(out, tokens, hidden, batch, self.settings)
 
-    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the objectives see of the batches, from update `start_step` on."""
         batches = self.data.batches(
-            seed=self.config.run.seed, batch_size=self.config.train.batch_size, start_step=start_step
+            seed=self.config.run.seed,
+            batch_size=self.config.train.batch_size,
+            start_step=start_step,
+            shard=shard,
+            num_shards=num_shards,
         )
         return map(inputs, batches)
 

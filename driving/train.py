@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from core import processes
 from core.loop import fit
 from core.run_folder import RunFolder
 from core.state import TrainState
@@ -54,9 +55,8 @@ def main(config: DrivingConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        if config.record is not None and _is_ours_to_record(Path(config.data.path)):
-            record(config.record, config.data.path)
-        data = open_data(config.data)
+        processes.first_does(lambda: _record_if_missing(config))
+        data = processes.first_then_all(lambda: open_data(config.data))
         for note in data.notes:
             print(f"data: {note}", flush=True)
         if config.objective is not None:
@@ -64,6 +64,11 @@ def main(config: DrivingConfig, name: str) -> None:
         else:
             task = EvaluatedWaypoints(config, data, folder.path)
             fit(config, task, folder, load=None if task.settings.weights is None else task.load)
+
+
+def _record_if_missing(config: DrivingConfig) -> None:
+    if config.record is not None and _is_ours_to_record(Path(config.data.path)):
+        record(config.record, config.data.path)
 
 
 def _is_ours_to_record(path: Path) -> bool:

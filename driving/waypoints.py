@@ -78,10 +78,14 @@ class WaypointTask:
             "ade": mean_of(distance(predicted, batch["waypoints"]), batch["waypoint_valid"]),
         }
 
-    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on."""
         batches = self.data.batches(
-            seed=self.config.run.seed, batch_size=self.config.train.batch_size, start_step=start_step
+            seed=self.config.run.seed,
+            batch_size=self.config.train.batch_size,
+            start_step=start_step,
+            shard=shard,
+            num_shards=num_shards,
         )
         return (inputs(batch, self.config.data.anchor) for batch in batches)
 
@@ -155,7 +159,7 @@ def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
     ):
         if mine != other:
             raise ConfigError(f"waypoints.weights {run}: its {name} is {other}, this run's {mine}; make them equal")
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda: pretrain.init_params(theirs, prng.key(0, "init")))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     _, arrays = read_newest(run, {"params": shapes})

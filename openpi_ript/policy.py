@@ -53,7 +53,7 @@ class Policy:
                 raise DataError(f"norm statistics: expected {name!r}, found {sorted(stats)}")
         self.config = config
         self.step = step
-        self._params = jax.device_put(params, jax.devices()[0])
+        self._params = jax.device_put(params, jax.local_devices()[0])
         self._seed = seed
         self._calls = 0
         self._inputs = make_inputs(config.model, robot, tuple(data.cameras), config.tokenizer)

@@ -30,10 +30,10 @@ class RolloutTask(RiptTask):
         if config.rollout is not None:
             self.ript = Ript(config, data, folder, self.collector, self.policy)
 
-    def batches(self, start_step: int) -> Iterator[NumpyTree]:
-        """Model inputs from update `start_step` on: of the dataset, then of rollouts."""
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """Model inputs from update `start_step` on: of the dataset, then of rollouts (one process plays)."""
         if self.ript is None:
-            return super().batches(start_step)
+            return super().batches(start_step, shard=shard, num_shards=num_shards)
         return map(self.inputs, self.ript.batches(self._supervised, start_step))
 
     def _supervised(self, start_step: int) -> Iterator[TrainingBatch]:

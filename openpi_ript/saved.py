@@ -63,7 +63,7 @@ def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[
       DataError: If there is no whole checkpoint.
       MismatchError: If it holds another model than the config says.
     """
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda: init_params(Pi0(config.model), jax.random.key(0)))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     abstract = {"params": shapes}

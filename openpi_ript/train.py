@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key
 
-from core import prng
+from core import prng, processes
 from core.arrays import NumpyTree, PyTree
 from core.errors import ConfigError
 from core.loop import Interaction, fit
@@ -101,10 +101,14 @@ class RiptTask:
         """The weights of which a moving average is kept: those that train, or none."""
         return {} if self.config.ema_decay is None else only_where(params, self._trains)
 
-    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Model inputs from update `start_step` on."""
         batches = self.data.batches(
-            seed=self.config.run.seed, batch_size=self.config.train.batch_size, start_step=start_step
+            seed=self.config.run.seed,
+            batch_size=self.config.train.batch_size,
+            start_step=start_step,
+            shard=shard,
+            num_shards=num_shards,
         )
         return map(self.inputs, batches)
 
@@ -139,21 +143,25 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        if config.record is not None:
-            record(config.record, config.data.path)
-        if config.demonstrate is not None:
-            from openpi_ript.demonstrate import demonstrate
-
-            demonstrate(config)
-        data = open_data(config.data)
+        processes.first_does(lambda: _record_if_missing(config))
+        data = processes.first_then_all(lambda: open_data(config.data))
         for note in data.notes:
             print(f"data: {note}", flush=True)
-        if data.stats:
+        if data.stats and processes.is_first():
             save_stats(folder.path / NORM_STATS, data.stats, data.stats_source)
         task, interaction = _make_task(config, data, folder.path)
-        keep_tokenizer(config.tokenizer, folder.path)
+        processes.first_does(lambda: keep_tokenizer(config.tokenizer, folder.path))
         print(task.describe(), flush=True)
         fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction)
+
+
+def _record_if_missing(config: OpenpiRiptConfig) -> None:
+    if config.record is not None:
+        record(config.record, config.data.path)
+    if config.demonstrate is not None:
+        from openpi_ript.demonstrate import demonstrate
+
+        demonstrate(config)
 
 
 def _make_task(config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> tuple[RiptTask, Interaction | None]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from core import processes
 from core.arrays import NumpyTree
 from core.loop import fit
 from core.metrics import Mean
@@ -44,9 +45,11 @@ class QChunkTask:
         """One update."""
         return self.agent.step(state, batch)
 
-    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Batches of the pool, from update `start_step` on, and of the online transitions."""
-        batches = stream.open_stream(self.config, self.dataset, shard=0, num_shards=1, start_step=start_step)
+        batches = stream.open_stream(
+            self.config, self.dataset, shard=shard, num_shards=num_shards, start_step=start_step
+        )
         return batches if self.online is None else self.online.mixed(batches, start_step)
 
     def finish(self) -> None:
@@ -123,12 +126,16 @@ def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        if config.record is not None and _is_ours_to_record(Path(config.data.path)):
-            record(config.record, config.data.path)
-        dataset = data.open_dataset(config)
-        data.write_norm_stats(config, folder.path)
+        processes.first_does(lambda: _record_if_missing(config))
+        dataset = processes.first_then_all(lambda: data.open_dataset(config))
+        processes.first_does(lambda: data.write_norm_stats(config, folder.path))
         task = QChunkTask(config, folder.path, dataset)
         fit(config, task, folder, interaction=task.online)
+
+
+def _record_if_missing(config: QChunkConfig) -> None:
+    if config.record is not None and _is_ours_to_record(Path(config.data.path)):
+        record(config.record, config.data.path)
 
 
 def _is_ours_to_record(path: Path) -> bool:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core.checkpoint import Checkpoints, Progress, digest
+from core.checkpoint import Checkpoints, Progress
+from core.checksums import digest
 from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError, NonFiniteError, StorageError
 from core.state import TrainState

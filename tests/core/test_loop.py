@@ -153,8 +153,8 @@ class Broken(ToyTask):
         super().__init__(config)
         self.bad = bad
 
-    def batches(self, start_step: int):
-        for step, batch in enumerate(super().batches(start_step), start_step):
+    def batches(self, start_step: int, **rows: int):
+        for step, batch in enumerate(super().batches(start_step, **rows), start_step):
             yield {**batch, "y": batch["y"] + np.float32("nan" if step in self.bad else 0)}
 
 
@@ -237,8 +237,8 @@ class WorldTask(ToyTask):
         super().__init__(config, **hooks)
         self.world = world
 
-    def batches(self, start_step: int) -> Iterator[Any]:
-        for batch in super().batches(start_step):
+    def batches(self, start_step: int, **rows: int) -> Iterator[Any]:
+        for batch in super().batches(start_step, **rows):
             shift = self.world.numbers[-1] if self.world.numbers else 0.0
             yield {**batch, "y": batch["y"] + np.float32(shift)}
 

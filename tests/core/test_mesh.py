@@ -13,7 +13,7 @@ import pytest
 from core import prng
 from core.config import MeshConfig
 from core.errors import ConfigError
-from core.mesh import batch_sharding, make_mesh, state_shardings
+from core.mesh import batch_sharding, make_mesh, rows_of, state_shardings
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -48,7 +48,7 @@ assert rows.addressable_shards[0].data.shape == (3, 2, 5)
 try:
     batch_sharding(mesh, 12)
 except ConfigError as error:
-    assert "12 is not divisible by 8" in str(error)
+    assert "12, not divisible by 8" in str(error)
 else:
     raise AssertionError("accepted")
 """
@@ -68,3 +68,15 @@ def test_keys_differ_by_seed_name_and_step():
     assert len(data) == 4
     again = jax.jit(lambda step: prng.key(0, "a", step))(jnp.int32(1))
     assert jnp.array_equal(jax.random.key_data(again), jax.random.key_data(keys[3]))
+
+
+def test_rows_of_a_process_are_those_of_its_devices():
+    assert [rows_of([0] * 8, 0)] == [(0, 1)]
+    assert [rows_of([0, 0, 1, 1], p) for p in (0, 1)] == [(0, 2), (1, 2)]
+    assert [rows_of([1, 1, 0, 0, 2, 2], p) for p in (0, 1, 2)] == [(1, 3), (0, 3), (2, 3)]
+
+
+def test_devices_that_form_no_equal_blocks_have_no_rows():
+    assert rows_of([0, 1, 0, 1], 0) is None
+    assert rows_of([0, 0, 0, 1], 0) is None
+    assert rows_of([0, 0, 1], 1) is None

@@ -59,12 +59,13 @@ class ToyTask:
         state = TrainState(step=state.step + jnp.int32(1), params=params, opt_state=opt_state, target=target)
         return state, {"loss": error, "gradient_norm": mean_of(optax.tree.norm(gradient))}
 
-    def batches(self, start_step: int) -> Iterator[NumpyTree]:
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         for step in range(start_step, 10**9):
             if self.on_batch is not None:
                 self.on_batch(step)
             rng = np.random.default_rng([self.config.run.seed, step])
             x = rng.normal(size=(self.config.train.batch_size, self.config.width)).astype(np.float32)
+            x = np.split(x, num_shards)[shard]
             yield {"x": x, "y": x.sum(-1)}
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:

@@ -1,0 +1,161 @@
+"""What the processes of one run tell one another beside the arrays: texts, through jax's coordinator.
+
+Every process must make the same calls in the same order; the calls are numbered, and call n of one meets call n of the
+others. In a run of one process each is the plain call that it stands for.
+
+The client is not public in jax 0.10, but the one way to wait for minutes (for a recording, for an evaluation) without
+a program waiting on the devices; Orbax goes the same way.
+"""
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from core import errors
+from core.errors import ConfigError, PeerError, RunError
+
+T = TypeVar("T")
+
+# A recording or an evaluation may take hours; a process that dies meanwhile is noticed by its heartbeat.
+_WAIT_MS = 7 * 24 * 3600 * 1000
+# How long the first process, whose end ends all, waits for others that are about to say their own last word.
+_LAST_WORDS_SECONDS = 5.0
+
+_calls = itertools.count()
+
+
+def several() -> bool:
+    """Whether this run has more than one process."""
+    return _jax().num_processes > 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes and prints."""
+    return _jax().process_id == 0
+
+
+def on_first(make: Callable[[], T]) -> T:
+    """Calls `make` on the first process alone; the others wait for what it returns.
+
+    Args:
+      make: Returns a JSON value.
+
+    Raises:
+      RunError: As `make` raised it, on every process.
+    """
+    if not several():
+        return make()
+    key = f"chunkwise/first/{next(_calls)}"
+    if not is_first():
+        kind, value = json.loads(_client().blocking_key_value_get(key, _WAIT_MS))
+        if kind == "value":
+            return value
+        raise getattr(errors, kind)(value)
+    try:
+        value = make()
+    except RunError as error:
+        _client().key_value_set(key, json.dumps([type(error).__name__, str(error)]))
+        raise
+    _client().key_value_set(key, json.dumps(["value", value]))
+    return value
+
+
+def first_does(act: Callable[[], object]) -> None:
+    """Calls `act` on the first process alone; the others wait until it is done. Raises as `on_first`."""
+
+    def done() -> None:
+        act()
+
+    on_first(done)
+
+
+def first_then_all(make: Callable[[], T]) -> T:
+    """Calls `make` on every process, on the first one before the others: what it leaves on disk they find there."""
+    made: list[T] = []
+    on_first(lambda: made.append(make()))
+    return made[0] if made else make()
+
+
+def gather(text: str) -> list[str]:
+    """What every process says, by index."""
+    if not several():
+        return [text]
+    key = f"chunkwise/gather/{next(_calls)}"
+    _client().key_value_set(f"{key}/{_jax().process_id}", text)
+    return [_client().blocking_key_value_get(f"{key}/{i}", _WAIT_MS) for i in range(_jax().num_processes)]
+
+
+def require_same(values: dict[str, Any]) -> None:
+    """Compares JSON values of all processes by name.
+
+    Raises:
+      ConfigError: They differ; on every process, naming the process and the values.
+    """
+    every = [json.loads(text) for text in gather(json.dumps(values))]
+    for index, theirs in enumerate(every):
+        differing = [name for name in every[0].keys() | theirs.keys() if every[0].get(name) != theirs.get(name)]
+        if differing:
+            lines = [f"  {name}: {every[0].get(name)!r} and {theirs.get(name)!r}" for name in sorted(differing)[:20]]
+            raise ConfigError(
+                f"processes 0 and {index} of this run were started with other options, or see other data:\n"
+                + "\n".join(lines)
+            )
+
+
+def leave(code: int) -> None:
+    """Ends this process if it is one of several; returns if it is the only one.
+
+    After an error nobody waits for the others as an orderly end does; they notice within seconds. The first process
+    stays a little longer, because the others end with it before they can print an error that all of them met.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not several():
+        return
+    if code in (0, errors.PreemptedError.exit_code):
+        _jax().shutdown()
+        return
+    _last_words()
+    os._exit(code)
+
+
+def lost(error: BaseException) -> PeerError | None:
+    """What an exception of jax means if it came because another process ended; None if it is something else."""
+    from jax.errors import JaxRuntimeError
+
+    if not several() or not isinstance(error, JaxRuntimeError):
+        return None
+    text = str(error).splitlines()[0]
+    return PeerError(
+        f"process {_jax().process_id}: another process of this run ended or no longer answers; its own output says "
+        f"why ({text[:200]}). Start all of them again with --run.resume"
+    )
+
+
+def _last_words() -> None:
+    """Tells that this process is about to end; the first one waits until all have told, for a few seconds."""
+    key = "chunkwise/leaving"
+    try:
+        if not is_first():
+            _client().key_value_set(f"{key}/{_jax().process_id}", "")
+            return
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while time.monotonic() < deadline and len(_client().key_value_dir_get(key)) < _jax().num_processes - 1:
+            time.sleep(0.05)
+    except Exception:  # the connection may be what broke
+        return
+
+
+def _client() -> Any:
+    return _jax().client
+
+
+def _jax() -> Any:
+    """What jax knows of the processes; reading it starts no device. Imported late: data code comes past here."""
+    from jax._src import distributed
+
+    return distributed.global_state

@@ -1,0 +1,371 @@
+"""Trains in several processes on this machine, as a pod of several hosts would, and takes them away in every way.
+
+    python -m tests.pod                                        # the debug config of qchunk
+    python -m tests.pod --config configs/driving/debug.py --kills 20 --terms 4
+
+Two processes with four simulated devices each, joined by gloo, stand in for two hosts. In this order:
+
+  stream    the hash of the first 100 global batches is the same for 1, 2 and 4 processes, 0, 1 and 8 reader threads
+  equality  after 20 updates the weights are those of one process with eight devices, to 1e-5
+  repeat    two runs end in the same digest, and the same metrics.jsonl to the byte
+  kills     SIGKILL of either process, every other time during a save; the other ends by itself, both are started
+            again, and the run ends as one that was left alone
+  terms     SIGTERM to either: both save the same step and exit 75; the run ends as one that was left alone
+  reshard   2 x 4 -> 4 x 2 -> 1 x 8, with the weights split otherwise each time: what is restored is what was saved
+  hang      SIGSTOP of either: the other ends, and says why
+"""
+
+import argparse
+import collections
+import dataclasses
+import hashlib
+import importlib
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from core import config as config_lib
+from core.checkpoint import read_arrays
+from tests import kill
+
+ROOT = Path(__file__).parent.parent
+BOUND = 1e-5
+SECONDS_TO_NOTICE = 60.0
+"""After which a process whose peer is gone or hangs must have ended; jax's heartbeats are 10 seconds."""
+KILLS_PER_ROUND = 4
+OPTIONS = ["--train.eval-every", "0", "--checkpoint.every", "10"]
+OWN = {
+    "configs/qchunk/debug.py": ["--eval.env", "None"],
+    "configs/openpi_ript/debug.py": [],
+    "configs/driving/debug.py": ["--eval.blind-updates", "20", "--eval.pictures", "0"],
+}
+LAYOUTS = ((2, 4, 4), (4, 2, 2), (1, 8, 8))
+"""Processes, devices of each, and how many of these share one copy of the weights."""
+ENDED = re.compile(r"^done step=\d+ digest=([0-9a-f]{64})$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pod:
+    """Processes of one run, each with its output in a file."""
+
+    processes: tuple[subprocess.Popen[bytes], ...]
+    logs: tuple[Path, ...]
+
+    def codes(self) -> list[int | None]:
+        """Exit codes; None where a process still runs."""
+        return [process.poll() for process in self.processes]
+
+    def wait(self) -> list[int]:
+        """Exit codes once all have ended."""
+        return [process.wait() for process in self.processes]
+
+    def output(self) -> str:
+        """The end of what each has said."""
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-2500:]}" for log in self.logs)
+
+    def end(self) -> None:
+        """Kills what still runs."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def launch(config: str, folder: Path, options: Sequence[str], *, processes: int = 2, devices: int = 4) -> Pod:
+    """Starts a run, or goes on with it, in `processes` of `devices` devices each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "launch.py", "--config", config, "--run.dir", str(folder), "--run.resume", *options]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": flags,
+        # The cache only saves the compiling; the compiled program is the same.
+        "JAX_COMPILATION_CACHE_DIR": str(Path(tempfile.gettempdir()) / "chunkwise-kill-cache"),
+    }
+    if processes > 1:
+        environment |= {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": str(processes)}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    logs = tuple(folder.with_name(f"{folder.name}.{i}.log") for i in range(processes))
+    started = []
+    for i, log in enumerate(logs):
+        own = environment | ({"JAX_PROCESS_ID": str(i)} if processes > 1 else {})
+        with log.open("wb") as file:
+            started.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=file, stderr=subprocess.STDOUT))
+    return Pod(processes=tuple(started), logs=logs)
+
+
+def finish(config: str, folder: Path, options: Sequence[str], *, processes: int = 2, devices: int = 4) -> str:
+    """Lets a run go to its end and returns its digest."""
+    pod = launch(config, folder, options, processes=processes, devices=devices)
+    codes = pod.wait()
+    found = ENDED.search(pod.logs[0].read_text())
+    if any(codes) or found is None:
+        raise AssertionError(f"the run in {folder} ended with {codes}:\n{pod.output()}")
+    return found[1]
+
+
+def weights(folder: Path) -> dict[str, np.ndarray]:
+    """Of the newest save."""
+    newest = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    return {name: np.asarray(x) for name, x in read_arrays(newest).items() if name.startswith("params/")}
+
+
+def difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """The largest difference of an array, relative to its largest number."""
+    assert a.keys() == b.keys()
+    return max(float(np.abs(a[name] - b[name]).max() / max(np.abs(b[name]).max(), 1e-12)) for name in a)
+
+
+def stream_hash(config: str, options: Sequence[str], processes: int, threads: int, batches: int = 100) -> str:
+    """Of the first global batches, put together from the rows of all processes."""
+    loaded, _ = config_lib.load(["--config", config, *options, "--data.read-threads", str(threads)])
+    data = importlib.import_module(f"{loaded.package}.data")
+    shards = [data.make_batches(loaded, shard=i, num_shards=processes) for i in range(processes)]
+    hasher = hashlib.sha256()
+    for _ in range(batches):
+        parts = [jax.tree_util.tree_flatten_with_path(next(shard))[0] for shard in shards]
+        rows: dict[str, list[Any]] = collections.defaultdict(list)
+        for part in parts:
+            for path, leaf in part:
+                # A list of texts comes text by text, each with its number as the last part of its path.
+                name = jax.tree_util.keystr(path[:-1] if isinstance(leaf, str) else path)
+                rows[name] += [leaf] if isinstance(leaf, str) else list(leaf)
+        for name, values in sorted(rows.items()):
+            hasher.update(f"{name} {len(values)}".encode())
+            for value in values:
+                hasher.update(value.encode() if isinstance(value, str) else value.dtype.str.encode() + value.tobytes())
+    return hasher.hexdigest()
+
+
+def check_stream(config: str, options: Sequence[str]) -> None:
+    """The order of the samples does not depend on who reads them."""
+    layouts = [(1, 0), (2, 0), (4, 0), (1, 1), (1, 8), (2, 8)]
+    hashes = {layout: stream_hash(config, options, *layout) for layout in layouts}
+    if len(set(hashes.values())) != 1:
+        raise AssertionError(f"the streams by (processes, threads) differ: {hashes}")
+    say(f"stream: {next(iter(hashes.values()))[:16]} for (processes, threads) {', '.join(map(str, layouts))}")
+
+
+def check_equality(config: str, folder: Path, options: Sequence[str]) -> None:
+    """Two processes train what one trains."""
+    short = [*options, "--train.steps", "20"]
+    digests = [finish(config, folder / "one", short, processes=1, devices=8), finish(config, folder / "two", short)]
+    worst = difference(weights(folder / "two"), weights(folder / "one"))
+    if worst > BOUND:
+        raise AssertionError(f"after 20 updates the weights of one and of two processes differ by {worst:.1e}")
+    same = "bit-identical" if digests[0] == digests[1] else "not bit-identical"
+    say(f"equality: {worst:.1e} between 2 x 4 and 1 x 8 devices after 20 updates ({same})")
+
+
+def expect_end(config: str, target: Path, untouched: Path, digest: str, options: Sequence[str]) -> None:
+    """Goes on with a run and compares its end with that of the untouched one."""
+    found = finish(config, target, options)
+    if found != digest:
+        raise AssertionError(f"{target}: digest {found}, untouched {digest}")
+    if kill.written(target) != kill.written(untouched):
+        raise AssertionError(f"{target}: metrics.jsonl differs from the untouched run's")
+
+
+def wait_for_training(pod: Pod, folder: Path) -> None:
+    """Until the metrics file grows."""
+    size = kill.training(folder)
+    while kill.training(folder) == size and None in pod.codes():
+        time.sleep(0.002)
+
+
+def end_of_the_other(pod: Pod, victim: int) -> tuple[float, int]:
+    """Seconds until the other process ended by itself, and its exit code. Raises AssertionError if it does not end."""
+    began = time.monotonic()
+    try:
+        code = pod.processes[1 - victim].wait(timeout=SECONDS_TO_NOTICE)
+    except subprocess.TimeoutExpired:
+        pod.end()
+        raise AssertionError(f"process {1 - victim} goes on without the other:\n{pod.output()}") from None
+    seconds = time.monotonic() - began
+    said = pod.logs[1 - victim].read_text()
+    if code in (0, 75) or not re.search("another process|another task|coordination service|CoordinationService", said):
+        raise AssertionError(f"process {1 - victim} ended with {code} and does not say why:\n{pod.output()}")
+    return seconds, code
+
+
+def kill_once(
+    config: str, folder: Path, options: Sequence[str], rng: random.Random, *, in_save: bool
+) -> tuple[str, float, int] | None:
+    """Kills one process: when, how long the other lasted, its exit code. None if the run came to its end first."""
+    pod = launch(config, folder, options)
+    try:
+        wait_for_training(pod, folder)
+        victim, until = rng.randrange(2), time.monotonic() + rng.uniform(0.0, 1.0 if in_save else 3.0)
+        while pod.codes() == [None, None] and (time.monotonic() < until or (in_save and not kill.saving(folder))):
+            time.sleep(0.001)
+        if in_save:
+            time.sleep(rng.uniform(0.0, 0.02))
+        moment = "save" if kill.saving(folder) else "run"
+        if pod.codes() != [None, None]:
+            codes = pod.wait()
+            if any(codes):
+                raise AssertionError(f"a restart in {folder} failed with {codes}:\n{pod.output()}")
+            return None
+        pod.processes[victim].kill()
+        return moment, *end_of_the_other(pod, victim)
+    finally:
+        pod.end()
+
+
+def check_kills(config: str, folder: Path, options: Sequence[str], digest: str, kills: int, rng: random.Random) -> None:
+    """SIGKILL of either process changes nothing."""
+    moments: collections.Counter[str] = collections.Counter()
+    codes: collections.Counter[int] = collections.Counter()
+    seconds: list[float] = []
+    rounds = 0
+    while moments.total() < kills:
+        target = folder / f"round{rounds}"
+        rounds += 1
+        for _ in range(min(KILLS_PER_ROUND, kills - moments.total())):
+            killed = kill_once(config, target, options, rng, in_save=moments.total() % 2 == 1)
+            if killed is None:
+                break
+            moments[killed[0]] += 1
+            seconds.append(killed[1])
+            codes[killed[2]] += 1
+        expect_end(config, target, folder / "untouched", digest, options)
+        times = f"{min(seconds):.1f} to {max(seconds):.1f} s" if seconds else "-"
+        say(
+            f"kills: {moments.total()}, {moments['save']} during a save, 0 divergences, 0 failed restarts; the other "
+            f"ended after {times} with {dict(codes)}"
+        )
+
+
+def check_terms(config: str, folder: Path, options: Sequence[str], digest: str, terms: int, rng: random.Random) -> None:
+    """SIGTERM to one saves the same step on both."""
+    seconds: list[float] = []
+    for i in range(terms):
+        target = folder / f"term{i}"
+        pod = launch(config, target, options)
+        try:
+            wait_for_training(pod, target)
+            time.sleep(rng.uniform(0.0, 1.0))
+            pod.processes[i % 2].terminate()
+            began = time.monotonic()
+            codes = pod.wait()
+            seconds.append(time.monotonic() - began)
+        finally:
+            pod.end()
+        steps = {step for log in pod.logs for step in re.findall(r"stopped and saved at step (\d+)", log.read_text())}
+        if codes != [75, 75] or len(steps) != 1:
+            raise AssertionError(f"SIGTERM to process {i % 2}: ended with {codes}, saved {steps}:\n{pod.output()}")
+        expect_end(config, target, folder / "untouched", digest, options)
+    say(
+        f"terms: {terms} of {terms} saved the same step and exited 75, after {min(seconds):.1f} to {max(seconds):.1f} s"
+    )
+
+
+def check_resharding(
+    config: str, folder: Path, options: Sequence[str], layouts: Sequence[tuple[int, int, int]] = LAYOUTS
+) -> None:
+    """What other processes and devices restore is what was saved."""
+    split = ["--mesh.replicate-below", "0"]
+    target, before = folder / "reshard", None
+    for stage, (processes, devices, fsdp) in enumerate(layouts):
+        layout = [*options, *split, "--mesh.fsdp", str(fsdp)]
+        if before is not None:  # nothing is left to train: the digest is that of what was restored
+            steps = ["--train.steps", str(10 * stage)]
+            restored = finish(config, target, [*layout, *steps], processes=processes, devices=devices)
+            if restored != before:
+                raise AssertionError(f"{processes} x {devices} devices restored {restored}, saved was {before}")
+        steps = ["--train.steps", str(10 * stage + 10)]
+        before = finish(config, target, [*layout, *steps], processes=processes, devices=devices)
+    end = 10 * len(layouts)
+    finish(config, folder / "whole", [*options, "--train.steps", str(end)], processes=1, devices=8)
+    worst = difference(weights(target), weights(folder / "whole"))
+    if worst > BOUND:
+        raise AssertionError(f"after {end} updates the weights differ by {worst:.1e} from those of an unchanged run")
+    way = " -> ".join(f"{processes} x {devices}" for processes, devices, _ in layouts)
+    say(f"reshard: {way} restored bit-identical; {worst:.1e} from an unchanged run after {end} updates")
+
+
+def check_hang(config: str, folder: Path, options: Sequence[str]) -> None:
+    """A process that no longer answers ends the run."""
+    for victim in (1, 0):
+        target = folder / f"hang{victim}"
+        pod = launch(config, target, options)
+        try:
+            wait_for_training(pod, target)
+            pod.processes[victim].send_signal(signal.SIGSTOP)
+            seconds, code = end_of_the_other(pod, victim)
+        finally:
+            pod.end()
+        say(f"hang: process {victim} stopped; the other ended after {seconds:.1f} s with {code}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def run(
+    config: str, folder: Path, options: Sequence[str], *, kills: int, terms: int, seed: int = 0, parts: Sequence[str]
+) -> None:
+    """The parts that are asked for. Raises AssertionError at the first that fails."""
+    rng = random.Random(seed)
+    if "stream" in parts:
+        kill.finish(config, folder / "recorded", [*options, "--train.steps", "1"])  # where there are no data yet
+        check_stream(config, options)
+    if "equality" in parts:
+        check_equality(config, folder, options)
+    digest = finish(config, folder / "untouched", options) if {"repeat", "kills", "terms"} & {*parts} else ""
+    if "repeat" in parts:
+        expect_end(config, folder / "again", folder / "untouched", digest, options)
+        say("repeat: two runs bit-identical")
+    if "kills" in parts:
+        check_kills(config, folder, options, digest, kills, rng)
+    if "terms" in parts:
+        check_terms(config, folder, options, digest, terms, rng)
+    if "reshard" in parts:
+        check_resharding(config, folder, options)
+    if "hang" in parts:
+        check_hang(config, folder, options)
+
+
+PARTS = ("stream", "equality", "repeat", "kills", "terms", "reshard", "hang")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/qchunk/debug.py", choices=sorted(OWN))
+    parser.add_argument("--kills", type=int, default=4)
+    parser.add_argument("--terms", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=200, help="of the runs that are interrupted")
+    parser.add_argument("--only", action="append", choices=PARTS, help="repeatable; default all")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    arguments = parser.parse_args()
+    options = [*OPTIONS, *OWN[arguments.config], "--train.steps", str(arguments.steps)]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        run(
+            arguments.config,
+            Path(folder),
+            options,
+            kills=arguments.kills,
+            terms=arguments.terms,
+            seed=arguments.seed,
+            parts=arguments.only or PARTS,
+        )
+    say(f"{arguments.config}: everything holds ({time.monotonic() - began:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
