@@ -59,7 +59,7 @@ def make_config(suite: str, num_envs: int, folder: Path) -> OpenpiRiptConfig:
         env = dataclasses.replace(env, suite="point", task="red", state=("robot0_eef_pos", "robot0_eef_quat"))
         robot = dataclasses.replace(data.robot, state_dim=7, action_dim=3)
         data = dataclasses.replace(data, robot=robot)
-    return dataclasses.replace(config, env=env, data=data, tokenizer=str(tokenizer), ema_decay=None)
+    return dataclasses.replace(config, env=env, data=data, tokenizer=str(tokenizer))
 
 
 def make_policy(config: OpenpiRiptConfig) -> ActingPolicy:

@@ -13,9 +13,9 @@ from core.state import TrainState
 
 
 def digest(state: TrainState, position: dict[str, Any]) -> str:
-    """SHA-256 over params, optimiser state and target (sorted path, dtype, shape, bytes) and the data position."""
+    """SHA-256 over params, optimiser state, target and ema (sorted path, dtype, shape, bytes) and the data position."""
     hasher = hashlib.sha256()
-    parts = {"params": state.params, "opt_state": state.opt_state, "target": state.target}
+    parts = {"params": state.params, "opt_state": state.opt_state, "target": state.target, "ema": state.ema}
     named = named_leaves(parts)
     for path, leaf in sorted(named.items()):
         array = np.asarray(to_host(leaf))

@@ -48,6 +48,9 @@ class RunConfig:
     """Continue the run in `dir`. A folder that holds a run is refused without it."""
     seed: int = 0
     """Seed of weights, batches, environments: all randomness of the run."""
+    compile_cache: str | None = None
+    """Folder that keeps compiled programs from one start to the next, those that took more than a second. None: each
+    start compiles anew."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,11 @@ class TrainConfig:
     """Gradient updates in all."""
     batch_size: int
     """Rows of one update, over all devices and processes."""
+    accumulate: int = 1
+    """Parts of a batch whose gradients are summed one after another before an update: less memory, the same update."""
+    ema: float | None = None
+    """Share of the old value that a moving average of the trained weights keeps at each update, for example 0.999. The
+    average is what is evaluated and acts. None: no average is kept."""
     updates_per_call: int = 1
     """Updates per dispatch (lax.scan); the results do not depend on it."""
     log_every: int = 100
@@ -69,8 +77,14 @@ class TrainConfig:
     ends."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "batch_size", "updates_per_call", "log_every", "max_skipped")
+        require_positive(self, "steps", "batch_size", "accumulate", "updates_per_call", "log_every", "max_skipped")
         require_non_negative(self, "eval_every")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"train.ema is {self.ema}; expected a number between 0 and 1, or None")
+        if self.batch_size % self.accumulate:
+            raise ValueError(
+                f"train.batch_size is {self.batch_size} and train.accumulate {self.accumulate}; expected a divisor"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,6 +203,7 @@ def flatten(config: Any) -> dict[str, Any]:
 FREE_ON_RESUME = (
     "run.dir",
     "run.resume",
+    "run.compile_cache",
     "train.updates_per_call",
     "train.log_every",
     "train.eval_every",

@@ -35,6 +35,7 @@ from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.errors import ConfigError, NonFiniteError, PreemptedError
 from core.metrics import Mean
+from core.programs import keep_programs
 from core.progress import ProgressLine
 from core.run_folder import RunFolder
 from core.state import TrainState
@@ -67,8 +68,10 @@ class Task(Protocol):
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Metrics of the weights, {} where there is nothing to evaluate; prints what a person wants to know of them.
 
+        With train.ema the weights are the moving average, here and in an interaction.
+
         A function of the state alone, so that a repetition after a kill gives the same. Of several processes only the
-        first is asked, with arrays on its first device.
+        first is asked, with step and weights alone, on its first device.
         """
         ...
 
@@ -163,6 +166,8 @@ def fit(
             "this run acts in a world between its updates (online steps, rollouts), which one process does alone, and "
             f"there are {jax.process_count()}; start a single process, with all devices of its machine"
         )
+    if config.run.compile_cache is not None:
+        keep_programs(config.run.compile_cache)
     return _Run(config, task, folder, load, interaction).run()
 
 
@@ -198,14 +203,14 @@ class _Run:
         self.evaluated = False
         mesh = mesh_lib.make_mesh(config.mesh)
         self.everywhere = NamedSharding(mesh, PartitionSpec())
-        self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size)
+        self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.accumulate)
         self.shard, self.num_shards = mesh_lib.shard_of_batch(mesh)
         self.flag_sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
         self.jit_any = jax.jit(jnp.max, out_shardings=self.everywhere)
         self.abstract_state = jax.eval_shape(task.init, prng.key(config.run.seed, "init"))
         self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state, config.mesh.replicate_below)
         self.jit_updates = jax.jit(
-            functools.partial(run_updates, task.step),
+            functools.partial(run_updates, task.step, ema=config.train.ema),
             donate_argnums=0,
             out_shardings=(self.shardings, self.everywhere),
         )
@@ -310,7 +315,7 @@ class _Run:
         if past < 0 or past % self.interaction.every:
             return True
         began = time.perf_counter()
-        metrics = self.interaction.interact(self.state, self.step, lambda: self.stop_signal is not None)
+        metrics = self.interaction.interact(self.state.averaged(), self.step, lambda: self.stop_signal is not None)
         for name, values in ({} if metrics is None else metrics).items():
             entry = self.window.setdefault(name, [0.0, 0.0])
             for value in values:
@@ -407,9 +412,9 @@ class _Run:
         if not due or self.evaluated or self._stopping:
             return
         began = time.perf_counter()
-        state = self.state
+        state = self.state.averaged()
         if processes.several():
-            state = mesh_lib.to_one_device(state)
+            state = mesh_lib.to_one_device(state.replace(opt_state={}, target={}, ema={}))
         metrics = processes.on_first(lambda: self._evaluate(state, final))
         self.clock.charge("evaluate", began)
         if metrics is None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
 from core.metrics import Mean
-from core.state import TrainState
+from core.state import TrainState, part_like
 
 
 def run_updates(
@@ -16,6 +16,8 @@ def run_updates(
     state: TrainState,
     batches: Any,
     count: Int32[Array, ""],
+    *,
+    ema: float | None = None,
 ) -> tuple[TrainState, dict[str, Mean]]:
     """Applies `step` to each of the batches in turn, in one dispatch.
 
@@ -29,6 +31,7 @@ def run_updates(
       state: Before the first batch.
       batches: Stacked along a leading axis.
       count: How many of them to take, as an array.
+      ema: Share of its old value that the moving average of the weights keeps at each update; None where there is none.
 
     Returns:
       The state after the last of them, and the metrics of each update along a leading axis, 0 for those not made.
@@ -38,6 +41,7 @@ def run_updates(
         state, collected = carry
         batch = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), batches)
         new, metrics = step(state, batch)
+        new = new.replace(ema=_moved(state.ema, new.params, ema))
         # The metrics are known before the optimiser's elementwise work, into which this choice is compiled: it costs no
         # pass of its own over the weights.
         sound = _all_finite(metrics)
@@ -49,6 +53,13 @@ def run_updates(
     _, metrics = jax.eval_shape(step, state, jax.tree.map(lambda x: x[0], batches))
     empty = jax.tree.map(lambda one: jnp.zeros((length, *one.shape), one.dtype), metrics)
     return jax.lax.fori_loop(0, count, body, (state, empty))
+
+
+def _moved(average: Any, params: Any, keep: float | None) -> Any:
+    """keep * old + (1 - keep) * new, for the weights of which there is an average."""
+    if keep is None:
+        return average
+    return jax.tree.map(lambda old, new: keep * old + (1 - keep) * new, average, part_like(params, average))
 
 
 def _all_finite(metrics: dict[str, Mean]) -> Bool[Array, ""]:

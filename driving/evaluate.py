@@ -165,11 +165,12 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda: init(config, prng.key(0, "init")))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    _, arrays = read_newest(run, {"params": shapes})
+    part = "params" if config.train.ema is None else "ema"
+    _, arrays = read_newest(run, {part: shapes})
     if config.objective is not None:
-        result = probe(config, arrays["params"]["encoder"])
+        result = probe(config, arrays[part]["encoder"])
     else:
-        result = compare(config, arrays["params"], run / PICTURE)
+        result = compare(config, arrays[part], run / PICTURE)
     write_atomically(run / REPORT, json.dumps(result, indent=1) + "\n")
     return result
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from core.gradients import weighted
 from core.metrics import Mean, mean_of
 from driving.config import ObjectiveConfig
 from driving.model.heads import Pretrained
@@ -155,14 +156,18 @@ def total(
         losses["masked"] = masked_latent(out.predicted, target, flat, valid.reshape(b * n, k))
     if out.motion is not None:
         losses["ego_motion"] = ego_motion(out.motion, batch["relative_pose"], batch["relative_pose_valid"])
-    weights = {
+    return weighted(losses, weights(config)), losses | spread(out.features.scene)
+
+
+def weights(config: ObjectiveConfig) -> dict[str, float]:
+    """Weights of the objectives that are on."""
+    every = {
         "cross_camera": config.cross_camera,
         "temporal": config.temporal,
         "masked": config.masked,
         "ego_motion": config.ego_motion,
     }
-    loss = sum((weights[name] * one.value() for name, one in losses.items()), start=jnp.zeros(()))
-    return loss, losses | {"loss": mean_of(loss)} | spread(out.features.scene)
+    return {name: weight for name, weight in every.items() if weight}
 
 
 def spread(features: Float[Array, "m d"]) -> dict[str, Mean]:
@@ -171,6 +176,8 @@ def spread(features: Float[Array, "m d"]) -> dict[str, Mean]:
     feature_std     standard deviation of a coordinate over the batch, mean over coordinates; 0 if all are equal
     effective_rank  exp of the entropy of the normalised singular values of the centred features (arXiv:2210.02885);
                     from 1 to m - 1
+
+    With train.accumulate each is of one part of the batch, and logged as their mean.
     """
     centred = jax.lax.stop_gradient(features - features.mean(axis=0, keepdims=True))
     singular = jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(centred @ centred.T), 0.0))

@@ -9,8 +9,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key
 
-from core import prng
+from core import gradients, prng
 from core.arrays import NumpyTree, PyTree
+from core.gradients import weighted
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.state import TrainState
@@ -35,12 +36,20 @@ class PretrainTask:
     def init(self, key: Key[Array, ""]) -> TrainState:
         """Fresh weights; the target is a copy of the encoder where hidden tokens are predicted."""
         params = init_params(self.config, key)
-        return TrainState.create(params, self._optimiser, params["encoder"] if self.settings.masked else None)
+        target = params["encoder"] if self.settings.masked else None
+        return TrainState.create(params, self._optimiser, target, ema=None if self.config.train.ema is None else params)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update of the weights, and of the slowly moving encoder."""
         key = prng.key(self.config.run.seed, "hidden tokens", state.step)
-        gradient, metrics = jax.grad(self._loss, has_aux=True)(state.params, state.target, batch, key)
+
+        def loss(params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Array, dict[str, Mean]]:
+            return self._loss(params, state.target, batch, key)
+
+        weights = objectives.weights(self.settings)
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(loss, weights, state.params, batch, key, accumulate)
+        metrics["loss"] = mean_of(weighted(metrics, weights))
         updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         target = state.target

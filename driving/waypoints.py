@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Key
 
-from core import prng
+from core import gradients, prng
 from core.arrays import NumpyTree, PyTree
 from core.checkpoint import read_newest
 from core.errors import ConfigError
@@ -40,7 +40,8 @@ class WaypointTask:
 
     def init(self, key: Key[Array, ""]) -> TrainState:
         """Fresh weights; the encoder's are replaced by `load` where a pretraining is given."""
-        return TrainState.create(init_params(self.config, key), self._optimiser)
+        params = init_params(self.config, key)
+        return TrainState.create(params, self._optimiser, ema=None if self.config.train.ema is None else params)
 
     def load(self, state: TrainState) -> TrainState:
         """Puts the encoder of the pretraining `waypoints.weights` into a fresh state.
@@ -54,21 +55,23 @@ class WaypointTask:
         # Copied: on the CPU device_put shares memory, and the state is going to be donated.
         old = state.params["encoder"]
         fresh = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), encoder, old)
-        return state.replace(params={**state.params, "encoder": fresh})
+        ema = {**state.ema, "encoder": jax.tree.map(jnp.copy, fresh)} if state.ema else {}
+        return state.replace(params={**state.params, "encoder": fresh}, ema=ema)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update."""
-        gradient, metrics = jax.grad(self._loss, has_aux=True)(state.params, batch)
+        key = prng.key(self.config.run.seed, "loss", state.step)  # draws nothing
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(self._loss, {"loss": 1.0}, state.params, batch, key, accumulate)
         updates: Any
         updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
         if self.settings.freeze and self.settings.use_cameras:  # weight decay would move it even without a gradient
             updates = {**updates, "encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}
         params: Any = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
-        state = TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target)
-        return state, metrics
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
 
-    def _loss(self, params: PyTree, batch: Any) -> tuple[Float[Array, ""], dict[str, Mean]]:
+    def _loss(self, params: PyTree, batch: Any, _: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
         if self.settings.freeze and self.settings.use_cameras:
             params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
         predicted = predict(self.model, params, batch)
@@ -162,5 +165,6 @@ def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda: pretrain.init_params(theirs, prng.key(0, "init")))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    _, arrays = read_newest(run, {"params": shapes})
-    return arrays["params"]["encoder"]
+    part = "params" if theirs.train.ema is None else "ema"
+    _, arrays = read_newest(run, {part: shapes})
+    return arrays[part]["encoder"]

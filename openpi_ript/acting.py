@@ -6,12 +6,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import traverse_util
 from jaxtyping import Float32
 
 from core.arrays import PyTree
 from core.norm_stats import NormStats
-from core.state import TrainState
 from openpi_ript.config import OpenpiRiptConfig
 from openpi_ript.policy import Policy
 
@@ -39,15 +37,6 @@ class ActingPolicy(Policy):
     ) -> Float32[np.ndarray, "b t a"]:
         """Chunks for a batch of observations; `guidance_scale` None takes the config's."""
         return self.infer(observation, guidance_scale=self.guidance_scale, noise=noise)["actions"]
-
-
-def acting_params(state: TrainState, config: OpenpiRiptConfig) -> PyTree:
-    """Weights that act: with the moving average where one is kept."""
-    if config.ema_decay is None:
-        return state.params
-    return traverse_util.unflatten_dict(
-        traverse_util.flatten_dict(state.params) | traverse_util.flatten_dict(state.target)
-    )
 
 
 def digest(params: PyTree) -> str:

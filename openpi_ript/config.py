@@ -261,9 +261,6 @@ class OpenpiRiptConfig(ExperimentConfig):
     weights: str | None = None
     """Where training starts: an openpi checkpoint folder (or the one above its `params`) or a .safetensors file of
     this project; None starts from random weights."""
-    ema_decay: float | None = None
-    """Share of the old value that the moving average of the trained weights keeps at each update; openpi takes 0.99,
-    and none with adapters. The policy uses the average. None: no average is kept."""
     record: RecordConfig | None = None
     """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
     demonstrate: DemonstrateConfig | None = None
@@ -276,8 +273,6 @@ class OpenpiRiptConfig(ExperimentConfig):
     """Evaluation in `env`; None where there is none."""
 
     def __post_init__(self) -> None:
-        if self.ema_decay is not None:
-            require_fraction(self, "ema_decay")
         self._require_equal("data.horizon", self.data.horizon, "model.action_horizon", self.model.action_horizon)
         size = (self.model.image_size, self.model.image_size)
         if self.data.cameras:

@@ -18,7 +18,7 @@ import numpy as np
 
 from core.errors import ConfigError, DataError
 from core.state import TrainState
-from openpi_ript.acting import ActingPolicy, acting_params
+from openpi_ript.acting import ActingPolicy
 from openpi_ript.batch import TrainingBatch, to_training_batch
 from openpi_ript.collect import Collector, Job, environment_seed
 from openpi_ript.config import OpenpiRiptConfig
@@ -95,7 +95,7 @@ class Ript:
           Of each rollout success and length, of each group whether it holds both outcomes, and how many initial states
           rest.
         """
-        self._policy.use(acting_params(state, self._config), step)
+        self._policy.use(state.params, step)
         folder = self._folder / f"step_{step:08d}-{self._policy.weights[:12]}"
         resting = [rest for rest in self._resting if step - rest.step < self._rollout.retry_after]
         groups = self._collect(step, folder, {rest.state for rest in resting}, stopping)

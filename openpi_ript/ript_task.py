@@ -5,7 +5,7 @@ from pathlib import Path
 
 from core.arrays import NumpyTree
 from core.state import TrainState
-from openpi_ript.acting import ActingPolicy, acting_params
+from openpi_ript.acting import ActingPolicy
 from openpi_ript.batch import TrainingBatch
 from openpi_ript.collect import Collector
 from openpi_ript.config import OpenpiRiptConfig
@@ -46,7 +46,7 @@ class RolloutTask(RiptTask):
         if settings is None or env is None:
             return {}
         step = int(state.step)
-        self.policy.use(acting_params(state, self.config), step)
+        self.policy.use(state.params, step)
         folder = self.folder / f"evaluations/step_{step:08d}"
         videos = min(settings.videos, settings.final_episodes) if final else 0
         result = evaluate(

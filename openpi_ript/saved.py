@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from flax import traverse_util
 
 from core import saved_config
 from core.checkpoint import read_newest
 from core.errors import ConfigError, DataError
 from core.norm_stats import NormStats
 from core.prng import key
+from core.state import laid_over
 from openpi_ript import norm
 from openpi_ript.config import OpenpiRiptConfig
 from openpi_ript.model.lora import only_where, trainable
@@ -67,13 +67,10 @@ def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[
     shapes = jax.eval_shape(lambda: init_params(Pi0(config.model), jax.random.key(0)))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     abstract = {"params": shapes}
-    if config.ema_decay is not None:
-        abstract["target"] = only_where(shapes, trainable(shapes, config.model))
+    if config.train.ema is not None:
+        abstract["ema"] = only_where(shapes, trainable(shapes, config.model))
     step, arrays = read_newest(folder, abstract)
-    flat = traverse_util.flatten_dict(arrays["params"])
-    if config.ema_decay is not None:
-        flat |= traverse_util.flatten_dict(arrays["target"])
-    return step, traverse_util.unflatten_dict(flat)
+    return step, laid_over(arrays["params"], arrays.get("ema", {}))
 
 
 def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key
 
-from core import prng, processes
+from core import gradients, prng, processes
 from core.arrays import NumpyTree, PyTree
 from core.errors import ConfigError
 from core.loop import Interaction, fit
@@ -61,7 +61,7 @@ class RiptTask:
             params = init_params(self.model, key)
         else:
             params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._shapes)
-        return TrainState.create(params, self._optimiser, self._averaged(params))
+        return TrainState.create(params, self._optimiser, ema=self._averaged(params))
 
     def load(self, state: TrainState) -> TrainState:
         """The weights of `config.weights` in a fresh state; adapters and condition are drawn where it has none.
@@ -74,20 +74,18 @@ class RiptTask:
         fitted = fit_to_model(stored, self.model, prng.key(self.config.run.seed, "fresh weights"))
         # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
         params = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), fitted, state.params)
-        return state.replace(params=params, target=jax.tree.map(jnp.copy, self._averaged(params)))
+        return state.replace(params=params, ema=jax.tree.map(jnp.copy, self._averaged(params)))
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
-        """One update of the weights that train, and of their moving average."""
+        """One update of the weights that train."""
         key = prng.key(self.config.run.seed, "loss", state.step)
-        gradient, metrics = jax.grad(self._loss, has_aux=True)(state.params, batch, key)
+        weights = {"flow_loss" if self.config.guidance is None else "guided_loss": 1.0}
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(self._loss, weights, state.params, batch, key, accumulate)
         updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        decay = self.config.ema_decay
-        target = state.target
-        if decay is not None:
-            target = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, target, self._averaged(params))
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=target), metrics
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
 
     def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
         params = stop_frozen(params, self._trains)
@@ -99,7 +97,7 @@ class RiptTask:
 
     def _averaged(self, params: PyTree) -> PyTree:
         """The weights of which a moving average is kept: those that train, or none."""
-        return {} if self.config.ema_decay is None else only_where(params, self._trains)
+        return {} if self.config.train.ema is None else only_where(params, self._trains)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Model inputs from update `start_step` on."""

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from core import prng
+from core import gradients, prng
 from core.arrays import PyTree
+from core.gradients import weighted
 from core.metrics import Mean, mean_of
 from core.state import TrainState
 from qchunk.config import QChunkConfig
@@ -56,7 +57,8 @@ class Agent(abc.ABC):
             for i, network in enumerate(("critic",) if self.encoder.config.share_actor_critic else tuple(params)):
                 weights = self.encoder.init(jax.random.fold_in(key, i), images)["params"]
                 params[network] = {**params[network], "encoder": weights}
-        return TrainState.create(params, self.optimiser, {"critic": params["critic"]})
+        ema = None if self.config.train.ema is None else params
+        return TrainState.create(params, self.optimiser, {"critic": params["critic"]}, ema=ema)
 
     @abc.abstractmethod
     def _init_networks(self, key: Key[Array, ""]) -> dict[str, Any]:
@@ -76,7 +78,12 @@ class Agent(abc.ABC):
         self._check(batch)
         batch = self._augmented(batch, state.step)
         key = prng.key(self.config.run.seed, "agent", state.step)
-        gradient, metrics = jax.grad(self.loss, has_aux=True)(state.params, state.target, batch, key)
+
+        def loss(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+            return self.loss(params, state.target, batch, key)
+
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(loss, self.loss_weights, state.params, batch, key, accumulate)
         updates, opt_state = self.optimiser.update(gradient, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         tau = self.config.agent.target_rate
@@ -85,9 +92,19 @@ class Agent(abc.ABC):
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target={"critic": target}), metrics
 
+    @property
     @abc.abstractmethod
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the metrics whose sum is the loss."""
+
     def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Sum of the losses, each of which reaches the weights of its own network alone: one optimiser serves all."""
+        metrics = self.losses(params, target, batch, key)
+        return weighted(metrics, self.loss_weights), metrics
+
+    @abc.abstractmethod
+    def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
+        """The means of which the loss consists, and others that are logged."""
 
     @abc.abstractmethod
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:

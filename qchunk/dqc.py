@@ -46,14 +46,18 @@ class DecoupledAgent(FlowAgent):
             "value": self.value.init(value_key, s)["params"],
         }
 
-    def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Sum of the losses of the three values and of the flow."""
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Of the three values and of the flow."""
+        return dict.fromkeys(("chunk_loss", "critic_loss", "value_loss", "flow_loss"), 1.0)
+
+    def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
+        """Of the three values and of the flow."""
         chunk = self.chunk_loss(params, batch)
         distilled, q = self.distilled_loss(params, batch)
         value, v = self.value_loss(params, target, batch)
-        flow_loss, flow_metrics = self.flow_loss(params, batch, key)
         metrics = {"chunk_loss": chunk, "critic_loss": distilled, "value_loss": value, "q": q, "v": v}
-        return chunk.value() + distilled.value() + value.value() + flow_loss, metrics | flow_metrics
+        return metrics | self.flow_loss(params, batch, key)[1]
 
     def chunk_loss(self, params: PyTree, batch: Batch) -> Mean:
         """Mean of (Q_h(s, a_1..h) - y)^2, y = sum_k discount^k r_k + discount^m alive V(s'), m as in critic_loss."""

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Key
 
 from core.arrays import PyTree
 from core.flow import euler, straight_path
+from core.gradients import weighted
 from core.metrics import mean_of
 from qchunk.base_agent import Agent, Batch, Metrics
 from qchunk.networks import ChunkPolicy, apply
@@ -42,16 +43,22 @@ class FlowAgent(Agent):
             params["onestep"] = self.onestep.init(onestep_key, s, a)["params"]
         return params
 
-    def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Sum of the losses of critic, flow and, where there is one, one-step policy."""
-        critic_key, flow_key, distill_key = jax.random.split(key, 3)
-        loss, metrics = self.critic_loss(params, target, batch, critic_key)
-        flow_loss, flow_metrics = self.flow_loss(params, batch, flow_key)
-        loss, metrics = loss + flow_loss, metrics | flow_metrics
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Of critic, flow and, where there is one, one-step policy."""
+        weights = {"critic_loss": 1.0, "flow_loss": 1.0}
         if self.config.agent.policy == "distill":
-            distill_loss, distill_metrics = self.distill_loss(params, batch, distill_key)
-            loss, metrics = loss + distill_loss, metrics | distill_metrics
-        return loss, metrics
+            weights |= {"distill_loss": self.config.agent.alpha, "q_policy": -1.0}
+        return weights
+
+    def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
+        """Of critic, flow and, where there is one, one-step policy."""
+        critic_key, flow_key, distill_key = jax.random.split(key, 3)
+        _, metrics = self.critic_loss(params, target, batch, critic_key)
+        metrics |= self.flow_loss(params, batch, flow_key)[1]
+        if self.config.agent.policy == "distill":
+            metrics |= self.distill_loss(params, batch, distill_key)[1]
+        return metrics
 
     def flow_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Behaviour cloning: mean of |v(t, s, x_t) - (a - z)|^2 over the actions that exist, t uniform."""
@@ -79,8 +86,8 @@ class FlowAgent(Agent):
         mu = apply(self.onestep, params["onestep"], s, z)
         distance = mean_of((mu - self._flow_chunks(fixed["flow"], self.see(fixed, "flow", now), z)) ** 2)
         q = mean_of(self._q(fixed["critic"], self.see(fixed, "critic", now), jnp.clip(mu, -1, 1)))
-        loss = self.config.agent.alpha * distance.value() - q.value()
-        return loss, {"distill_loss": distance, "q_policy": q}
+        metrics = {"distill_loss": distance, "q_policy": q}
+        return weighted(metrics, self.loss_weights), metrics
 
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
         """The policy's chunk for each row, within [-1, 1]."""

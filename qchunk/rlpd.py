@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from core.arrays import PyTree
-from core.metrics import mean_of
+from core.gradients import weighted
+from core.metrics import Mean, mean_of
 from qchunk.base_agent import Agent, Batch, Metrics
 from qchunk.networks import GaussianPolicy
 
@@ -39,12 +40,17 @@ class GaussianAgent(Agent):
             },
         }
 
-    def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Sum of the losses of critics, policy and temperature."""
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Of critics, policy, temperature and behaviour cloning."""
+        cloning = self.config.agent.gaussian.bc_weight
+        return {"critic_loss": 1.0, "policy_loss": 1.0, "temperature_loss": 1.0, "cloning": cloning}
+
+    def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
+        """Of critics, policy, temperature and behaviour cloning."""
         critic_key, actor_key = jax.random.split(key)
-        loss, metrics = self.critic_loss(params, target, batch, critic_key)
-        actor_loss, actor_metrics = self.actor_loss(params, batch, actor_key)
-        return loss + actor_loss, metrics | actor_metrics
+        _, metrics = self.critic_loss(params, target, batch, critic_key)
+        return metrics | self.actor_loss(params, batch, actor_key)[1]
 
     def actor_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Mean of eta log pi(a | s) - Q(s, a), a ~ pi, plus eta's own loss and, by weight, behaviour cloning.
@@ -63,18 +69,19 @@ class GaussianAgent(Agent):
         eta = jnp.exp(params["actor"]["log_temperature"])
         policy = mean_of(jax.lax.stop_gradient(eta) * log_pi - q)
         entropy = mean_of(-jax.lax.stop_gradient(log_pi))
-        temperature_loss = eta * (entropy.value() - settings.entropy_per_action * self.chunk_size)
+        above = entropy.sum - settings.entropy_per_action * self.chunk_size * entropy.count
         recorded = jnp.arctanh(jnp.clip(self._chunks(batch), -INSIDE, INSIDE))
         real = jnp.repeat(batch["valid"][:, : self.action_horizon], self.dims.action, axis=1)
         cloning = mean_of(-(_log_density(recorded, mean, log_std) * real).sum(axis=-1))
-        loss = policy.value() + temperature_loss + settings.bc_weight * cloning.value()
-        return loss, {
+        metrics = {
             "policy_loss": policy,
+            "temperature_loss": Mean(eta * above, entropy.count),
             "cloning": cloning,
             "entropy": entropy,
             "temperature": mean_of(eta[None]),
             "q_policy": mean_of(q),
         }
+        return weighted(metrics, self.loss_weights), metrics
 
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
         """A sample of the Gaussian, squashed."""

@@ -1,4 +1,3 @@
-import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -6,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core.state import TrainState
-from openpi_ript.acting import ActingPolicy, acting_params, digest
+from openpi_ript.acting import ActingPolicy, digest
 from openpi_ript.config import AdvantageConfig, DataConfig, OpenpiRiptConfig, RobotConfig
 from openpi_ript.model.pi0 import Pi0
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
@@ -76,11 +74,3 @@ def test_the_digest_knows_values_names_and_types():
     assert digest(tree) == digest(jax.tree.map(jnp.copy, tree))
     others = [tree | {"a": jnp.arange(3.0) + 1e-7}, {"x": tree["a"], "b": tree["b"]}, tree | {"a": jnp.arange(3)}]
     assert len({digest(one) for one in [tree, *others]}) == 4
-
-
-def test_the_moving_average_acts_where_one_is_kept(config: OpenpiRiptConfig):
-    params = {"frozen": jnp.zeros(1), "trained": {"w": jnp.ones(1)}}
-    state = TrainState(step=0, params=params, opt_state={}, target={"trained": {"w": jnp.full(1, 5.0)}})
-    found = acting_params(state, config)
-    assert (float(found["frozen"][0]), float(found["trained"]["w"][0])) == (0.0, 5.0)
-    assert acting_params(state, dataclasses.replace(config, ema_decay=None)) is params

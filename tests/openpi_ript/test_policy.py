@@ -215,7 +215,7 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     assert np.isfinite(loaded.infer(loaded.example())["actions"]).all()
 
     step, params = saved.read_run_weights(run, config)
-    plain = dataclasses.replace(config, ema_decay=None)
+    plain = dataclasses.replace(config, train=dataclasses.replace(config.train, ema=None))
     latest = by_path(saved.read_run_weights(run, plain)[1])
     average = by_path(params)
     assert step == 6
@@ -244,7 +244,7 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     (run / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"train is missing"):
         Policy.from_checkpoint(run)
-    older = {name: value for name, value in flatten(config).items() if name not in ("data.init_key", "ema_decay")}
+    older = {name: value for name, value in flatten(config).items() if name not in ("data.init_key", "train.ema")}
     (run / "config.json").write_text(json.dumps(older))  # of a run from before these fields existed
     assert saved.read_config(run).data.init_key is None
     assert saved.read_config(run).model == config.model

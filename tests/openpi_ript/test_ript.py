@@ -11,7 +11,6 @@ import pytest
 
 from core.errors import ConfigError, DataError
 from core.state import TrainState
-from openpi_ript import ript as ript_lib
 from openpi_ript.acting import ActingPolicy
 from openpi_ript.collect import Collector, Job
 from openpi_ript.config import DataConfig, EvalConfig, OpenpiRiptConfig, Optimality, RobotConfig, RolloutConfig
@@ -98,9 +97,7 @@ def make_ript(
     data: TrainingData,
     folder: Path,
     collector: FakeCollector,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Ript:
-    monkeypatch.setattr(ript_lib, "acting_params", lambda state, config: state.params)
     return Ript(config, data, folder, collector, FakePolicy())
 
 
@@ -164,10 +161,10 @@ def test_rollouts_of_different_initial_states_are_no_group():
         Group(state=0, files=["0.npz", "1.npz"], rollouts=rollouts)
 
 
-def test_groups_alike_are_replaced_remembered_and_rest(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_groups_alike_are_replaced_remembered_and_rest(root: Path, tmp_path: Path):
     collector = FakeCollector(lambda state, k: k < 2 if state >= 3 else state == 0)
     config = make_config(root, tmp_path)
-    ript = make_ript(config, open_data(config.data), tmp_path, collector, monkeypatch)
+    ript = make_ript(config, open_data(config.data), tmp_path, collector)
     ript.rewind(None)
     assert (ript.start, ript.every) == (2, 4)
     told = interact(ript, 2)
@@ -194,63 +191,59 @@ def test_groups_alike_are_replaced_remembered_and_rest(root: Path, tmp_path: Pat
     assert rested <= {0, 1, 2}
 
 
-def test_early_stop_goes_on_with_fewer_groups(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_early_stop_goes_on_with_fewer_groups(root: Path, tmp_path: Path):
     collector = FakeCollector(lambda state, k: k < 2 if state == 3 else True)
     config = make_config(root, tmp_path, early_stop=0.5, max_groups=6)
-    ript = make_ript(config, open_data(config.data), tmp_path, collector, monkeypatch)
+    ript = make_ript(config, open_data(config.data), tmp_path, collector)
     interact(ript, 2)
     tried = states_of(collector.played)
     assert 3 in tried
     assert tried.index(3) >= len(tried) - 2, "the wave in which the one mixed group was is the last"
 
 
-def test_a_round_without_signal_keeps_the_last_one(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_round_without_signal_keeps_the_last_one(root: Path, tmp_path: Path):
     solved = False
     collector = FakeCollector(lambda state, k: solved or k < 2)
     config = make_config(root, tmp_path)
-    ript = make_ript(config, open_data(config.data), tmp_path, collector, monkeypatch)
+    ript = make_ript(config, open_data(config.data), tmp_path, collector)
     interact(ript, 2)
     rounds = ript.position()["rounds"]
     solved = True
     interact(ript, 6, "b")
     assert ript.position()["rounds"] == rounds
-    hopeless = make_ript(
-        config, open_data(config.data), tmp_path / "x", FakeCollector(lambda state, k: False), monkeypatch
-    )
+    hopeless = make_ript(config, open_data(config.data), tmp_path / "x", FakeCollector(lambda state, k: False))
     with pytest.raises(ConfigError, match="every group of the first round ended alike"):
         interact(hopeless, 2)
 
 
-def test_a_resumed_round_plays_what_is_missing_alone(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_resumed_round_plays_what_is_missing_alone(root: Path, tmp_path: Path):
     config = make_config(root, tmp_path)
     data = open_data(config.data)
     whole = FakeCollector(lambda state, k: k < 2)
-    untouched = make_ript(config, data, tmp_path / "whole", whole, monkeypatch)
+    untouched = make_ript(config, data, tmp_path / "whole", whole)
     told = interact(untouched, 2)
 
     broken = FakeCollector(lambda state, k: k < 2)
     broken.stop_after = 3
-    assert interact(make_ript(config, data, tmp_path / "cut", broken, monkeypatch), 2) is None
+    assert interact(make_ript(config, data, tmp_path / "cut", broken), 2) is None
     (tmp_path / "cut/rollouts" / f"step_00000002-{'a' * 12}" / f"{whole.played[1][:-4]}.npz.part").write_bytes(b"x")
     resumed = FakeCollector(lambda state, k: k < 2)
-    again = make_ript(config, data, tmp_path / "cut", resumed, monkeypatch)
+    again = make_ript(config, data, tmp_path / "cut", resumed)
     again.rewind(None)
     assert interact(again, 2) == told
     assert resumed.played == whole.played[3:]
     assert again.position() == untouched.position()
 
     other = FakeCollector(lambda state, k: k < 2)
-    interact(make_ript(config, data, tmp_path / "cut", other, monkeypatch), 2, "b")
+    interact(make_ript(config, data, tmp_path / "cut", other), 2, "b")
     assert other.played == whole.played, "other weights play their own"
 
 
-def test_rewind_gives_the_same_batches_and_names_what_is_missing(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_rewind_gives_the_same_batches_and_names_what_is_missing(root: Path, tmp_path: Path):
     config = make_config(root, tmp_path, replay_rounds=2)
     data = open_data(config.data)
     collector = FakeCollector(lambda state, k: k < 2)
-    ript = make_ript(config, data, tmp_path, collector, monkeypatch)
+    ript = make_ript(config, data, tmp_path, collector)
     interact(ript, 2)
     interact(ript, 6, "b")
     position = ript.position()
@@ -260,7 +253,7 @@ def test_rewind_gives_the_same_batches_and_names_what_is_missing(
         return data.batches(seed=5, batch_size=4, start_step=start)
 
     expected = [batch for batch, _ in zip(ript.batches(supervised, 6), range(3), strict=False)]
-    other = make_ript(config, data, tmp_path, collector, monkeypatch)
+    other = make_ript(config, data, tmp_path, collector)
     other.rewind(position)
     assert other.position() == position
     found = [batch for batch, _ in zip(other.batches(supervised, 6), range(3), strict=False)]
@@ -273,7 +266,7 @@ def test_rewind_gives_the_same_batches_and_names_what_is_missing(
     victim = tmp_path / "rollouts" / position["rounds"][0]["folder"] / position["rounds"][0]["groups"][0][0]
     victim.unlink()
     with pytest.raises(DataError, match=victim.name):
-        make_ript(config, data, tmp_path, collector, monkeypatch).rewind(position)
+        make_ript(config, data, tmp_path, collector).rewind(position)
 
 
 def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):

@@ -1,0 +1,41 @@
+#!/bin/bash
+# Slurm: two nodes of 8 GPUs, one process a node. Submit it once; it queues itself again until the run is done.
+#
+#   sbatch --export=ALL,RUN=/shared/runs/pi0,DATA=/shared/my_dataset examples/cluster/slurm.sh
+#
+# Two minutes ahead of the time limit, and when Slurm takes the nodes for another job, every process gets SIGTERM: the
+# run saves, ends with 75, and is queued again. So it is when a process dies and the others end with 76.
+#SBATCH --job-name=chunkwise
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=0
+#SBATCH --time=12:00:00
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=chunkwise-%j.log
+set -u
+
+PYTHON="${PYTHON:-.venv/bin/python}"
+RUN="${RUN:?set RUN to a folder that all nodes see, such as /shared/runs/pi0}"
+DATA="${DATA:?set DATA to the dataset, in a folder that all nodes see}"
+MAX_RESTARTS="${MAX_RESTARTS:-100}"
+
+# srun runs the program itself, without a shell between them: the signal reaches it, and its exit code comes back.
+srun --kill-on-bad-exit=1 "$PYTHON" launch.py --config configs/openpi_ript/pi0_full.py \
+  --run.dir "$RUN" --run.resume --run.compile-cache "$RUN.programs" \
+  --data.path "$DATA" --mesh.fsdp 8 --checkpoint.every 500
+code=$?
+
+case $code in
+  75 | 76)
+    if [ "${SLURM_RESTART_COUNT:-0}" -lt "$MAX_RESTARTS" ]; then
+      echo "ended with $code: queued again"
+      exec scontrol requeue "$SLURM_JOB_ID"
+    fi
+    echo "ended with $code after ${SLURM_RESTART_COUNT:-0} restarts: not queued again"
+    ;;
+esac
+exit $code
