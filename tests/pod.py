@@ -13,6 +13,8 @@ Two processes with four simulated devices each, joined by gloo, stand in for two
   terms     SIGTERM to either: both save the same step and exit 75; the run ends as one that was left alone
   reshard   2 x 4 -> 4 x 2 -> 1 x 8, with the weights split otherwise each time: what is restored is what was saved
   hang      SIGSTOP of either: the other ends, and says why
+  damage    a file of the newest save is cut: both go back to the one before, and end as the undamaged run
+  refusals  a second run in the folder, other options on one process, a config that acts: all processes exit alike
 """
 
 import argparse
@@ -23,6 +25,7 @@ import importlib
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -38,14 +41,14 @@ import numpy as np
 
 from core import config as config_lib
 from core.checkpoint import read_arrays
-from tests import kill
+from tests import damage, kill
 
 ROOT = Path(__file__).parent.parent
 BOUND = 1e-5
 SECONDS_TO_NOTICE = 60.0
 """After which a process whose peer is gone or hangs must have ended; jax's heartbeats are 10 seconds."""
 KILLS_PER_ROUND = 4
-OPTIONS = ["--train.eval-every", "0", "--checkpoint.every", "10"]
+OPTIONS = ["--train.eval-every", "0", "--checkpoint.every", "5"]
 OWN = {
     "configs/qchunk/debug.py": ["--eval.env", "None"],
     "configs/openpi_ript/debug.py": [],
@@ -82,8 +85,10 @@ class Pod:
             process.wait()
 
 
-def launch(config: str, folder: Path, options: Sequence[str], *, processes: int = 2, devices: int = 4) -> Pod:
-    """Starts a run, or goes on with it, in `processes` of `devices` devices each."""
+def launch(
+    config: str, folder: Path, options: Sequence[str], *, processes: int = 2, devices: int = 4, last: Sequence[str] = ()
+) -> Pod:
+    """Starts a run, or goes on with it, in `processes` of `devices` devices each; `last` is added for the last one."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -102,8 +107,9 @@ def launch(config: str, folder: Path, options: Sequence[str], *, processes: int 
     started = []
     for i, log in enumerate(logs):
         own = environment | ({"JAX_PROCESS_ID": str(i)} if processes > 1 else {})
+        words = [*command, *last] if i == processes - 1 else command
         with log.open("wb") as file:
-            started.append(subprocess.Popen(command, cwd=ROOT, env=own, stdout=file, stderr=subprocess.STDOUT))
+            started.append(subprocess.Popen(words, cwd=ROOT, env=own, stdout=file, stderr=subprocess.STDOUT))
     return Pod(processes=tuple(started), logs=logs)
 
 
@@ -311,6 +317,39 @@ def check_hang(config: str, folder: Path, options: Sequence[str]) -> None:
         say(f"hang: process {victim} stopped; the other ended after {seconds:.1f} s with {code}")
 
 
+def check_damage(config: str, folder: Path, options: Sequence[str], digest: str, rng: random.Random) -> None:
+    """All processes leave a damaged save aside."""
+    target = folder / "damaged"
+    shutil.copytree(folder / "untouched", target)
+    newest = max((target / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    what = damage.cut_a_file(newest, rng)
+    expect_end(config, target, folder / "untouched", digest, options)
+    aside = [path.name for path in (target / "quarantine").iterdir()]
+    say(f"damage: {what}; set aside {', '.join(aside)}, ended as the undamaged run")
+
+
+def check_refusals(config: str, folder: Path, options: Sequence[str]) -> None:
+    """What one process refuses ends all of them with the same exit code."""
+    holder = launch(config, folder / "held", options)
+    try:
+        wait_for_training(holder, folder / "held")
+        expect_refusal(launch(config, folder / "held", options), 73, "is in use by")
+    finally:
+        holder.end()
+    expect_refusal(launch(config, folder / "other", options, last=["--run.seed", "7"]), 64, "run.seed: 0 and 7")
+    if "qchunk" in config:
+        online = launch("configs/qchunk/debug_online.py", folder / "online", ["--eval.env", "None"])
+        expect_refusal(online, 64, "start a single process")
+    say("refusals: busy folder, different options, a config that acts: the same exit code everywhere")
+
+
+def expect_refusal(pod: Pod, code: int, words: str) -> None:
+    """Raises AssertionError unless every process ended with `code` and said `words`."""
+    codes = pod.wait()
+    if set(codes) != {code} or not all(words in log.read_text() for log in pod.logs):
+        raise AssertionError(f"expected {code} and {words!r}, ended with {codes}:\n{pod.output()}")
+
+
 def say(line: str) -> None:
     print(line, flush=True)
 
@@ -325,7 +364,9 @@ def run(
         check_stream(config, options)
     if "equality" in parts:
         check_equality(config, folder, options)
-    digest = finish(config, folder / "untouched", options) if {"repeat", "kills", "terms"} & {*parts} else ""
+    digest = ""
+    if {"repeat", "kills", "terms", "damage"} & {*parts}:
+        digest = finish(config, folder / "untouched", options)
     if "repeat" in parts:
         expect_end(config, folder / "again", folder / "untouched", digest, options)
         say("repeat: two runs bit-identical")
@@ -337,9 +378,13 @@ def run(
         check_resharding(config, folder, options)
     if "hang" in parts:
         check_hang(config, folder, options)
+    if "damage" in parts:
+        check_damage(config, folder, options, digest, rng)
+    if "refusals" in parts:
+        check_refusals(config, folder, options)
 
 
-PARTS = ("stream", "equality", "repeat", "kills", "terms", "reshard", "hang")
+PARTS = ("stream", "equality", "repeat", "kills", "terms", "reshard", "hang", "damage", "refusals")
 
 
 def main() -> None:
@@ -348,7 +393,7 @@ def main() -> None:
     parser.add_argument("--config", default="configs/qchunk/debug.py", choices=sorted(OWN))
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--terms", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=200, help="of the runs that are interrupted")
+    parser.add_argument("--steps", type=int, default=60, help="of the runs that are interrupted")
     parser.add_argument("--only", action="append", choices=PARTS, help="repeatable; default all")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     arguments = parser.parse_args()

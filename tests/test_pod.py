@@ -6,7 +6,7 @@ from pathlib import Path
 from tests import kill, pod
 
 DEBUG = "configs/qchunk/debug.py"
-OPTIONS = [*pod.OPTIONS, *pod.OWN[DEBUG], "--train.steps", "120"]
+OPTIONS = [*pod.OPTIONS, *pod.OWN[DEBUG], "--train.steps", "60"]
 
 
 def test_two_processes_train_as_one(tmp_path: Path):
