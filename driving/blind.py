@@ -29,10 +29,10 @@ MIRRORED_COMMAND = np.array([0, 3, 2, 1])
 
 
 class EgoStates:
-    """Ego states and targets of all anchors of a split, every `every`-th of them, without reading a picture."""
+    """Ego states and targets of frames (rows of the index; by default all anchors), without reading a picture."""
 
-    def __init__(self, data: DrivingData, every: int = 1) -> None:
-        rows = data.anchors[::every]
+    def __init__(self, data: DrivingData, rows: Int64[np.ndarray, " b"] | None = None) -> None:
+        rows = data.anchors if rows is None else rows
         tables = data.tables
         speed = np.where(tables.speed_valid, tables.speed_mps, 0)[rows]
         yaw_rate = np.where(tables.yaw_rate_valid, tables.yaw_rate_radps, 0)[rows]

@@ -19,6 +19,7 @@ from jaxtyping import Float64, Int8
 
 from core.errors import DataError
 from core.strict_json import read_json
+from driving.rater import Rated
 from driving.schema import Problem, refuse, schema_problems
 
 ROUTE_COMMANDS = ("unknown", "left", "straight", "right")
@@ -56,6 +57,8 @@ class Episode:
     waypoints: Float64[np.ndarray, "T m 2"]
     """What expert.waypoints lists; rows shorter than the longest are NaN at their end."""
     waypoint_dt_s: float
+    rated: tuple[tuple[Rated, ...], ...]
+    """Of each frame, the trajectories that people rated."""
 
 
 def episode_files(root: Path) -> list[Path]:
@@ -157,6 +160,7 @@ def _arrays(tree: Mapping[str, Any], source: str, problems: list[Problem]) -> Ep
         ),
         waypoints=_waypoints(frames),
         waypoint_dt_s=float(spec.get("dt", DEFAULT_WAYPOINT_DT_S)),
+        rated=tuple(_rated(frame) for frame in frames),
         **_camera_arrays(len(frames), cameras, entries, source, problems),
     )
 
@@ -173,6 +177,14 @@ def _waypoints(frames: Sequence[Mapping[str, Any]]) -> Float64[np.ndarray, "T m 
         if row:
             out[i, : len(row)] = row
     return out
+
+
+def _rated(frame: Mapping[str, Any]) -> tuple[Rated, ...]:
+    trees = (frame.get("expert") or {}).get("rated_trajectories") or []
+    return tuple(
+        Rated(waypoints=np.array(tree["waypoints"], np.float64), dt_s=float(tree["dt"]), score=float(tree["score"]))
+        for tree in trees
+    )
 
 
 def _camera_arrays(

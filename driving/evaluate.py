@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from core import prng
 from core.arrays import PyTree
@@ -29,19 +29,21 @@ from driving.blind import EgoStates, blind_predictions
 from driving.config import DrivingConfig
 from driving.data import DrivingData, open_data
 from driving.model.heads import WaypointModel
-from driving.scores import MEASURES, Score, measures, score
+from driving.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
+from driving.scores import SECONDS, Score, measures, score
 
 REPORT, PICTURE = "evaluation.json", "evaluation.png"
 MODEL = "model"
 """Row of the run's own predictions."""
+RATER = "rater_feedback"
 
 
 def quick(config: DrivingConfig, params: PyTree) -> dict[str, float]:
     """Mean errors on the validation drives, for the curve during training."""
     data = open_data(config.data, "val")
-    states = EgoStates(data, config.eval.every)
+    states = EgoStates(data, data.anchors[:: config.eval.every])
     values = measures(predict(config, params, data, states.rows), states.waypoints, states.valid, _dt(config))
-    return {f"val/{name}": float(np.nanmean(value)) for name, value in values.items()}
+    return {f"val/{name}": float(np.nanmean(value)) for name, value in values.items() if np.isfinite(value).any()}
 
 
 def compare(config: DrivingConfig, params: PyTree, out: Path | None = None) -> dict[str, Any]:
@@ -53,28 +55,78 @@ def compare(config: DrivingConfig, params: PyTree, out: Path | None = None) -> d
       out: Where to draw the picture, or None.
 
     Returns:
-      {"split", "drives", "samples", "rows": {predictor: {measure: {mean, low, high}}}, "gain": {measure: {...}}}; gain
-      is the paired difference ego_mlp - model, metres, above 0 where cameras help.
+      {"split", "drives", "samples", "rated", "rows": {predictor: {measure: {mean, low, high}}}, "gain": {measure:
+      {...}}, "notes"}; gain is the paired difference ego_mlp - model, metres, above 0 where cameras help, or, for the
+      rater feedback score, model - ego_mlp. A measure that no sample has is left out.
     """
     data, train = open_data(config.data, config.eval.split), open_data(config.data, "train")
-    states = EgoStates(data, config.eval.every)
+    states = EgoStates(data, _held_out(data, config.eval.every))
     predicted = {MODEL: predict(config, params, data, states.rows)}
     predicted |= blind_predictions(config, EgoStates(train), states)
     errors = {name: measures(one, states.waypoints, states.valid, _dt(config)) for name, one in predicted.items()}
+    gain = {key: errors["ego_mlp"][key] - value for key, value in errors[MODEL].items()}
+    notes = [
+        f"{key}: no sample's future is known that far" for key, value in gain.items() if not np.isfinite(value).any()
+    ]
+    if not gain:
+        notes.append(f"nothing is measured: the waypoints end before {SECONDS[0]:g} s")
+    feedback, rated = _rater_feedback(config, data, states, predicted, notes)
+    if feedback:
+        errors = {name: values | {RATER: feedback[name]} for name, values in errors.items()}
+        gain[RATER] = feedback[MODEL] - feedback["ego_mlp"]
+    pictures = config.eval.pictures
+    if out is not None and pictures:
+        drawn = picture.draw(out, data, states, predicted[MODEL], predicted["ego_mlp"], pictures)
+        notes += [] if drawn else ["no picture: no sample's future is known"]
 
-    def scored(values: Any) -> dict[str, float]:
-        return vars(score(values, states.drive, draws=config.eval.bootstrap))
+    def scored(values: dict[str, Any]) -> dict[str, Any]:
+        known = {key: value for key, value in values.items() if np.isfinite(value).any()}
+        return {key: vars(score(value, states.drive, draws=config.eval.bootstrap)) for key, value in known.items()}
 
-    if out is not None and config.eval.pictures:
-        picture.draw(out, data, states, predicted[MODEL], predicted["ego_mlp"], config.eval.pictures)
     return {
         "kind": "waypoints",
         "split": config.eval.split,
         "drives": len(np.unique(states.drive)),
         "samples": int(states.valid.all(axis=1).sum()),
-        "rows": {name: {key: scored(value[key]) for key in MEASURES} for name, value in errors.items()},
-        "gain": {key: scored(errors["ego_mlp"][key] - errors[MODEL][key]) for key in MEASURES},
+        "rated": rated,
+        "rows": {name: scored(values) for name, values in errors.items()},
+        "gain": scored(gain),
+        "notes": notes,
     }
+
+
+def _held_out(data: DrivingData, every: int) -> Int64[np.ndarray, " b"]:
+    """Anchors, every `every`-th of them, and all that people rated."""
+    return np.union1d(data.anchors[::every], data.anchors[data.index.rated_counts[data.anchors] > 0])
+
+
+def _rater_feedback(
+    config: DrivingConfig,
+    data: DrivingData,
+    states: EgoStates,
+    predicted: dict[str, Float32[np.ndarray, "b t 2"]],
+    notes: list[str],
+) -> tuple[dict[str, Float64[np.ndarray, " b"]], int]:
+    """Rater feedback score of every predictor, NaN where a frame has none, and how many frames have one."""
+    known = data.tables.speed_valid[states.rows]
+    rated = [data.index.rated(row) for row in states.rows.tolist()]
+    count = sum(map(bool, rated))
+    steps, dt_s = config.data.waypoint_steps, _dt(config)
+    if not count:
+        return {}, 0
+    if not reaches(steps, dt_s):
+        wanted = f"--data.waypoint-steps {round(max(TIMES_S) * RATE_HZ)} --data.waypoint-dt-s {1 / RATE_HZ:g}"
+        notes.append(
+            f"{RATER}: {count} frame(s) have rated trajectories, and the score looks {max(TIMES_S):g} s ahead; the "
+            f"waypoints of this run end after {steps * dt_s:g} s. Train with {wanted}"
+        )
+        return {}, 0
+    usable = [trajectories if known[i] else () for i, trajectories in enumerate(rated)]
+    left = sum(map(bool, usable))
+    if left < count:
+        notes.append(f"{RATER}: {count - left} frame(s) with rated trajectories left out, whose speed is not known")
+    scores = {name: rater_feedback_scores(one, dt_s, usable, states.motion[:, 0]) for name, one in predicted.items()}
+    return scores, left
 
 
 def probe(config: DrivingConfig, encoder: PyTree) -> dict[str, Any]:
@@ -90,7 +142,7 @@ def probe(config: DrivingConfig, encoder: PyTree) -> dict[str, Any]:
 def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
     """Writes evaluation.json, prints the table, and gives the metrics for the run's log."""
     write_atomically(folder / REPORT, json.dumps(result, indent=1) + "\n")
-    print(table([(folder.name, result)]), flush=True)
+    print(text([(folder.name, result)]), flush=True)
     metrics: dict[str, float] = {}
     for row, values in result["rows"].items():
         for name, value in values.items():
@@ -126,6 +178,12 @@ def parts(rows: Int64[np.ndarray, " b"], size: int) -> list[Int64[np.ndarray, " 
     return list(whole.reshape(-1, size))
 
 
+def text(results: list[tuple[str, dict[str, Any]]]) -> str:
+    """The table of runs, and below it what a reader has to know of them."""
+    notes = [f"{name}: {note}" for name, result in results for note in result.get("notes", ())]
+    return "\n".join([table(results), *(["", *notes] if notes else [])])
+
+
 def table(results: list[tuple[str, dict[str, Any]]]) -> str:
     """A table in Markdown of runs of one or both kinds; blind predictors are listed once for each set of drives."""
     lines: list[str] = []
@@ -133,7 +191,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
         chosen = [(name, result) for name, result in results if result["kind"] == kind]
         if not chosen:
             continue
-        columns = list(next(iter(chosen[0][1]["rows"].values())))
+        columns = list(dict.fromkeys(key for _, result in chosen for row in result["rows"].values() for key in row))
         header = f"| {kind}, {chosen[0][1]['drives']} {chosen[0][1]['split']} drives | " + " | ".join(columns) + " |"
         lines += ["", header, "|---" * (len(columns) + 1) + "|"]
         rows: dict[str, dict[str, Any]] = {}
@@ -141,11 +199,15 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
             others = {key: value for key, value in result["rows"].items() if key != MODEL}
             rows = {key: value for key, value in others.items() if key not in rows} | rows
             rows[name] = result["rows"][MODEL]
-        lines += [f"| {name} | " + " | ".join(_cell(row[key]) for key in columns) + " |" for name, row in rows.items()]
+        lines += [
+            f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for name, row in rows.items()
+        ]
     return "\n".join(lines)
 
 
 def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
     return str(Score(**value)) if isinstance(value, dict) else f"{value:.3f}"
 
 
@@ -177,9 +239,16 @@ def evaluate_run(run: Path) -> dict[str, Any]:
 
 def main() -> int:
     """Command line."""
-    parser = Parser(prog="python -m driving.evaluate", description="Compares runs with one another and with the blind.")
-    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
-    parser.add_argument("--again", action="store_true", help="evaluate even where evaluation.json is there")
+    parser = Parser(
+        prog="python -m driving.evaluate",
+        description="Compares runs on held-out drives with one another, and with predictors that see no picture "
+        "(waypoints) or encoders that learnt nothing (pretrainings). Figures come from <run>/evaluation.json, which a "
+        "run writes at its end; where it is missing, from the run's newest checkpoint.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--again", action="store_true", help="evaluate anew, and write evaluation.json and evaluation.png"
+    )
     arguments = parser.parse_args()
     try:
         results = []
@@ -190,7 +259,7 @@ def main() -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(table(results))
+    print(text(results))
     return 0
 
 

@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int8, Int32, Int64, UInt8
 
 from core.errors import DataError
+from driving.rater import Rated
 
 INDEX_FILE = "_index.npz"
-FORMAT = "chunkwise-driving-index-1"
+FORMAT = "chunkwise-driving-index-2"
 NONE, PRESENT, ABSENT = 0, 1, 2
 """Picture not named; named and there; named, and its file is absent."""
 
@@ -62,6 +63,13 @@ class Index:
     waypoint_dt_s: Float64[np.ndarray, " e"]
     waypoints: Float32[np.ndarray, "all 2"]
     """lengths[i] x waypoint_counts[i] rows of each episode in turn."""
+    rated_counts: Int32[np.ndarray, " F"]
+    """Trajectories that people rated, by frame: r in all."""
+    rated_scores: Float32[np.ndarray, " r"]
+    rated_dt_s: Float64[np.ndarray, " r"]
+    rated_lengths: Int32[np.ndarray, " r"]
+    rated_waypoints: Float32[np.ndarray, "places 2"]
+    """rated_lengths[i] rows of each trajectory in turn."""
 
     @functools.cached_property
     def starts(self) -> Int64[np.ndarray, " e"]:
@@ -79,6 +87,14 @@ class Index:
     @functools.cached_property
     def _waypoint_ends(self) -> Int64[np.ndarray, " e"]:
         return np.cumsum(self.lengths * self.waypoint_counts)
+
+    @functools.cached_property
+    def _rated_ends(self) -> Int64[np.ndarray, " F"]:
+        return np.cumsum(self.rated_counts, dtype=np.int64)
+
+    @functools.cached_property
+    def _rated_waypoint_ends(self) -> Int64[np.ndarray, " r"]:
+        return np.cumsum(self.rated_lengths, dtype=np.int64)
 
     @property
     def frames(self) -> int:
@@ -106,6 +122,19 @@ class Index:
         end = int(self._waypoint_ends[episode])
         return self.waypoints[end - length * count : end].reshape(length, count, 2)
 
+    def rated(self, row: int) -> tuple[Rated, ...]:
+        """The trajectories of a frame that people rated."""
+        last = int(self._rated_ends[row])
+        return tuple(self._rated(i) for i in range(last - int(self.rated_counts[row]), last))
+
+    def _rated(self, i: int) -> Rated:
+        end = int(self._rated_waypoint_ends[i])
+        return Rated(
+            waypoints=self.rated_waypoints[end - int(self.rated_lengths[i]) : end].astype(np.float64),
+            dt_s=float(self.rated_dt_s[i]),
+            score=float(self.rated_scores[i]),
+        )
+
     def one(self, episode: int) -> "Index":
         """The index of one episode alone."""
         rows, width = self.rows(episode), len(self.cameras)
@@ -113,6 +142,8 @@ class Index:
         used = np.unique(self.calibration[rows])
         used = used[used >= 0]
         calibration = np.searchsorted(used, self.calibration[rows]).astype(np.int32)
+        rated = slice(*(int(self._rated_ends[row - 1]) if row else 0 for row in (rows.start, rows.stop)))
+        places = slice(*(int(self._rated_waypoint_ends[i - 1]) if i else 0 for i in (rated.start, rated.stop)))
         values: dict[str, Any] = {
             "cameras": self.cameras,
             "path_bytes": self.path_bytes[first:last],
@@ -120,6 +151,10 @@ class Index:
             "intrinsics": self.intrinsics[used],
             "extrinsics": self.extrinsics[used],
             "waypoints": self.expert_waypoints(episode).reshape(-1, 2),
+            "rated_scores": self.rated_scores[rated],
+            "rated_dt_s": self.rated_dt_s[rated],
+            "rated_lengths": self.rated_lengths[rated],
+            "rated_waypoints": self.rated_waypoints[places],
         }
         for field in dataclasses.fields(Index):
             whole = getattr(self, field.name)
@@ -200,7 +235,7 @@ def load(file: Path) -> Index:
             head = json.loads(arrays["head"].tobytes())
             found = head.pop("format")
             if found != FORMAT:
-                raise DataError(f"{file}: expected format {FORMAT!r}, found {found!r}")
+                raise DataError(f"{file}: expected format {FORMAT!r}, found {found!r} of another version; pack again")
             values = {name: arrays[name] for name in arrays.files if name != "head"}
         return Index(**{name: tuple(names) for name, names in head.items()}, **values)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:

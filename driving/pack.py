@@ -129,7 +129,7 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
       DataError: If the pack's index differs, or a picture does by more than JPEG loses.
     """
     packed_index, packed = open_pack(out, config)
-    for name in ("ids", "drive_hashes", "lengths", "t", "picture", "waypoints"):
+    for name in ("ids", "drive_hashes", "lengths", "t", "picture", "waypoints", "rated_scores", "rated_waypoints"):
         if not np.array_equal(getattr(index, name), getattr(packed_index, name), equal_nan=name == "waypoints"):
             raise DataError(f"{out}: expected the same {name} as in {config.path}, found others")
     files = FilePictures(Path(config.path).resolve(), index, config.cameras)
@@ -167,12 +167,34 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m driving.pack", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("source", type=Path, metavar="SRC", help="folder of episodes")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to make")
-    parser.add_argument("--image-size", nargs=2, type=int, default=(64, 96), metavar=("HEIGHT", "WIDTH"))
-    parser.add_argument("--encoding", choices=("jpeg", "raw"), default="jpeg", help="raw is exact, larger, and faster")
-    parser.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100")
-    parser.add_argument("--on-bad", choices=("refuse", "skip"), default="refuse", help="bad episodes; at most 1%% skip")
-    parser.add_argument("--missing-files", choices=("refuse", "mask"), default="refuse", help="as data.missing_files")
-    parser.add_argument("--threads", type=int, default=2, help="shards written at a time")
+    parser.add_argument(
+        "--image-size",
+        nargs=2,
+        type=int,
+        default=(64, 96),
+        metavar=("HEIGHT", "WIDTH"),
+        help="of the pictures in OUT, as data.image_size in training; default: 64 96",
+    )
+    parser.add_argument(
+        "--encoding",
+        choices=("jpeg", "raw"),
+        default="jpeg",
+        help="raw is exact, larger, and read faster; default: jpeg",
+    )
+    parser.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100; default: 95")
+    parser.add_argument(
+        "--on-bad",
+        choices=("refuse", "skip"),
+        default="refuse",
+        help="bad episodes: an error that lists them, or left out up to 1 %% of them; default: refuse",
+    )
+    parser.add_argument(
+        "--missing-files",
+        choices=("refuse", "mask"),
+        default="refuse",
+        help="pictures that are named and absent: an error that lists them, or left out; default: refuse",
+    )
+    parser.add_argument("--threads", type=int, default=2, help="shards written at a time; default: 2")
     parser.add_argument("--check", action="store_true", help="compare OUT with SRC, and time both")
     return parser
 

@@ -11,6 +11,8 @@ from driving.blind import EgoStates
 from driving.data import DrivingData
 
 TRUTH, MODEL, BLIND = "#31d843", "#ff7f0e", "#7f9fff"
+WIDTHS = {TRUTH: 4.0, MODEL: 1.0, BLIND: 1.0}
+"""The truth lies under the others, and is seen where they cover it."""
 NEAREST = 0.5
 """Points closer to a camera than this along its view, m, are not drawn."""
 
@@ -22,7 +24,7 @@ def draw(
     predicted: Float[np.ndarray, "b t 2"],
     blind: Float[np.ndarray, "b t 2"],
     count: int,
-) -> None:
+) -> bool:
     """Draws `count` moments: the sharpest bends and the hardest change of speed of the held-out drives.
 
     Args:
@@ -32,10 +34,16 @@ def draw(
       predicted: Waypoints of the model.
       blind: Waypoints of the blind MLP.
       count: Moments, a row each.
+
+    Returns:
+      Whether there was a moment to draw.
     """
-    chosen = _moments(states, count)
-    figure = matplotlib.figure.Figure(figsize=(15, 2.5 * len(chosen) + 0.5), dpi=80, layout="constrained")
+    chosen = moments(states, count, data.config.waypoint_dt_s)
+    if not len(chosen):
+        return False
+    figure = matplotlib.figure.Figure(figsize=(15, 2.1 * len(chosen) + 0.5), dpi=80, layout="constrained")
     batch = data.batch(states.rows[chosen])
+    horizon_s = data.config.waypoint_steps * data.config.waypoint_dt_s
     anchor = data.config.anchor
     order = _left_to_right(batch["extrinsics"][0, anchor])
     grid = figure.add_gridspec(len(chosen), len(order) + 1, width_ratios=[1.5] * len(order) + [1.1])
@@ -48,15 +56,21 @@ def draw(
                 axes.set_title(data.config.cameras[k].replace("_", " "), fontsize=10)
         _draw_above(figure.add_subplot(grid[i, len(order)]), paths, float(states.motion[sample, 0]))
     figure.suptitle(
-        "green: driven in the next 2 s, orange: predicted from the cameras, blue: predicted blind", fontsize=11
+        f"green: driven in the next {horizon_s:g} s, orange: predicted by this run, blue: by the ego MLP, blind",
+        fontsize=11,
     )
     figure.savefig(path)
+    return True
 
 
-def _moments(states: EgoStates, count: int) -> Int64[np.ndarray, " m"]:
-    """Samples: sharpest to the left, sharpest to the right, strongest braking, strongest speeding up, and so on."""
-    end, whole = states.waypoints[:, -1], states.valid.all(axis=1)
-    ahead = states.motion[:, 0] * 2.0
+def moments(states: EgoStates, count: int, dt_s: float) -> Int64[np.ndarray, " m"]:
+    """Samples: sharpest to the left, sharpest to the right, strongest braking, strongest speeding up, and so on.
+
+    Only those whose future is known as far as that of any; dt_s is between two waypoints.
+    """
+    steps = int(states.valid.sum(axis=1).max(initial=0))
+    end, whole = states.waypoints[:, steps - 1], states.valid[:, :steps].all(axis=1) & (steps > 0)
+    ahead = states.motion[:, 0] * np.float32(steps * dt_s)
     kinds = [end[:, 1], -end[:, 1], ahead - end[:, 0] - np.abs(end[:, 1]), end[:, 0] - ahead]
     chosen: list[int] = []
     while len(chosen) < min(count, int(whole.sum())):
@@ -94,7 +108,7 @@ def _draw_camera(axes: Any, batch: Any, where: tuple[int, int, int], paths: dict
     elif batch["calibration_valid"][where]:
         for colour, points in paths.items():
             pixels = project(points, batch["intrinsics"][where], batch["extrinsics"][where])
-            axes.plot(pixels[:, 0], pixels[:, 1], ".-", color=colour, markersize=4, linewidth=1)
+            axes.plot(pixels[:, 0], pixels[:, 1], ".-", color=colour, markersize=4, linewidth=WIDTHS[colour])
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
 
@@ -102,11 +116,13 @@ def _draw_camera(axes: Any, batch: Any, where: tuple[int, int, int], paths: dict
 def _draw_above(axes: Any, paths: dict[str, np.ndarray], speed: float) -> None:
     for colour, points in paths.items():
         line = np.concatenate([np.zeros((1, 2)), points])
-        axes.plot(line[:, 1], line[:, 0], ".-", color=colour, markersize=4, linewidth=1)
+        axes.plot(line[:, 1], line[:, 0], ".-", color=colour, markersize=4, linewidth=WIDTHS[colour])
     axes.plot([0], [0], "^k", markersize=7)
-    reach = max(6.0, *(float(np.abs(points).max(initial=0.0)) for points in paths.values()))
-    axes.set_xlim(0.6 * reach, -0.6 * reach)
-    axes.set_ylim(-0.1 * reach, 1.1 * reach)
+    shown = np.concatenate(list(paths.values()))
+    ahead, aside = max(6.0, float(shown[:, 0].max())), float(np.abs(shown[:, 1]).max())
+    half = max(0.6 * ahead, 1.1 * aside)
+    axes.set_xlim(half, -half)
+    axes.set_ylim(min(-0.1 * ahead, 1.1 * float(shown[:, 0].min())), 1.1 * ahead)
     axes.set_aspect("equal")
     axes.tick_params(labelsize=7)
     axes.set_title(f"from above, m; now {speed:.1f} m/s", fontsize=8)

@@ -54,9 +54,12 @@ class FilePictures:
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
         """As in Pictures."""
+        height, width = out.shape[1:3]
         for k in np.flatnonzero(wanted).tolist():
             file = self.file(row, k)
-            decode_into(read_bytes(file), out[k], source=file)
+            size = self._index.picture_size[row, self._columns[k]]
+            decode = decode_same_size if size[0] == height and size[1] == width else decode_into
+            decode(read_bytes(file), out[k], source=file)
 
     def file(self, row: int, k: int) -> str:
         """File of a picture that there is."""
@@ -140,6 +143,20 @@ def decode_into(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, so
             f"{source}: expected a whole JPEG of {size[0]} x {size[1]}, found damaged data: {error}"
         ) from error
     out[:] = stretch(picture, height, width)
+
+
+def decode_same_size(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, source: str) -> None:
+    """As `decode_into`, in one call where the picture is a JPEG of the size of `out`, as the caller expects.
+
+    The header is not read on its own first, which would take Python's lock once more for every picture.
+    """
+    try:
+        shown = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out, strict=True)
+    except ValueError:  # no JPEG, larger than `out`, or damaged: the other one tells which
+        decode_into(data, out, source=source)
+        return
+    if shown.shape != out.shape:
+        decode_into(data, out, source=source)
 
 
 def stretch(picture: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "h2 w2 3"]:

@@ -1,7 +1,10 @@
 """The rater feedback score of Waymo's end-to-end challenge (arXiv:2510.26125): 0 to 10, higher is better."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 
 TIMES_S = (3.0, 5.0)
 LATERAL_M = (1.0, 1.8)
@@ -13,6 +16,69 @@ SLOW_MPS, FAST_MPS = 1.4, 11.0
 DECAY = 0.1
 """Share of a rater's score that is left one region's size outside of it."""
 FLOOR = 4.0
+MAX_SCORE = 10.0
+RATE_HZ = 4.0
+"""At which the challenge compares trajectories."""
+COMPARED = 3
+"""Rated trajectories of a frame that count, the first ones."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rated:
+    """A future that people rated."""
+
+    waypoints: Float64[np.ndarray, "t 2"]
+    """Place i is reached (i + 1) dt_s after the frame; x forward, y left, metres."""
+    dt_s: float
+    score: float
+    """0 to MAX_SCORE."""
+
+
+def reaches(steps: int, dt_s: float) -> bool:
+    """Whether so many waypoints, dt_s apart, lead as far as the score looks."""
+    return steps * dt_s > max(TIMES_S) - 1e-6
+
+
+def rater_feedback_scores(
+    predicted: Float[np.ndarray, "b t 2"],
+    dt_s: float,
+    rated: Sequence[Sequence[Rated]],
+    speed_mps: Float[np.ndarray, " b"],
+) -> Float64[np.ndarray, " b"]:
+    """Score of each prediction; NaN where nothing is rated.
+
+    Everything is compared at RATE_HZ; other rates are interpolated, from the origin on. As in the challenge, the first
+    COMPARED trajectories of a frame count, and one that ends before 5 s stands still from there on.
+
+    Args:
+      predicted: Waypoints dt_s apart, metres.
+      dt_s: Seconds between two predicted waypoints.
+      rated: Of each prediction's frame.
+      speed_mps: At that frame.
+
+    Raises:
+      ValueError: If the predictions do not reach 5 s.
+    """
+    if not reaches(predicted.shape[1], dt_s):
+        raise ValueError(f"{predicted.shape[1]} waypoints {dt_s} s apart; expected them to reach {max(TIMES_S):g} s")
+    scores = np.full(len(predicted), np.nan)
+    for i, trajectories in enumerate(rated):
+        known = trajectories[:COMPARED]
+        if known:
+            scores[i] = rater_feedback_score(
+                _at_rate(predicted[i].astype(np.float64), dt_s),
+                np.stack([_at_rate(one.waypoints, one.dt_s) for one in known]),
+                np.array([one.score for one in known]),
+                speed_mps=float(speed_mps[i]),
+            )
+    return scores
+
+
+def _at_rate(waypoints: Float64[np.ndarray, "t 2"], dt_s: float) -> Float64[np.ndarray, "t4 2"]:
+    """Places at 1 / RATE_HZ, 2 / RATE_HZ, ... until 5 s."""
+    times = np.arange(1, round(max(TIMES_S) * RATE_HZ) + 1) / RATE_HZ
+    known = dt_s * np.arange(len(waypoints) + 1)
+    return np.stack([np.interp(times, known, np.concatenate([[0.0], one])) for one in waypoints.T], axis=1)
 
 
 def rater_feedback_score(
@@ -21,7 +87,7 @@ def rater_feedback_score(
     scores: Float64[np.ndarray, " r"],
     *,
     speed_mps: float,
-    rate_hz: float = 4.0,
+    rate_hz: float = RATE_HZ,
 ) -> float:
     """Score of one trajectory.
 
@@ -34,7 +100,7 @@ def rater_feedback_score(
       predicted: Places in the vehicle frame at 1 / rate_hz, 2 / rate_hz, ... seconds.
       rated: The same of r rated trajectories.
       scores: Of the rated trajectories, 0 to 10.
-      speed_mps: At time 0.
+      speed_mps: At time 0; its sign does not count.
       rate_hz: Places a second.
 
     Raises:
@@ -49,7 +115,7 @@ def rater_feedback_score(
     error = predicted[None] - rated
     longitudinal = np.abs((ahead * error).sum(-1))
     lateral = np.abs(ahead[..., 0] * error[..., 1] - ahead[..., 1] * error[..., 0])
-    share = np.clip(0.5 + 0.5 * (speed_mps - SLOW_MPS) / (FAST_MPS - SLOW_MPS), 0.5, 1.0)
+    share = np.clip(0.5 + 0.5 * (abs(speed_mps) - SLOW_MPS) / (FAST_MPS - SLOW_MPS), 0.5, 1.0)
     steps = [round(time * rate_hz) - 1 for time in TIMES_S]
     width = share * np.array(LATERAL_M)
     far = np.maximum(lateral[:, steps] / width, longitudinal[:, steps] / (LONGITUDINAL_FACTOR * width))

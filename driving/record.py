@@ -31,6 +31,7 @@ from core.progress import follow
 from core.recording import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
 from driving.config import CAMERAS, RecordConfig
 
+MADE_BY = "driving.record"
 NOTES = Notes(unfinished="_recording.json", finished="_dataset.json")
 PICTURES_PER_SECOND = 90  # of one process on one core, for the estimate at the start
 
@@ -59,7 +60,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     path.mkdir(parents=True, exist_ok=True)
     with locked(path):
         settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "processes"}
-        if not claim(path, NOTES, settings, made_by="driving.record", packages=("mujoco",)):
+        if not claim(path, NOTES, settings, made_by=MADE_BY, packages=("mujoco",)):
             return
         missing = [e for e in range(config.episodes) if not episode_path(path, e).exists()]
         pictures = round(config.seconds * config.rate_hz) * len(CAMERAS)

@@ -14,6 +14,7 @@ from core.errors import DataError
 from core.images import picture_size
 from driving.episodes import Episode, episode_files, examine, iter_pictures, picture_file
 from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load, save
+from driving.rater import Rated
 from driving.schema import Problem
 
 HEAD_BYTES = 1 << 16
@@ -207,4 +208,15 @@ def _from_arrays(
         waypoint_counts=np.array([episode.waypoints.shape[1]], np.int64),
         waypoint_dt_s=np.array([episode.waypoint_dt_s]),
         waypoints=episode.waypoints.reshape(-1, 2).astype(np.float32),
+        rated_counts=np.array([len(rated) for rated in episode.rated], np.int32),
+        **_rated_arrays([one for rated in episode.rated for one in rated]),
     )
+
+
+def _rated_arrays(rated: Sequence[Rated]) -> dict[str, np.ndarray]:
+    return {
+        "rated_scores": np.array([one.score for one in rated], np.float32),
+        "rated_dt_s": np.array([one.dt_s for one in rated], np.float64),
+        "rated_lengths": np.array([len(one.waypoints) for one in rated], np.int32),
+        "rated_waypoints": np.concatenate([np.zeros((0, 2)), *(one.waypoints for one in rated)]).astype(np.float32),
+    }

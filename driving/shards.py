@@ -28,7 +28,7 @@ from core.pack import PackSettings, open_shards
 from core.strict_json import read_json
 from driving.config import DataConfig
 from driving.index import INDEX_FILE, PRESENT, Index, load, save
-from driving.pictures import FilePictures, decode_into, read_bytes
+from driving.pictures import FilePictures, decode_into, decode_same_size, read_bytes
 from driving.split import SPLIT_FILE
 
 FORMAT = "chunkwise-driving-pack-1"
@@ -108,7 +108,7 @@ class PackedPictures:
             if self._raw:
                 out[k] = np.frombuffer(data, np.uint8).reshape(out.shape[1:])
             else:
-                decode_into(data, out[k], source=f"{source}, camera {column}")
+                decode_same_size(data, out[k], source=f"{source}, camera {column}")
 
 
 def write_pack(

@@ -6,11 +6,12 @@ from core import processes
 from core.loop import fit
 from core.run_folder import RunFolder
 from core.state import TrainState
+from core.strict_json import read_json
 from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data import DrivingData, open_data
 from driving.pretrain import PretrainTask
-from driving.record import record
+from driving.record import MADE_BY, NOTES, record
 from driving.waypoints import WaypointTask
 
 
@@ -47,7 +48,7 @@ class EvaluatedWaypoints(WaypointTask):
 
     def finish(self) -> None:
         """Says where the picture is, which the last evaluation drew."""
-        if self.config.eval.pictures:
+        if (self.folder / evaluate.PICTURE).exists():
             print(f"picture: {self.folder / evaluate.PICTURE}", flush=True)
 
 
@@ -73,4 +74,6 @@ def _record_if_missing(config: DrivingConfig) -> None:
 
 def _is_ours_to_record(path: Path) -> bool:
     """Whether a folder is missing or holds a recording, finished or not; anything else is the user's own data."""
-    return not path.exists() or any((path / name).exists() for name in ("_recording.json", "_dataset.json"))
+    made = path / NOTES.finished  # conversions have such a file, too
+    recorded = made.exists() and read_json(made).get("made_by") == MADE_BY
+    return not path.exists() or recorded or (path / NOTES.unfinished).exists()

@@ -1,4 +1,4 @@
-"""Walks driving episodes and reports what is in them and what is wrong with them.
+"""Says what is in driving episodes, and what is wrong with them.
 
     python -m driving.validate PATH... [--json] [--no-pictures]
 
@@ -12,9 +12,9 @@ import dataclasses
 import json
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -22,6 +22,7 @@ from jaxtyping import UInt8
 from core.cli import Parser
 from core.errors import DataError
 from core.images import decode
+from core.progress import follow
 from driving.checks import BLACK, Findings, Look, check_numbers, check_pictures
 from driving.config import CAMERAS, DataConfig
 from driving.episodes import episode_files
@@ -33,25 +34,29 @@ from driving.shards import PackedPictures, is_pack, read_manifest
 from driving.split import SPLIT_FILE, check_manifest, load_manifest
 
 Report = dict[str, Any]
+Item = TypeVar("Item")
 MAX_PRINTED = 40
 
 
-def validate(paths: Sequence[Path], *, pictures: bool = True, threads: int = 2) -> Report:
+def validate(
+    paths: Sequence[Path], *, pictures: bool = True, threads: int = 2, say: Callable[[str], None] | None = None
+) -> Report:
     """Looks at everything; raises nothing for bad data.
 
     Args:
       paths: Folders of episodes, episode files, packs.
       pictures: Decode every picture; otherwise only headers are read.
       threads: Episodes looked at at a time.
+      say: Takes lines on how far it is; None: nothing is said, and no bar shown.
 
     Returns:
-      A dict for JSON: "paths", "episodes" (file, id, frames, seconds, rate_hz, metres, verdict), "cameras" (by name:
-      named, present, absent, calibrated, black, repeated, sizes), "problems" and "remarks" (lists of file, key,
-      expected, found), "refused".
+      A dict for JSON: "paths", "episodes" (file, id, frames, rated: frames with rated trajectories, seconds, rate_hz,
+      metres, verdict), "cameras" (by name: named, present, absent, calibrated, black, repeated, sizes), "problems" and
+      "remarks" (lists of file, key, expected, found), "refused".
     """
     report: Report = {"paths": [str(path) for path in paths], "episodes": [], "cameras": {}}
     found = Findings()
-    walk = _Walk(pictures=pictures, report=report, found=found)
+    walk = _Walk(pictures=pictures, report=report, found=found, say=say)
     for path in paths:
         try:
             _walk_path(path, walk, threads)
@@ -71,6 +76,13 @@ class _Walk:
     pictures: bool
     report: Report
     found: Findings
+    say: Callable[[str], None] | None
+
+    def follow(self, items: Iterable[Item], total: int) -> Iterable[Item]:
+        """The items, with what shows how far it is."""
+        if self.say is None:
+            return items
+        return follow(items, total, "validating", "validated {count} of {total} episodes", rate=None, say=self.say)
 
     def add(self, file: str, index: Index | None, look: Look | None, found: Findings) -> None:
         """Takes in what was found in one episode."""
@@ -91,9 +103,8 @@ def _walk_path(path: Path, walk: _Walk, threads: int) -> None:
     parts: list[Index] = []
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         files = episode_files(path)
-        for file, (index, look, found) in zip(
-            files, pool.map(lambda f: _one(f, base, walk.pictures), files), strict=True
-        ):
+        looked_at = zip(files, pool.map(lambda f: _one(f, base, walk.pictures), files), strict=True)
+        for file, (index, look, found) in walk.follow(looked_at, len(files)):
             walk.add(str(file), index, look, found)
             parts += [] if index is None else [index]
     if (base / SPLIT_FILE).is_file() and not path.is_file() and parts:
@@ -149,7 +160,7 @@ def _walk_pack(path: Path, walk: _Walk) -> None:
     manifest, whole = read_manifest(path), load(path / INDEX_FILE)
     store = PackedPictures(path, whole, whole.cameras)
     shape = (len(whole.cameras), *manifest["image_size"], 3)
-    for episode in range(len(whole.ids)):
+    for episode in walk.follow(range(len(whole.ids)), len(whole.ids)):
         index, found, first = whole.one(episode), Findings(), whole.rows(episode).start
         file = f"{path}: {index.files[0]}"
         look = None
@@ -206,6 +217,7 @@ def _describe(index: Index) -> Report:
         "recording": index.recordings[0],
         "drive": index.drive_hashes[0],
         "frames": index.frames,
+        "rated": int((index.rated_counts > 0).sum()),
         "seconds": float(index.t[-1] - index.t[0]),
         "rate_hz": float(1 / np.median(steps)) if len(steps) else None,
         "metres": float(moved.sum()) if np.isfinite(moved).all() else None,
@@ -238,9 +250,11 @@ def _print(report: Report) -> None:
     print(f"{len(episodes)} episode(s), {bad} bad; {frames} frames, {seconds:.1f} s")
     if known:
         rates = [entry["rate_hz"] for entry in known if entry["rate_hz"]]
-        spread = f"{min(rates):.4g} to {max(rates):.4g} Hz" if rates else "unknown"
-        lengths = [entry["frames"] for entry in known]
-        print(f"{min(lengths)} to {max(lengths)} frames an episode; rate {spread}")
+        rate = f"{_spread(rates)} Hz" if rates else "unknown"
+        print(f"{_spread([entry['frames'] for entry in known])} frames an episode; rate {rate}")
+        rated = sum(entry["rated"] for entry in known)
+        if rated:
+            print(f"{rated} frame(s) with rated trajectories")
     if report["cameras"]:
         print(
             f"\n{'camera':14}{'size':>12}{'coverage':>10}{'present':>9}{'absent':>8}{'calibrated':>12}{'black':>7}{'repeated':>10}"
@@ -253,6 +267,11 @@ def _print(report: Report) -> None:
             f"{name:14}{sizes:>12}{share:>10}{row['present']:>9}{row['absent']:>8}{row['calibrated']:>12}"
             f"{row['black']:>7}{row['repeated']:>10}"
         )
+    if report["cameras"]:
+        print(
+            "\ncoverage: share of the frames with a picture; absent: named, but there is no such file; calibrated: with"
+            "\nintrinsics and extrinsics; repeated: the same picture as in the frame before, as where the car stands"
+        )
     for title in ("remarks", "problems"):
         entries = [Problem(**entry) for entry in report[title]]
         print(f"\n{len(entries)} {title if len(entries) != 1 else title[:-1]}{':' if entries else ''}")
@@ -262,15 +281,21 @@ def _print(report: Report) -> None:
             print(f"  and {len(entries) - MAX_PRINTED} more; --json lists all")
 
 
+def _spread(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.6g}", f"{max(values):.6g}"
+    return low if low == high else f"{low} to {high}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, or 65 if there is a problem."""
     parser = Parser(prog="python -m driving.validate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder of episodes, episode file, or pack")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--no-pictures", action="store_true", help="decode no picture; look at headers only")
-    parser.add_argument("--threads", type=int, default=2, help="episodes looked at at a time (2)")
+    parser.add_argument("--threads", type=int, default=2, help="episodes looked at at a time; default: 2")
     args = parser.parse_args(argv)
-    report = validate(args.paths, pictures=not args.no_pictures, threads=args.threads)
+    say = None if args.json else lambda line: print(line, file=sys.stderr)
+    report = validate(args.paths, pictures=not args.no_pictures, threads=args.threads, say=say)
     print(json.dumps(report, indent=1)) if args.json else _print(report)
     return DataError.exit_code if report["refused"] else 0
 

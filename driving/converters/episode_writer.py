@@ -13,6 +13,7 @@ from core.errors import ConfigError, DataError
 from core.images import picture_size
 from driving.converters.trajectory import Pose
 from driving.episodes import Problem, parse, schema_problems, write_episode
+from driving.rater import Rated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,8 @@ class DriveFrame:
     yaw_rate_radps: float | None = None
     route_command: Literal["left", "straight", "right"] | None = None
     waypoints: Sequence[tuple[float, float]] | None = None
-    rated_trajectories: Sequence[Mapping[str, Any]] = ()
-    """score (0 to 10) and waypoints of each trajectory that people judged; Waymo E2E."""
+    rated: Sequence[Rated] = ()
+    """Trajectories that people rated; Waymo E2E."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,8 +227,15 @@ def _frame(frame: DriveFrame, start: float) -> dict[str, Any]:
     expert: dict[str, Any] = {}
     if frame.waypoints is not None:
         expert["waypoints"] = [[_rounded(x), _rounded(y)] for x, y in frame.waypoints]
-    if frame.rated_trajectories:
-        expert["rated_trajectories"] = list(frame.rated_trajectories)
+    if frame.rated:
+        expert["rated_trajectories"] = [
+            {
+                "score": _rounded(one.score),
+                "dt": one.dt_s,
+                "waypoints": [[_rounded(x), _rounded(y)] for x, y in one.waypoints.tolist()],
+            }
+            for one in frame.rated
+        ]
     return {**tree, "expert": expert} if expert else tree
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from core.errors import DataError
 from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
 from driving.converters.protobuf import Message
@@ -26,9 +28,11 @@ from driving.converters.waymo_frames import (
     repeated,
     valid_pose,
 )
+from driving.rater import MAX_SCORE, Rated
 
 E2E_STEP_S = 0.25
 E2E_STEPS = 20
+UNRATED = -1.0
 ROUTE_COMMANDS = {1: "straight", 2: "left", 3: "right"}
 """EgoIntent.Intent; 0 is unknown."""
 
@@ -196,24 +200,38 @@ def _e2e_fields(record: Message, where: str) -> Mapping[str, Any]:
     past, future = record.message(6), record.message(5)
     speeds = None if past is None else past.packed_floats(4)
     if speeds is not None and len(speeds):
+        if not np.isfinite(speeds[-1]):
+            raise Refused(where, "past_states.vel_x", "finite numbers", str(speeds[-1]))
         fields["speed_mps"] = float(speeds[-1])  # along x of the vehicle now, the last of the history
-    if future is not None and (waypoints := _waypoints(future, where)):
+    if future is not None and (waypoints := _waypoints(future, where, "future_states")):
         fields["waypoints"] = waypoints
     command = ROUTE_COMMANDS.get(record.integer(7) or 0)
     if command is not None:
         fields["route_command"] = command
-    rated = [
-        {"score": score, "waypoints": [list(point) for point in _waypoints(message, where)]}
-        for message in record.messages(8)
-        if (score := message.number(8)) is not None and score >= 0
-    ]
-    if rated:
-        fields["rated_trajectories"] = rated
+    rated = [_rated(message, where, i) for i, message in enumerate(record.messages(8))]
+    fields["rated"] = [one for one in rated if one is not None]
     return fields
 
 
-def _waypoints(states: Message, where: str) -> list[tuple[float, float]]:
+def _rated(states: Message, where: str, i: int) -> Rated | None:
+    """A trajectory that people rated; None for one without a score, or with -1, which means that nobody did."""
+    key, score = f"preference_trajectories[{i}]", states.number(8)
+    if score is None or score == UNRATED:
+        return None
+    if not 0 <= score <= MAX_SCORE:
+        raise Refused(where, f"{key}.preference_score", f"0 to {MAX_SCORE:g}, or {UNRATED:g} for none", f"{score:g}")
+    waypoints = _waypoints(states, where, key)
+    if not waypoints:
+        raise Refused(where, f"{key}.pos_x, pos_y", "at least one place of a rated trajectory", "none")
+    return Rated(waypoints=np.array(waypoints, np.float64), dt_s=E2E_STEP_S, score=score)
+
+
+def _waypoints(states: Message, where: str, key: str) -> list[tuple[float, float]]:
     x, y = states.packed_floats(1), states.packed_floats(2)
     if len(x) != len(y):
-        raise Refused(where, "pos_x, pos_y", "as many of both", f"{len(x)} and {len(y)}")
+        raise Refused(where, f"{key}.pos_x, pos_y", "as many of both", f"{len(x)} and {len(y)}")
+    bad = np.flatnonzero(~(np.isfinite(x) & np.isfinite(y)))
+    if len(bad):
+        found = f"({x[bad[0]]}, {y[bad[0]]}) at place {bad[0]}"
+        raise Refused(where, f"{key}.pos_x, pos_y", "finite numbers", found)
     return list(zip(x.tolist(), y.tolist(), strict=True))

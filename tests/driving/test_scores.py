@@ -22,8 +22,13 @@ def test_measures_by_hand():
     assert found["fde_2s"][0] == pytest.approx(20)
     assert found["ade_1s"][1] == 0
     assert np.isnan(found["ade_2s"][1])  # cut off after 1.2 s
-    with pytest.raises(ValueError, match="reach 2"):
-        measures(predicted[:, :15], truth[:, :15], valid[:, :15], 0.1)
+    assert set(measures(predicted[:, :15], truth[:, :15], valid[:, :15], 0.1)) == {"ade_1s", "fde_1s"}
+    # The same places 0.25 s apart reach 5 s: 12 steps in 3 s.
+    slow = measures(predicted, truth, valid, 0.25)
+    assert list(slow) == [f"{name}_{seconds}s" for seconds in (1, 2, 3, 5) for name in ("ade", "fde")]
+    assert slow["fde_1s"][0] == 4
+    assert slow["ade_3s"].tolist() == [6.5, 0]
+    assert slow["fde_5s"][0] == 20
 
 
 def test_the_interval_is_over_drives():

@@ -238,8 +238,9 @@ class TestV1:
 class TestEndToEnd:
     def test_values_of_a_segment_spread_over_files(self, tmp_path: Path):
         root = tmp_path / "set"
+        rated = [(9.5, [(1.0, 0.0), (2.0, 9.5)]), (-1.0, [(5.0, 5.0)]), (3.0, [(1.0, 0.0), (2.0, 3.0)])]
         files.write_v1(
-            root / "val.tfrecord-00000-of-00002", frames=[files.e2e_frame(2, rated=True), files.e2e_frame(0)]
+            root / "val.tfrecord-00000-of-00002", frames=[files.e2e_frame(2, rated=rated), files.e2e_frame(0)]
         )
         files.write_v1(root / "val.tfrecord-00001-of-00002", frames=[files.e2e_frame(1, intent=0)])
         episode = converted(root, "waymo_e2e")
@@ -252,11 +253,11 @@ class TestEndToEnd:
         np.testing.assert_allclose(episode.waypoints[1, :, 0], 2.0 * np.arange(1, 21))
         np.testing.assert_allclose(episode.waypoints[1, :, 1], 0.1 * np.arange(20), atol=1e-6)
         tree = json.loads((tmp_path / "set_out" / "a0b1c2.json").read_text())
-        rated = [frame.get("expert", {}).get("rated_trajectories") for frame in tree["frames"]]
-        assert rated[:2] == [None, None]
-        assert rated[2] == [
-            {"score": 9.5, "waypoints": [[1.0, 0.0], [2.0, 9.5]]},
-            {"score": 3.0, "waypoints": [[1.0, 0.0], [2.0, 3.0]]},
+        found = [frame.get("expert", {}).get("rated_trajectories") for frame in tree["frames"]]
+        assert found[:2] == [None, None]
+        assert found[2] == [
+            {"score": 9.5, "dt": 0.25, "waypoints": [[1.0, 0.0], [2.0, 9.5]]},
+            {"score": 3.0, "dt": 0.25, "waypoints": [[1.0, 0.0], [2.0, 3.0]]},
         ]
         path = episode.image_paths[2][0]
         assert path is not None
@@ -270,7 +271,25 @@ class TestEndToEnd:
     def test_positions_of_different_lengths(self, tmp_path: Path):
         bad = files.e2e_frame(0) + files.field(5, files.packed(1, [1.0, 2.0]) + files.packed(2, [1.0]))
         text = refused(files.write_v1(tmp_path / "a.tfrecord", frames=[bad]), "waymo_e2e")
-        assert "pos_x, pos_y: expected as many of both, found 2 and 1" in text
+        assert "record 0 at byte 0: future_states.pos_x, pos_y: expected as many of both, found 2 and 1" in text
+
+    @pytest.mark.parametrize(
+        ("score", "places", "words"),
+        [
+            (10.5, [(1.0, 0.0)], "preference_score: expected 0 to 10, or -1 for none, found 10.5"),
+            (float("nan"), [(1.0, 0.0)], "preference_score: expected 0 to 10, or -1 for none, found nan"),
+            (5.0, [], "pos_x, pos_y: expected at least one place of a rated trajectory, found none"),
+            (
+                5.0,
+                [(1.0, 0.0), (2.0, float("inf"))],
+                "pos_x, pos_y: expected finite numbers, found (2.0, inf) at place 1",
+            ),
+        ],
+    )
+    def test_ratings_that_are_none(self, tmp_path: Path, score: float, places: Any, words: str):
+        bad = files.e2e_frame(0, rated=[(7.0, [(1.0, 0.0)]), (score, places)])
+        text = refused(files.write_v1(tmp_path / "a.tfrecord", frames=[bad]), "waymo_e2e")
+        assert f"a.tfrecord: record 0 at byte 0: preference_trajectories[1].{words}" in text
 
 
 @pytest.mark.parametrize(

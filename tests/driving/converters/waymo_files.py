@@ -215,8 +215,15 @@ def write_v1(path: Path, *, frames: Sequence[bytes] | None = None) -> Path:
     return path
 
 
-def e2e_frame(frame: int, *, segment: str = "a0b1c2", intent: int = 2, rated: bool = False, future: int = 20) -> bytes:
-    """An `E2EDFrame`: no poses, a history and a future in the vehicle's frame."""
+def e2e_frame(
+    frame: int,
+    *,
+    segment: str = "a0b1c2",
+    intent: int = 2,
+    rated: Sequence[tuple[float, Sequence[tuple[float, float]]]] = (),
+    future: int = 20,
+) -> bytes:
+    """An `E2EDFrame`: no poses, a history and a future in the vehicle's frame, scores and places of rated ones."""
     inner = field(1, context(f"{segment}-{frame:03d}")) + field(2, START + 100_000 * frame)
     for camera, number in NUMBERS.items():
         if camera != "SIDE_LEFT":
@@ -225,6 +232,6 @@ def e2e_frame(frame: int, *, segment: str = "a0b1c2", intent: int = 2, rated: bo
     message += field(5, packed(1, [2.0 * (i + 1) for i in range(future)]) + packed(2, [0.1 * i for i in range(future)]))
     message += field(6, packed(1, [0.0] * 16) + packed(4, [5 + 0.1 * i for i in range(16)]) + packed(5, [0.0] * 16))
     message += field(7, intent)
-    for score in (9.5, 3.0) if rated else ():
-        message += field(8, packed(1, [1.0, 2.0]) + packed(2, [0.0, score]) + float32(8, score))
+    for score, places in rated:
+        message += field(8, packed(1, [x for x, _ in places]) + packed(2, [y for _, y in places]) + float32(8, score))
     return message
