@@ -34,6 +34,7 @@ from core.checksums import digest
 from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.errors import ConfigError, NonFiniteError, PreemptedError
+from core.keep_best import score_of
 from core.metrics import Mean
 from core.programs import keep_programs
 from core.progress import ProgressLine
@@ -201,6 +202,7 @@ class _Run:
         self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
         self.skipped_in_a_row = 0
         self.evaluated = False
+        self.score: float | None = None
         mesh = mesh_lib.make_mesh(config.mesh)
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.accumulate)
@@ -252,7 +254,9 @@ class _Run:
         if restored is None:
             self.step = 0
             init = jax.jit(self.task.init, out_shardings=self.shardings)
-            self.state = init(prng.key(self.config.run.seed, "init"))
+            key = prng.key(self.config.run.seed, "init")
+            processes.compile_together(init, key)
+            self.state = init(key)
             if self.load is not None:
                 self.state = self.load(self.state)
             self.folder.cut_metrics(0)
@@ -261,7 +265,7 @@ class _Run:
             self.state, progress = restored
             position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
-            self.skipped_in_a_row = progress.skipped_in_a_row
+            self.skipped_in_a_row, self.score = progress.skipped_in_a_row, progress.score
             self.folder.cut_metrics(progress.metrics_bytes)
             print(f"resumed from step {self.step}", flush=True)
         if self.interaction is not None:
@@ -333,6 +337,8 @@ class _Run:
         self.clock.charge("data", began)
         began = time.perf_counter()
         length = len(jax.tree.leaves(stacked)[0])
+        if length not in self.compiled:
+            processes.compile_together(self.jit_updates, self.state, on_device, count)
         with jax.transfer_guard("disallow"):
             self.state, metrics = self.jit_updates(self.state, on_device, count)
         if length not in self.compiled:  # a call with a new length returns only when its program is compiled
@@ -343,7 +349,7 @@ class _Run:
         while len(self.in_flight) > CALLS_IN_FLIGHT:
             self._collect(*self.in_flight.popleft())
         self.step += updates
-        self.evaluated = False
+        self.evaluated, self.score = False, None
         self.progress.update(self.step)
         if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
             self._log()
@@ -422,6 +428,7 @@ class _Run:
             return
         if metrics:
             self.folder.log(self.step, "eval", metrics)
+            self.score = score_of(metrics, self.config.checkpoint.keep_best)
         self.evaluated = True
 
     def _evaluate(self, state: TrainState, final: bool) -> dict[str, float] | None:
@@ -446,6 +453,7 @@ class _Run:
             evaluated=self.evaluated,
             position=None if self.interaction is None else self.interaction.position(),
             skipped_in_a_row=self.skipped_in_a_row,
+            score=self.score,
         )
 
     def _save(self) -> None:

@@ -89,6 +89,17 @@ def gather(text: str) -> list[str]:
     return [_client().blocking_key_value_get(f"{key}/{i}", _WAIT_MS) for i in range(_jax().num_processes)]
 
 
+def compile_together(jitted: Any, *arguments: Any) -> None:
+    """Compiles a jitted function for these arguments and returns when every process has.
+
+    At the first run of a program gloo joins its devices, and gives the last process 30 s to come; how long a process
+    compiles, or loaded its data before, is not bounded. The function's next call finds the program compiled.
+    """
+    if several():
+        jitted.lower(*arguments).compile()
+        gather("")
+
+
 def require_same(values: dict[str, Any]) -> None:
     """Compares JSON values of all processes by name.
 

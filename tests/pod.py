@@ -176,9 +176,11 @@ def check_equality(config: str, folder: Path, options: Sequence[str]) -> None:
     say(f"equality: {worst:.1e} between 2 x 4 and 1 x 8 devices after 20 updates ({same})")
 
 
-def expect_end(config: str, target: Path, untouched: Path, digest: str, options: Sequence[str]) -> None:
+def expect_end(
+    config: str, target: Path, untouched: Path, digest: str, options: Sequence[str], devices: int = 4
+) -> None:
     """Goes on with a run and compares its end with that of the untouched one."""
-    found = finish(config, target, options)
+    found = finish(config, target, options, devices=devices)
     if found != digest:
         raise AssertionError(f"{target}: digest {found}, untouched {digest}")
     if kill.written(target) != kill.written(untouched):
@@ -208,10 +210,10 @@ def end_of_the_other(pod: Pod, victim: int) -> tuple[float, int]:
 
 
 def kill_once(
-    config: str, folder: Path, options: Sequence[str], rng: random.Random, *, in_save: bool
+    config: str, folder: Path, options: Sequence[str], rng: random.Random, devices: int, *, in_save: bool
 ) -> tuple[str, float, int] | None:
     """Kills one process: when, how long the other lasted, its exit code. None if the run came to its end first."""
-    pod = launch(config, folder, options)
+    pod = launch(config, folder, options, devices=devices)
     try:
         wait_for_training(pod, folder)
         victim, until = rng.randrange(2), time.monotonic() + rng.uniform(0.0, 1.0 if in_save else 3.0)
@@ -231,7 +233,9 @@ def kill_once(
         pod.end()
 
 
-def check_kills(config: str, folder: Path, options: Sequence[str], digest: str, kills: int, rng: random.Random) -> None:
+def check_kills(
+    config: str, folder: Path, options: Sequence[str], digest: str, kills: int, rng: random.Random, devices: int = 4
+) -> None:
     """SIGKILL of either process changes nothing."""
     moments: collections.Counter[str] = collections.Counter()
     codes: collections.Counter[int] = collections.Counter()
@@ -241,13 +245,13 @@ def check_kills(config: str, folder: Path, options: Sequence[str], digest: str, 
         target = folder / f"round{rounds}"
         rounds += 1
         for _ in range(min(KILLS_PER_ROUND, kills - moments.total())):
-            killed = kill_once(config, target, options, rng, in_save=moments.total() % 2 == 1)
+            killed = kill_once(config, target, options, rng, devices, in_save=moments.total() % 2 == 1)
             if killed is None:
                 break
             moments[killed[0]] += 1
             seconds.append(killed[1])
             codes[killed[2]] += 1
-        expect_end(config, target, folder / "untouched", digest, options)
+        expect_end(config, target, folder / "untouched", digest, options, devices)
         times = f"{min(seconds):.1f} to {max(seconds):.1f} s" if seconds else "-"
         say(
             f"kills: {moments.total()}, {moments['save']} during a save, 0 divergences, 0 failed restarts; the other "
@@ -255,12 +259,14 @@ def check_kills(config: str, folder: Path, options: Sequence[str], digest: str, 
         )
 
 
-def check_terms(config: str, folder: Path, options: Sequence[str], digest: str, terms: int, rng: random.Random) -> None:
+def check_terms(
+    config: str, folder: Path, options: Sequence[str], digest: str, terms: int, rng: random.Random, devices: int = 4
+) -> None:
     """SIGTERM to one saves the same step on both."""
     seconds: list[float] = []
     for i in range(terms):
         target = folder / f"term{i}"
-        pod = launch(config, target, options)
+        pod = launch(config, target, options, devices=devices)
         try:
             wait_for_training(pod, target)
             time.sleep(rng.uniform(0.0, 1.0))
@@ -273,7 +279,7 @@ def check_terms(config: str, folder: Path, options: Sequence[str], digest: str, 
         steps = {step for log in pod.logs for step in re.findall(r"stopped and saved at step (\d+)", log.read_text())}
         if codes != [75, 75] or len(steps) != 1:
             raise AssertionError(f"SIGTERM to process {i % 2}: ended with {codes}, saved {steps}:\n{pod.output()}")
-        expect_end(config, target, folder / "untouched", digest, options)
+        expect_end(config, target, folder / "untouched", digest, options, devices)
     say(
         f"terms: {terms} of {terms} saved the same step and exited 75, after {min(seconds):.1f} to {max(seconds):.1f} s"
     )
@@ -317,13 +323,15 @@ def check_hang(config: str, folder: Path, options: Sequence[str]) -> None:
         say(f"hang: process {victim} stopped; the other ended after {seconds:.1f} s with {code}")
 
 
-def check_damage(config: str, folder: Path, options: Sequence[str], digest: str, rng: random.Random) -> None:
+def check_damage(
+    config: str, folder: Path, options: Sequence[str], digest: str, rng: random.Random, devices: int = 4
+) -> None:
     """All processes leave a damaged save aside."""
     target = folder / "damaged"
     shutil.copytree(folder / "untouched", target)
     newest = max((target / "checkpoints").iterdir(), key=lambda path: int(path.name))
     what = damage.cut_a_file(newest, rng)
-    expect_end(config, target, folder / "untouched", digest, options)
+    expect_end(config, target, folder / "untouched", digest, options, devices)
     aside = [path.name for path in (target / "quarantine").iterdir()]
     say(f"damage: {what}; set aside {', '.join(aside)}, ended as the undamaged run")
 
@@ -355,9 +363,20 @@ def say(line: str) -> None:
 
 
 def run(
-    config: str, folder: Path, options: Sequence[str], *, kills: int, terms: int, seed: int = 0, parts: Sequence[str]
+    config: str,
+    folder: Path,
+    options: Sequence[str],
+    *,
+    kills: int,
+    terms: int,
+    devices: int,
+    seed: int,
+    parts: Sequence[str],
 ) -> None:
-    """The parts that are asked for. Raises AssertionError at the first that fails."""
+    """The parts that are asked for, with `devices` of each process in the runs that are interrupted.
+
+    Raises AssertionError at the first that fails.
+    """
     rng = random.Random(seed)
     if "stream" in parts:
         kill.finish(config, folder / "recorded", [*options, "--train.steps", "1"])  # where there are no data yet
@@ -366,20 +385,20 @@ def run(
         check_equality(config, folder, options)
     digest = ""
     if {"repeat", "kills", "terms", "damage"} & {*parts}:
-        digest = finish(config, folder / "untouched", options)
+        digest = finish(config, folder / "untouched", options, devices=devices)
     if "repeat" in parts:
-        expect_end(config, folder / "again", folder / "untouched", digest, options)
+        expect_end(config, folder / "again", folder / "untouched", digest, options, devices)
         say("repeat: two runs bit-identical")
     if "kills" in parts:
-        check_kills(config, folder, options, digest, kills, rng)
+        check_kills(config, folder, options, digest, kills, rng, devices)
     if "terms" in parts:
-        check_terms(config, folder, options, digest, terms, rng)
+        check_terms(config, folder, options, digest, terms, rng, devices)
     if "reshard" in parts:
         check_resharding(config, folder, options)
     if "hang" in parts:
         check_hang(config, folder, options)
     if "damage" in parts:
-        check_damage(config, folder, options, digest, rng)
+        check_damage(config, folder, options, digest, rng, devices)
     if "refusals" in parts:
         check_refusals(config, folder, options)
 
@@ -394,6 +413,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--terms", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60, help="of the runs that are interrupted")
+    parser.add_argument("--devices", type=int, default=4, help="of each process in these runs; fewer are faster")
     parser.add_argument("--only", action="append", choices=PARTS, help="repeatable; default all")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     arguments = parser.parse_args()
@@ -406,6 +426,7 @@ def main() -> None:
             options,
             kills=arguments.kills,
             terms=arguments.terms,
+            devices=arguments.devices,
             seed=arguments.seed,
             parts=arguments.only or PARTS,
         )
