@@ -34,6 +34,7 @@ from core import processes
 from core.checksums import checksums, named_leaves, tree_spec
 from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError, NonFiniteError, StorageError, require_equal
+from core.keep_best import KeepBest
 from core.state import TrainState
 
 # A save that fails is tried again at the next occasion; after this many in a row the run ends.
@@ -56,6 +57,8 @@ class Progress:
     """Of the task's interaction with a world, from which it goes on; None where there is none."""
     skipped_in_a_row: int
     """Updates before this step that were not applied, without one that was in between."""
+    evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Finite metrics of the evaluation at this step; empty where there was none."""
 
 
 class Checkpoints:
@@ -77,6 +80,7 @@ class Checkpoints:
         self._pending_step = -1
         self._durable_step: int | None = None
         self._failures = 0
+        self._best = KeepBest(config)
         self._manager: ocp.training.Checkpointer | None = None
 
     @property
@@ -93,6 +97,8 @@ class Checkpoints:
         policies: list[Any] = [preserve.LatestN(self._config.keep_last)]
         if self._config.keep_every is not None:
             policies.append(preserve.EveryNSteps(self._config.keep_every))
+        if self._config.keep_best is not None:
+            policies.append(self._best)
         keep_any: Any = preserve.AnyPreservationPolicy(policies)  # Any: Orbax's v1 protocol and its v0 policies differ
         return ocp.training.Checkpointer(
             str(self._folder),
@@ -128,6 +134,7 @@ class Checkpoints:
             "checksums": sums,
         }
         note["sha256"] = _note_hash(note)
+        self._best.note(progress.step, progress.evaluation)
         try:
             self._pending = self._checkpointer.save_checkpointables_async(
                 progress.step, {"state": _as_tree(state)}, force=True, overwrite=True, custom_metadata=note
@@ -225,6 +232,7 @@ class Checkpoints:
             raise ValueError(note)
         if note["step"] != step:
             raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
+        self._best.note(step, note.get("evaluation", {}))  # saves of older versions have none
         return note
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:

@@ -136,6 +136,11 @@ class CheckpointConfig:
     """Newest saves that stay."""
     keep_every: int | None = None
     """Saves at multiples of this step stay for good."""
+    keep_best: str | None = None
+    """Metric of the evaluation by which the best save so far stays too, for example policy_success. Only a save at a
+    step that is evaluated can be it: let train.eval_every be `every`, or a multiple."""
+    best: Literal["highest", "lowest"] = "highest"
+    """Which value of `keep_best` is the best."""
 
     def __post_init__(self) -> None:
         require_positive(self, "every", "keep_last")

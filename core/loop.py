@@ -34,7 +34,7 @@ from core.checksums import digest
 from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.errors import ConfigError, NonFiniteError, PreemptedError
-from core.keep_best import score_of
+from core.keep_best import finite_metrics
 from core.metrics import Mean
 from core.programs import keep_programs
 from core.progress import ProgressLine
@@ -202,7 +202,7 @@ class _Run:
         self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
         self.skipped_in_a_row = 0
         self.evaluated = False
-        self.score: float | None = None
+        self.evaluation: dict[str, float] = {}
         mesh = mesh_lib.make_mesh(config.mesh)
         self.everywhere = NamedSharding(mesh, PartitionSpec())
         self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.accumulate)
@@ -265,7 +265,7 @@ class _Run:
             self.state, progress = restored
             position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
-            self.skipped_in_a_row, self.score = progress.skipped_in_a_row, progress.score
+            self.skipped_in_a_row, self.evaluation = progress.skipped_in_a_row, progress.evaluation
             self.folder.cut_metrics(progress.metrics_bytes)
             print(f"resumed from step {self.step}", flush=True)
         if self.interaction is not None:
@@ -349,7 +349,7 @@ class _Run:
         while len(self.in_flight) > CALLS_IN_FLIGHT:
             self._collect(*self.in_flight.popleft())
         self.step += updates
-        self.evaluated, self.score = False, None
+        self.evaluated, self.evaluation = False, {}
         self.progress.update(self.step)
         if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
             self._log()
@@ -428,7 +428,7 @@ class _Run:
             return
         if metrics:
             self.folder.log(self.step, "eval", metrics)
-            self.score = score_of(metrics, self.config.checkpoint.keep_best)
+            self.evaluation = finite_metrics(metrics, self.config.checkpoint.keep_best)
         self.evaluated = True
 
     def _evaluate(self, state: TrainState, final: bool) -> dict[str, float] | None:
@@ -453,7 +453,7 @@ class _Run:
             evaluated=self.evaluated,
             position=None if self.interaction is None else self.interaction.position(),
             skipped_in_a_row=self.skipped_in_a_row,
-            score=self.score,
+            evaluation=self.evaluation,
         )
 
     def _save(self) -> None:
