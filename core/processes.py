@@ -23,7 +23,7 @@ T = TypeVar("T")
 # A recording or an evaluation may take hours; a process that dies meanwhile is noticed by its heartbeat.
 _WAIT_MS = 7 * 24 * 3600 * 1000
 # How long the first process, whose end ends all, waits for others that are about to say their own last word.
-_LAST_WORDS_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 10.0
 
 _calls = itertools.count()
 
