@@ -33,7 +33,7 @@ from orbax.checkpoint import v1 as ocp
 from core import processes
 from core.checksums import checksums, named_leaves, tree_spec
 from core.config import CheckpointConfig
-from core.errors import DataError, MismatchError, NonFiniteError, StorageError, require_equal
+from core.errors import DataError, MismatchError, NonFiniteError, PreemptedError, StorageError, require_equal
 from core.keep_best import KeepBest
 from core.state import TrainState
 
@@ -260,7 +260,11 @@ class Checkpoints:
         print(f"checkpoint of step {step} is damaged ({reason}): moved to {goal}", flush=True)
 
     def close(self) -> None:
-        """Frees Orbax's threads."""
+        """Frees Orbax's threads, after waiting for them; not on the way of an error out of one of several processes,
+        since they would wait for the others."""
+        error = sys.exc_info()[1]
+        if processes.several() and error is not None and not isinstance(error, PreemptedError):
+            return
         if self._manager is not None:
             self._manager.close()
             self._manager = None

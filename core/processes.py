@@ -10,6 +10,7 @@ a program waiting on the devices; Orbax goes the same way.
 import itertools
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +25,9 @@ T = TypeVar("T")
 _WAIT_MS = 7 * 24 * 3600 * 1000
 # How long the first process, whose end ends all, waits for others that are about to say their own last word.
 _LAST_WORDS_SECONDS = 10.0
+
+# In messages of a collective or of the coordinator; jax raises the same type where memory runs out.
+_BETWEEN_PROCESSES = re.compile(r"gloo|nccl|coordinat|barrier|peer|socket|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", re.I)
 
 _calls = itertools.count()
 
@@ -138,9 +142,11 @@ def lost(error: BaseException) -> PeerError | None:
     """What an exception of jax means if it came because another process ended; None if it is something else."""
     from jax.errors import JaxRuntimeError
 
-    if not several() or not isinstance(error, JaxRuntimeError):
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).split("\n", maxsplit=1)[0]
+    if not several() or not isinstance(error, JaxRuntimeError) or not _BETWEEN_PROCESSES.search(text):
         return None
-    text = str(error).splitlines()[0]
     return PeerError(
         f"process {_jax().process_id}: another process of this run ended or no longer answers; its own output says "
         f"why ({text[:200]}). Start all of them again with --run.resume"

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from jax._src import distributed
+from jax.errors import JaxRuntimeError
 
 from core import processes
 
@@ -101,3 +103,17 @@ def test_alone_every_call_is_the_plain_one():
     processes.require_same({"seed": 3})
     with pytest.raises(ZeroDivisionError):
         processes.first_does(lambda: 1 / 0)
+
+
+def test_an_exception_of_jax_that_means_a_lost_process(monkeypatch: pytest.MonkeyPatch):
+    closed = JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [::1]\nsecond line")
+    assert processes.lost(closed) is None  # a single process has no peer
+    monkeypatch.setattr(distributed.global_state, "num_processes", 2)
+    assert "another process of this run ended" in str(processes.lost(closed))
+    assert "second line" not in str(processes.lost(closed))
+    try:
+        raise ValueError("a save failed") from closed
+    except ValueError as error:
+        assert processes.lost(error) is not None
+    assert processes.lost(JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes")) is None
+    assert processes.lost(ValueError("Gloo")) is None
