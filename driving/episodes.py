@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int8
 from core.errors import DataError
 from core.strict_json import read_json
 from driving.rater import Rated
-from driving.schema import Problem, refuse, schema_problems
+from driving.schema import Problem, problem_of, refuse, schema_problems
 
 ROUTE_COMMANDS = ("unknown", "left", "straight", "right")
 """Meaning of a batch's route_command, by its number."""
@@ -111,7 +111,7 @@ def examine(path: Path) -> tuple[Episode | None, list[Problem]]:
     try:
         tree = read_json(path)
     except DataError as error:
-        return None, [Problem(file=str(path), key="", expected="a JSON file of an episode", found=str(error))]
+        return None, [problem_of(error, str(path))]
     problems = schema_problems(tree, source=str(path))
     return (None, problems) if problems else parse(tree, source=str(path))
 

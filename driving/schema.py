@@ -29,6 +29,16 @@ class Problem:
         return f"{where}: expected {self.expected}, found {self.found}"
 
 
+def problem_of(error: DataError, file: str) -> Problem:
+    """An error about a file, taken apart where it is written as "<file>: <key>: expected <this>, found <that>"."""
+    text = str(error).removeprefix(f"{file}: ")
+    key, _, rest = text.partition("expected ")
+    expected, comma, found = rest.partition(", found")
+    if not comma or (key and not key.endswith(": ")):
+        return Problem(file=file, key="", expected="data that can be read", found=text)
+    return Problem(file=file, key=key.removesuffix(": "), expected=expected, found=found.lstrip(": "))
+
+
 def refuse(problems: Sequence[Problem], hint: str = "") -> DataError:
     """One error that lists the problems."""
     lines = [f"  {problem}" for problem in problems[:MAX_PROBLEMS]]

@@ -134,7 +134,7 @@ def write_pack(
       DataError: If `out` exists, or a picture cannot be read.
     """
     if out.exists():
-        raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
+        raise DataError(f"{out}: expected a folder that does not exist yet, found one; choose another name")
     scratch = out.with_name(f"{out.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

@@ -29,7 +29,7 @@ from driving.episodes import episode_files
 from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load
 from driving.pictures import read_bytes
 from driving.scan import scan_file
-from driving.schema import Problem
+from driving.schema import Problem, problem_of
 from driving.shards import PackedPictures, is_pack, read_manifest
 from driving.split import SPLIT_FILE, check_manifest, load_manifest
 
@@ -61,9 +61,7 @@ def validate(
         try:
             _walk_path(path, walk, threads)
         except DataError as error:
-            found.problems.append(
-                Problem(file=str(path), key="", expected="a dataset that can be read", found=_without(path, error))
-            )
+            found.problems.append(problem_of(error, str(path)))
     _check_ids(report["episodes"], found)
     report["problems"] = [dataclasses.asdict(problem) for problem in found.problems]
     report["remarks"] = [dataclasses.asdict(remark) for remark in found.remarks]
@@ -183,14 +181,7 @@ def _check_split(file: Path, parts: Sequence[Index], found: Findings) -> None:
     try:
         check_manifest(load_manifest(file), concatenate(parts), source=str(file), may_lack=False)
     except DataError as error:
-        found.problems.append(
-            Problem(file=str(file), key="", expected="a split without leaks", found=_without(file, error))
-        )
-
-
-def _without(path: Path, error: DataError) -> str:
-    """A message without the path that its line begins with already."""
-    return str(error).removeprefix(f"{path}: ")
+        found.problems.append(problem_of(error, str(file)))
 
 
 def _check_ids(episodes: Sequence[Report], found: Findings) -> None:

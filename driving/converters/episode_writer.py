@@ -14,6 +14,7 @@ from core.images import picture_size
 from driving.converters.trajectory import Pose
 from driving.episodes import Problem, parse, schema_problems, write_episode
 from driving.rater import Rated
+from driving.schema import problem_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,8 +125,7 @@ class EpisodeWriter:
         try:
             found = picture_size(data, source=source)
         except DataError as error:
-            expected, _, words = str(error).removeprefix(f"{source}: expected ").partition(", found ")
-            self.problem(source, "", expected, words)
+            self.problems.append(problem_of(error, source))
             return None
         if size is not None and found != size:
             expected = f"height x width {size[0]} x {size[1]} as in the calibration"

@@ -235,3 +235,25 @@ def test_a_split_that_leaks_is_a_problem(tmp_path: Path):
     (tmp_path / "_split.json").write_text(json.dumps(listed))
     report = validate([tmp_path])
     assert "come from the recording d/1" in report["problems"][0]["found"]
+
+
+def test_what_cannot_be_read_is_said_once(tmp_path: Path):
+    for name in "abc":
+        write_drive(tmp_path, name, frames=3, start_yaw=float(ord(name)), pictures=False, change=bare_of_pictures)
+    text = (tmp_path / "b.json").read_text()
+    (tmp_path / "b.json").write_text(text.replace('"t": 0.1', '"t": NaN'))
+    split = {"format": "chunkwise-driving-split-1", "train": {}, "val": {}, "test": {}}
+    (tmp_path / "_split.json").write_text(json.dumps(split))
+    absent = tmp_path / "absent"
+    found = {
+        (Path(problem["file"]).name, problem["expected"]): problem["found"]
+        for problem in validate([tmp_path, absent])["problems"]
+    }
+    assert found["b.json", "JSON with finite numbers and unique keys"] == "NaN at key 't'"
+    assert found["absent", "a folder of driving episodes"] == "no such folder"
+    assert "episode 'a' is in no split" in found["_split.json", "a split of this dataset without leaks"]
+
+
+def bare_of_pictures(tree: Tree) -> None:
+    for frame in frames(tree):
+        frame["observations"]["cameras"] = {}
