@@ -1,12 +1,16 @@
 """Damages the newest checkpoint of a run in every way that disks know, goes on with the run, and compares its end.
 
     python -m tests.damage --cases 60
+    python -m tests.damage --cases 60 --restore-only      # half a second a case instead of a training run
 
 A short run is made once. Each case takes a copy, flips a bit, cuts or removes a file, or puts a false newest step
-beside it, then resumes: the run must set aside what is not whole, and end with the digest of the undamaged one.
+beside it, then resumes: the run must set aside what is not whole, and end with the digest of the undamaged one. With
+--restore-only a case ends where the run would go on: what was restored must be what was saved at that step, to the bit.
 """
 
 import argparse
+import contextlib
+import io
 import random
 import shutil
 import tempfile
@@ -83,17 +87,82 @@ def run(cases: int, folder: Path, seed: int = 0, *, kinds: tuple[Callable[[Path,
     return set_aside
 
 
+def restore_only(
+    cases: int, folder: Path, seed: int = 0, *, kinds: tuple[Callable[[Path, random.Random], str], ...]
+) -> int:
+    """As `run`, by restoring in this process; the number of cases in which something was set aside.
+
+    Raises:
+      AssertionError: Something else was restored than had been saved at that step.
+    """
+    whole = folder / "whole"
+    kill.finish(CONFIG, whole, OPTIONS)
+    restore = _restorer(whole)
+    saved: dict[int, str] = {}
+    for path in (whole / "checkpoints").iterdir():
+        alone = folder / f"step{path.name}"
+        shutil.copytree(path, alone / "checkpoints" / path.name)
+        saved |= [restore(alone)]
+    rng = random.Random(seed)
+    set_aside = 0
+    for case in track(range(cases), "damaging"):
+        copy = folder / f"case{case}"
+        shutil.copytree(whole / "checkpoints", copy / "checkpoints")
+        newest = max((copy / "checkpoints").iterdir(), key=lambda path: int(path.name))
+        what = kinds[case % len(kinds)](newest, rng)
+        step, found = restore(copy)
+        if found != saved[step]:
+            raise AssertionError(f"{what}: step {step} was restored, and is not what was saved")
+        set_aside += (copy / "quarantine").exists()
+        shutil.rmtree(copy)
+    return set_aside
+
+
+def _restorer(run: Path) -> Callable[[Path], tuple[int, str]]:
+    """What restores a copy of a run's checkpoints: the step, and the digest of the state."""
+    import jax
+
+    from core.checkpoint import Checkpoints, _whole_note, list_saves
+    from core.checksums import digest
+    from core.config import CheckpointConfig
+    from core.saved_config import read_config
+    from qchunk.agent import make_agent
+    from qchunk.config import QChunkConfig
+    from qchunk.data import open_dataset
+
+    config = read_config(run, QChunkConfig)
+    agent = make_agent(config, open_dataset(config).dims(config.data.observation))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(agent.init, jax.random.key(0))
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    fingerprint = _whole_note(list_saves(run)[0].path)["fingerprint"]
+
+    def restore(copy: Path) -> tuple[int, str]:
+        checkpoints = Checkpoints(copy, CheckpointConfig(), fingerprint)
+        with contextlib.redirect_stdout(io.StringIO()):  # it says what it sets aside
+            restored = checkpoints.restore(abstract)
+        checkpoints.close()
+        assert restored is not None
+        state, progress = restored
+        return progress.step, digest(state, {})
+
+    return restore
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0, help="of the damage")
+    parser.add_argument("--restore-only", action="store_true", help="do not train on after each case")
     parser.add_argument("--only", choices=[kind.__name__ for kind in KINDS], help="one kind of damage")
     arguments = parser.parse_args()
     kinds = tuple(kind for kind in KINDS if arguments.only in (None, kind.__name__))
     with tempfile.TemporaryDirectory() as folder:
-        set_aside = run(arguments.cases, Path(folder), arguments.seed, kinds=kinds)
-    print(f"{arguments.cases} cases, {set_aside} set aside, 0 divergences: every run ended as the undamaged one")
+        check = restore_only if arguments.restore_only else run
+        set_aside = check(arguments.cases, Path(folder), arguments.seed, kinds=kinds)
+    end = "what was restored had been saved" if arguments.restore_only else "every run ended as the undamaged one"
+    print(f"{arguments.cases} cases, {set_aside} set aside, 0 divergences: {end}")
 
 
 if __name__ == "__main__":

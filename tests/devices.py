@@ -44,6 +44,8 @@ def train(config: str, devices: int, fsdp: int, steps: int, folder: Path) -> End
     options += ["--mesh.replicate-below", "0", "--run.dir", str(folder / "run")]
     if "qchunk" in config:
         options += ["--eval.env", "None"]
+    if "driving" in config:
+        options += ["--eval.blind-updates", "20", "--eval.pictures", "0"]
     command = [sys.executable, "-m", "tests.devices", "--child", str(folder), "--config", config, *options]
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     folder.mkdir()

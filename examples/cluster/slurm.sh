@@ -23,8 +23,9 @@ RUN="${RUN:?set RUN to a folder that all nodes see, such as /shared/runs/pi0}"
 DATA="${DATA:?set DATA to the dataset, in a folder that all nodes see}"
 MAX_RESTARTS="${MAX_RESTARTS:-100}"
 
-# srun runs the program itself, without a shell between them: the signal reaches it, and its exit code comes back.
-srun --kill-on-bad-exit=1 "$PYTHON" launch.py --config configs/openpi_ript/pi0_full.py \
+# srun runs the program itself, without a shell between them: the signal reaches it, and its exit code comes back, of
+# several the highest. So none may be killed because another ended first: they end by themselves, within seconds.
+srun --kill-on-bad-exit=0 "$PYTHON" launch.py --config configs/openpi_ript/pi0_full.py \
   --run.dir "$RUN" --run.resume --run.compile-cache "$RUN.programs" \
   --data.path "$DATA" --mesh.fsdp 8 --checkpoint.every 500
 code=$?
