@@ -52,13 +52,13 @@ def main() -> None:
         ],
         "scratch": ["--train.steps", str(arguments.updates + moments * pretrained)],
     }
-    print("| labels | start | ade_2s per seed, m | mean | ego MLP, same drives |")
+    print("| labels | start | ade_2s per seed, m | mean | best blind row (history MLP), same drives |")
     print("|---|---|---|---|---|", flush=True)
     for fraction in FRACTIONS:
         for start, options in starts.items():
             results = [cell(arguments.out, start, fraction, seed, options) for seed in range(arguments.seeds)]
             ades = [result["rows"]["model"]["ade_2s"]["mean"] for result in results]
-            blind = float(np.mean([result["rows"]["ego_mlp"]["ade_2s"]["mean"] for result in results]))
+            blind = float(np.mean([result["rows"]["history_mlp"]["ade_2s"]["mean"] for result in results]))
             every = ", ".join(f"{ade:.3f}" for ade in ades)
             print(f"| {fraction:.0%} | {start} | {every} | {np.mean(ades):.3f} | {blind:.3f} |", flush=True)
 

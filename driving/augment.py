@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from driving.batch import Batch
 from driving.config import AugmentConfig
 from driving.episodes import ROUTE_COMMANDS
+from driving.tables import PAST_S
 from driving.targets import wrap
 
 MIRROR_VEHICLE = np.diag([1.0, -1.0, 1.0, 1.0]).astype(np.float32)
@@ -156,6 +157,7 @@ def _mirror(batch: Batch, rows: np.ndarray, mirror: list[int]) -> None:
     batch["extrinsics"][rows] = np.where(known, MIRROR_VEHICLE @ extrinsics @ MIRROR_CAMERA, extrinsics)
     batch["yaw_rad"][rows] = wrap(-batch["yaw_rad"][rows])
     batch["yaw_rate_radps"][rows] *= -1
+    batch["past_motion"][rows, len(PAST_S) :] *= -1
     batch["waypoints"][rows, :, 1] *= -1
     batch["relative_pose"][rows, :, 1] *= -1
     batch["relative_pose"][rows, :, 2] = wrap(-batch["relative_pose"][rows, :, 2])

@@ -42,6 +42,9 @@ class Batch(TypedDict):
     yaw_valid: Bool[np.ndarray, "b n"]
     yaw_rate_radps: Float32[np.ndarray, "b n"]
     yaw_rate_valid: Bool[np.ndarray, "b n"]
+    past_motion: Float32[np.ndarray, "b p"]
+    """By how much the anchor's speed, then its yaw rate, differed at each of driving.tables.PAST_S before; 0 where
+    unknown."""
     relative_pose: Float32[np.ndarray, "b n 3"]
     """Pose at each time in the vehicle frame of the anchor: x forward, y left, yaw in (-pi, pi]; 0 at the anchor."""
     relative_pose_valid: Bool[np.ndarray, "b n"]

@@ -190,14 +190,16 @@ class WaypointConfig:
     use_cameras: bool = True
     use_ego: bool = True
     """Speed and yaw rate."""
+    use_past: bool = True
+    """How speed and yaw rate have changed within the last second (driving.tables.PAST_S)."""
     use_command: bool = True
     """Where the route goes."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Of the head."""
 
     def __post_init__(self) -> None:
-        if not (self.use_cameras or self.use_ego or self.use_command):
-            raise ValueError("waypoints.use_cameras, use_ego and use_command are all false; expected an input")
+        if not (self.use_cameras or self.use_ego or self.use_past or self.use_command):
+            raise ValueError("waypoints.use_cameras, use_ego, use_past, use_command are all false; expected an input")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise ValueError(f"waypoints.hidden_sizes is {self.hidden_sizes}; expected at least one number above 0")
 

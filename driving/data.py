@@ -98,6 +98,7 @@ class DrivingData:
             **_masked(valid, frames, "speed_mps", tables.speed_mps, "speed_valid", tables.speed_valid),
             **_masked(valid, frames, "yaw_rad", wrap(tables.pose[:, 2]), "yaw_valid", tables.yaw_valid),
             **_masked(valid, frames, "yaw_rate_radps", tables.yaw_rate_radps, "yaw_rate_valid", tables.yaw_rate_valid),
+            "past_motion": tables.past_motion[rows],
             "relative_pose": np.where(both[..., None], relative_pose(origin, tables.pose[frames]), 0.0).astype(
                 np.float32
             ),

@@ -56,15 +56,16 @@ def compare(config: DrivingConfig, params: PyTree, out: Path | None = None) -> d
 
     Returns:
       {"split", "drives", "samples", "rated", "rows": {predictor: {measure: {mean, low, high}}}, "gain": {measure:
-      {...}}, "notes"}; gain is the paired difference ego_mlp - model, metres, above 0 where cameras help, or, for the
-      rater feedback score, model - ego_mlp. A measure that no sample has is left out.
+      {...}}, "notes"}; gain is the paired difference to the strongest blind row, history_mlp - model, metres, above 0
+      where cameras help, or, for the rater feedback score, model - history_mlp. A measure that no sample has is left
+      out.
     """
     data, train = open_data(config.data, config.eval.split), open_data(config.data, "train")
     states = EgoStates(data, _held_out(data, config.eval.every))
     predicted = {MODEL: predict(config, params, data, states.rows)}
     predicted |= blind_predictions(config, EgoStates(train), states)
     errors = {name: measures(one, states.waypoints, states.valid, _dt(config)) for name, one in predicted.items()}
-    gain = {key: errors["ego_mlp"][key] - value for key, value in errors[MODEL].items()}
+    gain = {key: errors["history_mlp"][key] - value for key, value in errors[MODEL].items()}
     notes = [
         f"{key}: no sample's future is known that far" for key, value in gain.items() if not np.isfinite(value).any()
     ]
@@ -73,10 +74,10 @@ def compare(config: DrivingConfig, params: PyTree, out: Path | None = None) -> d
     feedback, rated = _rater_feedback(config, data, states, predicted, notes)
     if feedback:
         errors = {name: values | {RATER: feedback[name]} for name, values in errors.items()}
-        gain[RATER] = feedback[MODEL] - feedback["ego_mlp"]
+        gain[RATER] = feedback[MODEL] - feedback["history_mlp"]
     pictures = config.eval.pictures
     if out is not None and pictures:
-        drawn = picture.draw(out, data, states, predicted[MODEL], predicted["ego_mlp"], pictures)
+        drawn = picture.draw(out, data, states, predicted[MODEL], predicted["history_mlp"], pictures)
         notes += [] if drawn else ["no picture: no sample's future is known"]
 
     def scored(values: dict[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def draw(
                 axes.set_title(data.config.cameras[k].replace("_", " "), fontsize=10)
         _draw_above(figure.add_subplot(grid[i, len(order)]), paths, float(states.motion[sample, 0]))
     figure.suptitle(
-        f"green: driven in the next {horizon_s:g} s, orange: predicted by this run, blue: by the ego MLP, blind",
+        f"green: driven in the next {horizon_s:g} s, orange: predicted by this run, blue: from the car's own motion",
         fontsize=11,
     )
     figure.savefig(path)

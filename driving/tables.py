@@ -1,6 +1,7 @@
 """What every frame of a dataset asks to predict, computed once when it is opened, so that a batch is a few gathers."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
@@ -8,6 +9,11 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from driving import targets
 from driving.config import DataConfig
 from driving.index import Index
+
+PAST_S = (0.25, 0.5, 1.0)
+"""Moments before a frame at which a car's motion says how it is changing: braking, turning in."""
+PAST_TOLERANCE_S = 0.1
+"""How far from such a moment a frame may be."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +31,8 @@ class Tables:
     speed_valid: Bool[np.ndarray, " F"]
     yaw_rate_radps: Float32[np.ndarray, " F"]
     yaw_rate_valid: Bool[np.ndarray, " F"]
+    past_motion: Float32[np.ndarray, "F p"]
+    """By how much speed, then yaw rate, differed at each of PAST_S before; 0 where either is unknown."""
     waypoints: Float32[np.ndarray, "F t 2"]
     waypoint_valid: Bool[np.ndarray, "F t"]
 
@@ -58,9 +66,21 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
         "speed_valid": speed_valid,
         "yaw_rate_radps": yaw_rate.astype(np.float32),
         "yaw_rate_valid": yaw_rate_valid,
+        "past_motion": _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid))),
         "waypoints": waypoints,
         "waypoint_valid": waypoint_valid,
     }
+
+
+def _past_motion(
+    t: Float64[np.ndarray, " T"],
+    kinds: Sequence[tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]],
+) -> Float32[np.ndarray, "T p"]:
+    near, found = targets.nearest_frames(t, -np.array(PAST_S), tolerance_s=PAST_TOLERANCE_S)
+    changes = [
+        np.where(found & valid[:, None] & valid[near], values[:, None] - values[near], 0.0) for values, valid in kinds
+    ]
+    return np.concatenate(changes, axis=1).astype(np.float32)
 
 
 def _recorded_or(

@@ -23,6 +23,7 @@ from driving.batch import Batch
 from driving.config import DrivingConfig, WaypointConfig
 from driving.data import DrivingData
 from driving.model.heads import WaypointModel
+from driving.tables import PAST_S
 
 SOFTENING = 0.1
 """Metres below which the loss is a parabola rather than a distance, so that its gradient has no jump at 0."""
@@ -107,8 +108,8 @@ def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
     """Fresh weights of the model that a config describes."""
     k, (height, width) = len(config.data.cameras), config.data.image_size
     images = jnp.zeros((1, k, height, width, 3), jnp.uint8)
-    motion, command = jnp.zeros((1, 2)), jnp.zeros(1, jnp.int32)
-    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, command)["params"]
+    motion, past, command = jnp.zeros((1, 2)), jnp.zeros((1, 2 * len(PAST_S))), jnp.zeros(1, jnp.int32)
+    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, past, command)["params"]
 
 
 def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
@@ -117,6 +118,7 @@ def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
         "images": batch["images"][:, anchor],
         "image_valid": batch["image_valid"][:, anchor],
         "motion": np.stack([batch["speed_mps"][:, anchor], batch["yaw_rate_radps"][:, anchor]], axis=-1),
+        "past_motion": batch["past_motion"],
         "route_command": batch["route_command"],
         "waypoints": batch["waypoints"],
         "waypoint_valid": batch["waypoint_valid"],
@@ -125,9 +127,8 @@ def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
 
 def predict(model: WaypointModel, params: PyTree, batch: Any) -> Float[Array, "b t 2"]:
     """Waypoints of a batch from `inputs`."""
-    predicted: Any = model.apply(
-        {"params": params}, batch["images"], batch["image_valid"], batch["motion"], batch["route_command"]
-    )
+    seen = (batch["images"], batch["image_valid"], batch["motion"], batch["past_motion"], batch["route_command"])
+    predicted: Any = model.apply({"params": params}, *seen)
     return predicted
 
 

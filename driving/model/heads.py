@@ -86,7 +86,7 @@ class Predictor(nn.Module):
 class WaypointModel(nn.Module):
     """Future places of the car from what it sees, how it moves, and where the route goes.
 
-    waypoints = constant turn rate and velocity + MLP(scene, speed, yaw rate, command)
+    waypoints = constant turn rate and velocity + MLP(scene, speed, yaw rate, their changes, command)
 
     The MLP's last layer is zero at the start, so an untrained model is the blind formula and cameras only add to it.
     """
@@ -107,6 +107,7 @@ class WaypointModel(nn.Module):
         images: UInt8[Array, "b k h w 3"] | Float[Array, "b k h w 3"],
         valid: Bool[Array, "b k"],
         motion: Float[Array, "b 2"],
+        past: Float[Array, "b p"],
         command: Int[Array, " b"],
     ) -> Float[Array, "b t 2"]:
         """Waypoints in the vehicle frame, metres.
@@ -115,6 +116,7 @@ class WaypointModel(nn.Module):
           images: Of the anchor.
           valid: Which cameras have a picture.
           motion: Speed in m/s and yaw rate in rad/s; 0 where unknown.
+          past: By how much speed, then yaw rate, differed at each of some moments before; 0 where unknown.
           command: Position in driving.episodes.ROUTE_COMMANDS.
         """
         known: list[Array] = []
@@ -124,6 +126,9 @@ class WaypointModel(nn.Module):
         if self.waypoints.use_ego:
             known.append(motion / jnp.array([[SPEED_SCALE, YAW_RATE_SCALE]], jnp.float32))
             start = constant_turn(motion, self.steps, self.dt_s)
+        if self.waypoints.use_past:
+            scales = jnp.repeat(jnp.array([SPEED_SCALE, YAW_RATE_SCALE], jnp.float32), past.shape[1] // 2)
+            known.append(past / scales[None])
         if self.waypoints.use_command:
             known.append(nn.one_hot(command, COMMANDS))
         change = self.out(nn.gelu(self.trunk(jnp.concatenate(known, axis=-1))))

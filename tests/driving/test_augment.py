@@ -101,6 +101,8 @@ def test_flip_mirrors_the_world(root: Path):
     np.testing.assert_allclose(changed["yaw_rad"], -plain["yaw_rad"], atol=1e-6)
     np.testing.assert_array_equal(changed["yaw_rate_radps"], -plain["yaw_rate_radps"])
     np.testing.assert_array_equal(changed["speed_mps"], plain["speed_mps"])
+    np.testing.assert_array_equal(changed["past_motion"][:, :3], plain["past_motion"][:, :3])
+    np.testing.assert_array_equal(changed["past_motion"][:, 3:], -plain["past_motion"][:, 3:])
     np.testing.assert_array_equal(plain["route_command"], [1, 3, 2, 0] * 3)
     np.testing.assert_array_equal(changed["route_command"], [3, 1, 2, 0] * 3)
 

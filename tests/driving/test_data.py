@@ -76,6 +76,7 @@ def test_the_types_of_a_batch(root: Path):
         "yaw_valid": ((6, 3), np.bool_),
         "yaw_rate_radps": ((6, 3), np.float32),
         "yaw_rate_valid": ((6, 3), np.bool_),
+        "past_motion": ((6, 6), np.float32),
         "relative_pose": ((6, 3, 3), np.float32),
         "relative_pose_valid": ((6, 3), np.bool_),
         "waypoints": ((6, 20, 2), np.float32),

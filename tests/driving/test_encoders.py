@@ -119,6 +119,7 @@ def test_a_constant_turn_is_a_circle():
 def test_an_untrained_waypoint_model_is_the_blind_formula():
     model = WaypointModel(CONV, WaypointConfig(hidden_sizes=(8,)), 20, 0.1)
     motion = jnp.array([[5.0, 0.5], [4.0, -0.2]])
-    arguments = (jnp.asarray(pictures()), jnp.ones((2, 3), bool), motion, jnp.array([1, 0], jnp.int32))
+    past, command = jnp.ones((2, 6)), jnp.array([1, 0], jnp.int32)
+    arguments = (jnp.asarray(pictures()), jnp.ones((2, 3), bool), motion, past, command)
     params = model.init(prng.key(0, "init"), *arguments)
     np.testing.assert_array_equal(model.apply(params, *arguments), constant_turn(motion, 20, 0.1))

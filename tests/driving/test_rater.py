@@ -161,7 +161,7 @@ def test_from_records_to_the_table(tmp_path: Path, capsys: pytest.CaptureFixture
     far = np.array([max(4.5 / 4, 1.1), max(7.5 / 4 / 1.8, 1.9 / 1.8)]) / share
     assert scores["mean_trajectory"] == pytest.approx(np.maximum(3.0, 9.5 * 0.1 ** (far - 1)).mean(), abs=1e-4)
     assert 0 <= scores["model"] <= 10
-    assert result["gain"][evaluate.RATER]["mean"] == pytest.approx(scores["model"] - scores["ego_mlp"])
+    assert result["gain"][evaluate.RATER]["mean"] == pytest.approx(scores["model"] - scores["history_mlp"])
     # Straight on at 6.5 m/s, where 8 m/s is driven: 0.375 m more is missing at each step.
     short = np.hypot(0.375 * np.arange(1, 21), 0.1 * np.arange(20))
     assert result["rows"]["constant_velocity"]["ade_5s"]["mean"] == pytest.approx(short.mean(), rel=1e-5)

@@ -1,0 +1,71 @@
+"""RIPT on robosuite's Lift from pictures: two cameras of 84 x 84 and the arm's own state, the cube is only seen.
+
+The pictures' encoder starts from nothing, so imitation takes more demonstrations and updates than from states
+(ript_lift.py). Work for an accelerator; it has not been trained to its end yet. The second command goes the same way
+through demonstrations, imitation and evaluation in 5 minutes on a CPU, without rounds: they need a policy that
+succeeds now and then.
+
+    python launch.py --config configs/openpi_ript/ript_lift_images.py
+    python launch.py --config configs/openpi_ript/ript_lift_images.py --data.path datasets/openpi_ript/lift-images-few \
+        --tokenizer datasets/openpi_ript/lift-images-few/tokenizer.model --demonstrate.episodes 4 --train.steps 20 \
+        --train.batch-size 8 --rollout.start 20 --eval.episodes 2 --eval.final-episodes 2 --eval.videos 2
+"""
+
+from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from openpi_ript.config import (
+    DataConfig,
+    DemonstrateConfig,
+    EnvConfig,
+    EvalConfig,
+    GemmaConfig,
+    GuidanceConfig,
+    ModelConfig,
+    OpenpiRiptConfig,
+    RobotConfig,
+    RolloutConfig,
+    SiglipConfig,
+)
+
+PATH = "datasets/openpi_ript/lift-images"
+GEMMA = GemmaConfig(width=128, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=32)
+VISION = SiglipConfig(width=128, depth=4, mlp_dim=256, num_heads=4)
+STATE = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+
+ROBOT = RobotConfig(state_dim=9, target_state_dim=9)
+MODEL = ModelConfig(
+    kind="pi0", vision=VISION, language=GEMMA, expert=GEMMA, vocab_size=512, image_size=84, action_dim=9,
+    action_horizon=8, prompt_tokens=16, optimality=True, dtype="float32", remat=False,
+)  # fmt: skip
+
+
+def get_config() -> OpenpiRiptConfig:
+    """Both cameras of the specification's layer 4."""
+    return OpenpiRiptConfig(
+        train=TrainConfig(steps=9000, batch_size=64, ema=0.99, log_every=50, updates_per_call=10, eval_every=1000),
+        optim=OptimConfig(learning_rate=5e-4, warmup_steps=200, clip_norm=1.0),
+        model=MODEL,
+        data=DataConfig(
+            path=PATH,
+            robot=ROBOT,
+            cameras={"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"},
+            image_size=(84, 84),
+            horizon=8,
+            action_norm="mean_std",
+        ),
+        guidance=GuidanceConfig(sample_steps=5, scale=2.0),
+        tokenizer=f"{PATH}/tokenizer.model",
+        demonstrate=DemonstrateConfig(episodes=200, noise=(0.2,)),
+        env=EnvConfig(
+            suite="robosuite",
+            task="Lift",
+            prompt="lift the red cube",
+            max_steps=60,
+            state=STATE,
+            cameras={"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"},
+            image_size=(84, 84),
+            execute=4,
+        ),
+        rollout=RolloutConfig(start=6000, updates=300, groups=6, max_groups=8, retry_after=600, replay_rounds=2),
+        eval=EvalConfig(episodes=100, final_episodes=100, videos=9),
+        checkpoint=CheckpointConfig(every=300, keep_every=3000),
+    )
