@@ -23,6 +23,8 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     path = folder / "config.json"
     try:
         flat = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder}: expected the folder of a run, found no config.json in it") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
     try:

@@ -52,3 +52,8 @@ def test_what_is_no_config_is_refused(tmp_path: Path, text: str, message: str):
         read_config(tmp_path, ToyConfig)
     with pytest.raises(ConfigError, match="expected the config"):
         read_config(tmp_path / "nowhere", ToyConfig)
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"expected the folder of a run, found no config\.json in it"):
+        read_config(tmp_path, ToyConfig)
