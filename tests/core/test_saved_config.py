@@ -50,8 +50,6 @@ def test_what_is_no_config_is_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_config(tmp_path, ToyConfig)
-    with pytest.raises(ConfigError, match="expected the config"):
-        read_config(tmp_path / "nowhere", ToyConfig)
 
 
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path):
