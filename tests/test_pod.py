@@ -17,7 +17,7 @@ def test_a_killed_and_a_stopped_process(tmp_path: Path):
     digest = pod.finish(TOY, tmp_path / "untouched", OPTIONS, devices=2)
     pod.check_kills(TOY, tmp_path, OPTIONS, digest, 1, random.Random(1), devices=2)
     pod.check_terms(TOY, tmp_path, OPTIONS, digest, 1, random.Random(0), devices=2)
-    pod.check_damage(TOY, tmp_path, OPTIONS, digest, random.Random(0), devices=2)
+    pod.check_damage(TOY, tmp_path, OPTIONS, digest, devices=2)
 
 
 def test_other_processes_restore_the_same(tmp_path: Path):
