@@ -126,6 +126,10 @@ class VitConfig:
     depth: int = 12
     num_heads: int = 6
     mlp_dim: int = 1536
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the blocks' arithmetic; weights, norms and softmax stay float32."""
+    remat: bool = False
+    """Compute each block again in the backward pass instead of keeping its activations."""
 
     def __post_init__(self) -> None:
         require_positive(self, "patch_size", "width", "depth", "num_heads", "mlp_dim")

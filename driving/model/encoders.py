@@ -5,9 +5,11 @@ vector afterwards, so nothing of its pixels, NaN included, reaches any output. T
 camera vectors: which camera saw what is kept, where a mean over cameras would lose it.
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt8
 
@@ -118,11 +120,30 @@ class VitEncoder(nn.Module):
             x = jnp.where(hidden[..., None], mask_token[None, None, None], x)
         x = x.reshape(m, gh * gw, d) + self.param("position", POSITION_INIT, (gh * gw, d))[None]
         for i in range(self.config.depth):
-            y = nn.LayerNorm(name=f"norm_attention_{i}")(x)
-            x = x + nn.MultiHeadDotProductAttention(self.config.num_heads, name=f"attention_{i}")(y)
-            y = nn.gelu(nn.Dense(self.config.mlp_dim, name=f"up_{i}")(nn.LayerNorm(name=f"norm_mlp_{i}")(x)))
-            x = x + nn.Dense(d, name=f"down_{i}")(y)
+            block = functools.partial(VitEncoder._block, i=i)
+            x = (nn.remat(block) if self.config.remat else block)(self, x)
         return nn.LayerNorm(name="norm")(x).reshape(m, gh, gw, d)
+
+    def _block(self, x: Float[Array, "m n d"], i: int) -> Float[Array, "m n d"]:
+        """Block i: x stays float32, each product is of the config's type."""
+        c = self.config
+        dtype = jnp.dtype(c.dtype)
+        y = nn.LayerNorm(name=f"norm_attention_{i}")(x).astype(dtype)
+        attention = nn.MultiHeadDotProductAttention(
+            c.num_heads, dtype=dtype, attention_fn=_attend, name=f"attention_{i}"
+        )
+        x = x + attention(y).astype(jnp.float32)
+        y = nn.LayerNorm(name=f"norm_mlp_{i}")(x).astype(dtype)
+        y = nn.gelu(nn.Dense(c.mlp_dim, dtype=dtype, name=f"up_{i}")(y))
+        return x + nn.Dense(x.shape[-1], dtype=dtype, name=f"down_{i}")(y).astype(jnp.float32)
+
+
+def _attend(
+    query: Float[Array, "m n e d"], key: Float[Array, "m n e d"], value: Float[Array, "m n e d"], **_: Any
+) -> Float[Array, "m n e d"]:
+    """Attention of e heads, its softmax in float32 whatever the products are in; flax would take theirs."""
+    with jax.numpy_dtype_promotion("standard"):  # it promotes bfloat16 with float32
+        return jax.nn.dot_product_attention(query, key, value)
 
 
 def _neighbours(x: Float[Array, "m h w c"]) -> Float[Array, "m h w c9"]:

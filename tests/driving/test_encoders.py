@@ -1,5 +1,6 @@
 """The multi-camera encoder: masks hide everything, cameras are not confused, the padded future weighs nothing."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -54,6 +55,37 @@ def test_a_nan_in_a_masked_picture_leaves_the_gradient_finite(config: ModelConfi
     valid = jnp.array([[True, False, True], [True, True, True]])
     gradient = jax.jit(jax.grad(lambda p: run(module, p, jnp.asarray(images), valid).scene.sum()))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def vit(**changes: Any) -> ModelConfig:
+    assert VIT.vit is not None
+    return dataclasses.replace(VIT, vit=dataclasses.replace(VIT.vit, **changes))
+
+
+def test_blocks_computed_again_give_the_same_gradient():
+    """Same weights by the same names."""
+    found = []
+    for remat in (False, True):
+        module, params = encoder(vit(remat=remat))
+        images, valid = jnp.asarray(pictures()), jnp.ones((2, 3), bool)
+        gradient = jax.grad(lambda p, m=module, x=images, v=valid: jnp.square(m.apply(p, x, v).scene).sum())
+        text = str(jax.make_jaxpr(gradient)(params))
+        assert ("checkpoint" in text or "remat" in text) == remat  # its name differs between versions of jax
+        found.append((params, jax.jit(gradient)(params)))
+    assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
+
+
+def test_bfloat16_is_near_float32_and_its_weights_are_float32():
+    (module, params), (half, half_params) = encoder(VIT), encoder(vit(dtype="bfloat16"))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), half_params)
+    images, valid = jnp.asarray(pictures()), jnp.ones((2, 3), bool)
+    text = str(jax.make_jaxpr(half.apply)(params, images, valid))
+    assert "bf16" in text
+    assert "bf16" not in str(jax.make_jaxpr(module.apply)(params, images, valid))
+    one, other = (np.asarray(run(m, params, images, valid).scene) for m in (module, half))
+    assert other.dtype == np.float32
+    assert 0 < np.abs(one - other).max() < 5e-2 * np.abs(one).max()
 
 
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
