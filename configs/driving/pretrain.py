@@ -10,7 +10,7 @@ from driving.config import AugmentConfig, DataConfig, DrivingConfig, EvalConfig,
 def get_config() -> DrivingConfig:
     """Pairs of moments a second apart. The masked objective is off: it would triple the time of an update."""
     return DrivingConfig(
-        train=TrainConfig(steps=400, batch_size=16, log_every=50),
+        train=TrainConfig(steps=1000, batch_size=16, log_every=50),
         data=DataConfig(
             path="datasets/driving/town",
             offsets_s=(0.0, 1.0),
@@ -24,5 +24,5 @@ def get_config() -> DrivingConfig:
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50, clip_norm=1.0),
         eval=EvalConfig(every=3),
         record=RecordConfig(),
-        checkpoint=CheckpointConfig(every=200),
+        checkpoint=CheckpointConfig(every=500),
     )

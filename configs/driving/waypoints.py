@@ -11,7 +11,7 @@ from driving.config import AugmentConfig, DataConfig, DrivingConfig, EvalConfig,
 def get_config() -> DrivingConfig:
     """44 drives of 30 s, 29 of them for training and 11 for the table."""
     return DrivingConfig(
-        train=TrainConfig(steps=2000, batch_size=16, log_every=100),
+        train=TrainConfig(steps=4000, batch_size=16, log_every=100),
         data=DataConfig(
             path="datasets/driving/town",
             val_fraction=0.1,
@@ -23,5 +23,5 @@ def get_config() -> DrivingConfig:
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         eval=EvalConfig(every=3),
         record=RecordConfig(),
-        checkpoint=CheckpointConfig(every=500),
+        checkpoint=CheckpointConfig(every=1000),
     )
