@@ -114,7 +114,7 @@ class RunFolder:
     def log_timing(self, step: int, seconds: dict[str, float]) -> None:
         """Appends a line to timing.jsonl."""
         if self._timing is not None:
-            self._timing.append({"step": step} | {name: round(value, 4) for name, value in seconds.items()})
+            self._timing.append({"step": step, "seconds": {name: round(value, 4) for name, value in seconds.items()}})
 
     def metrics_size(self) -> int:
         """Bytes of metrics.jsonl so far, all of them on disk; 0 where another process writes it."""

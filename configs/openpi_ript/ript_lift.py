@@ -2,8 +2,8 @@
 
 A script with noisy hands records demonstrations; a pi0-style policy of 200,000 weights, state only, imitates them to a
 middling success rate; rounds of rollouts from its own failures and successes raise it (arXiv:2505.17016 with the guided
-loss of arXiv:2505.23458). Needs the extra `sim`. Seed 0, 100 held-out initial states: 48 % (38.5 to 57.7) after the 400
-supervised updates, 80 % (71 to 87) after 4 rounds, 91 % (84 to 95) after 6; 10 minutes on one busy CPU core.
+loss of arXiv:2505.23458). Needs the extra `sim`. Three seeds, 100 held-out initial states: 49 % (43 to 55)
+after the 400 supervised updates, 89 % (85 to 92) after 6 rounds; 10 minutes a run on one busy CPU core.
 
     python launch.py --config configs/openpi_ript/ript_lift.py
     python launch.py --config configs/openpi_ript/ript_lift.py --guidance.scale 1                   # guidance off

@@ -91,3 +91,9 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
     write_atomically(path, "b")
     assert path.read_text() == "b"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_timing_tells_updates_from_the_seconds_that_they_took(tmp_path: Path):
+    with RunFolder(toy_config(tmp_path), "test") as folder:
+        folder.log_timing(7, {"step": 1.23456, "wall": 2.0})
+    assert json.loads((tmp_path / "timing.jsonl").read_text()) == {"step": 7, "seconds": {"step": 1.2346, "wall": 2.0}}

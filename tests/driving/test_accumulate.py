@@ -39,7 +39,7 @@ def test_parts_make_the_update_of_the_whole(tmp_path: Path, drives: Path):
     batch: Any = jax.tree.map(jnp.asarray, next(tasks[0].batches(0)))
     steps = batch["waypoint_valid"].shape[1]
     batch["waypoint_valid"] &= jnp.arange(steps)[None] < jnp.array([steps, 1, 0, 7, 3, steps, 0, 2])[:, None]
-    assert_same_update(*tasks, state, batch, quick)
+    assert_same_update(tasks[0], tasks[1], state, batch, quick)
 
 
 def test_parts_of_a_pretraining_that_compares_no_rows(tmp_path: Path, drives: Path, monkeypatch: pytest.MonkeyPatch):
@@ -55,7 +55,7 @@ def test_parts_of_a_pretraining_that_compares_no_rows(tmp_path: Path, drives: Pa
     for task in tasks:  # they describe the parts, each of its own rows
         step = task.step
         task.step = lambda state, batch, step=step: without(*step(state, batch))  # pyright: ignore[reportAttributeAccessIssue]
-    assert_same_update(*tasks, state, batch, quick)
+    assert_same_update(tasks[0], tasks[1], state, batch, quick)
 
 
 def without(state: Any, metrics: Any) -> tuple[Any, Any]:

@@ -57,8 +57,9 @@ class StopAt:
         self._batches = task.batches
         self._step = step
 
-    def __call__(self, start_step: int) -> Iterator[Any]:
-        for step, batch in enumerate(self._batches(start_step), start=start_step):
+    def __call__(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[Any]:
+        batches = self._batches(start_step, shard=shard, num_shards=num_shards)
+        for step, batch in enumerate(batches, start=start_step):
             if step == self._step:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
