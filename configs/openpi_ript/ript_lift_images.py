@@ -1,14 +1,10 @@
 """RIPT on robosuite's Lift from pictures: two cameras of 84 x 84 and the arm's own state, the cube is only seen.
 
 The pictures' encoder starts from nothing, so imitation takes more demonstrations and updates than from states
-(ript_lift.py). Work for an accelerator; it has not been trained to its end yet. The second command goes the same way
-through demonstrations, imitation and evaluation in 5 minutes on a CPU, without rounds: they need a policy that
-succeeds now and then.
+(ript_lift.py). Work for an accelerator; it has not been trained to its end yet. On a CPU demonstrations, imitation
+and rollouts of it run too, at about a second an update.
 
     python launch.py --config configs/openpi_ript/ript_lift_images.py
-    python launch.py --config configs/openpi_ript/ript_lift_images.py --data.path datasets/openpi_ript/lift-images-few \
-        --tokenizer datasets/openpi_ript/lift-images-few/tokenizer.model --demonstrate.episodes 4 --train.steps 20 \
-        --train.batch-size 8 --rollout.start 20 --eval.episodes 2 --eval.final-episodes 2 --eval.videos 2
 """
 
 from core.config import CheckpointConfig, OptimConfig, TrainConfig
