@@ -102,11 +102,11 @@ def test_launch_takes_what_it_is_started_with(name: str, devices: int, stands_in
         assert config.mesh.data in (-1, devices // config.mesh.fsdp)
 
 
-@pytest.mark.parametrize("code", [0, 64, 65, 70, 74, 75, 76, 78])
+@pytest.mark.parametrize("code", [0, 64, 65, 70, 74, 75, 76, 78, 134])
 def test_exit_codes_come_back(code: int, stands_in: dict[str, str]):
     for name in ("slurm", "jobset", "skypilot"):
         found, said, _ = run(commands()[name], stands_in | {"CODES": str(code)})
-        again = name == "slurm" and code in (75, 76)
+        again = name == "slurm" and code in (75, 76, 134)
         assert found == (0 if again else code)
         assert ("scontrol requeue 7" in said) == again
 
@@ -119,9 +119,11 @@ def test_slurm_ends_after_enough_restarts(stands_in: dict[str, str]):
 
 @pytest.mark.parametrize(
     ("codes", "expected", "starts"),
-    [("75 75 0 0", 0, 4), ("75 76 65 76", 65, 4), ("255 255 0 0", 0, 4), ("1 76", 1, 2), ("75", 75, 6)],
+    [("75 75 0 0", 0, 4), ("75 76 65 134", 65, 4), ("134 255 0 0", 0, 4), ("1 76", 1, 2), ("75", 75, 6)],
 )
-def test_tpu_goes_on_after_75_alone(codes: str, expected: int, starts: int, stands_in: dict[str, str]):
+def test_tpu_goes_on_where_it_was_stopped_or_left_alone(
+    codes: str, expected: int, starts: int, stands_in: dict[str, str]
+):
     """Two hosts, so two codes a start; at most two restarts."""
     found, said, started = run(commands()["tpu"], stands_in | {"CODES": codes, "MAX_RESTARTS": "2"})
     assert (found, len(started)) == (expected, starts), said
@@ -134,8 +136,8 @@ def test_kubernetes_and_skypilot_restart_on_these_codes():
     job = spec["replicatedJobs"][0]["template"]["spec"]
     codes = job["podFailurePolicy"]["rules"][0]["onExitCodes"]
     assert codes["containerName"] == pod()["containers"][0]["name"]
-    assert codes["values"] == [75, 76]
+    assert codes["values"] == [75, 76, 134]
     assert (job["backoffLimit"], job["completionMode"], pod()["restartPolicy"]) == (0, "Indexed", "Never")
     assert job["parallelism"] == job["completions"] == 8
     sky = yaml.safe_load((CLUSTER / "skypilot.yaml").read_text())
-    assert sky["resources"]["job_recovery"]["recover_on_exit_codes"] == [75, 76]
+    assert sky["resources"]["job_recovery"]["recover_on_exit_codes"] == [75, 76, 134]

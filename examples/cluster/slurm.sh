@@ -4,7 +4,9 @@
 #   sbatch --export=ALL,RUN=/shared/runs/pi0,DATA=/shared/my_dataset examples/cluster/slurm.sh
 #
 # Two minutes ahead of the time limit, and when Slurm takes the nodes for another job, every process gets SIGTERM: the
-# run saves, ends with 75, and is queued again. So it is when a process dies and the others end with 76.
+# run saves, ends with 75, and is queued again. So it is when a process dies and the others end with 76,
+# or with 134 where jax notices first. An error of one process alone shows as the 76 or 134 of the others, and is tried
+# MAX_RESTARTS times.
 #SBATCH --job-name=chunkwise
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -31,7 +33,7 @@ srun --kill-on-bad-exit=0 "$PYTHON" launch.py --config configs/openpi_ript/pi0_f
 code=$?
 
 case $code in
-  75 | 76)
+  75 | 76 | 134)
     if [ "${SLURM_RESTART_COUNT:-0}" -lt "$MAX_RESTARTS" ]; then
       echo "ended with $code: queued again"
       exec scontrol requeue "$SLURM_JOB_ID"

@@ -35,7 +35,7 @@ make_anew() {
 }
 
 # One connection a host, because gcloud hands back the program's exit code only then. Returns the smallest that is not
-# 0: an error of the program's own counts before the 76 of those that lost it, and before the 255 of a connection.
+# 0: an error of the program's own counts before the 76 or 134 of those that lost it, and before the 255 of a connection.
 # JAX_NUM_PROCESSES=auto: these hosts have no variables that describe the job, jax asks their metadata server.
 train() {
   local hosts host pid one code=0 pids=()
@@ -60,7 +60,7 @@ for ((restart = 0; restart <= MAX_RESTARTS; restart++)); do
   code=0
   train || code=$?
   case $code in
-    75 | 76) echo "ended with $code: going on" ;;
+    75 | 76 | 134) echo "ended with $code: going on" ;;
     255) echo "the connection broke: going on" ;;
     *) exit "$code" ;;
   esac
