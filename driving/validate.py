@@ -272,7 +272,7 @@ def _print(report: Report) -> None:
             print(f"  and {len(entries) - MAX_PRINTED} more; --json lists all")
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float | int]) -> str:
     low, high = f"{min(values):.6g}", f"{max(values):.6g}"
     return low if low == high else f"{low} to {high}"
 
