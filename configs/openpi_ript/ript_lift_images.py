@@ -25,12 +25,17 @@ from openpi_ript.config import (
 PATH = "datasets/openpi_ript/lift-images"
 GEMMA = GemmaConfig(width=128, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=32)
 VISION = SiglipConfig(width=128, depth=4, mlp_dim=256, num_heads=4)
+CAMERAS = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
 STATE = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
 ROBOT = RobotConfig(state_dim=9, target_state_dim=9)
 MODEL = ModelConfig(
     kind="pi0", vision=VISION, language=GEMMA, expert=GEMMA, vocab_size=512, image_size=84, action_dim=9,
     action_horizon=8, prompt_tokens=16, optimality=True, dtype="float32", remat=False,
+)  # fmt: skip
+ENV = EnvConfig(
+    suite="robosuite", task="Lift", prompt="lift the red cube", max_steps=60, execute=4, state=STATE,
+    cameras={"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"},
 )  # fmt: skip
 
 
@@ -41,26 +46,12 @@ def get_config() -> OpenpiRiptConfig:
         optim=OptimConfig(learning_rate=5e-4, warmup_steps=200, clip_norm=1.0),
         model=MODEL,
         data=DataConfig(
-            path=PATH,
-            robot=ROBOT,
-            cameras={"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"},
-            image_size=(84, 84),
-            horizon=8,
-            action_norm="mean_std",
+            path=PATH, robot=ROBOT, cameras=CAMERAS, image_size=(84, 84), horizon=8, action_norm="mean_std"
         ),
         guidance=GuidanceConfig(sample_steps=5, scale=2.0),
         tokenizer=f"{PATH}/tokenizer.model",
         demonstrate=DemonstrateConfig(episodes=200, noise=(0.2,)),
-        env=EnvConfig(
-            suite="robosuite",
-            task="Lift",
-            prompt="lift the red cube",
-            max_steps=60,
-            state=STATE,
-            cameras={"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"},
-            image_size=(84, 84),
-            execute=4,
-        ),
+        env=ENV,
         rollout=RolloutConfig(start=6000, updates=300, groups=6, max_groups=8, retry_after=600, replay_rounds=2),
         eval=EvalConfig(episodes=100, final_episodes=100, videos=9),
         checkpoint=CheckpointConfig(every=300, keep_every=3000),
