@@ -11,7 +11,7 @@ from driving.config import AugmentConfig, DataConfig, DrivingConfig, EvalConfig,
 def get_config() -> DrivingConfig:
     """44 drives of 30 s, 29 of them for training and 11 for the table."""
     return DrivingConfig(
-        train=TrainConfig(steps=4000, batch_size=16, log_every=100),
+        train=TrainConfig(steps=3000, batch_size=16, log_every=100),
         data=DataConfig(
             path="datasets/driving/town",
             val_fraction=0.1,
