@@ -26,7 +26,7 @@ driving: env  ## records drives through a simulated town, pretrains, learns wayp
 	$(BIN)/python -m driving.evaluate runs/driving-pretrain runs/driving-waypoints
 
 test: env  ## the whole test suite
-	@echo "tests: about 15 minutes on 2 cores"
+	@echo "tests: about 20 minutes on 2 cores"
 	$(BIN)/python -m pytest --typecheck --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 lint: env
