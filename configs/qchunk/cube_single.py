@@ -4,8 +4,8 @@ Data: 150k transitions of play recorded with OGBench's oracles, relabelled for t
 (cube_single_paper.py): 3 layers of 256, batch 128, 5 flow steps; the learning rate falls from 1e-3 to 0 along a cosine.
 
 Takes 12 minutes in all on two cores (setting up 80 s, recording 200 s, 22,000 updates 250 s, evaluation 120 s) and
-reached 60 % success (95 % interval 50 to 69) over 100 episodes, where behaviour cloning on the same data, the flow
-alone, reached 13 % (8 to 21). Another seed with 200k transitions and 30,000 updates: 64 % (50 to 76) against 18 %.
+reached 69 % success (95 % interval 59 to 77) over 100 episodes, where behaviour cloning on the same data, the flow
+alone, reached 8 % (4 to 15). Another seed with 200k transitions and 30,000 updates: 64 % (50 to 76) against 18 %.
 
     python launch.py --config configs/qchunk/cube_single.py
 """
