@@ -16,6 +16,7 @@ from core.images import decode
 from qchunk import aloha_hdf5, aloha_sim, environments, evaluate, transfer_cube
 from qchunk.config import AlohaRecordConfig, RecordConfig
 from qchunk.record import record
+from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
 
 EXACT = RecordConfig(
     env="aloha-transfer-cube", episodes=2, episode_length=300, aloha=AlohaRecordConfig(noise_levels=(0.0,))
@@ -25,16 +26,6 @@ EXACT = RecordConfig(
 @pytest.fixture(scope="module")
 def env() -> aloha_sim.TransferCube:
     return aloha_sim.TransferCube()
-
-
-@pytest.fixture(scope="module")
-def can_render() -> None:
-    """In a process of its own: a broken GL driver can abort the one that uses it."""
-    code = "from qchunk.aloha_sim import TransferCube as T; e = T(); e.reset(0); e.render('top', 8, 8)"
-    root = Path(__file__).parents[2]
-    child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    if child.returncode:  # no GL driver: nothing that the project can install
-        pytest.skip(f"this machine cannot render: {child.stderr.strip().splitlines()[-1][:200]}")
 
 
 def test_steps_are_gym_alohas(env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +301,14 @@ def test_ogbench_shows_no_pictures() -> None:
         environments.look(environments.make_task("cube-single-play-singletask-task2-v0"), view)
 
 
+@pytest.mark.usefixtures("can_render")
 def test_film(env: aloha_sim.TransferCube, tmp_path: Path) -> None:
     said: list[str] = []
     policy, _ = _replay(env, 4, 25)
     settings: dict[str, Any] = {"seed": 4, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 25}
     path = tmp_path / "film.mp4"
-    if evaluate.film(policy, "aloha-transfer-cube", path, **settings, every=50, report=said.append) is None:
-        pytest.skip(said[0])  # no GL driver, as it says: nothing that the project can install
+    made = evaluate.film(policy, "aloha-transfer-cube", path, **settings, every=50, report=said.append)
+    assert made == path, said
     with av.open(str(path)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(frames) == 4  # steps 50, 100, 150 and the last
@@ -325,8 +317,9 @@ def test_film(env: aloha_sim.TransferCube, tmp_path: Path) -> None:
     assert frames[-1][8:-8, 8:-8].std() > 20
 
 
+@pytest.mark.usefixtures("can_render")
 def test_rendering_does_not_depend_on_who_imported_mujoco(
-    can_render: None, env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch
+    env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MuJoCo's own renderer takes the way that MUJOCO_GL named at the first import; the same picture here."""
     monkeypatch.delenv("MUJOCO_GL", raising=False)

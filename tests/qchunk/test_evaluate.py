@@ -12,6 +12,7 @@ from core.errors import ConfigError
 from core.intervals import wilson
 from qchunk import environments, evaluate
 from qchunk.evaluate import EvalResult
+from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
 
 TASK = "cube-single-play-singletask-task2-v0"
 
@@ -182,12 +183,12 @@ def test_environments_that_cannot_be_evaluated() -> None:
         environments.make_task("cube-single-play-singletask-task9-v0")
 
 
+@pytest.mark.usefixtures("can_render")
 def test_film(tmp_path: Path) -> None:
     said: list[str] = []
     path = tmp_path / "videos" / "film.mp4"
     settings: Any = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
-    if evaluate.film(_feedback, TASK, path, **settings, every=25, report=said.append) is None:
-        pytest.skip(said[0])  # no GL driver, as it says: nothing that the project can install
+    assert evaluate.film(_feedback, TASK, path, **settings, every=25, report=said.append) == path, said
     with av.open(str(path)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(frames) == 8  # 200 steps, every 25th; half a second at 1 frame a second rounds to none
