@@ -2,7 +2,7 @@
 
 The pictures' encoder starts from nothing, so imitation takes more demonstrations and updates than from states
 (ript_lift.py). Work for an accelerator; it has not been trained to its end yet. On a CPU demonstrations, imitation
-and rollouts of it run too, at about a second an update.
+and rollouts of it run too.
 
     python launch.py --config configs/openpi_ript/ript_lift_images.py
 """
