@@ -232,7 +232,7 @@ class Checkpoints:
             raise ValueError(note)
         if note["step"] != step:
             raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
-        self._best.note(step, note.get("evaluation", {}))  # saves of older versions have none
+        self._best.note(step, _progress(note).evaluation)
         return note
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
@@ -246,7 +246,7 @@ class Checkpoints:
         damaged = [path for path in sums if sums[path] != note["checksums"][path]]
         if damaged:
             raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
-        return state, Progress(**{field.name: note[field.name] for field in dataclasses.fields(Progress)})
+        return state, _progress(note)
 
     def _set_aside(self, step: int, reason: str) -> None:
         """Moves a damaged step out of the way."""
@@ -268,6 +268,20 @@ class Checkpoints:
         if self._manager is not None:
             self._manager.close()
             self._manager = None
+
+
+def _progress(note: dict[str, Any]) -> Progress:
+    """What a whole note remembers; a field that is younger than the note has its default.
+
+    Raises MismatchError where it has none: another version of this code wrote the note.
+    """
+    fields = dataclasses.fields(Progress)
+    if missing := [f.name for f in fields if f.name not in note and f.default_factory is dataclasses.MISSING]:
+        raise MismatchError(
+            f"the checkpoint of step {note['step']} was made by another version of this code, which did not write "
+            f"{', '.join(missing)}. Go on with that version, or start anew in another folder"
+        )
+    return Progress(**{field.name: note[field.name] for field in fields if field.name in note})
 
 
 def _load_everywhere(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
@@ -363,6 +377,8 @@ class Save:
     leaves: int
     numbers: int
     """Elements of all arrays: weights, optimiser state, target."""
+    evaluation: dict[str, float]
+    """Finite metrics of the evaluation at this step; empty where there was none."""
     damage: str | None
     """Why the note cannot be trusted; None if it can."""
 
@@ -377,11 +393,12 @@ def list_saves(run: Path) -> list[Save]:
 def _describe(path: Path) -> Save:
     files = [file for file in path.rglob("*") if file.is_file()]
     spec: dict[str, str] = {}
+    evaluation: dict[str, float] = {}
     damage = None
     try:
         with _quiet():
             note = _whole_note(path)
-        spec = note["spec"]
+        spec, evaluation = note["spec"], _progress(note).evaluation
         if note["step"] != int(path.name):
             damage = f"the note says step {note['step']}"
     except Exception as error:  # a damaged file shows as almost any type
@@ -394,6 +411,7 @@ def _describe(path: Path) -> Save:
         written=datetime.datetime.fromtimestamp(path.stat().st_mtime),
         leaves=len(spec),
         numbers=sum(math.prod(shape) for shape in shapes),
+        evaluation=evaluation,
         damage=damage,
     )
 

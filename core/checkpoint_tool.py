@@ -2,7 +2,8 @@
 
 python -m core.checkpoint ls RUN        steps, sizes, and whether each one's note is whole; reads no arrays
 python -m core.checkpoint verify RUN    reads every array and compares checksums; exit code 65 if anything is damaged
-python -m core.checkpoint prune RUN     deletes all but the newest steps, once the newest has been verified
+python -m core.checkpoint prune RUN     deletes all but the newest steps, once the newest has been verified; the best
+                                        stays too where the run's config has checkpoint.keep_best
 
 `ls` and `verify` change nothing and may run beside the training; `prune` needs the folder for itself.
 """
@@ -20,7 +21,10 @@ from rich.table import Table
 
 from core.checkpoint import Save, list_saves, verify
 from core.cli import Parser
+from core.config import CheckpointConfig, ExperimentConfig
 from core.errors import BusyError, ConfigError, DataError, RunError
+from core.keep_best import KeepBest
+from core.saved_config import read_config
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,7 +94,8 @@ def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:
             raise BusyError(f"{run} is in use; a running training deletes old steps by itself") from error
         if reason := saves[0].damage or verify(saves[0]):
             raise DataError(f"step {saves[0].step}, the newest, is damaged ({reason}); nothing was deleted")
-        gone = [s for s in saves[keep_last:] if keep_every is None or s.step % keep_every]
+        best = _best(run, saves)
+        gone = [s for s in saves[keep_last:] if s.step not in best and (keep_every is None or s.step % keep_every)]
         for save in gone:
             doomed = save.path.with_name(f"{save.step}.pruned")  # no longer a step, whatever happens next
             save.path.rename(doomed)
@@ -98,3 +103,12 @@ def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:
     freed = sum(save.size for save in gone)
     print(f"deleted {len(gone)} of {len(saves)} steps, {freed / 2**20:.1f} MiB; the newest, {saves[0].step}, is whole")
     return 0
+
+
+def _best(run: Path, saves: list[Save]) -> list[int]:
+    """The step that the run keeps as its best, if its config asks for one and an evaluation has been saved."""
+    config = read_config(run, ExperimentConfig).checkpoint if (run / "config.json").exists() else CheckpointConfig()
+    policy = KeepBest(config)
+    for save in saves:
+        policy.note(save.step, save.evaluation)
+    return [save.step for save, kept in zip(saves, policy.should_preserve(saves, context=None), strict=True) if kept]

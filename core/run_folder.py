@@ -14,9 +14,11 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from core import processes
 from core.config import ExperimentConfig, fingerprint, flatten
@@ -60,10 +62,8 @@ class RunFolder:
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
             )
         try:
-            self._open(config, holds_run)
-        except OSError as error:
-            self._files.close()
-            raise StorageError(f"cannot write the run folder {self.path}: {error.strerror or error}") from error
+            with _storage_error(self.path):
+                self._open(config, holds_run)
         except BaseException:
             self._files.close()
             raise
@@ -77,8 +77,8 @@ class RunFolder:
         if holds_run:
             self._require_same_config(config)
         write_atomically(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
-        self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab")))
-        self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab")))
+        self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab", buffering=0)))
+        self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab", buffering=0)))
 
     def _take_lock(self) -> None:
         """Locks the folder for this process; the system frees the lock when the process ends, however it ends."""
@@ -88,9 +88,8 @@ class RunFolder:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "another process"
             raise BusyError(f"{self.path} is in use by {holder}. Wait for it, or choose another --run.dir") from error
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()}")
-        self._lock.flush()
+        os.truncate(self._lock.fileno(), 0)
+        os.write(self._lock.fileno(), f"process {os.getpid()}".encode())  # no buffer that would fail again when closed
 
     def _require_same_config(self, config: ExperimentConfig) -> None:
         """Compares with the config.json of the run that is to go on, before anything of it is touched."""
@@ -132,23 +131,29 @@ class RunFolder:
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""
         if processes.is_first():
-            write_atomically(self.path / "done.json", json.dumps(line) + "\n")
+            with _storage_error(self.path, "done.json"):
+                write_atomically(self.path / "done.json", json.dumps(line) + "\n")
 
 
 class Appender:
     """A file of JSON lines that only grows, except when it is cut back on resume."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: FileIO) -> None:
+        """Takes a file without a buffer, which on a full disk would fail once more when it is closed."""
         self._file = file
+        self._path = Path(file.name)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Writes one line."""
-        self._file.write(json.dumps(row).encode() + b"\n")
-        self._file.flush()
+        """Writes one line. Raises StorageError if that fails; what was written of it is cut when the run goes on."""
+        line = json.dumps(row).encode() + b"\n"
+        with _storage_error(self._path.parent, self._path.name):
+            while line:  # a disk that is nearly full takes a part
+                line = line[self._file.write(line) :]
 
     def sync(self) -> int:
-        """Forces the lines to disk and returns the size in bytes."""
-        os.fsync(self._file.fileno())
+        """Forces the lines to disk and returns the size in bytes. Raises StorageError if that fails."""
+        with _storage_error(self._path.parent, self._path.name):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def cut(self, size: int) -> None:
@@ -167,6 +172,19 @@ def _holds_run(path: Path) -> bool:
     metrics = path / "metrics.jsonl"
     trained = (metrics.exists() and metrics.stat().st_size > 0) or any((path / "checkpoints").glob("*"))
     return trained and (path / "config.json").exists()
+
+
+@contextlib.contextmanager
+def _storage_error(run: Path, name: str = "") -> Iterator[None]:
+    """What the system says of the run's folder or a file in it, as a StorageError that names the newest save."""
+    try:
+        yield
+    except OSError as error:
+        steps = [int(save.name) for save in run.glob("checkpoints/*") if save.name.isdigit()]
+        raise StorageError(
+            f"cannot write {run / name}: {error.strerror or error}. Last durable step: {max(steps, default=None)}. "
+            "Make room or mend the folder, then start it again with --run.resume"
+        ) from error
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -9,7 +9,8 @@
 
 Each round trains in a fresh folder, is killed up to five times (every other time during a save, else at a random
 moment), is resumed each time, and must end with the digest of the untouched run, and its metrics and, where there is
-an online phase, its replay log, or its rollouts, to the byte.
+an online phase, its replay log, or its rollouts, to the byte. `--terms` runs get one SIGTERM each: they must exit with
+75, and the newest save must be of the step that they name.
 """
 
 import argparse
@@ -103,11 +104,38 @@ def kill_once(config: str, folder: Path, options: list[str], rng: random.Random,
     return "finished"
 
 
-def run(config: str, kills: int, folder: Path, options: list[str], seed: int = 0) -> dict[str, int]:
-    """Counts of kills by moment. Raises AssertionError at the first divergence or failed restart."""
+def term_once(config: str, folder: Path, options: list[str], rng: random.Random) -> bool:
+    """Asks a run to stop; False if it came to its end first. AssertionError unless it saves where it stops."""
+    process = launch(config, folder, options)
+    while process.poll() is None and training(folder) == 0:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0.0, 2.0))
+    process.terminate()
+    output, _ = process.communicate()
+    if process.returncode == 0:
+        return False
+    said = re.search(r"stopped and saved at step (\d+)", output)
+    saves = [int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()]
+    if process.returncode != 75 or said is None or int(said[1]) != max(saves):
+        raise AssertionError(f"SIGTERM: ended with {process.returncode}, saves {sorted(saves)}:\n{output[-3000:]}")
+    return True
+
+
+def expect_end(config: str, folder: Path, options: list[str], untouched: Path, digest: str) -> None:
+    """Goes on to the end. Raises AssertionError if it is another than the untouched run's."""
+    if (found := finish(config, folder, options)) != digest:
+        raise AssertionError(f"{folder}: digest {found}, untouched {digest}")
+    expected, found = written(untouched), written(folder)
+    if found != expected:
+        differing = [name for name in expected | found if found.get(name) != expected.get(name)]
+        raise AssertionError(f"{folder}: {', '.join(differing)} differ from the untouched run's")
+
+
+def run(config: str, kills: int, folder: Path, options: list[str], seed: int = 0, terms: int = 0) -> dict[str, int]:
+    """Counts of kills by moment, and of stops. Raises AssertionError at the first divergence or failed restart."""
     rng = random.Random(seed)
-    untouched = finish(config, folder / "untouched", options)
-    expected = written(folder / "untouched")
+    untouched = folder / "untouched"
+    digest = finish(config, untouched, options)
     counts = {"run": 0, "save": 0}
     rounds = 0
     while sum(counts.values()) < kills:
@@ -118,15 +146,14 @@ def run(config: str, kills: int, folder: Path, options: list[str], seed: int = 0
             if moment == "finished":
                 break
             counts[moment] += 1
-        digest = finish(config, target, options)
-        if digest != untouched:
-            raise AssertionError(f"{target}: digest {digest}, untouched {untouched}")
-        found = written(target)
-        if found != expected:
-            differing = [name for name in expected if found[name] != expected[name]]
-            raise AssertionError(f"{target}: {', '.join(differing)} differ from the untouched run's")
+        expect_end(config, target, options, untouched, digest)
         print(f"{sum(counts.values())} kills, {counts['save']} during a save, 0 divergences", flush=True)
-    return counts
+    stopped = 0
+    for i in range(terms):
+        stopped += term_once(config, folder / f"term{i}", options, rng)
+        expect_end(config, folder / f"term{i}", options, untouched, digest)
+        print(f"{stopped} of {i + 1} SIGTERMs came before the end: exit code 75, saved, 0 divergences", flush=True)
+    return counts | {"term": stopped}
 
 
 def main() -> None:
@@ -134,13 +161,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/qchunk/debug.py", choices=sorted(OWN))
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--terms", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("options", nargs="*", help="for launch.py, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         options = SHORT + OWN[arguments.config] + arguments.options
-        counts = run(arguments.config, arguments.kills, Path(folder), options, arguments.seed)
-    print(f"{sum(counts.values())} kills ({counts['save']} during a save), every run ended as the untouched one")
+        counts = run(arguments.config, arguments.kills, Path(folder), options, arguments.seed, arguments.terms)
+    print(
+        f"{counts['run'] + counts['save']} kills ({counts['save']} during a save), {counts['term']} SIGTERMs: every "
+        "run ended as the untouched one"
+    )
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def test_sigkill_in_a_save_and_elsewhere(tmp_path: Path):
     counts = kill.run(DEBUG, 4, tmp_path, OPTIONS, seed=1)
-    assert sum(counts.values()) >= 4
+    assert counts["run"] + counts["save"] >= 4
 
 
 def test_sigterm_saves_and_exits_75(tmp_path: Path):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from core import checkpoint
 from core.checkpoint import Checkpoints, Progress
 from core.checksums import digest
 from core.config import CheckpointConfig
@@ -176,6 +177,32 @@ def test_another_config_or_tree_is_refused_and_nothing_moved(tmp_path: Path):
         checkpoints.restore(wider)
     checkpoints.close()
     assert steps(tmp_path) == [1]
+
+
+def rewrite_note(run: Path, step: int, drop: str) -> None:
+    """Leaves a whole note that lacks a field, as another version of the code would write it."""
+    path = run / f"checkpoints/{step}/_CHECKPOINT_METADATA"
+    metadata = json.loads(path.read_text())
+    note = metadata["custom_metadata"]
+    del note[drop]
+    note["sha256"] = checkpoint._note_hash(note)
+    path.write_text(json.dumps(metadata))
+
+
+def test_a_save_of_another_version_is_refused_and_stays(tmp_path: Path):
+    written(tmp_path, 1)
+    rewrite_note(tmp_path, 1, "skipped_in_a_row")
+    with pytest.raises(MismatchError, match=r"step 1 was made by another version .* did not write skipped_in_a_row"):
+        restored(tmp_path)
+    assert steps(tmp_path) == [1]
+
+
+def test_a_save_without_a_field_that_came_later_is_read(tmp_path: Path):
+    written(tmp_path, 1)
+    rewrite_note(tmp_path, 1, "evaluation")
+    found = restored(tmp_path)
+    assert found is not None
+    assert found[1] == progress(1)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path):

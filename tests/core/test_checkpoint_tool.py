@@ -1,13 +1,17 @@
 """The commands for people: they see what training would see, and delete only what they may."""
 
+import dataclasses
 import fcntl
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from core.checkpoint import Checkpoints
 from core.checkpoint_tool import main
-from tests.core.test_checkpoint import array_files, restored, steps, written
+from core.config import CheckpointConfig, ExperimentConfig, TrainConfig, flatten
+from tests.core.test_checkpoint import array_files, make_state, progress, restored, steps, written
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -55,6 +59,21 @@ def test_prune_keeps_the_newest_and_the_multiples(run: Path, capsys: pytest.Capt
     found = restored(run)
     assert found is not None
     assert found[1].step == 6
+
+
+def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = ExperimentConfig(
+        train=TrainConfig(steps=9, batch_size=1),
+        checkpoint=CheckpointConfig(keep_last=9, keep_best="ade_2s", best="lowest"),
+    )
+    (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
+    checkpoints = Checkpoints(tmp_path, config.checkpoint, {})
+    for step, error in ((3, 0.5), (4, 0.25), (5, 0.75), (6, 0.3)):
+        checkpoints.save_now(make_state(step), dataclasses.replace(progress(step), evaluation={"ade_2s": error}))
+    checkpoints.close()
+    assert main(["prune", str(tmp_path)]) == 0
+    assert steps(tmp_path) == [4, 6]
+    assert "deleted 2 of 4 steps" in capsys.readouterr().out
 
 
 def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]):
