@@ -10,55 +10,26 @@ notes and moves folders; a step counts as whole where every process could read i
 any of them ends the run at once: whether the others' parts arrived nobody knows before Orbax has waited for minutes.
 """
 
-import contextlib
 import dataclasses
-import datetime
 import functools
-import gc
-import hashlib
-import json
 import logging
-import math
-import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from core import processes
-from core.checksums import checksums, named_leaves, tree_spec
+from core.checksums import checksums, tree_spec
 from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError, NonFiniteError, PreemptedError, StorageError, require_equal
 from core.keep_best import KeepBest
+from core.saves import Progress, each_for_itself, note_hash, quiet, read_progress, root_cause, steps_in, whole_note
 from core.state import TrainState
 
 # A save that fails is tried again at the next occasion; after this many in a row the run ends.
 MAX_FAILED_SAVES = 3
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a run must remember beside its arrays, as plain JSON values."""
-
-    step: int
-    """Updates applied, and so the index of the next batch."""
-    metrics_bytes: int
-    """Size of metrics.jsonl; on resume it is cut back to this."""
-    window: dict[str, list[float]]
-    """Sum and count of each metric since the last line of metrics.jsonl."""
-    evaluated: bool
-    """Whether the evaluation due at this step has been done."""
-    position: dict[str, Any] | None
-    """Of the task's interaction with a world, from which it goes on; None where there is none."""
-    skipped_in_a_row: int
-    """Updates before this step that were not applied, without one that was in between."""
-    evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Finite metrics of the evaluation at this step; empty where there was none."""
 
 
 class Checkpoints:
@@ -133,7 +104,7 @@ class Checkpoints:
             "spec": tree_spec(_as_tree(state)),
             "checksums": sums,
         }
-        note["sha256"] = _note_hash(note)
+        note["sha256"] = note_hash(note)
         self._best.note(progress.step, progress.evaluation)
         try:
             self._pending = self._checkpointer.save_checkpointables_async(
@@ -177,7 +148,8 @@ class Checkpoints:
         if processes.lost(error) is not None:
             raise error
         self._failures += 1
-        reason = _root_cause(error)
+        sys.unraisablehook = _say_unless_loop_is_closed
+        reason = root_cause(error)
         limit = 1 if processes.several() else MAX_FAILED_SAVES
         print(f"save of step {step} failed ({self._failures} of {limit}): {reason}", flush=True)
         for leftover in self._folder.glob("*"):  # "<step>" or "<step>.<suffix of a temporary folder>"
@@ -201,12 +173,12 @@ class Checkpoints:
           MismatchError: Config, dataset or tree differ from the checkpoint's; the message lists the keys.
           DataError: There are checkpoints, and every one is damaged.
         """
-        steps = processes.on_first(lambda: _steps(self._folder))
+        steps = processes.on_first(lambda: steps_in(self._folder))
         restored = None
         for step in steps:
             reason = ""
             try:
-                with _quiet():
+                with quiet():
                     if restored is None:
                         restored = self._load(step, abstract_state)
                     else:
@@ -214,7 +186,7 @@ class Checkpoints:
             except MismatchError:
                 raise
             except Exception as error:  # a damaged file shows as almost any type
-                reason = _root_cause(error)
+                reason = root_cause(error)
             if reason:
                 processes.first_does(functools.partial(self._set_aside, step, reason))
         if steps and restored is None:
@@ -232,7 +204,7 @@ class Checkpoints:
             raise ValueError(note)
         if note["step"] != step:
             raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
-        self._best.note(step, _progress(note).evaluation)
+        self._best.note(step, read_progress(note).evaluation)
         return note
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
@@ -246,7 +218,7 @@ class Checkpoints:
         damaged = [path for path in sums if sums[path] != note["checksums"][path]]
         if damaged:
             raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
-        return state, _progress(note)
+        return state, read_progress(note)
 
     def _set_aside(self, step: int, reason: str) -> None:
         """Moves a damaged step out of the way."""
@@ -265,23 +237,14 @@ class Checkpoints:
         error = sys.exc_info()[1]
         if processes.several() and error is not None and not isinstance(error, PreemptedError):
             return
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
-
-
-def _progress(note: dict[str, Any]) -> Progress:
-    """What a whole note remembers; a field that is younger than the note has its default.
-
-    Raises MismatchError where it has none: another version of this code wrote the note.
-    """
-    fields = dataclasses.fields(Progress)
-    if missing := [f.name for f in fields if f.name not in note and f.default_factory is dataclasses.MISSING]:
-        raise MismatchError(
-            f"the checkpoint of step {note['step']} was made by another version of this code, which did not write "
-            f"{', '.join(missing)}. Go on with that version, or start anew in another folder"
-        )
-    return Progress(**{field.name: note[field.name] for field in fields if field.name in note})
+        manager, self._manager = self._manager, None
+        if manager is None:
+            return
+        try:
+            manager.close()
+        except Exception:  # a save under way failed as well; the first error says more
+            if error is None:
+                raise
 
 
 def _load_everywhere(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
@@ -289,205 +252,45 @@ def _load_everywhere(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     reason = ""
     try:
-        with _each_for_itself():
+        with each_for_itself():
             tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
     except Exception as error:  # a damaged file shows as almost any type
-        reason = _root_cause(error)
+        reason = root_cause(error)
     reasons = [text for text in processes.gather(reason) if text]
     if reasons:
         raise ValueError(reasons[0])
     return tree
 
 
-def _each_for_itself() -> ocp.Context:
-    """A context in which Orbax reads without waiting for other processes, which may have failed where one did not."""
-    context = ocp.Context()
-    context.multiprocessing.primary_host = jax.process_index()
-    context.multiprocessing.active_processes = {jax.process_index()}
-    return context
-
-
-def _steps(folder: Path) -> list[int]:
-    """Steps under a folder of saves, newest first."""
-    return sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
-
-
 def _note_or_damage(path: Path) -> dict[str, Any] | str:
     """The note of one checkpoint, or what is wrong with it."""
     try:
-        with _each_for_itself():
-            return _whole_note(path)
+        with each_for_itself():
+            return whole_note(path)
     except Exception as error:  # a damaged file shows as almost any type
-        return _root_cause(error)
+        return root_cause(error)
 
 
-def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Part of the newest checkpoint of a run that proves whole, for those who only use it; nothing is moved.
+def _say_unless_loop_is_closed(ignored: Any) -> None:
+    """Prints what Python could not raise, but for what tensorstore's threads meet after a save of theirs failed.
 
-    Args:
-      run: The run's folder; training may go on in it meanwhile.
-      abstract: Shapes, dtypes and shardings by field of `TrainState`, e.g. {"params": ...}; other fields are not read.
-
-    Returns:
-      The step, and the arrays.
-
-    Raises:
-      MismatchError: The newest checkpoint holds other arrays under these fields.
-      DataError: There is no checkpoint, or every one is damaged.
+    Each write that was still under way then finds Orbax's event loop gone, and prints a traceback through this hook.
     """
-    folder = run.resolve() / "checkpoints"
-    reasons = []
-    for step in _steps(folder):
-        try:
-            with _quiet():
-                return step, _read_part(folder / str(step), abstract)
-        except MismatchError:
-            raise
-        except Exception as error:  # as in restore
-            reasons.append(f"step {step}: {_root_cause(error)}")
-    raise DataError(f"{folder}: expected a checkpoint of a run, found {'; '.join(reasons) or 'none'}")
+    if not (isinstance(ignored.exc_value, RuntimeError) and str(ignored.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(ignored)
 
 
-def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
-    """Some fields of one checkpoint, verified."""
-    note = _whole_note(path)
-    fields = tuple(f"['{field}']" for field in abstract)
-    saved = {name: spec for name, spec in note["spec"].items() if name.startswith(fields)}
-    require_equal(saved, tree_spec(abstract), "the checkpoint holds another tree of arrays")
-    partly = _each_for_itself()
-    partly.pytree.loading.partial_load = True
-    with partly:
-        tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
-    sums, _ = checksums(tree)
-    damaged = [name for name in sums if sums[name] != note["checksums"][name]]
-    if damaged:
-        raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
-    return tree
+def _is_no_failed_save(record: logging.LogRecord) -> bool:
+    """Drops what Orbax's threads log of a failed save, a traceback from each of five; `_failed` says it in a line."""
+    return record.exc_info is None or "orbax" not in record.pathname
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Save:
-    """One step on disk, as far as its folder and note tell without reading arrays."""
-
-    path: Path
-    step: int
-    size: int
-    """Bytes of all files."""
-    written: datetime.datetime
-    leaves: int
-    numbers: int
-    """Elements of all arrays: weights, optimiser state, target."""
-    evaluation: dict[str, float]
-    """Finite metrics of the evaluation at this step; empty where there was none."""
-    damage: str | None
-    """Why the note cannot be trusted; None if it can."""
-
-
-def list_saves(run: Path) -> list[Save]:
-    """The steps under a run's folder, newest first; nothing is moved."""
-    folder = run.resolve() / "checkpoints"
-    paths = [path for path in folder.glob("*") if path.name.isdigit()]
-    return [_describe(path) for path in sorted(paths, key=lambda path: -int(path.name))]
-
-
-def _describe(path: Path) -> Save:
-    files = [file for file in path.rglob("*") if file.is_file()]
-    spec: dict[str, str] = {}
-    evaluation: dict[str, float] = {}
-    damage = None
-    try:
-        with _quiet():
-            note = _whole_note(path)
-        spec, evaluation = note["spec"], _progress(note).evaluation
-        if note["step"] != int(path.name):
-            damage = f"the note says step {note['step']}"
-    except Exception as error:  # a damaged file shows as almost any type
-        damage = _root_cause(error)
-    shapes = [json.loads(text[text.index("[") :]) for text in spec.values()]
-    return Save(
-        path=path,
-        step=int(path.name),
-        size=sum(file.stat().st_size for file in files),
-        written=datetime.datetime.fromtimestamp(path.stat().st_mtime),
-        leaves=len(spec),
-        numbers=sum(math.prod(shape) for shape in shapes),
-        evaluation=evaluation,
-        damage=damage,
-    )
-
-
-def verify(save: Save) -> str | None:
-    """Reads all arrays of a step and compares them with its note; what is wrong, or None."""
-    try:
-        with _quiet():
-            note = _whole_note(save.path)
-            leaves = read_arrays(save.path)
-            wanted = {_plain(path): (spec, note["checksums"][path]) for path, spec in note["spec"].items()}
-            if leaves.keys() != wanted.keys():
-                missing = sorted(wanted.keys() ^ leaves.keys())
-                return f"arrays missing or too many: {', '.join(missing[:5])}"
-            sums, _ = checksums(leaves)
-    except Exception as error:  # a damaged file shows as almost any type
-        return _root_cause(error)
-    found = {_plain(path): total for path, total in sums.items()}
-    bad = [name for name, spec in tree_spec(leaves).items() if (spec, found[_plain(name)]) != wanted[_plain(name)]]
-    return f"checksum of {', '.join(_plain(name) for name in bad[:5])} does not match" if bad else None
-
-
-def read_arrays(path: Path) -> dict[str, jax.Array]:
-    """All arrays of one step's folder on one device, by the names on their way through the state: params/critic/...
-
-    The tree comes back as plain dicts and lists, whatever it was made of. Nothing is checked: see `verify`.
-    """
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    described: Any = ocp.checkpointables_metadata(str(path)).metadata["state"]
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), described)
-    tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
-    return {_plain(name): jnp.asarray(leaf) for name, leaf in named_leaves(tree).items()}
-
-
-def _plain(path: str) -> str:
-    """A path's names joined by slashes, whatever container each of them indexes."""
-    return "/".join(re.findall(r"[^\[\]'.]+", path))
+logging.getLogger("absl").addFilter(_is_no_failed_save)
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
     """The state as a dict of its fields, which Orbax stores by name."""
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-
-
-def _whole_note(path: Path) -> dict[str, Any]:
-    """The note of one checkpoint. Raises ValueError if it is not whole."""
-    note: Any = ocp.checkpointables_metadata(str(path)).custom_metadata
-    if not isinstance(note, dict) or note.get("sha256") != _note_hash(note):
-        raise ValueError("the note beside the arrays is missing or damaged")
-    return note
-
-
-def _note_hash(note: dict[str, Any]) -> str:
-    """SHA-256 of the note without its own hash."""
-    rest = {key: value for key, value in note.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _root_cause(error: BaseException) -> str:
-    """The last exception of the chain, in which Orbax hides what really happened, as one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    return text if len(text) <= 200 else text[:200] + "..."
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No log lines: for one damaged file Orbax logs a page of tracebacks, some of them when its tasks are collected."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        gc.collect()
-        logging.disable(before)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from core.checkpoint import Save, list_saves, verify
 from core.cli import Parser
 from core.config import CheckpointConfig, ExperimentConfig
 from core.errors import BusyError, ConfigError, DataError, RunError
 from core.keep_best import KeepBest
 from core.saved_config import read_config
+from core.saves import Save, list_saves, verify
 
 
 def main(argv: Sequence[str]) -> int:

@@ -29,7 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from core import mesh as mesh_lib
 from core import prng, processes
 from core.arrays import NumpyTree
-from core.checkpoint import Checkpoints, Progress
+from core.checkpoint import Checkpoints
 from core.checksums import digest
 from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
@@ -39,8 +39,9 @@ from core.metrics import Mean
 from core.programs import keep_programs
 from core.progress import ProgressLine
 from core.run_folder import RunFolder
+from core.saves import Progress
 from core.state import TrainState
-from core.updates import run_updates
+from core.updates import run_updates, stack
 
 # Calls that may be under way before the loop waits for the oldest: enough to hide the host's work, few enough that
 # neither batches nor the reaction to SIGTERM pile up.
@@ -331,7 +332,7 @@ class _Run:
     def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
         """Takes batches, dispatches one call, and logs if due."""
         began = time.perf_counter()
-        stacked = _stack([next(batches) for _ in range(updates)], self._longest_call())
+        stacked = stack([next(batches) for _ in range(updates)], self._longest_call())
         on_device = mesh_lib.put_rows(stacked, self.batch_sharding)
         count = mesh_lib.put_same(np.int32(updates), self.everywhere)
         self.clock.charge("data", began)
@@ -489,11 +490,3 @@ class _Run:
         self.folder.finish(result)
         print(f"done step={result['step']} digest={result['digest']}", flush=True)
         return result["digest"]
-
-
-def _stack(batches: list[NumpyTree], length: int) -> NumpyTree:
-    """Batches along a new leading axis, the last one repeated up to `length`; a single one is not copied."""
-    if length == 1:
-        return jax.tree.map(lambda leaf: leaf[None], batches[0])
-    padded = batches + batches[-1:] * (length - len(batches))
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)

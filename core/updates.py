@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int32
 
+from core.arrays import NumpyTree
 from core.metrics import Mean
 from core.state import TrainState, part_like
 
@@ -64,3 +66,11 @@ def _moved(average: Any, params: Any, keep: float | None) -> Any:
 
 def _all_finite(metrics: dict[str, Mean]) -> Bool[Array, ""]:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(metrics)]).all()
+
+
+def stack(batches: list[NumpyTree], length: int) -> NumpyTree:
+    """Batches along a new leading axis, the last one repeated up to `length`; a single one is not copied."""
+    if length == 1:
+        return jax.tree.map(lambda leaf: leaf[None], batches[0])
+    padded = batches + batches[-1:] * (length - len(batches))
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)

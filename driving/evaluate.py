@@ -19,11 +19,11 @@ from jaxtyping import Float32, Float64, Int64
 
 from core import prng
 from core.arrays import PyTree
-from core.checkpoint import read_newest
 from core.cli import Parser
 from core.errors import RunError
 from core.run_folder import write_atomically
 from core.saved_config import read_config
+from core.saves import read_newest
 from driving import picture, pretrain, probes, waypoints
 from driving.blind import EgoStates, blind_predictions
 from driving.config import DrivingConfig

@@ -12,11 +12,11 @@ from jaxtyping import Array, Bool, Float, Key
 
 from core import gradients, prng
 from core.arrays import NumpyTree, PyTree
-from core.checkpoint import read_newest
 from core.errors import ConfigError
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.saved_config import read_config
+from core.saves import read_newest
 from core.state import TrainState
 from driving import pretrain
 from driving.batch import Batch

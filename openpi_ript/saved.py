@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from core import saved_config
-from core.checkpoint import read_newest
 from core.errors import ConfigError, DataError
 from core.norm_stats import NormStats
 from core.prng import key
+from core.saves import read_newest
 from core.state import laid_over
 from openpi_ript import norm
 from openpi_ript.config import OpenpiRiptConfig

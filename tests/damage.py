@@ -122,10 +122,11 @@ def _restorer(run: Path) -> Callable[[Path], tuple[int, str]]:
     """What restores a copy of a run's checkpoints: the step, and the digest of the state."""
     import jax
 
-    from core.checkpoint import Checkpoints, _whole_note, list_saves
+    from core.checkpoint import Checkpoints
     from core.checksums import digest
     from core.config import CheckpointConfig
     from core.saved_config import read_config
+    from core.saves import list_saves, whole_note
     from qchunk.agent import make_agent
     from qchunk.config import QChunkConfig
     from qchunk.data import open_dataset
@@ -135,7 +136,7 @@ def _restorer(run: Path) -> Callable[[Path], tuple[int, str]]:
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(agent.init, jax.random.key(0))
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    fingerprint = _whole_note(list_saves(run)[0].path)["fingerprint"]
+    fingerprint = whole_note(list_saves(run)[0].path)["fingerprint"]
 
     def restore(copy: Path) -> tuple[int, str]:
         checkpoints = Checkpoints(copy, CheckpointConfig(), fingerprint)

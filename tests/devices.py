@@ -65,7 +65,7 @@ def train(config: str, devices: int, fsdp: int, steps: int, folder: Path) -> End
 def child(folder: Path, arguments: list[str]) -> int:
     """Trains, and leaves weights and sizes in `folder`."""
     from core import loop
-    from core.checkpoint import read_arrays
+    from core.saves import read_arrays
     from launch import main as launch
 
     make = loop._Run.__init__

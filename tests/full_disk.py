@@ -45,7 +45,8 @@ def expect_full(config: str, folder: Path, options: list[str]) -> bool:
     output, _ = (process := kill.launch(config, folder, options)).communicate()
     if process.returncode == 0:
         return False
-    said = re.search(r"error: .*No space left on device.*Last durable step: (\d+|None)", output, re.DOTALL)
+    # The last word must be the run's, whatever Orbax and its threads print.
+    said = re.search(r"error: .*No space left on device.*Last durable step: (\d+|None)[^\n]*\n*\Z", output)
     step = None if said is None or said[1] == "None" else int(said[1])
     # A save that was under way may have become whole after the error that ended the run.
     named = said is not None and (step == newest(folder) or (step or 0) < (newest(folder) or 0))

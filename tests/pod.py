@@ -41,7 +41,7 @@ import jax
 import numpy as np
 
 from core import config as config_lib
-from core.checkpoint import read_arrays
+from core.saves import read_arrays
 from tests import kill
 
 ROOT = Path(__file__).parent.parent

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core import checkpoint
-from core.checkpoint import Checkpoints, Progress
+from core.checkpoint import Checkpoints
 from core.checksums import digest
 from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError, NonFiniteError, StorageError
+from core.saves import Progress, note_hash
 from core.state import TrainState
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
@@ -185,7 +185,7 @@ def rewrite_note(run: Path, step: int, drop: str) -> None:
     metadata = json.loads(path.read_text())
     note = metadata["custom_metadata"]
     del note[drop]
-    note["sha256"] = checkpoint._note_hash(note)
+    note["sha256"] = note_hash(note)
     path.write_text(json.dumps(metadata))
 
 

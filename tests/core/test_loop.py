@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from core import prng
-from core.checkpoint import read_newest
 from core.config import ExperimentConfig, RunConfig, TrainConfig
 from core.errors import MismatchError, NonFiniteError, PreemptedError
 from core.loop import fit
 from core.run_folder import RunFolder
+from core.saves import read_newest
 from core.state import TrainState
 from tests.core.toy import ToyConfig, ToyTask, toy_config
 

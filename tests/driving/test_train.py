@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from core import prng
-from core.checkpoint import read_newest
 from core.config import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
 from core.errors import ConfigError
+from core.saves import read_newest
 from driving import evaluate, pretrain, waypoints
 from driving.config import (
     ConvConfig,
