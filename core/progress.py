@@ -15,6 +15,37 @@ SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
 
 
+class Lines:
+    """A line every ten seconds about work whose items are counted as they end."""
+
+    def __init__(
+        self, total: int, done: str, *, rate: tuple[float, str] | None = None, say: Callable[[str], None] = print
+    ) -> None:
+        """Starts the clock.
+
+        Args:
+          total: How many items.
+          done: Begins a line, "recorded {count} of {total} episodes".
+          rate: How much an item holds, and of what, for a speed: (1001, "transitions"); None shows none.
+          say: Takes the lines.
+        """
+        self._total, self._done, self._rate, self._say = total, done, rate, say
+        self._count = 0
+        self._start = self._said = time.monotonic()
+
+    def advance(self, *, silent: bool = False) -> float:
+        """Counts an item, and returns how much of `rate` was done a second."""
+        self._count += 1
+        now = time.monotonic()
+        speed = self._count * (self._rate[0] if self._rate else 1) / max(now - self._start, 1e-9)
+        if not silent and now - self._said > SECONDS_BETWEEN_LINES:
+            fast = f", {speed:.0f} {self._rate[1]} a second" if self._rate else ""
+            left = (self._total - self._count) * (now - self._start) / self._count
+            self._say(f"{self._done.format(count=self._count, total=self._total)}{fast}, {left:.0f} s left")
+            self._said = now
+        return speed
+
+
 def follow(
     items: Iterable[Item],
     total: int,
@@ -30,26 +61,17 @@ def follow(
       items: What is gone through; time passes while the next one is made, or while the last one is used.
       total: How many.
       doing: Before the bar, "recording".
-      done: Begins a line, "recorded {count} of {total} episodes".
-      rate: How much an item holds, and of what, for a speed: (1001, "transitions"); None shows none.
-      say: Takes the lines.
+      done: Of the lines, as are `rate` and `say`.
     """
-    speed = "{task.fields[speed]:.0f} " + f"{rate[1]}/s" if rate else ""
-    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn(speed), TimeRemainingColumn())
-    start = said = time.monotonic()
+    shown = "{task.fields[speed]:.0f} " + f"{rate[1]}/s" if rate else ""
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn(shown), TimeRemainingColumn())
+    lines = Lines(total, done, rate=rate, say=say)
     with Progress(*columns, TextColumn("left")) as bar:
         bar.disable = not bar.console.is_terminal
         task = bar.add_task("", total=total, speed=0.0)
-        for count, item in enumerate(items, start=1):
+        for item in items:
             yield item
-            now = time.monotonic()
-            a_second = count * (rate[0] if rate else 1) / max(now - start, 1e-9)
-            bar.update(task, advance=1, speed=a_second)
-            if bar.disable and now - said > SECONDS_BETWEEN_LINES:
-                fast = f", {a_second:.0f} {rate[1]} a second" if rate else ""
-                left = (total - count) * (now - start) / count
-                say(f"{done.format(count=count, total=total)}{fast}, {left:.0f} s left")
-                said = now
+            bar.update(task, advance=1, speed=lines.advance(silent=not bar.disable))
 
 
 class ProgressLine:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from core.errors import NonFiniteError, RunError
+from core.progress import Lines
 from openpi_ript.environments.protocol import Observation, policy_state
 from openpi_ript.rollout_config import EnvConfig
 from openpi_ript.rollouts import Rollout, append_frames, save
@@ -102,6 +103,7 @@ class Collector:
           NonFiniteError: The policy gave NaN or Inf; the rollout so far is written beside job.path, and named.
           RunError: An environment failed, or workers keep dying in one rollout.
         """
+        lines = Lines(len(jobs), "played {count} of {total} rollouts")
         queues = [[job for job in reversed(jobs) if job.number % self.config.num_envs == slot] for slot in self._slots]
         slots: list[_Slot | None] = [None] * self.config.num_envs
         try:
@@ -112,6 +114,7 @@ class Collector:
                     for i in half:
                         while (slot := slots[i]) is not None and self._receive(i, slot):
                             done(slot.job, self._rollout(slot, actor))
+                            lines.advance()
                             slots[i] = self._begin(i, queues[i].pop()) if queues[i] else None
                     if stopping():
                         self.workers.close()

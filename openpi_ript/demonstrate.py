@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from core.errors import ConfigError
+from core.progress import follow
 from openpi_ript.config import OpenpiRiptConfig
 from openpi_ript.environments.protocol import Environment, Observation, make, policy_state
 from openpi_ript.lerobot_writer import Recorded, record_once, train_tokenizer, write_lerobot
@@ -74,7 +75,8 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
         successes: list[bool] = []
 
         def episodes() -> Iterator[Recorded]:
-            for number in range(settings.episodes):
+            count, done = settings.episodes, "demonstrated {count} of {total} episodes"
+            for number in follow(range(count), count, "demonstrating", done, rate=None, say=print):
                 noise = settings.noise[number % len(settings.noise)]
                 rng = np.random.default_rng([settings.seed, number])
                 frames, actions, success = play(world, env, noise, rng)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from core.intervals import wilson
+from core.progress import Lines
 from qchunk import environments
 
 FILM_SECONDS = 300  # a film of two rollouts takes about 10 s in software; a driver that hangs must not stop a run
@@ -145,6 +146,7 @@ def rollouts(
     slots: list[_Slot | None] = [None] * num_envs
     rows: list[environments.Observation | None] = [None] * num_envs
     finished: dict[int, Rollout] = {}
+    lines = Lines(episodes, "played {count} of {total} episodes")
     following = 0
     for call in itertools.count():
         for i in range(num_envs):
@@ -169,6 +171,7 @@ def rollouts(
             rows[i] = row
             if over:
                 finished[slot.episode] = slot.rollout()
+                lines.advance()
                 slots[i] = None
     return [finished[episode] for episode in range(episodes)]
 
