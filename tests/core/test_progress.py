@@ -31,7 +31,7 @@ def test_items_are_followed_with_their_speed(seconds: list[float]):
             seconds[0] += 20
             yield item
 
-    rate = (1000, "transitions")
+    rate = (1000.0, "transitions")
     followed = progress.follow(made(), 3, "recording", "recorded {count} of {total}", rate=rate, say=said.append)
     assert list(followed) == ["a", "b", "c"]
     assert said == [
