@@ -69,6 +69,7 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     provenance: dict[str, Any] = {"made_by": "openpi_ript.demonstrate: a script in robosuite's Lift"}
     provenance |= dataclasses.asdict(settings)
     provenance |= {"max_steps": env.max_steps, "state": env.state, "image_size": env.image_size, "cameras": shown}
+    provenance |= {"rendering": env.rendering} if shown else {}
 
     def write(root: Path) -> str:
         world = make(env)

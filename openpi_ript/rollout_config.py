@@ -26,6 +26,9 @@ class EnvConfig:
     """openpi's name of each image to the observation's, e.g. base_0_rgb to agentview_image; empty: none is rendered."""
     image_size: tuple[int, int] = (84, 84)
     """Height and width at which cameras are rendered."""
+    rendering: Literal["full", "fast"] = "full"
+    """full: as the suite renders. fast (robosuite, LIBERO): no multisampling, no reflections, shadow maps of 1024, which
+    takes a quarter of the time without a graphics card and changes a value of 255 by 1.2 to 1.7 in the mean (Lift)."""
     execute: int = 8
     """Actions of each chunk that are executed before the policy is asked again."""
     num_envs: int = 4
@@ -35,6 +38,8 @@ class EnvConfig:
         require_positive(self, "max_steps", "execute", "num_envs")
         if self.num_envs > 1 and self.num_envs % 2:
             raise ValueError(f"env.num_envs is {self.num_envs}; expected 1, or an even number for two equal halves")
+        if self.rendering == "fast" and self.suite not in ("robosuite", "libero"):
+            raise ValueError(f"env.rendering is fast; expected full for the suite {self.suite}")
         if not self.state:
             raise ValueError("env.state is empty; expected the names of the arrays that are the policy's state")
 

@@ -23,8 +23,8 @@ from openpi_ript.config import (
 )
 
 PATH = "datasets/openpi_ript/lift-images"
-GEMMA = GemmaConfig(width=128, depth=4, mlp_dim=256, num_heads=4, num_kv_heads=1, head_dim=32)
-VISION = SiglipConfig(width=128, depth=4, mlp_dim=256, num_heads=4)
+GEMMA = GemmaConfig(width=64, depth=2, mlp_dim=128, num_heads=4, num_kv_heads=1, head_dim=16)
+VISION = SiglipConfig(width=64, depth=2, mlp_dim=128, num_heads=4)
 CAMERAS = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
 STATE = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
@@ -35,7 +35,7 @@ MODEL = ModelConfig(
 )  # fmt: skip
 ENV = EnvConfig(
     suite="robosuite", task="Lift", prompt="lift the red cube", max_steps=60, execute=4, state=STATE,
-    cameras={"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"},
+    cameras={"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}, rendering="fast",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def get_config() -> OpenpiRiptConfig:
         ),
         guidance=GuidanceConfig(sample_steps=5, scale=2.0),
         tokenizer=f"{PATH}/tokenizer.model",
-        demonstrate=DemonstrateConfig(episodes=200, noise=(0.2,)),
+        demonstrate=DemonstrateConfig(episodes=150, noise=(0.2,)),
         env=ENV,
         rollout=RolloutConfig(start=6000, updates=300, groups=6, max_groups=8, retry_after=600, replay_rounds=2),
         eval=EvalConfig(episodes=100, final_episodes=100, videos=9),

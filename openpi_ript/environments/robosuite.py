@@ -49,6 +49,8 @@ class RobosuiteEnv:
         renders = bool(self._cameras) or film
         np.random.seed(0)  # noqa: NPY002  (Lift draws the size of its cube when it is made: the same in every process)
         self._env = _libero(config.task, renders) if config.suite == "libero" else _robosuite(config.task, renders)
+        self._fast = renders and config.rendering == "fast"
+        self._simplified: Any = None
 
     @property
     def action_dim(self) -> int:
@@ -60,7 +62,11 @@ class RobosuiteEnv:
         if callable(seeded):  # LIBERO's; in robosuite 1.5 it is a number
             seeded(seed)
         self._env.deterministic_reset = False
-        return self._observe(self._env.reset())
+        shown = self._env.reset()
+        if self._fast and self._simplified is not self._env.sim:  # LIBERO makes a new one at every reset
+            self._simplified = self._env.sim
+            _simplify(self._simplified)
+        return self._observe(shown)
 
     def state(self) -> Float64[np.ndarray, " q"]:
         data = self._env.sim.data
@@ -90,6 +96,18 @@ class RobosuiteEnv:
         for name in self._cameras:
             observed[name] = self.picture(*self._size, camera=name.removesuffix("_image"))
         return observed
+
+
+def _simplify(sim: Any) -> None:
+    """Renders without multisampling and reflections, and with small shadow maps (env.rendering = "fast")."""
+    import mujoco  # after MUJOCO_GL is set
+
+    quality = sim.model._model.vis.quality
+    quality.offsamples, quality.shadowsize = 0, 1024
+    context = sim._render_context_offscreen
+    context.scn.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
+    context.con.free()
+    context._set_mujoco_context_and_buffers()
 
 
 def _robosuite(task: str, renders: bool) -> Any:
