@@ -27,8 +27,8 @@ class EnvConfig:
     image_size: tuple[int, int] = (84, 84)
     """Height and width at which cameras are rendered."""
     rendering: Literal["full", "fast"] = "full"
-    """full: as the suite renders. fast (robosuite, LIBERO): no multisampling, no reflections, shadow maps of 1024, which
-    takes a quarter of the time without a graphics card and changes a value of 255 by 1.2 to 1.7 in the mean (Lift)."""
+    """full: as the suite renders. fast (robosuite, LIBERO): no multisampling, no reflections, shadow maps of 1024; a
+    quarter of the time without a graphics card, and values of 255 that differ by 1.2 to 1.7 in the mean (Lift)."""
     execute: int = 8
     """Actions of each chunk that are executed before the policy is asked again."""
     num_envs: int = 4
