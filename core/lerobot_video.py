@@ -19,9 +19,12 @@ from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, 
 from core.lerobot_tables import TIME_TOLERANCE_S
 
 OPEN_FILES = 16
-"""Video files kept open, each with its decoder (about 10 MB at 480 x 640), and as many tables."""
-ROW_GROUPS = 8
-"""Row groups of encoded images kept in memory, tens of MB each."""
+"""Video files kept open, each with its decoder (about 10 MB at 480 x 640)."""
+TABLES = 65_536
+"""Tables whose layout is remembered; LeRobot 2.1 writes one an episode."""
+IMAGE_BYTES = 1 << 29
+"""Encoded images that are kept in memory, by whole row groups. Rows are drawn at random: where a dataset is larger, a
+row group is read and thrown away for nearly every picture, and a pack is many times faster."""
 READ_TRIES = 3
 
 _Key = TypeVar("_Key")
@@ -29,11 +32,14 @@ _Item = TypeVar("_Item")
 
 
 class _Cache(Generic[_Key, _Item]):
-    """The `size` items used last, made on demand; an item that is dropped lives on while a thread still uses it."""
+    """The items used last, made on demand; an item that is dropped lives on while a thread still uses it."""
 
-    def __init__(self, size: int, make: Callable[[_Key], _Item]) -> None:
-        self._size = size
+    def __init__(self, room: int, make: Callable[[_Key], _Item], size: Callable[[_Item], int] = lambda _: 1) -> None:
+        """Keeps items whose sizes sum to no more than `room`, and the newest in any case."""
+        self._room = room
         self._make = make
+        self._size = size
+        self._used = 0
         self._items: collections.OrderedDict[_Key, _Item] = collections.OrderedDict()
         self._lock = threading.Lock()
 
@@ -41,8 +47,9 @@ class _Cache(Generic[_Key, _Item]):
         with self._lock:
             if key not in self._items:
                 self._items[key] = self._make(key)
-                if len(self._items) > self._size:
-                    self._items.popitem(last=False)
+                self._used += self._size(self._items[key])
+                while self._used > self._room and len(self._items) > 1:
+                    self._used -= self._size(self._items.popitem(last=False)[1])
             self._items.move_to_end(key)
             return self._items[key]
 
@@ -129,16 +136,16 @@ class VideoFile:
 
 
 class _Table(NamedTuple):
-    """An open parquet file, and the row at which each of its row groups begins."""
+    """What a parquet file holds, and the row at which each of its row groups begins."""
 
-    file: pq.ParquetFile
+    columns: frozenset[str]
     starts: list[int]
 
 
-def _open_table(path: Path) -> _Table:
-    file = pq.ParquetFile(path)
-    rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    return _Table(file, [0, *itertools.accumulate(rows)])
+def _read_layout(path: Path) -> _Table:
+    with pq.ParquetFile(path) as file:
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        return _Table(frozenset(file.schema_arrow.names), [0, *itertools.accumulate(rows)])
 
 
 class LeRobotPictures:
@@ -155,8 +162,10 @@ class LeRobotPictures:
         self.cameras = tuple(cameras)
         self._tolerance_s = tolerance_s
         self._videos: _Cache[Path, VideoFile] = _Cache(OPEN_FILES, VideoFile)
-        self._tables: _Cache[str, _Table] = _Cache(OPEN_FILES, lambda file: _open_table(inside(meta.root, file)))
-        self._groups: _Cache[tuple[str, str, int], pa.Array] = _Cache(ROW_GROUPS, self._read_group)
+        self._tables: _Cache[str, _Table] = _Cache(TABLES, lambda file: _read_layout(inside(meta.root, file)))
+        self._groups: _Cache[tuple[str, str, int], pa.Array] = _Cache(
+            IMAGE_BYTES, self._read_group, lambda images: images.nbytes
+        )
         self._first_row: dict[int, int] = {}
         for _, group in itertools.groupby(meta.episodes, key=lambda episode: episode.file):
             row = 0
@@ -236,7 +245,7 @@ class LeRobotPictures:
         """The encoded image: inside the table's row, or in the file that the row or the v2.1 layout names."""
         table = self._tables.get(episode.file)
         name = DEFAULT_IMAGE_PATH.format(image_key=camera, episode_index=episode.index, frame_index=frame)
-        if camera in table.file.schema_arrow.names:
+        if camera in table.columns:
             row = self._first_row[episode.index] + frame
             group = bisect.bisect_right(table.starts, row) - 1
             value = self._groups.get((episode.file, camera, group))[row - table.starts[group]].as_py()
@@ -252,4 +261,5 @@ class LeRobotPictures:
 
     def _read_group(self, key: tuple[str, str, int]) -> pa.Array:
         file, camera, group = key
-        return self._tables.get(file).file.read_row_group(group, columns=[camera])[camera].combine_chunks()
+        with pq.ParquetFile(inside(self.meta.root, file)) as table:
+            return table.read_row_group(group, columns=[camera])[camera].combine_chunks()
