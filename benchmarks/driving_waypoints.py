@@ -5,7 +5,8 @@
 
 Every cell is a run of configs/driving/waypoints.py in --out; one that is there is not trained again, and one that
 was stopped goes on. An update of the pretraining sees two moments of each sample, one of the waypoints one, at the same
-batch size; so from scratch gets two more updates for each of the pretraining. 10 % are whole drives, not frames.
+batch size; so from scratch gets two more updates for each of the pretraining. With a frozen encoder an update has no
+backward pass through it, and three cost about as much as one. 10 % are whole drives, not frames.
 """
 
 import argparse
@@ -45,11 +46,10 @@ def main() -> None:
     arguments = parser.parse_args()
     pretrained = json.loads((arguments.pretraining / "done.json").read_text())["step"]
     moments = len(json.loads((arguments.pretraining / "config.json").read_text())["data.offsets_s"])
+    weights = ["--waypoints.weights", str(arguments.pretraining.resolve())]
     starts = {
-        "pretrained": [
-            *("--waypoints.weights", str(arguments.pretraining.resolve())),
-            *("--train.steps", str(arguments.updates)),
-        ],
+        "pretrained": [*weights, "--train.steps", str(arguments.updates)],
+        "frozen": [*weights, "--waypoints.freeze", "--train.steps", str(3 * arguments.updates)],
         "scratch": ["--train.steps", str(arguments.updates + moments * pretrained)],
     }
     print("| labels | start | ade_2s per seed, m | mean | best blind row (history MLP), same drives |")

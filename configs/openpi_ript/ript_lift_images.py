@@ -1,8 +1,8 @@
 """RIPT on robosuite's Lift from pictures: two cameras of 84 x 84 and the arm's own state, the cube is only seen.
 
-The pictures' encoder starts from nothing, so imitation takes more demonstrations and updates than from states
-(ript_lift.py). Work for an accelerator; it has not been trained to its end yet. On a CPU demonstrations, imitation
-and rollouts of it run too.
+The pictures' encoder starts from nothing. One seed, 100 held-out initial states: 36 % (27 to 46) after 500 supervised
+updates on 150 demonstrations, 62 % (52 to 71) after 6 rounds. 35 minutes on two busy CPU cores, of which 8 recorded the
+demonstrations; most of the rest is rendering.
 
     python launch.py --config configs/openpi_ript/ript_lift_images.py
 """
@@ -42,8 +42,8 @@ ENV = EnvConfig(
 def get_config() -> OpenpiRiptConfig:
     """Both cameras of the specification's layer 4."""
     return OpenpiRiptConfig(
-        train=TrainConfig(steps=9000, batch_size=64, ema=0.99, log_every=50, updates_per_call=10, eval_every=1000),
-        optim=OptimConfig(learning_rate=5e-4, warmup_steps=200, clip_norm=1.0),
+        train=TrainConfig(steps=1400, batch_size=64, ema=0.98, log_every=50, updates_per_call=10, eval_every=500),
+        optim=OptimConfig(learning_rate=1e-3, warmup_steps=100, clip_norm=1.0),
         model=MODEL,
         data=DataConfig(
             path=PATH, robot=ROBOT, cameras=CAMERAS, image_size=(84, 84), horizon=8, action_norm="mean_std"
@@ -52,7 +52,7 @@ def get_config() -> OpenpiRiptConfig:
         tokenizer=f"{PATH}/tokenizer.model",
         demonstrate=DemonstrateConfig(episodes=150, noise=(0.2,)),
         env=ENV,
-        rollout=RolloutConfig(start=6000, updates=300, groups=6, max_groups=8, retry_after=600, replay_rounds=2),
+        rollout=RolloutConfig(start=500, updates=150, groups=6, max_groups=8, retry_after=300, replay_rounds=2),
         eval=EvalConfig(episodes=100, final_episodes=100, videos=9),
-        checkpoint=CheckpointConfig(every=300, keep_every=3000),
+        checkpoint=CheckpointConfig(every=100, keep_every=500),
     )
