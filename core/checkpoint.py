@@ -1,4 +1,4 @@
-"""Saving and restoring a run; the only place of the train loop that names Orbax.
+"""Saving and restoring a run; with core/saves.py the only place of the train loop that names Orbax.
 
 A checkpoint is the state's arrays, and beside them a note: data position, counters, config fingerprint, tree spec,
 and a checksum of each leaf. Orbax 0.12 does not checksum array data (60 of 60 flipped bits load silently), casts a
