@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core import lerobot_video
 from core.errors import DataError
 from core.lerobot import read_meta
 from core.lerobot_tables import FrameTable, delta_indices, iter_tables, load_table, window
@@ -490,19 +489,3 @@ def test_a_damaged_page_of_images_is_named_when_it_is_read(tmp_path: Path) -> No
     assert pictures.check(1) == []
     with pytest.raises(DataError, match=r"set: episode 1, data/.*000001\.parquet, row 2: expected pictures of .*found"):
         pictures.read(1, 2)
-
-
-def test_the_cache_keeps_what_was_used_last_and_fits():
-    made: list[int] = []
-
-    def make(size: int) -> int:
-        made.append(size)
-        return size
-
-    cache = lerobot_video._Cache(10, make, size=lambda item: item)
-    for key in (4, 6, 4, 1, 6, 4):  # 1 does not fit beside 4 and 6: 6, used longest ago, goes, and then 4 for 6
-        assert cache.get(key) == key
-    assert made == [4, 6, 1, 6, 4]
-    assert cache.get(50) == 50, "one that is larger than the room is used all the same"
-    assert cache.get(50) == 50
-    assert made == [4, 6, 1, 6, 4, 50]
