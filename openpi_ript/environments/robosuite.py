@@ -100,8 +100,7 @@ class RobosuiteEnv:
 
 def _simplify(sim: Any) -> None:
     """Renders without multisampling and reflections, and with small shadow maps (env.rendering = "fast")."""
-    import mujoco  # after MUJOCO_GL is set
-
+    mujoco: Any = importlib.import_module("mujoco")  # after MUJOCO_GL is set
     quality = sim.model._model.vis.quality
     quality.offsamples, quality.shadowsize = 0, 1024
     context = sim._render_context_offscreen
