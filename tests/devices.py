@@ -28,6 +28,9 @@ BOUND = 1e-5
 """Relative to an array's largest number."""
 SMALL = 1e-6
 """Absolute."""
+NO_EFFECT = "/key/bias"
+"""End of the names of weights that are not compared: attention adds a bias of its keys to all logits of a query alike,
+so its gradient is rounding and nothing else, which Adam scales up to the size of every other update."""
 MESHES = {"1 device": (1, 1), "8 devices": (8, 1), "8 devices, fsdp 8": (8, 8), "8 devices, fsdp 2": (8, 2)}
 """Devices, and those of them that share one copy of the weights."""
 
@@ -99,8 +102,9 @@ def differences(a: End, b: End) -> tuple[tuple[float, str], tuple[float, str], l
     Third the names of the arrays that do not agree.
     """
     assert a.arrays.keys() == b.arrays.keys()
-    absolute = {name: float(np.abs(a.arrays[name] - b.arrays[name]).max()) for name in a.arrays}
-    relative = {name: absolute[name] / max(float(np.abs(b.arrays[name]).max()), 1e-12) for name in a.arrays}
+    names = [name for name in a.arrays if not name.endswith(NO_EFFECT)]
+    absolute = {name: float(np.abs(a.arrays[name] - b.arrays[name]).max()) for name in names}
+    relative = {name: absolute[name] / max(float(np.abs(b.arrays[name]).max()), 1e-12) for name in names}
     apart = [name for name in absolute if relative[name] > BOUND and absolute[name] > SMALL]
     return max((x, name) for name, x in relative.items()), max((x, name) for name, x in absolute.items()), apart
 
