@@ -207,6 +207,7 @@ def _alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+# Only Linux lists a process's children in /proc, by which the test finds whom to kill.
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(
     ("victim", "number", "code", "message"),
