@@ -1,7 +1,7 @@
 """Layers used by more than one package."""
 
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -52,6 +52,31 @@ class MLP(nn.Module):
                 x = nn.LayerNorm(name=f"norm_{i}")(x)
             x = nn.Dense(size, kernel_init=KERNEL_INIT, name=f"layer_{i + 1}")(x)
         return x
+
+
+def attention(module: nn.Module, num_heads: int, **options: Any) -> nn.Module:
+    """flax's MultiHeadDotProductAttention as a part of `module`, with a bias of its keys that is not trained.
+
+    That bias adds the same to all logits of a query, so the softmax does not see it: its gradient is 0, and what comes
+    out in floating point is rounding, which Adam would scale up to whole steps of the learning rate (after 20 updates
+    the bias differed by more than its size between 1 and 8 devices). Weights loaded from elsewhere keep theirs.
+    """
+    still = nn.map_variables(
+        nn.MultiHeadDotProductAttention,
+        "params",
+        trans_in_fn=_without_gradient_of_key_bias,
+        init=module.is_initializing(),
+    )
+    return still(num_heads=num_heads, **options)
+
+
+def _without_gradient_of_key_bias(variables: Any) -> Any:
+    """The same variables; empty when the module is about to make them."""
+    params = variables.get("params", {})
+    if "key" not in params:
+        return variables
+    key = params["key"] | {"bias": jax.lax.stop_gradient(params["key"]["bias"])}
+    return {"params": params | {"key": key}}
 
 
 class Conv(nn.Module):

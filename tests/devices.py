@@ -2,6 +2,7 @@
 
     python -m tests.devices                                     # every debug config
     python -m tests.devices --config configs/qchunk/debug.py
+    python -m tests.devices --config configs/driving/debug.py -- --optim.epsilon 1e-3   # Adam without its division
 
 Eight devices are simulated on the CPU. For each config and mesh: the largest difference of any array of weights after
 `--steps` updates from those of one device, relative to that array's largest number, which must be at most 1e-5; the
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,7 @@ class End:
     """Of the compiled updates, on one device."""
 
 
-def train(config: str, devices: int, fsdp: int, steps: int, folder: Path) -> End:
+def train(config: str, devices: int, fsdp: int, steps: int, folder: Path, own: Sequence[str]) -> End:
     """Runs launch.py's `main` in a process of its own, with as many simulated devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     options = ["--train.steps", str(steps), "--train.eval-every", "0", "--mesh.fsdp", str(fsdp)]
@@ -47,7 +49,7 @@ def train(config: str, devices: int, fsdp: int, steps: int, folder: Path) -> End
         options += ["--eval.env", "None"]
     if "driving" in config:
         options += ["--eval.blind-updates", "20", "--eval.pictures", "0"]
-    command = [sys.executable, "-m", "tests.devices", "--child", str(folder), "--config", config, *options]
+    command = [sys.executable, "-m", "tests.devices", "--child", str(folder), "--config", config, *options, *own]
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     folder.mkdir()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -101,9 +103,9 @@ def differences(a: End, b: End) -> tuple[tuple[float, str], float, int]:
     return max((x, name) for name, x in relative.items()), max(absolute.values()), beyond
 
 
-def run(config: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]]) -> bool:
+def run(config: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]], own: Sequence[str] = ()) -> bool:
     """Prints a line a mesh; whether all agree."""
-    ends = {name: train(config, *mesh, steps, folder / name.replace(" ", "-")) for name, mesh in meshes.items()}
+    ends = {name: train(config, *mesh, steps, folder / name.replace(" ", "-"), own) for name, mesh in meshes.items()}
     first = next(iter(ends.values()))
     agree = True
     print(f"{config}, {steps} updates, {sum(x.size for x in first.arrays.values()):,} weights")
@@ -125,12 +127,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", action="append", help=f"repeatable; default {', '.join(CONFIGS)}")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("options", nargs="*", help="for launch.py, after --")
     arguments = parser.parse_args()
     agree = True
     with tempfile.TemporaryDirectory() as folder:
         for i, config in enumerate(arguments.config or CONFIGS):
             (Path(folder) / str(i)).mkdir()
-            agree &= run(config, arguments.steps, Path(folder) / str(i), MESHES)
+            agree &= run(config, arguments.steps, Path(folder) / str(i), MESHES, arguments.options)
     print(f"all within {BOUND:g}" if agree else f"not within {BOUND:g}")
     return 0 if agree else 1
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt8
 
-from core.layers import KERNEL_INIT
+from core.layers import KERNEL_INIT, attention
 from driving.config import ConvConfig, ModelConfig, VitConfig
 
 STEM = 4
@@ -129,10 +129,8 @@ class VitEncoder(nn.Module):
         c = self.config
         dtype = jnp.dtype(c.dtype)
         y = nn.LayerNorm(name=f"norm_attention_{i}")(x).astype(dtype)
-        attention = nn.MultiHeadDotProductAttention(
-            c.num_heads, dtype=dtype, attention_fn=_attend, name=f"attention_{i}"
-        )
-        x = x + attention(y).astype(jnp.float32)
+        attend = attention(self, c.num_heads, dtype=dtype, attention_fn=_attend, name=f"attention_{i}")
+        x = x + attend(y).astype(jnp.float32)
         y = nn.LayerNorm(name=f"norm_mlp_{i}")(x).astype(dtype)
         y = nn.gelu(nn.Dense(c.mlp_dim, dtype=dtype, name=f"up_{i}")(y))
         return x + nn.Dense(x.shape[-1], dtype=dtype, name=f"down_{i}")(y).astype(jnp.float32)

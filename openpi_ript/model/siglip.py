@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from core.layers import attention
 from openpi_ript.config import SiglipConfig
 
 
@@ -51,14 +52,15 @@ class EncoderBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b n d"]) -> tuple[Float[Array, "b n d"], None]:
-        attention = nn.MultiHeadDotProductAttention(
-            num_heads=self.config.num_heads,
+        attend = attention(
+            self,
+            self.config.num_heads,
             kernel_init=nn.initializers.xavier_uniform(),
             deterministic=True,
             dtype=self.dtype,
             name="MultiHeadDotProductAttention_0",
         )
-        x = x + attention(LayerNorm(name="LayerNorm_0")(x))
+        x = x + attend(LayerNorm(name="LayerNorm_0")(x))
         mlp = MlpBlock(self.config.mlp_dim, self.dtype, name="MlpBlock_0")
         return x + mlp(LayerNorm(name="LayerNorm_1")(x)), None
 
