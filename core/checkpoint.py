@@ -8,8 +8,10 @@ it walks from the newest step, verifies each, moves what fails to `quarantine/`,
 In several processes each writes and reads the parts of the arrays that lie on its devices. The first one lists, reads
 notes and moves folders; a step counts as whole where every process could read its parts of it. A save that fails on
 any of them ends the run at once: whether the others' parts arrived nobody knows before Orbax has waited for minutes.
+A single process hands its save to a thread of its own: what Orbax does before its own threads go on took 27 to 140 ms.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import logging
@@ -18,6 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from core import processes
@@ -47,7 +51,8 @@ class Checkpoints:
         self._quarantine = run / "quarantine"
         self._config = config
         self._fingerprint = fingerprint
-        self._pending: ocp.AsyncResponse | None = None
+        self._pending: ocp.AsyncResponse | concurrent.futures.Future[Any] | None = None
+        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending_step = -1
         self._durable_step: int | None = None
         self._failures = 0
@@ -107,12 +112,21 @@ class Checkpoints:
         note["sha256"] = note_hash(note)
         self._best.note(progress.step, progress.evaluation)
         try:
-            self._pending = self._checkpointer.save_checkpointables_async(
-                progress.step, {"state": _as_tree(state)}, force=True, overwrite=True, custom_metadata=note
-            )
+            self._pending = self._start(progress.step, _as_tree(state), note)
             self._pending_step = progress.step
         except Exception as error:  # Orbax and tensorstore raise many types for one full disk
             self._failed(progress.step, error)
+
+    def _start(self, step: int, tree: dict[str, Any], note: dict[str, Any]) -> Any:
+        """Begins to write, once nothing needs the arrays on the device any more; what it returns can be waited for."""
+        manager = self._checkpointer
+        how: dict[str, Any] = {"force": True, "overwrite": True, "custom_metadata": note}
+        if processes.several():  # Orbax's processes meet while they start; that must stay in the order of the loop
+            return manager.save_checkpointables_async(step, {"state": tree}, **how)
+        if self._thread is None:
+            self._thread = concurrent.futures.ThreadPoolExecutor(1, "save")
+        copied = jax.tree.map(np.array, tree)  # a copy on CPUs too, where device_get may return the device's memory
+        return self._thread.submit(manager.save_checkpointables, step, {"state": copied}, **how)
 
     def wait(self) -> bool:
         """Waits for the save under way; only then is it durable. Returns whether the last one succeeded.
@@ -232,12 +246,15 @@ class Checkpoints:
         print(f"checkpoint of step {step} is damaged ({reason}): moved to {goal}", flush=True)
 
     def close(self) -> None:
-        """Frees Orbax's threads, after waiting for them; not on the way of an error out of one of several processes,
-        since they would wait for the others."""
+        """Ends the threads that write, after waiting for them; not on the way of an error out of one of several
+        processes, since they would wait for the others."""
         error = sys.exc_info()[1]
         if processes.several() and error is not None and not isinstance(error, PreemptedError):
             return
         manager, self._manager = self._manager, None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
         if manager is None:
             return
         try:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,7 +222,10 @@ def root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     text = f"{type(error).__name__}: {error}".splitlines()[0]
-    return text if len(text) <= 240 else f"{text[:120]}...{text[-120:]}"  # tensorstore gives the reason at the end
+    if len(text) <= 240:
+        return text
+    code = re.search(r"os_error_code='(\d+)'", text)  # tensorstore's words for it may be anywhere in a page of JSON
+    return f"{text[:120]}...{text[-120:]}" + (f": {os.strerror(int(code[1]))}" if code else "")
 
 
 @contextlib.contextmanager

@@ -27,8 +27,7 @@ OPTIONS = ["--eval.env", "None", "--train.eval-every", "0", "--train.steps", "40
 
 def flip_a_bit(newest: Path, rng: random.Random) -> str:
     """One bit of one byte, each byte of the step equally likely."""
-    files = [file for file in sorted(newest.rglob("*")) if file.is_file() and file.stat().st_size]
-    file = rng.choices(files, [file.stat().st_size for file in files])[0]
+    file = _draw_file(newest, rng)
     content = bytearray(file.read_bytes())
     place = rng.randrange(len(content))
     content[place] ^= 1 << rng.randrange(8)
@@ -37,10 +36,17 @@ def flip_a_bit(newest: Path, rng: random.Random) -> str:
 
 
 def cut_a_file(newest: Path, rng: random.Random) -> str:
-    file = rng.choice([file for file in sorted(newest.rglob("*")) if file.is_file() and file.stat().st_size])
+    file = _draw_file(newest, rng)
     content = file.read_bytes()
     file.write_bytes(content[: rng.randrange(len(content))])
     return f"{file.relative_to(newest)} cut"
+
+
+def _draw_file(newest: Path, rng: random.Random) -> Path:
+    """A file, in proportion to its size. Some are named at random: in order of size a seed draws the same ones."""
+    files = [file for file in newest.rglob("*") if file.is_file()]
+    files.sort(key=lambda file: (-file.stat().st_size, file.name))
+    return rng.choices(files, [file.stat().st_size for file in files])[0]
 
 
 def remove_a_file(newest: Path, rng: random.Random) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import jax
@@ -227,13 +228,39 @@ def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Pa
         del args, kwargs
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(checkpoints._checkpointer), "save_checkpointables_async", full_disk)
+    monkeypatch.setattr(type(checkpoints._checkpointer), "save_checkpointables", full_disk)
     checkpoints.save(make_state(2), progress(2))
     checkpoints.save(make_state(3), progress(3))
+    checkpoints.save(make_state(4), progress(4))
     with pytest.raises(StorageError, match=r"No space left on device\. Last durable step: 1"):
-        checkpoints.save(make_state(4), progress(4))
+        checkpoints.wait()
     checkpoints.close()
     assert steps(tmp_path) == [1]
+
+
+def test_a_save_holds_what_the_state_was_though_its_memory_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoints = opened(tmp_path)
+    manager = type(checkpoints._checkpointer)
+    write, reused = manager.save_checkpointables, threading.Event()
+
+    def write_late(*args, **kwargs):
+        assert reused.wait(timeout=60.0)
+        return write(*args, **kwargs)
+
+    monkeypatch.setattr(manager, "save_checkpointables", write_late)
+    state = make_state(1)
+    wanted = jax.tree.map(np.array, state.params)
+    checkpoints.save(state, progress(1))
+    next_update = jax.jit(lambda x: jax.tree.map(lambda leaf: leaf + leaf, x), donate_argnums=0)
+    jax.block_until_ready(next_update(state))
+    assert state.params["w"].is_deleted()
+    reused.set()
+    checkpoints.close()
+    found = restored(tmp_path)
+    assert found is not None
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.array, found[0].params), wanted)
 
 
 def test_notes_are_plain_json(tmp_path: Path):
