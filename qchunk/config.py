@@ -222,6 +222,10 @@ class AgentConfig:
     """Chunks that the critic chooses from (best_of_n only)."""
     flow_steps: int = 10
     """Euler steps of the flow policy."""
+    flow_predicts: Literal["velocity", "chunk"] = "velocity"
+    """What the flow's network gives out: the velocity, as in the papers, or the chunk, from which the velocity follows
+    (arXiv:2511.13720). A velocity holds the noise, which must then pass through the network: chunks of more numbers
+    than a layer is wide come out blurred."""
     num_critics: int = 2
     q_aggregation: Literal["mean", "min"] = "mean"
     """How the critics' values of the next chunk become one target."""

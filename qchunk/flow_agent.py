@@ -22,6 +22,8 @@ from qchunk.networks import ChunkPolicy, apply
 # Rows (samples x batch) that the best of N pushes through the networks at once. 1,024 rows of width 256 are 1 MB and
 # stay in a core's cache: an update with N = 32 and batch 256 took 375 ms against 423 ms with all 8,192 rows at once.
 TILE_ROWS = 1024
+# Below which 1 - t is not divided by, as in arXiv:2511.13720: at t = 1 the chunk is reached, nothing is left to learn.
+MIN_TIME_LEFT = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class FlowAgent(Agent):
         z = jax.random.normal(noise_key, a.shape)
         t = jax.random.uniform(time_key, (a.shape[0], 1))
         x, u = straight_path(z, a, t)
-        v = apply(self.flow, params["flow"], self.see(params, "flow", batch["observations"]), x, t)
+        v = self._velocity(params["flow"], self.see(params, "flow", batch["observations"]), x, t)
         squared = self._unflatten((v - u) ** 2)
         real = jnp.broadcast_to(batch["valid"][:, : self.action_horizon, None], squared.shape)
         error = mean_of(squared, real)
@@ -125,6 +127,15 @@ class FlowAgent(Agent):
         """Euler steps of the behaviour flow from noise z at t = 0 to a chunk at t = 1, clipped to [-1, 1]."""
 
         def velocity(x: Array, t: Array) -> Array:
-            return apply(self.flow, params, s, x, t.reshape((1,) * x.ndim))
+            return self._velocity(params, s, x, t.reshape((1,) * x.ndim))
 
         return jnp.clip(euler(velocity, z, steps=self.config.agent.flow_steps), -1, 1)
+
+    def _velocity(
+        self, params: PyTree, s: Float[Array, "*#b s"], x: Float[Array, "*b d"], t: Float[Array, "*#b 1"]
+    ) -> Float[Array, "*b d"]:
+        """v(t, s, x): the network's output y, or (y - x) / (1 - t) where it predicts the chunk y."""
+        y = apply(self.flow, params, s, x, t)
+        if self.config.agent.flow_predicts == "velocity":
+            return y
+        return (y - x) / jnp.maximum(1 - t, MIN_TIME_LEFT)

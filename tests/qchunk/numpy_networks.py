@@ -44,9 +44,15 @@ def critic(params: Any, s: np.ndarray, a: np.ndarray) -> np.ndarray:
     return np.stack([mlp(member, x)[..., 0] for member in pick])
 
 
-def flow_chunks(params: Any, s: np.ndarray, z: np.ndarray, steps: int) -> np.ndarray:
+def velocity(params: Any, s: np.ndarray, x: np.ndarray, t: np.ndarray, predicts: str = "velocity") -> np.ndarray:
+    """The flow's velocity: what the network gives out, or the way to the chunk that it predicts over the time left."""
+    output = policy(params, s, x, t)
+    return output if predicts == "velocity" else (output - x) / np.where(t > 0.95, 0.05, 1 - t)
+
+
+def flow_chunks(params: Any, s: np.ndarray, z: np.ndarray, steps: int, predicts: str = "velocity") -> np.ndarray:
     """Euler steps from noise to chunks."""
     x = np.asarray(z, np.float64)
     for i in range(steps):
-        x = x + policy(params, s, x, np.full((*x.shape[:-1], 1), i / steps)) / steps
+        x = x + velocity(params, s, x, np.full((*x.shape[:-1], 1), i / steps), predicts) / steps
     return np.clip(x, -1, 1)

@@ -38,6 +38,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "n-step fql": {"action_chunking": False, "actor_layer_norm": True},
     "one critic, no norm": {"num_critics": 1, "critic_layer_norm": False, "q_aggregation": "min"},
     "dropped": {"partial_chunks": "drop", "alpha": 3.0, "flow_steps": 1},
+    "chunk predicted": {"flow_predicts": "chunk"},
 }
 
 
@@ -114,6 +115,12 @@ def numpy_aggregate(agent: FlowAgent, q: np.ndarray) -> np.ndarray:
     return q.mean(axis=0) if agent.config.agent.q_aggregation == "mean" else q.min(axis=0)
 
 
+def flow_chunks(agent: FlowAgent, params: Any, s: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """The flow's chunks from noise."""
+    settings = agent.config.agent
+    return numpy_networks.flow_chunks(params["flow"], s, z, settings.flow_steps, settings.flow_predicts)
+
+
 def numpy_policy(agent: FlowAgent, params: Any, s: np.ndarray, key: Any) -> np.ndarray:
     """The policy's chunks, one sample after the other."""
     settings = agent.config.agent
@@ -121,7 +128,7 @@ def numpy_policy(agent: FlowAgent, params: Any, s: np.ndarray, key: Any) -> np.n
         z = np.asarray(jax.random.normal(key, (len(s), agent.chunk_size)))
         return np.clip(numpy_networks.policy(params["onestep"], s, z), -1, 1)
     noise = np.asarray(jax.random.normal(key, (settings.num_samples, len(s), agent.chunk_size)))
-    samples = [numpy_networks.flow_chunks(params["flow"], s, z, settings.flow_steps) for z in noise]
+    samples = [flow_chunks(agent, params, s, z) for z in noise]
     values = [numpy_aggregate(agent, numpy_networks.critic(params["critic"], s, a)) for a in samples]
     best = np.argmax(values, axis=0)
     return np.stack([samples[best[row]][row] for row in range(len(s))])
@@ -153,7 +160,8 @@ def numpy_flow_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
     a = data["actions"][:, : agent.action_horizon].reshape(b, -1)
     z = np.asarray(jax.random.normal(noise_key, a.shape), np.float64)
     t = np.asarray(jax.random.uniform(time_key, (b, 1)), np.float64)
-    v = numpy_networks.policy(params["flow"], data["observations"]["qpos"], (1 - t) * z + t * a, t)
+    observations, predicts = data["observations"]["qpos"], agent.config.agent.flow_predicts
+    v = numpy_networks.velocity(params["flow"], observations, (1 - t) * z + t * a, t, predicts)
     squared = ((v - (a - z)) ** 2).reshape(b, agent.action_horizon, A)
     real = data["valid"][:, : agent.action_horizon] == 1
     return float(np.concatenate([squared[row][real[row]].ravel() for row in range(b)]).mean())
@@ -164,7 +172,7 @@ def numpy_distill_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
     settings, s = agent.config.agent, numbers(batch)["observations"]["qpos"]
     z = np.asarray(jax.random.normal(KEY, (len(s), agent.chunk_size)))
     mu = numpy_networks.policy(params["onestep"], s, z)
-    distance = ((mu - numpy_networks.flow_chunks(params["flow"], s, z, settings.flow_steps)) ** 2).mean()
+    distance = ((mu - flow_chunks(agent, params, s, z)) ** 2).mean()
     return float(settings.alpha * distance - numpy_networks.critic(params["critic"], s, np.clip(mu, -1, 1)).mean())
 
 
@@ -265,6 +273,18 @@ def test_padded_actions_do_not_enter_behaviour_cloning():
     assert float(metrics["flow_loss"].count) == (2 + 4) * A
 
 
+def test_a_predicted_chunk_needs_no_noise_to_pass_through_the_network():
+    agent, observations = agent_of(flow_predicts="chunk", flow_steps=7), batch_of()["observations"]
+    params, _ = weights(agent)
+    said = np.linspace(-0.9, 0.9, agent.chunk_size)
+    constant = params["flow"]["mlp"] | {
+        "layer_2": {"kernel": jnp.zeros((12, agent.chunk_size)), "bias": jnp.asarray(said, jnp.float32)}
+    }
+    assert params["flow"]["mlp"]["layer_2"]["kernel"].shape == constant["layer_2"]["kernel"].shape
+    found = agent.act_flow(params | {"flow": {"mlp": constant}}, observations, KEY)
+    np.testing.assert_allclose(found.reshape(len(found), -1), np.tile(said, (len(found), 1)), atol=1e-5)
+
+
 def test_without_chunking_the_first_action_alone_is_seen():
     agent, batch = agent_of(action_chunking=False), batch_of()
     params, target = weights(agent)
@@ -329,7 +349,7 @@ def test_actions_are_numpys_and_within_bounds(name):
     expected = numpy_policy(agent, params, s, KEY).reshape(len(s), agent.action_horizon, A)
     np.testing.assert_allclose(actions, expected, atol=1e-5)
     z = np.asarray(jax.random.normal(KEY, (len(s), agent.chunk_size)))
-    expected = numpy_networks.flow_chunks(params["flow"], s, z, agent.config.agent.flow_steps)
+    expected = flow_chunks(agent, params, s, z)
     np.testing.assert_allclose(flow, expected.reshape(flow.shape), atol=1e-5)
     assert float(jnp.abs(flow).max()) == 1
 
