@@ -9,7 +9,8 @@ In several processes each runs this loop over its own rows of the same global ba
 is the same in all of them: the step, the metrics (sums over all devices), and requests to stop, which travel with the
 updates: every call sums a flag over the processes, and a set one is acted on where that call's metrics are collected,
 by all at the same step. Only the first process writes files, prints, and evaluates, on its first device, with the
-whole weights, while the others wait; so what is evaluated must fit there. Interactions need one process.
+whole weights, while the others wait; so what is evaluated must fit there. So it is with interactions: the first
+process acts, the others read what it brought home (core/interaction.py).
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ import functools
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
@@ -33,7 +34,8 @@ from core.checkpoint import Checkpoints
 from core.checksums import digest
 from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
-from core.errors import ConfigError, NonFiniteError, PreemptedError
+from core.errors import NonFiniteError, PreemptedError
+from core.interaction import Interaction, interact
 from core.keep_best import finite_metrics
 from core.metrics import Mean
 from core.programs import keep_programs
@@ -86,57 +88,6 @@ class Task(Protocol):
         ...
 
 
-@runtime_checkable
-class Interaction(Protocol):
-    """The part of a task that meets a world between updates: steps of an environment, rounds of rollouts.
-
-    It keeps what it brings home in the run folder, and hands it to the task's `batches`, which the loop asks for the
-    next batch only afterwards. Both must be functions of seed, step and weights alone; then a run that was killed
-    ends as one that was not, and nothing depends on the number of updates in a call.
-    """
-
-    @property
-    def start(self) -> int:
-        """First update before which `interact` is called."""
-        ...
-
-    @property
-    def every(self) -> int:
-        """Updates between two calls, at least 1."""
-        ...
-
-    def interact(
-        self, state: TrainState, step: int, stopping: Callable[[], bool]
-    ) -> Mapping[str, Sequence[float]] | None:
-        """Acts with the weights that `step` updates made; the loop saves before, never in between.
-
-        Args:
-          state: Not yet donated to the next update.
-          step: Updates behind it; start, start + every, ...
-          stopping: True once a request to stop has come. Ask it at least every few seconds: what was begun is then
-            dropped, as if `interact` had not been called.
-
-        Returns:
-          Values for the next line of metrics.jsonl by name, each counted once in its mean; None if it was broken off.
-        """
-        ...
-
-    def position(self) -> dict[str, Any]:
-        """JSON values from which `rewind` finds back to the end of the last `interact` that was not broken off.
-
-        When it returns, everything that it refers to is forced to disk.
-        """
-        ...
-
-    def rewind(self, position: dict[str, Any] | None) -> None:
-        """Goes back to a position, and drops whatever came later; None: everything. Called once, first of all.
-
-        Raises:
-          DataError: What the position refers to is missing or damaged.
-        """
-        ...
-
-
 def fit(
     config: ExperimentConfig,
     task: Task,
@@ -160,14 +111,8 @@ def fit(
     Raises:
       PreemptedError: SIGTERM or SIGINT came; everything is saved.
       NonFiniteError: Metrics were NaN or infinite in train.max_skipped updates in a row.
-      ConfigError: There is an interaction, and more than one process.
       RunError: As `Checkpoints` and the task raise.
     """
-    if interaction is not None and processes.several():
-        raise ConfigError(
-            "this run acts in a world between its updates (online steps, rollouts), which one process does alone, and "
-            f"there are {jax.process_count()}; start a single process, with all devices of its machine"
-        )
     if config.run.compile_cache is not None:
         keep_programs(config.run.compile_cache)
     return _Run(config, task, folder, load, interaction).run()
@@ -320,7 +265,11 @@ class _Run:
         if past < 0 or past % self.interaction.every:
             return True
         began = time.perf_counter()
-        metrics = self.interaction.interact(self.state.averaged(), self.step, lambda: self.stop_signal is not None)
+        state = self.state.averaged()
+        if processes.several():
+            state = mesh_lib.to_one_device(state.replace(opt_state={}, target={}, ema={}))
+        metrics = interact(self.interaction, state, self.step, lambda: self.stop_signal is not None)
+        self.stop_agreed |= metrics is None
         for name, values in ({} if metrics is None else metrics).items():
             entry = self.window.setdefault(name, [0.0, 0.0])
             for value in values:

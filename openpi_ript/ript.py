@@ -122,13 +122,23 @@ class Ript:
             "rollouts/resting_states": [float(len(self._resting))],
         }
 
-    def batches(self, supervised: Callable[[int], Iterator[TrainingBatch]], start_step: int) -> Iterator[TrainingBatch]:
+    def batches(
+        self,
+        supervised: Callable[[int], Iterator[TrainingBatch]],
+        start_step: int,
+        *,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> Iterator[TrainingBatch]:
         """The dataset's batches up to the first round, then windows of rollouts, any start alike.
 
         Args:
-          supervised: Batches of the dataset from an update on.
+          supervised: Batches of the dataset from an update on, of this shard.
           start_step: First update.
+          shard: Which of `num_shards` equal stretches of each global batch.
+          num_shards: Processes that share a batch.
         """
+        rows_here = slice(*(self._config.train.batch_size * i // num_shards for i in (shard, shard + 1)))
         step = start_step
         if step < self.start:
             for batch in supervised(step):
@@ -140,7 +150,7 @@ class Ript:
             assert self._training is not None, "the loop interacts before it takes a batch"
             rng = np.random.default_rng([self._config.run.seed, step, _ROWS])
             rows = rng.choice(self._training.rows, self._config.train.batch_size)
-            yield to_training_batch([self._training.sample(int(row)) for row in rows])
+            yield to_training_batch([self._training.sample(int(row)) for row in rows[rows_here]])
             step += 1
 
     def position(self) -> dict[str, Any]:

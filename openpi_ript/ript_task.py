@@ -31,14 +31,18 @@ class RolloutTask(RiptTask):
             self.ript = Ript(config, data, folder, self.collector, self.policy)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
-        """Model inputs from update `start_step` on: of the dataset, then of rollouts (one process plays)."""
+        """Model inputs from update `start_step` on: of the dataset, then of rollouts."""
         if self.ript is None:
             return super().batches(start_step, shard=shard, num_shards=num_shards)
-        return map(self.inputs, self.ript.batches(self._supervised, start_step))
 
-    def _supervised(self, start_step: int) -> Iterator[TrainingBatch]:
-        train = self.config.train
-        return self.data.batches(seed=self.config.run.seed, batch_size=train.batch_size, start_step=start_step)
+        def supervised(start_step: int) -> Iterator[TrainingBatch]:
+            train, seed = self.config.train, self.config.run.seed
+            return self.data.batches(
+                seed=seed, batch_size=train.batch_size, start_step=start_step, shard=shard, num_shards=num_shards
+            )
+
+        batches = self.ript.batches(supervised, start_step, shard=shard, num_shards=num_shards)
+        return map(self.inputs, batches)
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Plays an episode from each held-out initial state, writes what came of it, at the end a video too."""

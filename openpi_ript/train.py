@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Key
 from core import gradients, prng, processes
 from core.arrays import NumpyTree, PyTree
 from core.errors import ConfigError
-from core.loop import Interaction, fit
+from core.interaction import Interaction
+from core.loop import fit
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.run_folder import RunFolder
@@ -168,8 +169,6 @@ def _make_task(config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> tu
         return RiptTask(config, data), None
     from openpi_ript.ript_task import RolloutTask  # which is a RiptTask, and so needs this module
 
-    if jax.process_count() > 1:
-        raise ConfigError(f"env is set and there are {jax.process_count()} processes; rollouts are played by one alone")
     task = RolloutTask(config, data, folder)
     return task, task.ript
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from core import processes
 from core.arrays import NumpyTree
+from core.errors import ConfigError
 from core.loop import fit
 from core.metrics import Mean
 from core.run_folder import RunFolder
@@ -124,6 +125,11 @@ class QChunkTask:
 
 def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
+    if config.online is not None and processes.several():
+        raise ConfigError(
+            "online is set: one process acts in the environment and keeps what it finds, and this run has more; start "
+            "a single process, with all devices of its machine"
+        )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))

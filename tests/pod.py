@@ -3,6 +3,7 @@
     python -m tests.pod                                        # the debug config of qchunk
     python -m tests.pod --config configs/driving/debug.py --kills 20 --terms 4
     python -m tests.pod --config tests/train.py --kills 100    # least squares: the processes and nothing else
+    python -m tests.pod --config configs/openpi_ript/debug_ript.py --steps 340    # rollouts from update 300 on
 
 Two processes with four simulated devices each, joined by gloo, stand in for two hosts. In this order:
 
@@ -53,6 +54,7 @@ SHORT = ["--train.eval-every", "0", "--checkpoint.every", "5"]
 OWN = {
     "configs/qchunk/debug.py": [*SHORT, "--eval.env", "None"],
     "configs/openpi_ript/debug.py": SHORT,
+    "configs/openpi_ript/debug_ript.py": [*SHORT, "--checkpoint.every", "20", "--eval.final-episodes", "4"],
     "configs/driving/debug.py": [*SHORT, "--eval.blind-updates", "20", "--eval.pictures", "0"],
     "tests/train.py": [],
 }

@@ -1,8 +1,9 @@
 """What tests/pod.py trains where only the processes matter: launch.py --config tests/train.py. Seconds, not minutes."""
 
 import dataclasses
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,39 @@ OUTPUTS = 8
 SECONDS_A_BATCH = 0.03
 
 
+class World:
+    """An interaction before updates 20 and 40: it brings home the mean of the weights, in a file."""
+
+    start, every = 20, 20
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "world.json"
+        self.numbers: list[float] = []
+
+    def interact(self, state: TrainState, step: int, stopping: Callable[[], bool]) -> dict[str, list[float]] | None:
+        number = float(np.mean(state.params["w"]))
+        if stopping():
+            return None
+        self.numbers.append(number)
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(self.numbers))
+        part.replace(self.path)
+        return {"world": [number, float(step)]}
+
+    def position(self) -> dict[str, Any]:
+        return {"count": len(self.numbers)}
+
+    def rewind(self, position: dict[str, Any] | None) -> None:
+        count = 0 if position is None else position["count"]
+        self.numbers = json.loads(self.path.read_text())[:count] if count else []
+
+
 class MatrixTask(ToyTask):
-    """Least squares with several outputs: a matrix, which can be split over devices."""
+    """Least squares with several outputs: a matrix, which can be split over devices. The world shifts its targets."""
+
+    def __init__(self, config: ToyConfig, world: World) -> None:
+        super().__init__(config)
+        self.world = world
 
     def init(self, key: Any) -> TrainState:
         params = {"w": jax.random.normal(key, (self.config.width, OUTPUTS))}
@@ -31,7 +63,8 @@ class MatrixTask(ToyTask):
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         for batch in super().batches(start_step, shard=shard, num_shards=num_shards):
             time.sleep(SECONDS_A_BATCH)
-            yield {"x": batch["x"], "y": np.repeat(batch["y"][:, None], OUTPUTS, axis=1)}
+            shift = np.float32(self.world.numbers[-1] if self.world.numbers else 0.0)
+            yield {"x": batch["x"], "y": np.repeat(batch["y"][:, None] + shift, OUTPUTS, axis=1)}
 
 
 def get_config() -> ToyConfig:
@@ -45,4 +78,5 @@ def get_config() -> ToyConfig:
 def main(config: ToyConfig, name: str) -> None:
     """Trains in a run folder named after `name`."""
     with RunFolder(config, name) as folder:
-        fit(config, MatrixTask(config), folder)
+        world = World(folder.path)
+        fit(config, MatrixTask(config, world), folder, interaction=world)

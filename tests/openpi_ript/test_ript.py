@@ -253,6 +253,9 @@ def test_rewind_gives_the_same_batches_and_names_what_is_missing(root: Path, tmp
         return data.batches(seed=5, batch_size=4, start_step=start)
 
     expected = [batch for batch, _ in zip(ript.batches(supervised, 6), range(3), strict=False)]
+    halves = [next(ript.batches(supervised, 6, shard=i, num_shards=2)) for i in (0, 1)]
+    for name in ("action", "optimality"):
+        np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), expected[0][name])
     other = make_ript(config, data, tmp_path, collector)
     other.rewind(position)
     assert other.position() == position
