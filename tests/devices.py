@@ -92,15 +92,15 @@ def child(folder: Path, arguments: list[str]) -> int:
 
 
 def differences(a: End, b: End) -> tuple[tuple[float, str], float, int]:
-    """The largest difference of an array relative to its largest number, and its name; the largest absolute one.
+    """The largest difference of a weight relative to its array's largest, and the array's name; the largest absolute.
 
-    Third the number of arrays beyond the bound.
+    Third the number of weights beyond the bound.
     """
     assert a.arrays.keys() == b.arrays.keys()
-    absolute = {name: float(np.abs(a.arrays[name] - b.arrays[name]).max()) for name in a.arrays}
-    relative = {name: absolute[name] / max(float(np.abs(b.arrays[name]).max()), 1e-12) for name in a.arrays}
-    beyond = sum(x > BOUND for x in relative.values())
-    return max((x, name) for name, x in relative.items()), max(absolute.values()), beyond
+    absolute = {name: np.abs(a.arrays[name] - b.arrays[name]) for name in a.arrays}
+    relative = {name: x / max(float(np.abs(b.arrays[name]).max()), 1e-12) for name, x in absolute.items()}
+    beyond = sum(int((x > BOUND).sum()) for x in relative.values())
+    return max((float(x.max()), name) for name, x in relative.items()), max(map(np.max, absolute.values())), beyond
 
 
 def run(config: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]], own: Sequence[str] = ()) -> bool:
@@ -113,8 +113,8 @@ def run(config: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]
         (relative, where), absolute, beyond = differences(end, first)
         agree &= not beyond
         print(
-            f"  {name:<18} {relative:.1e} relative at {where}, {absolute:.1e} absolute, {beyond} of "
-            f"{len(end.arrays)} arrays beyond {BOUND:g}, {end.argument_bytes / 2**20:.2f} MiB a device",
+            f"  {name:<18} {relative:.1e} relative at {where}, {absolute:.1e} absolute, {beyond} weights beyond "
+            f"{BOUND:g}, {end.argument_bytes / 2**20:.2f} MiB a device",
             flush=True,
         )
     return agree
