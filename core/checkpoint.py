@@ -88,6 +88,10 @@ class Checkpoints:
         """Newest step known to be whole on disk."""
         return self._durable_step
 
+    def prepare(self, state: TrainState) -> None:
+        """Compiles what a save computes on the device, so that the first one blocks no longer than the others."""
+        checksums(_as_tree(state))
+
     def save(self, state: TrainState, progress: Progress) -> None:
         """Starts a save in the background, after waiting for the one before.
 

@@ -205,6 +205,7 @@ class _Run:
             self.state = init(key)
             if self.load is not None:
                 self.state = self.load(self.state)
+            self.checkpoints.prepare(self.state)
             self.folder.cut_metrics(0)
             position = None
         else:

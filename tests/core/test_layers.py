@@ -1,13 +1,15 @@
-"""The MLP against numpy, and its initial values."""
+"""The MLP against numpy, and its initial values; attention against flax's."""
 
+import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core.layers import MLP
+from core.layers import MLP, attention
 from tests.qchunk.numpy_networks import mlp
 
 
@@ -42,3 +44,32 @@ def test_kernels_start_uniform_with_the_mean_of_both_fans():
         assert np.abs(kernel).max() <= limit
         np.testing.assert_allclose(kernel.std(), limit / np.sqrt(3), rtol=0.02)
         assert not params[name]["bias"].any()
+
+
+class Attends(nn.Module):
+    """One layer of attention, the project's or flax's own."""
+
+    own: bool
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        make = functools.partial(attention, self) if self.own else nn.MultiHeadDotProductAttention
+        return make(2, name="attention")(x)  # pyright: ignore[reportCallIssue]
+
+
+def test_attention_is_flaxs_but_for_the_gradient_of_the_keys_bias():
+    x = jax.random.normal(jax.random.key(0), (3, 5, 8))
+    params: Any = Attends(own=True).init(jax.random.key(1), x)
+    params = jax.tree.map(lambda leaf: leaf + 0.3, params)
+
+    def loss(params: Any, own: bool) -> Any:
+        output: Any = Attends(own=own).apply(params, x)
+        return (output**2).sum()
+
+    (ours, found), (flaxs, expected) = (jax.value_and_grad(loss)(params, own) for own in (True, False))
+    np.testing.assert_array_equal(ours, flaxs)
+    assert not found["params"]["attention"]["key"]["bias"].any()
+    rounding = expected["params"]["attention"]["key"].pop("bias")
+    assert np.abs(rounding).max() < 1e-3 * np.abs(expected["params"]["attention"]["key"]["kernel"]).max()
+    del found["params"]["attention"]["key"]["bias"]
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
