@@ -17,6 +17,7 @@ import functools
 import logging
 import shutil
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,13 @@ class Checkpoints:
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "save")
         copied = jax.tree.map(np.array, tree)  # a copy on CPUs too, where device_get may return the device's memory
-        return self._thread.submit(manager.save_checkpointables, step, {"state": copied}, **how)
+
+        def write() -> None:
+            before, sys.unraisablehook = sys.unraisablehook, _say_unless_loop_is_closed
+            manager.save_checkpointables(step, {"state": copied}, **how)
+            sys.unraisablehook = before  # after a failure it stays: what was under way still complains
+
+        return self._thread.submit(write)
 
     def wait(self) -> bool:
         """Waits for the save under way; only then is it durable. Returns whether the last one succeeded.
@@ -302,11 +309,15 @@ def _say_unless_loop_is_closed(ignored: Any) -> None:
 
 
 def _is_no_failed_save(record: logging.LogRecord) -> bool:
-    """Drops what Orbax's threads log of a failed save, a traceback from each of five; `_failed` says it in a line."""
-    return record.exc_info is None or "orbax" not in record.pathname
+    """Drops what Orbax's threads, and asyncio of their tasks, log of a failed save; `_failed` says it in a line."""
+    if not record.exc_info:
+        return True
+    places = [record.pathname, *(frame.filename for frame in traceback.extract_tb(record.exc_info[2]))]
+    return not any("orbax" in place for place in places) and "tensorstore" not in str(record.exc_info[1])
 
 
-logging.getLogger("absl").addFilter(_is_no_failed_save)
+for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(_is_no_failed_save)
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
