@@ -77,8 +77,8 @@ def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: 
 
 
 def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]):
-    path = max(array_files(run / "checkpoints/6"), key=lambda path: path.stat().st_size)
-    path.write_bytes(path.read_bytes()[:-7])
+    for path in array_files(run / "checkpoints/6"):  # some of them are parts that nothing reads any more
+        path.write_bytes(path.read_bytes()[:-7])
     assert main(["prune", str(run)]) == 65
     assert "step 6, the newest, is damaged" in capsys.readouterr().err
     assert steps(run) == [4, 5, 6]
