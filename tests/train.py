@@ -23,9 +23,9 @@ SECONDS_A_BATCH = 0.03
 
 
 class World:
-    """An interaction before updates 20 and 40: it brings home the mean of the weights, in a file."""
+    """An interaction before every tenth update: it brings home the mean of the weights, in a file."""
 
-    start, every = 20, 20
+    start, every = 10, 10
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "world.json"
