@@ -228,9 +228,9 @@ FREE_ON_RESUME = (
 def fingerprint(flat: dict[str, Any]) -> dict[str, Any]:
     """The part of a flattened config that must be the same when a run goes on.
 
-    train.steps may change where the learning rate does not depend on it.
+    train.steps, and online.steps with it, may change where the learning rate does not depend on them.
     """
-    steps_free = ("train.steps",) if flat.get("optim.schedule") == "constant" else ()
+    steps_free = ("train.steps", "online.steps") if flat.get("optim.schedule") == "constant" else ()
     return {name: value for name, value in flat.items() if not name.startswith(FREE_ON_RESUME + steps_free)}
 
 

@@ -398,8 +398,8 @@ class QChunkConfig(ExperimentConfig):
 
     def _check_online(self, online: OnlineConfig) -> None:
         """train.steps is what the phases add up to."""
-        if self.data.cameras or self.data.depth_cameras:
-            raise ValueError("online is set, and data.cameras is not empty; the online phase stores no pictures yet")
+        if self.data.depth_cameras:
+            raise ValueError("online is set, and data.depth_cameras is not empty; no environment here shows depth")
         trained = online.steps - online.warmup
         if trained <= 0 or trained % self.online_interval:
             raise ValueError(

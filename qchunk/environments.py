@@ -123,14 +123,19 @@ def observation(state: Float[np.ndarray, " s"], info: dict[str, Any]) -> Observa
     return {"qpos": joints, "state": state.astype(np.float32)}
 
 
+def require_pictures(name: str, view: View) -> None:
+    """Raises ConfigError if the environment of that name shows no pictures."""
+    if name != ALOHA:
+        raise ConfigError(f"data.cameras is {view.cameras}; of the environments only {ALOHA} shows pictures")
+
+
 def look(env: Any, view: View) -> UInt8[np.ndarray, "k h w 3"]:
     """The cameras' pictures of the scene as it is.
 
     Raises:
       ConfigError: If the environment has no such camera, or the machine cannot render.
     """
-    if not isinstance(env, TransferCube):
-        raise ConfigError(f"data.cameras is {view.cameras}; of the environments only {ALOHA} shows pictures")
+    require_pictures(ALOHA if isinstance(env, TransferCube) else "", view)
     pictures = np.empty((len(view.cameras), *view.image_size, 3), np.uint8)
     for camera, picture in zip(view.cameras, pictures, strict=True):
         resize_into(env.render(camera, *view.render_size), picture)

@@ -2,7 +2,8 @@
 
 All of it is a function of (seed, step) and of the weights at each step: episode e starts from a seed of its own, the
 policy's draw at environment step i has a key of its own, and the rows of batch n are drawn by a generator of their
-own from the transitions that were there before update n.
+own from the transitions that were there before update n. Of several processes the first acts; the others read what it
+found from the log in the run folder, and each draws the whole batch's rows to take its own.
 """
 
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from core import processes
 from core.errors import DataError
 from core.state import TrainState
 from qchunk import environments
@@ -29,7 +31,12 @@ class Online:
     """An `Interaction` of core/loop.py: steps of the environment, recorded and ready to be drawn."""
 
     def __init__(
-        self, config: QChunkConfig, dataset: Dataset, folder: Path, policy: Callable[[TrainState], Policy]
+        self,
+        config: QChunkConfig,
+        dataset: Dataset,
+        folder: Path,
+        policy: Callable[[TrainState], Policy],
+        view: environments.View | None = None,
     ) -> None:
         """Makes no environment yet.
 
@@ -38,16 +45,22 @@ class Online:
           dataset: The offline one.
           folder: The run's, which gets `replay/`.
           policy: Makes a policy of the weights of a state.
+          view: What the policy sees of the scene; None without cameras.
+
+        Raises:
+          ConfigError: There are cameras, and the environment shows no pictures.
         """
         assert config.online is not None
-        self._config, self._online, self._policy = config, config.online, policy
+        if view is not None:
+            environments.require_pictures(config.online.env, view)
+        self._config, self._online, self._policy, self._view = config, config.online, policy, view
         self._offline_starts = int(dataset.source.lengths.sum())
         self.replay = Replay(config, dataset, config.online.steps)
         self._log = Log(folder / "replay", self.replay.dtype)
         self._queue: deque[np.ndarray] = deque()  # actions of the chunk under way that are still to be executed
         self._env: Any = None
         self._observed: environments.Observation = {}
-        self._unfinished: Records = np.empty(0, self.replay.dtype)
+        self._unfinished: list[Records] = []  # records of the episode under way, one by one
         self._position: dict[str, Any] = {}
         self._commit()
 
@@ -79,7 +92,7 @@ class Online:
             if self.replay.over:
                 self._begin_episode()
             if self._step(policy):
-                episode = self._unfinished
+                episode = np.concatenate(self._unfinished)
                 ended["online/success"].append(float(episode["success"].any()))
                 ended["online/return"].append(float(episode["reward"].sum()))
                 ended["online/length"].append(float(len(episode) - 1))
@@ -92,15 +105,19 @@ class Online:
         return self._position
 
     def rewind(self, position: dict[str, Any] | None) -> None:
-        """Cuts the log back and loads it.
+        """Cuts the log back and loads it; of several processes, all but the first read on from where they are.
 
         Raises:
           DataError: The log is shorter than it was, or damaged.
         """
         position = {"rows": 0, "crc32": 0, "queue": []} if position is None else position
-        records = self._log.open(position["rows"], position["crc32"])
-        self.replay.extend(records)
-        self._unfinished = self.replay.unfinished(records).copy()
+        if processes.is_first():
+            records = self._log.open(position["rows"], position["crc32"])
+            self.replay.extend(records)
+            unfinished = self.replay.unfinished(records)
+            self._unfinished = [unfinished[i : i + 1].copy() for i in range(len(unfinished))]
+        else:
+            self.replay.extend(self._log.follow(position["rows"], position["crc32"]))
         self._queue = deque(np.array(action, np.float32) for action in position["queue"])
         self._commit()
 
@@ -122,13 +139,15 @@ class Online:
             return
         episode = self.replay.episodes - 1
         self._observed, _ = environments.reset(self._env, self._episode_seed(episode))
-        for t, record in enumerate(self._unfinished):
+        for t, (record,) in enumerate(self._unfinished):
             if t:
                 state, reward, _, _, info = self._env.step(record["action"])
                 self._observed = environments.observation(state, info)
                 self._compare(episode, t, "reward", np.float64(reward), record["reward"])
             for name in set(self.replay.dtype.names or ()) & set(self._observed):
                 self._compare(episode, t, name, self._observed[name], record[name])
+        if self._view is not None:  # rendered again they would cost more than the steps
+            self._observed["images"] = self._unfinished[-1]["images"][0]
 
     def _compare(self, episode: int, t: int, name: str, found: Any, logged: Any) -> None:
         """The environment against the log."""
@@ -145,8 +164,9 @@ class Online:
     def _begin_episode(self) -> None:
         """Resets the environment and records what it shows."""
         self._observed, _ = environments.reset(self._env, self._episode_seed(self.replay.episodes))
+        self._look()
         self._queue.clear()
-        self._unfinished = np.empty(0, self.replay.dtype)
+        self._unfinished = []
         self._record(first=True)
 
     def _step(self, policy: Policy) -> bool:
@@ -158,10 +178,16 @@ class Online:
         action = self._queue.popleft()
         state, reward, terminated, truncated, info = self._env.step(action)
         self._observed = environments.observation(state, info)
+        self._look()
         self._record(
             action=action, reward=reward, terminated=terminated, truncated=truncated, success=bool(info["success"])
         )
         return self.replay.over
+
+    def _look(self) -> None:
+        """Adds the cameras' pictures to what is seen."""
+        if self._view is not None:
+            self._observed["images"] = environments.look(self._env, self._view)
 
     def _record(self, **step: Any) -> None:
         """Appends a record to log and memory."""
@@ -171,21 +197,29 @@ class Online:
                 record[name] = value
         self._log.append(record)
         self.replay.extend(record)
-        self._unfinished = np.concatenate([self._unfinished, record])
+        self._unfinished.append(record)
 
-    def mixed(self, offline: Iterator[Batch], start_step: int) -> Iterator[Batch]:
-        """The dataset's batches with some of their rows replaced by online ones: the last rows of each.
+    def mixed(
+        self, offline: Iterator[Batch], start_step: int, *, shard: int = 0, num_shards: int = 1
+    ) -> Iterator[Batch]:
+        """The dataset's batches with some of their rows replaced by online ones: the last rows of the global batch.
 
         Args:
-          offline: From update `start_step` on.
+          offline: Rows of this process, from update `start_step` on.
           start_step: First update.
+          shard: Which stretch of the global batch these rows are.
+          num_shards: Stretches.
         """
+        rows = self._config.train.batch_size
+        first, end = shard * rows // num_shards, (shard + 1) * rows // num_shards
         for step, batch in enumerate(offline, start_step):
             rng = np.random.default_rng([self._config.run.seed, step, _ROWS])
-            rows = len(batch["final_reward"])
             count = online_rows(self._online, rows, self.replay.starts, self._offline_starts, rng)
             if count:
-                batch = _replace_last(batch, self.replay.gather(rng.integers(0, self.replay.starts, count)))
+                starts, before = rng.integers(0, self.replay.starts, count), rows - count
+                own = starts[max(first - before, 0) : max(end - before, 0)]
+                if len(own):
+                    batch = _replace_last(batch, self.replay.gather(own))
             yield batch
 
 

@@ -5,7 +5,8 @@
 
 A record is what the environment showed, and for every frame but an episode's first the step that led to it: action,
 reward, ending. Values are as they were executed and seen; normalised is what lies in memory. An episode of L steps
-has L + 1 records. The log only grows, except on resume, when it is cut back to the checkpoint's count.
+has L + 1 records. The log only grows, except on resume, when it is cut back to the checkpoint's count. Pictures are in
+it as bytes, so that what is drawn is what the policy saw. Of several processes the first writes, the others follow.
 """
 
 import itertools
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 
 from core.episodes import chunk_returns, first_steps, steps_to_termination
 from core.errors import DataError
@@ -27,15 +28,19 @@ Records = np.ndarray
 """One-dimensional structured array of the log's dtype."""
 
 
-def record_dtype(widths: dict[str, int], action: int) -> np.dtype:
+def record_dtype(widths: dict[str, int], action: int, pictures: tuple[int, ...] | None) -> np.dtype:
     """Layout of a record.
 
     Args:
       widths: Width of each state array of an observation, by name.
       action: Numbers of an action.
+      pictures: Shape of `images`, (k, h, w, 3); None without.
     """
     step = [("action", "<f4", (action,)), ("reward", "<f8"), ("terminated", "?"), ("truncated", "?"), ("success", "?")]
-    return np.dtype([("first", "?"), *step, *((name, "<f4", (width,)) for name, width in widths.items())])
+    seen: list[Any] = [(name, "<f4", (width,)) for name, width in widths.items()]
+    if pictures is not None:
+        seen.append(("images", "u1", pictures))
+    return np.dtype([("first", "?"), *step, *seen])
 
 
 def read(folder: Path) -> Records:
@@ -64,6 +69,18 @@ class Log:
         self._path.parent.mkdir(exist_ok=True)
         described = [(name, self._dtype[name].base.str, self._dtype[name].shape) for name in self._dtype.names or ()]
         (self._path.parent / "layout.json").write_text(json.dumps(described) + "\n")
+        self.rows = self.crc32 = 0
+        records = self.follow(rows, crc32)
+        with open(self._path, "ab") as file:
+            file.truncate(rows * self._dtype.itemsize)
+        return records
+
+    def follow(self, rows: int, crc32: int) -> Records:
+        """Reads on to `rows` records, and returns those that are new here; writes nothing.
+
+        Raises:
+          DataError: As `open`.
+        """
         size = rows * self._dtype.itemsize
         found = self._path.stat().st_size if self._path.exists() else 0
         if found < size:
@@ -71,10 +88,11 @@ class Log:
                 f"{self._path}: expected {rows} records ({size} bytes), as when the checkpoint was made; found {found} "
                 "bytes. Restore the file, or start anew in another folder"
             )
-        with open(self._path, "ab") as file:
-            file.truncate(size)
-        records = np.fromfile(self._path, self._dtype, rows)
-        self.rows, self.crc32 = rows, zlib.crc32(records.tobytes())
+        records = np.empty(0, self._dtype)
+        if rows > self.rows:
+            records = np.fromfile(self._path, self._dtype, rows - self.rows, offset=self.rows * self._dtype.itemsize)
+        in_bytes: Any = records.view(np.uint8)
+        self.rows, self.crc32 = rows, zlib.crc32(in_bytes, self.crc32)
         if self.crc32 != crc32:
             raise DataError(
                 f"{self._path}: the checksum of {rows} records is {self.crc32}, {crc32} when the checkpoint was made: "
@@ -91,6 +109,8 @@ class Log:
 
     def sync(self) -> None:
         """Writes what waits, and forces it to disk."""
+        if not self._waiting:
+            return
         with open(self._path, "ab") as file:
             file.write(b"".join(self._waiting))
             file.flush()
@@ -117,10 +137,12 @@ class Replay:
         """
         self._config, self._dataset = config, dataset
         widths = {name: dataset.source.dims[name] for name in ("qpos", "state") if name in dataset.source.dims}
-        self.dtype = record_dtype(widths, dataset.source.dims["action"])
+        pictures = None if dataset.image_size is None else (len(dataset.cameras), *dataset.image_size, 3)
+        self.dtype = record_dtype(widths, dataset.source.dims["action"], pictures)
         rows, horizon = 2 * capacity + 1, config.agent.horizon  # an episode has one frame more than steps
         # By frame: what is seen, and the step taken there.
         self._states = {name: np.empty((rows, width), np.float32) for name, width in widths.items()}
+        self._pictures: list[UInt8[np.ndarray, "k h w 3"]] | None = None if pictures is None else []
         self._actions = np.empty((rows, dataset.source.dims["action"]), np.float32)
         self._reward = np.empty(rows, np.float64)
         self._terminated, self._positive = np.zeros(rows, bool), np.zeros(rows, bool)
@@ -158,6 +180,8 @@ class Replay:
         rows = slice(self._rows, self._rows + len(records))
         for name, array in self._states.items():
             array[rows] = self._dataset.observation_norm.apply(records[name]) if name == seen else records[name]
+        if self._pictures is not None:
+            self._pictures.extend(records["images"])
         self._rows = rows.stop
         taken = slice(self._rows - 1 - len(steps), self._rows - 1)  # the frames at which these steps were taken
         self._actions[taken] = self._dataset.action_norm.apply(steps["action"])
@@ -215,7 +239,8 @@ class Replay:
             return self._states[name].take(rows, axis=0) if name in self._states else None
 
         qpos: Any = taken("qpos")
-        return {"qpos": qpos, "state": taken("state"), "images": None, "depth_images": None}
+        images = None if self._pictures is None else np.stack([self._pictures[row] for row in rows])
+        return {"qpos": qpos, "state": taken("state"), "images": images, "depth_images": None}
 
     def unfinished(self, records: Records) -> Records:
         """Those of all the log's records that belong to the episode under way; none if it is over."""

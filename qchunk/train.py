@@ -9,7 +9,6 @@ import numpy as np
 
 from core import processes
 from core.arrays import NumpyTree
-from core.errors import ConfigError
 from core.loop import fit
 from core.metrics import Mean
 from core.run_folder import RunFolder
@@ -36,7 +35,9 @@ class QChunkTask:
         self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, FlowAgent) else None
         self.online: Online | None = None
         if config.online is not None:
-            self.online = Online(config, dataset, folder, lambda state: self._policy(self._act, state.params))
+            self.online = Online(
+                config, dataset, folder, lambda state: self._policy(self._act, state.params), self._view()
+            )
 
     def init(self, key: Any) -> TrainState:
         """Fresh networks and optimiser."""
@@ -51,7 +52,9 @@ class QChunkTask:
         batches = stream.open_stream(
             self.config, self.dataset, shard=shard, num_shards=num_shards, start_step=start_step
         )
-        return batches if self.online is None else self.online.mixed(batches, start_step)
+        if self.online is None:
+            return batches
+        return self.online.mixed(batches, start_step, shard=shard, num_shards=num_shards)
 
     def finish(self) -> None:
         """Draws the run's picture."""
@@ -125,11 +128,6 @@ class QChunkTask:
 
 def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
-    if config.online is not None and processes.several():
-        raise ConfigError(
-            "online is set: one process acts in the environment and keeps what it finds, and this run has more; start "
-            "a single process, with all devices of its machine"
-        )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))

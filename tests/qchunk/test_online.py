@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core import processes
 from core.config import TrainConfig, load
 from core.errors import ConfigError, DataError
 from core.state import TrainState
@@ -151,6 +152,101 @@ def test_a_stretch_broken_off_leaves_the_position_of_before(tmp_path: Path) -> N
     asked = iter([False, True])
     assert online.interact(STATE, 10, lambda: next(asked)) is None
     assert online.position() == before
+
+
+def test_pictures_are_stored_as_seen_and_drawn_with_their_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture shows t and the sum of actions; a run that goes on takes the last one from the log."""
+    looked: list[int] = []
+
+    def look(env: Line, view: environments.View) -> np.ndarray:
+        looked.append(env.t)
+        picture = np.full((2, *view.image_size, 3), env.t, np.uint8)
+        picture[1] += np.uint8(100 + 20 * env.total)
+        return picture
+
+    def policy_of_pictures(state: Any) -> Any:
+        def policy(observations: Any, key_seed: int) -> np.ndarray:
+            assert (observations["images"][0, 0] == observations["state"][0, 1]).all()
+            return policy_of(state)(observations, key_seed)
+
+        return policy
+
+    monkeypatch.setattr(environments, "look", look)
+    view = environments.View(cameras=("top", "side"), render_size=(9, 9), image_size=(2, 3))
+    config = config_of(env="aloha-transfer-cube")
+    dataset = dataclasses.replace(NORM, cameras=view.cameras, image_size=view.image_size)
+
+    def begun(folder: Path, position: Any = None) -> Online:
+        online = Online(config, dataset, folder, policy_of_pictures, view)
+        online.rewind(position)
+        return online
+
+    online = begun(tmp_path)
+    run(online, range(3))
+    position = online.position()
+    looked.clear()
+    online = begun(tmp_path, position)
+    run(online, range(3, 10))
+    online.position()
+    records = read(tmp_path / "replay")
+    assert len(looked) == len(records) - position["rows"]
+    assert (records["images"][:, 0] == records["state"][:, 1][:, None, None, None]).all()
+    batch: Any = online.replay.gather(np.arange(online.replay.starts))
+    for name in ("observations", "next_observations"):
+        images, t = batch[name]["images"], dataset.observation_norm.invert(batch[name]["state"])[:, 1]
+        assert images.shape == (online.replay.starts, 2, 2, 3, 3)
+        assert (images[:, 0] == np.round(t)[:, None, None, None]).all()
+        assert len(np.unique(images[:, 1])) > 10
+    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):
+        Online(config_of(), dataset, tmp_path, policy_of, view)
+
+
+def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, follower = online_of(tmp_path), online_of(tmp_path)
+    first.rewind(None)
+    position = None
+    shared = set[int]()
+    for i in range(10):
+        with monkeypatch.context() as others:
+            others.setattr(processes, "is_first", lambda: False)
+            follower.rewind(position)
+            assert follower.position() == first.position()
+            again = online_of(tmp_path)
+            again.rewind(position)  # as when the run is resumed
+        for step in range(8 * i, 8 * i + 8):
+            whole: Any = next(first.mixed(offline(), step))
+            parts: list[Any] = []
+            for online, shard in zip((first, follower, again, follower), range(4), strict=True):
+                own = (_rows(batch, shard) for batch in offline())
+                parts.append(next(online.mixed(own, step, shard=shard, num_shards=4)))
+            for key in ("rewards", "actions", "valid", "is_positive"):
+                np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), whole[key])
+            seen = [part["next_observations"]["state"] for part in parts]
+            np.testing.assert_array_equal(np.concatenate(seen), whole["next_observations"]["state"])
+            shared.add(int((whole["final_reward"] != 77).sum()))
+        assert first.interact(STATE, 4 + 2 * i, never) is not None
+        position = first.position()
+    assert {0, 1, 3} < shared
+    written = (tmp_path / "replay/frames.bin").stat()
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    follower.rewind(position)
+    assert (tmp_path / "replay/frames.bin").stat() == written
+    data = bytearray((tmp_path / "replay/frames.bin").read_bytes())
+    data[200] ^= 1
+    (tmp_path / "replay/frames.bin").write_bytes(data)
+    with pytest.raises(DataError, match="it is damaged"):
+        online_of(tmp_path).rewind(position)
+
+
+def _rows(tree: Any, shard: int) -> Any:
+    """Two of eight rows of a batch."""
+    if isinstance(tree, dict):
+        return {key: _rows(value, shard) for key, value in tree.items()}
+    return None if tree is None else tree[2 * shard : 2 * shard + 2]
 
 
 def test_an_environment_that_does_not_repeat_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,91 @@
+"""How long a save keeps a run from training, and its share of the time between two saves.
+
+    python benchmarks/saves.py [--config configs/driving/debug.py] [--saves 12] [--rounds 3]
+
+Trains each debug config through launch.py, without evaluations, in a process of its own, and times
+`Checkpoints.save`: the wait for the save before, checksums, and the copy from the device. The end, which waits until
+its save is durable, is left out.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
+
+from core.checkpoint import Checkpoints
+from core.config import load
+from core.saves import Progress
+from core.state import TrainState
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = {
+    "configs/qchunk/debug.py": ["--eval.env", "None"],
+    "configs/openpi_ript/debug.py": [],
+    "configs/driving/debug.py": ["--eval.blind-updates", "20", "--eval.pictures", "0"],
+}
+"""With the options that make the end of a run short."""
+
+
+def child(result: Path, arguments: list[str]) -> int:
+    """Trains, and leaves when each save began and ended in `result`."""
+    launch = importlib.import_module("launch")
+    save, times = Checkpoints.save, list[tuple[float, float]]()
+
+    def timed(self: Checkpoints, state: TrainState, progress: Progress) -> None:
+        began = time.perf_counter()
+        save(self, state, progress)
+        times.append((began, time.perf_counter()))
+
+    Checkpoints.save = timed
+    code = launch.main(arguments)
+    result.write_text(json.dumps(times[:-1]))
+    return code
+
+
+def measure(config: str, saves: int) -> None:
+    """Prints the line of one run."""
+    every = load(["--config", config])[0].checkpoint.every
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "times.json"
+        steps = ["--train.steps", str(every * (saves + 1)), "--train.eval-every", "0"]
+        command = [sys.executable, __file__, "--child", str(result), "--config", config, *steps, *CONFIGS[config]]
+        command += ["--run.dir", f"{folder}/run"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{config} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        times = json.loads(result.read_text())
+    blocked = [1e3 * (end - began) for began, end in times]
+    between = [1e3 * (later[0] - earlier[0]) for earlier, later in itertools.pairwise(times)]
+    median, mean = statistics.median(blocked), statistics.mean(blocked)
+    print(
+        f"{config}: {every} updates between saves, {statistics.median(between):.0f} ms; a save blocks "
+        f"{median:.1f} ms in the median ({100 * median / statistics.median(between):.1f} %), {mean:.1f} in the mean "
+        f"({100 * mean / statistics.mean(between):.1f} %), {max(blocked):.1f} at most",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Command line."""
+    if sys.argv[1:2] == ["--child"]:
+        sys.exit(child(Path(sys.argv[2]), sys.argv[3:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", action="append", choices=sorted(CONFIGS), help="repeatable; default all")
+    parser.add_argument("--saves", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    for _ in range(arguments.rounds):
+        for config in arguments.config or CONFIGS:
+            measure(config, arguments.saves)
+
+
+if __name__ == "__main__":
+    main()
