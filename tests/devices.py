@@ -1,33 +1,109 @@
 """Trains the same updates on one device, on eight, and with weights split over them, and compares the ends.
 
-    python -m tests.devices                                     # every debug config
-    python -m tests.devices --config configs/qchunk/debug.py
-    python -m tests.devices --config configs/driving/debug.py -- --optim.epsilon 1e-3   # Adam without its division
+    python -m tests.devices                                     # every training step of the project
+    python -m tests.devices --step QC-FQL --step waypoints
+    python -m tests.devices --step waypoints -- --optim.warmup-steps 0    # Adam's first updates at the full rate
 
-Eight devices are simulated on the CPU. For each config and mesh: the largest difference of any array of weights after
-`--steps` updates from those of one device, relative to that array's largest number, which must be at most 1e-5; the
-largest absolute difference, for arrays that are hardly larger than rounding; and the bytes of arguments that the
-compiled updates hold on each device, as XLA reports them.
+Eight devices are simulated on the CPU. For each step, at the size of a debug config, and each mesh: the largest
+difference of any array of weights after `--steps` updates from those of one device, relative to that array's largest
+number, which must be at most 1e-5; the largest absolute difference, for arrays that are hardly larger than rounding;
+and the bytes of arguments that the compiled updates hold on each device, as XLA reports them.
 """
 
 import argparse
 import dataclasses
+import functools
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-CONFIGS = ("configs/qchunk/debug.py", "configs/openpi_ript/debug.py", "configs/driving/debug.py")
 BOUND = 1e-5
 MESHES = {"1 device": (1, 1), "8 devices": (8, 1), "8 devices, fsdp 8": (8, 8), "8 devices, fsdp 2": (8, 2)}
 """Devices, and those of them that share one copy of the weights."""
+
+
+def changed(config: Any, **parts: Mapping[str, Any] | Any) -> Any:
+    """A config with fields replaced; a mapping replaces fields of the part of that name."""
+    new = {
+        name: dataclasses.replace(getattr(config, name), **value) if isinstance(value, Mapping) else value
+        for name, value in parts.items()
+    }
+    return dataclasses.replace(config, **new)
+
+
+def decoupled(config: Any) -> Any:
+    """DQC: chunks of two for the policy, of four for the critic."""
+    from qchunk.config import DecoupledConfig
+
+    return changed(config, agent={"policy": "best_of_n", "horizon": 4, "decoupled": DecoupledConfig(policy_horizon=2)})
+
+
+def gaussian(config: Any) -> Any:
+    """QC-RLPD, with a target of two critics drawn anew of four."""
+    from qchunk.config import GaussianConfig
+
+    own = GaussianConfig(bc_weight=0.01, target_critics=2)
+    return changed(config, agent={"policy": "gaussian", "num_critics": 4, "gaussian": own})
+
+
+def adapters(config: Any) -> Any:
+    """Supervised pi0.5, the language model frozen but for adapters."""
+    from openpi_ript.config import LoraConfig, toy
+
+    model = toy("pi05")
+    language = dataclasses.replace(model.language, lora=LoraConfig(rank=4, alpha=4.0))
+    return changed(
+        config,
+        model=dataclasses.replace(model, language=language),
+        guidance=None,
+        data={"advantage": None},
+    )
+
+
+def pretraining(config: Any, **model: Any) -> Any:
+    """Every objective of driving at once."""
+    from driving.config import ObjectiveConfig
+
+    objective = ObjectiveConfig(cross_camera=0.2, temporal=0.2, masked=0.5, ego_motion=1.0)
+    data = {"offsets_s": (0.0, 1.0), "incomplete": "drop"}
+    return changed(config, objective=objective, waypoints=None, data=data, model=model)
+
+
+def transformer(config: Any) -> Any:
+    """Pretraining with a vision transformer."""
+    from driving.config import VitConfig
+
+    return pretraining(config, vit=VitConfig(patch_size=8, width=32, depth=2, num_heads=2, mlp_dim=64))
+
+
+QCHUNK, RIPT, DRIVING = "configs/qchunk/debug.py", "configs/openpi_ript/debug.py", "configs/driving/debug.py"
+STEPS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "QC-FQL": (QCHUNK, changed),
+    "QC": (QCHUNK, functools.partial(changed, agent={"policy": "best_of_n", "num_samples": 4})),
+    "QC-FQL accumulated": (QCHUNK, functools.partial(changed, train={"accumulate": 2})),
+    "FQL": (QCHUNK, functools.partial(changed, agent={"horizon": 1})),
+    "n-step FQL": (QCHUNK, functools.partial(changed, agent={"action_chunking": False})),
+    "QC-FQL predicting chunks": (QCHUNK, functools.partial(changed, agent={"flow_predicts": "chunk"})),
+    "QC-RLPD": (QCHUNK, gaussian),
+    "DQC": (QCHUNK, decoupled),
+    "QC-FQL with cameras": ("configs/qchunk/debug_images.py", changed),
+    "CFG-RIPT": (RIPT, changed),
+    "CFG by dropout of labels": (RIPT, functools.partial(changed, guidance={"loss": "label_dropout"})),
+    "supervised pi0.5 with adapters": (RIPT, adapters),
+    "waypoints": (DRIVING, changed),
+    "pretraining": (DRIVING, pretraining),
+    "pretraining of a transformer": (DRIVING, transformer),
+}
+"""Each training step: a config file, and what is changed in it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,8 +116,9 @@ class End:
     """Of the compiled updates, on one device."""
 
 
-def train(config: str, devices: int, fsdp: int, steps: int, folder: Path, own: Sequence[str]) -> End:
-    """Runs launch.py's `main` in a process of its own, with as many simulated devices."""
+def train(step: str, devices: int, fsdp: int, steps: int, folder: Path, own: Sequence[str]) -> End:
+    """Runs launch.py's `train` in a process of its own, with as many simulated devices."""
+    config = STEPS[step][0]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     options = ["--train.steps", str(steps), "--train.eval-every", "0", "--mesh.fsdp", str(fsdp)]
     options += ["--mesh.replicate-below", "0", "--run.dir", str(folder / "run")]
@@ -49,23 +126,25 @@ def train(config: str, devices: int, fsdp: int, steps: int, folder: Path, own: S
         options += ["--eval.env", "None"]
     if "driving" in config:
         options += ["--eval.blind-updates", "20", "--eval.pictures", "0"]
-    command = [sys.executable, "-m", "tests.devices", "--child", str(folder), "--config", config, *options, *own]
+    command = [sys.executable, "-m", "tests.devices", "--child", str(folder), step, "--config", config, *options, *own]
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     folder.mkdir()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise AssertionError(f"{config} on {devices} devices ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise AssertionError(f"{step} on {devices} devices ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     with np.load(folder / "arrays.npz") as file:
         arrays = dict(file)
     return End(arrays=arrays, argument_bytes=json.loads((folder / "bytes.json").read_text()))
 
 
-def child(folder: Path, arguments: list[str]) -> int:
+def child(folder: Path, step: str, arguments: list[str]) -> int:
     """Trains, and leaves weights and sizes in `folder`."""
-    from core import loop
+    from core import cluster, loop
+    from core.config import load
     from core.saves import read_arrays
-    from launch import main as launch
 
+    launch = importlib.import_module("launch")
+    config = STEPS[step][1](load(arguments)[0])
     make = loop._Run.__init__
 
     def make_and_measure(self: Any, *args: Any) -> None:
@@ -82,7 +161,8 @@ def child(folder: Path, arguments: list[str]) -> int:
 
     patched: Any = loop._Run
     patched.__init__ = make_and_measure
-    code = launch(arguments)
+    cluster.initialise()
+    code = launch.train(config, "devices")
     if code == 0:
         newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
         weights = {name: x for name, x in read_arrays(newest).items() if name.startswith("params/")}
@@ -103,12 +183,12 @@ def differences(a: End, b: End) -> tuple[tuple[float, str], float, int]:
     return max((float(x.max()), name) for name, x in relative.items()), max(map(np.max, absolute.values())), beyond
 
 
-def run(config: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]], own: Sequence[str] = ()) -> bool:
+def run(step: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]], own: Sequence[str] = ()) -> bool:
     """Prints a line a mesh; whether all agree."""
-    ends = {name: train(config, *mesh, steps, folder / name.replace(" ", "-"), own) for name, mesh in meshes.items()}
+    ends = {name: train(step, *mesh, steps, folder / name.replace(" ", "-"), own) for name, mesh in meshes.items()}
     first = next(iter(ends.values()))
     agree = True
-    print(f"{config}, {steps} updates, {sum(x.size for x in first.arrays.values()):,} weights")
+    print(f"{step}, {steps} updates, {sum(x.size for x in first.arrays.values()):,} weights")
     for name, end in ends.items():
         (relative, where), absolute, beyond = differences(end, first)
         agree &= not beyond
@@ -123,17 +203,17 @@ def run(config: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]
 def main() -> int:
     """Command line."""
     if sys.argv[1:2] == ["--child"]:
-        return child(Path(sys.argv[2]), sys.argv[3:])
+        return child(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", action="append", help=f"repeatable; default {', '.join(CONFIGS)}")
+    parser.add_argument("--step", action="append", choices=list(STEPS), help="repeatable; default all")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("options", nargs="*", help="for launch.py, after --")
     arguments = parser.parse_args()
     agree = True
     with tempfile.TemporaryDirectory() as folder:
-        for i, config in enumerate(arguments.config or CONFIGS):
+        for i, step in enumerate(arguments.step or STEPS):
             (Path(folder) / str(i)).mkdir()
-            agree &= run(config, arguments.steps, Path(folder) / str(i), MESHES, arguments.options)
+            agree &= run(step, arguments.steps, Path(folder) / str(i), MESHES, arguments.options)
     print(f"all within {BOUND:g}" if agree else f"not within {BOUND:g}")
     return 0 if agree else 1
 
