@@ -166,7 +166,8 @@ class PoolLoader(Generic[Loaded]):
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self.waited = 0.0
-        """Seconds that calls of `get` have waited for a pool, the first pool included."""
+        """Seconds during which any call of `get` waited for a pool, the first pool included."""
+        self._waited_until = 0.0
         weakref.finalize(self, _stop, self._closing, self._threads)
 
     def start(self, number: int) -> Future[Loaded]:
@@ -203,7 +204,10 @@ class PoolLoader(Generic[Loaded]):
         if ready is None or ready[0] != number:
             began = time.perf_counter()
             ready = self._ready = (number, self.start(number).result())
-            self.waited += time.perf_counter() - began
+            with self._lock:  # threads wait together: what one has counted the others leave out
+                now = time.perf_counter()
+                self.waited += now - max(began, self._waited_until)
+                self._waited_until = now
         if step >= self._margin and number + 1 not in self._loading:
             self.start(number + 1)
         return ready[1]

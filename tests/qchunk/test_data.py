@@ -1,4 +1,5 @@
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,17 @@ def test_the_next_pool_loads_while_this_one_is_used(tmp_path: Path):
     assert set(pools._loading) == {0, 1}  # a thread may still be building the last batch of epoch 0
     pools.get(1, 2)
     assert set(pools._loading) == {1, 2}
+
+
+def test_threads_that_wait_together_are_counted_once():
+    pools = refresh.PoolLoader(lambda number, previous, cancelled: time.sleep(0.3), margin=1)
+    began = time.perf_counter()
+    threads = [threading.Thread(target=pools.get, args=(0, 0)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 0 < pools.waited <= time.perf_counter() - began  # not eight times as long
 
 
 def test_a_failure_in_the_background_is_raised_when_the_pool_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
