@@ -2,12 +2,14 @@
 
     python -m tests.devices                                     # every training step of the project
     python -m tests.devices --step QC-FQL --step waypoints
+    python -m tests.devices --steps 1                           # the gradients of the first update
     python -m tests.devices --step waypoints -- --optim.warmup-steps 0    # Adam's first updates at the full rate
 
 Eight devices are simulated on the CPU. For each step, at the size of a debug config, and each mesh: the largest
 difference of any array of weights after `--steps` updates from those of one device, relative to that array's largest
 number, which must be at most 1e-5; the largest absolute difference, for arrays that are hardly larger than rounding;
-and the bytes of arguments that the compiled updates hold on each device, as XLA reports them.
+and the bytes of arguments that the compiled updates hold on each device, as XLA reports them. After one update
+gradients are compared instead of weights: before Adam has divided each by its own size, rounding included.
 """
 
 import argparse
@@ -111,7 +113,7 @@ class End:
     """What a training ends with."""
 
     arrays: dict[str, np.ndarray]
-    """Weights by path."""
+    """Weights by path; of a single update its gradients."""
     argument_bytes: int
     """Of the compiled updates, on one device."""
 
@@ -165,9 +167,11 @@ def child(folder: Path, step: str, arguments: list[str]) -> int:
     code = launch.train(config, "devices")
     if code == 0:
         newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
-        weights = {name: x for name, x in read_arrays(newest).items() if name.startswith("params/")}
-        arrays: Any = {name: np.asarray(x, np.float32) for name, x in weights.items()}
-        np.savez(folder / "arrays.npz", **arrays)
+        saved = read_arrays(newest)
+        kept: Any = {name: np.asarray(x, np.float32) for name, x in saved.items() if name.startswith("params/")}
+        if newest.name == "1":  # a tenth of the gradient is Adam's moment
+            kept = {name: np.asarray(x, np.float32) for name, x in saved.items() if "/mu/" in name}
+        np.savez(folder / "arrays.npz", **kept)
     return code
 
 
