@@ -297,7 +297,7 @@ class _Run:
         if length not in self.compiled:  # a call with a new length returns only when its program is compiled
             self.compiled.add(length)
             gc.collect()
-            gc.freeze()  # else each full collection walks what jax keeps of its traces: 160 ms, mostly in a save
+            gc.freeze()  # else each full collection walks what jax keeps of its traces: 160 ms, seen within saves
             self.clock.charge("compile", began)
             began = time.perf_counter()
         self.in_flight.append((self.step, metrics, updates, self._ask_to_stop()))

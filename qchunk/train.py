@@ -13,10 +13,9 @@ from core.loop import fit
 from core.metrics import Mean
 from core.run_folder import RunFolder
 from core.state import TrainState
-from qchunk import data, picture, stream
+from qchunk import data, environments, picture, stream
 from qchunk.agent import make_agent
 from qchunk.config import QChunkConfig
-from qchunk.environments import View
 from qchunk.evaluate import Policy, evaluate, film
 from qchunk.flow_agent import FlowAgent
 from qchunk.online import Online
@@ -31,13 +30,14 @@ class QChunkTask:
         self.folder = folder
         self.dataset = dataset
         self.agent = make_agent(config, dataset.dims(config.data.observation))
+        view = self._view()
+        if view is not None and config.eval.env is not None:  # now, not at the first evaluation
+            environments.require_pictures(config.eval.env, view)
         self._act = jax.jit(self.agent.act)
         self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, FlowAgent) else None
         self.online: Online | None = None
         if config.online is not None:
-            self.online = Online(
-                config, dataset, folder, lambda state: self._policy(self._act, state.params), self._view()
-            )
+            self.online = Online(config, dataset, folder, lambda state: self._policy(self._act, state.params), view)
 
     def init(self, key: Any) -> TrainState:
         """Fresh networks and optimiser."""
@@ -118,12 +118,14 @@ class QChunkTask:
             view=self._view(),
         )
 
-    def _view(self) -> View | None:
+    def _view(self) -> environments.View | None:
         """Cameras of the environment, as the policy is used to them."""
         dims, render_size = self.agent.dims, self.config.eval.render_size
         if not dims.cameras:
             return None
-        return View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
+        return environments.View(
+            cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size
+        )
 
 
 def main(config: QChunkConfig, name: str) -> None:

@@ -13,9 +13,10 @@ from core.config import TrainConfig, load
 from core.errors import ConfigError, DataError
 from core.state import TrainState
 from qchunk import environments
-from qchunk.config import AgentConfig, DataConfig, OnlineConfig, QChunkConfig
+from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig
 from qchunk.online import Online, online_rows
 from qchunk.replay import read
+from qchunk.train import QChunkTask
 from tests import kill
 from tests.qchunk.test_replay import Episodes, dataset_of, episode_of
 
@@ -201,6 +202,9 @@ def test_pictures_are_stored_as_seen_and_drawn_with_their_frames(
         assert len(np.unique(images[:, 1])) > 10
     with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):
         Online(config_of(), dataset, tmp_path, policy_of, view)
+    evaluated = dataclasses.replace(config_of(), online=None, eval=EvalConfig(env=TASK))
+    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):  # before any training
+        QChunkTask(evaluated, tmp_path, dataset)
 
 
 def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
