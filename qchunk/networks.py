@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Real
 
 from core.arrays import PyTree
 from core.layers import KERNEL_INIT, MLP
@@ -139,8 +139,8 @@ def policy_input(observations: Mapping[str, Any], name: Literal["qpos", "state"]
     return observations[name]
 
 
-def pictures(observations: Mapping[str, Any]) -> UInt8[Array, "b k h w 3"]:
-    """The cameras' pictures.
+def pictures(observations: Mapping[str, Any]) -> Real[Array, "b k h w 3"]:
+    """The cameras' pictures, 0 to 255.
 
     Raises:
       ValueError: If the batch has none.

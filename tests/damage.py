@@ -2,6 +2,7 @@
 
     python -m tests.damage --cases 60
     python -m tests.damage --cases 60 --restore-only      # half a second a case instead of a training run
+    python -m tests.damage --config configs/driving/debug.py --restore-only --only flip_a_bit
 
 A short run is made once. Each case takes a copy, flips a bit, cuts or removes a file, or puts a false newest step
 beside it, then resumes: the run must set aside what is not whole, and end with the digest of the undamaged one. With
@@ -10,19 +11,22 @@ beside it, then resumes: the run must set aside what is not whole, and end with 
 
 import argparse
 import contextlib
+import importlib
 import io
 import random
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from rich.progress import track
 
 from tests import kill
 
 CONFIG = "configs/qchunk/debug.py"
-OPTIONS = ["--eval.env", "None", "--train.eval-every", "0", "--train.steps", "40", "--checkpoint.every", "10"]
+OPTIONS = [*kill.SHORT, "--train.steps", "40"]
 
 
 def flip_a_bit(newest: Path, rng: random.Random) -> str:
@@ -68,14 +72,17 @@ def add_a_false_step(newest: Path, rng: random.Random) -> str:
 KINDS: tuple[Callable[[Path, random.Random], str], ...] = (flip_a_bit, cut_a_file, remove_a_file, add_a_false_step)
 
 
-def run(cases: int, folder: Path, seed: int = 0, *, kinds: tuple[Callable[[Path, random.Random], str], ...]) -> int:
+Kinds = tuple[Callable[[Path, random.Random], str], ...]
+
+
+def run(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = CONFIG) -> int:
     """Number of cases in which something was set aside; the others lay in bytes that nothing reads.
 
     Raises:
       AssertionError: A damaged run ended otherwise than the undamaged one, or did not go on.
     """
-    whole = folder / "whole"
-    expected = kill.finish(CONFIG, whole, OPTIONS)
+    whole, options = folder / "whole", kill.OWN[config] + OPTIONS
+    expected = kill.finish(config, whole, options)
     rng = random.Random(seed)
     set_aside = 0
     for case in track(range(cases), "damaging"):
@@ -83,7 +90,7 @@ def run(cases: int, folder: Path, seed: int = 0, *, kinds: tuple[Callable[[Path,
         shutil.copytree(whole, copy)
         newest = max((copy / "checkpoints").iterdir(), key=lambda path: int(path.name))
         what = kinds[case % len(kinds)](newest, rng)
-        digest = kill.finish(CONFIG, copy, OPTIONS)
+        digest = kill.finish(config, copy, options)
         if digest != expected:
             raise AssertionError(f"{what}: the run ended with {digest}, undamaged with {expected}")
         if kill.written(copy) != kill.written(whole):
@@ -93,17 +100,15 @@ def run(cases: int, folder: Path, seed: int = 0, *, kinds: tuple[Callable[[Path,
     return set_aside
 
 
-def restore_only(
-    cases: int, folder: Path, seed: int = 0, *, kinds: tuple[Callable[[Path, random.Random], str], ...]
-) -> int:
+def restore_only(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = CONFIG) -> int:
     """As `run`, by restoring in this process; the number of cases in which something was set aside.
 
     Raises:
       AssertionError: Something else was restored than had been saved at that step.
     """
-    whole = folder / "whole"
-    kill.finish(CONFIG, whole, OPTIONS)
-    restore = _restorer(whole)
+    whole, options = folder / "whole", kill.OWN[config] + OPTIONS
+    kill.finish(config, whole, options)
+    restore = _restorer(["--config", config, "--run.dir", str(whole), "--run.resume", *options])
     saved: dict[int, str] = {}
     for path in (whole / "checkpoints").iterdir():
         alone = folder / f"step{path.name}"
@@ -124,25 +129,29 @@ def restore_only(
     return set_aside
 
 
-def _restorer(run: Path) -> Callable[[Path], tuple[int, str]]:
-    """What restores a copy of a run's checkpoints: the step, and the digest of the state."""
-    import jax
-
+def _restorer(arguments: list[str]) -> Callable[[Path], tuple[int, str]]:
+    """What restores a copy of a run's checkpoints as launch.py with these arguments would: the step, and the digest."""
     from core.checkpoint import Checkpoints
     from core.checksums import digest
-    from core.config import CheckpointConfig
-    from core.saved_config import read_config
-    from core.saves import list_saves, whole_note
-    from qchunk.agent import make_agent
-    from qchunk.config import QChunkConfig
-    from qchunk.data import open_dataset
+    from core.config import CheckpointConfig, load
 
-    config = read_config(run, QChunkConfig)
-    agent = make_agent(config, open_dataset(config).dims(config.data.observation))
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.eval_shape(agent.init, jax.random.key(0))
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    fingerprint = whole_note(list_saves(run)[0].path)["fingerprint"]
+    class Asked(Exception):
+        """The run is about to restore."""
+
+    asked: list[tuple[Any, dict[str, Any]]] = []
+
+    def ask(self: Checkpoints, abstract_state: Any) -> None:
+        asked.append((abstract_state, self._fingerprint))
+        raise Asked
+
+    config = load(arguments)[0]
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        mock.patch.object(Checkpoints, "restore", ask),
+        contextlib.suppress(Asked),
+    ):
+        importlib.import_module(f"{config.package}.train").main(config, "damage")
+    abstract, fingerprint = asked[0]
 
     def restore(copy: Path) -> tuple[int, str]:
         checkpoints = Checkpoints(copy, CheckpointConfig(), fingerprint)
@@ -159,6 +168,7 @@ def _restorer(run: Path) -> Callable[[Path], tuple[int, str]]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=CONFIG, choices=sorted(kill.OWN))
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0, help="of the damage")
     parser.add_argument("--restore-only", action="store_true", help="do not train on after each case")
@@ -167,9 +177,10 @@ def main() -> None:
     kinds = tuple(kind for kind in KINDS if arguments.only in (None, kind.__name__))
     with tempfile.TemporaryDirectory() as folder:
         check = restore_only if arguments.restore_only else run
-        set_aside = check(arguments.cases, Path(folder), arguments.seed, kinds=kinds)
+        set_aside = check(arguments.cases, Path(folder), arguments.seed, kinds=kinds, config=arguments.config)
     end = "what was restored had been saved" if arguments.restore_only else "every run ended as the undamaged one"
-    print(f"{arguments.cases} cases, {set_aside} set aside, 0 divergences: {end}")
+    unread = arguments.cases - set_aside
+    print(f"{arguments.cases} cases, {set_aside} set aside, {unread} loaded all the same, 0 divergences: {end}")
 
 
 if __name__ == "__main__":

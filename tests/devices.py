@@ -3,13 +3,15 @@
     python -m tests.devices                                     # every training step of the project
     python -m tests.devices --step QC-FQL --step waypoints
     python -m tests.devices --steps 1                           # the gradients of the first update
+    python -m tests.devices --float64                           # the same programs, with numbers of 64 bits
     python -m tests.devices --step waypoints -- --optim.warmup-steps 0    # Adam's first updates at the full rate
 
 Eight devices are simulated on the CPU. For each step, at the size of a debug config, and each mesh: the largest
 difference of any array of weights after `--steps` updates from those of one device, relative to that array's largest
 number, which must be at most 1e-5; the largest absolute difference, for arrays that are hardly larger than rounding;
 and the bytes of arguments that the compiled updates hold on each device, as XLA reports them. After one update
-gradients are compared instead of weights: before Adam has divided each by its own size, rounding included.
+gradients are compared instead of weights: before Adam has divided each by its own size, rounding included. With
+--float64 rounding is a billion times smaller: what then still differs would be another computation.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -118,7 +120,7 @@ class End:
     """Of the compiled updates, on one device."""
 
 
-def train(step: str, devices: int, fsdp: int, steps: int, folder: Path, own: Sequence[str]) -> End:
+def train(step: str, devices: int, fsdp: int, steps: int, folder: Path, own: Sequence[str], bits: int) -> End:
     """Runs launch.py's `train` in a process of its own, with as many simulated devices."""
     config = STEPS[step][0]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
@@ -128,7 +130,8 @@ def train(step: str, devices: int, fsdp: int, steps: int, folder: Path, own: Seq
         options += ["--eval.env", "None"]
     if "driving" in config:
         options += ["--eval.blind-updates", "20", "--eval.pictures", "0"]
-    command = [sys.executable, "-m", "tests.devices", "--child", str(folder), step, "--config", config, *options, *own]
+    command = [sys.executable, "-m", "tests.devices", "--child", str(folder), step, str(bits), "--config", config]
+    command += [*options, *own]
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     folder.mkdir()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -139,14 +142,37 @@ def train(step: str, devices: int, fsdp: int, steps: int, folder: Path, own: Seq
     return End(arrays=arrays, argument_bytes=json.loads((folder / "bytes.json").read_text()))
 
 
-def child(folder: Path, step: str, arguments: list[str]) -> int:
+def with_64_bits(config: Any) -> Any:
+    """The config with every dtype of arithmetic float64."""
+    if config == "float32":
+        return "float64"
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    fields = {field.name: with_64_bits(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return dataclasses.replace(config, **fields)
+
+
+def use_64_bits() -> None:
+    """Makes float64 of what the project and flax name float32; before flax is imported, whose defaults name it."""
+    import jax
+    import jax.numpy as jnp
+
+    jax.config.update("jax_enable_x64", True)
+    jnp.float32 = jnp.float64
+
+
+def child(folder: Path, step: str, bits: int, arguments: list[str]) -> int:
     """Trains, and leaves weights and sizes in `folder`."""
+    if bits == 64:
+        use_64_bits()
     from core import cluster, loop
     from core.config import load
     from core.saves import read_arrays
 
     launch = importlib.import_module("launch")
     config = STEPS[step][1](load(arguments)[0])
+    if bits == 64:
+        config = with_64_bits(config)
     make = loop._Run.__init__
 
     def make_and_measure(self: Any, *args: Any) -> None:
@@ -168,9 +194,9 @@ def child(folder: Path, step: str, arguments: list[str]) -> int:
     if code == 0:
         newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
         saved = read_arrays(newest)
-        kept: Any = {name: np.asarray(x, np.float32) for name, x in saved.items() if name.startswith("params/")}
+        kept: Any = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if name.startswith("params/")}
         if newest.name == "1":  # a tenth of the gradient is Adam's moment
-            kept = {name: np.asarray(x, np.float32) for name, x in saved.items() if "/mu/" in name}
+            kept = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if "/mu/" in name}
         np.savez(folder / "arrays.npz", **kept)
     return code
 
@@ -187,9 +213,19 @@ def differences(a: End, b: End) -> tuple[tuple[float, str], float, int]:
     return max((float(x.max()), name) for name, x in relative.items()), max(map(np.max, absolute.values())), beyond
 
 
-def run(step: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]], own: Sequence[str] = ()) -> bool:
+def run(
+    step: str,
+    steps: int,
+    folder: Path,
+    meshes: dict[str, tuple[int, int]],
+    own: Sequence[str] = (),
+    *,
+    bits: Literal[32, 64] = 32,
+) -> bool:
     """Prints a line a mesh; whether all agree."""
-    ends = {name: train(step, *mesh, steps, folder / name.replace(" ", "-"), own) for name, mesh in meshes.items()}
+    ends = {
+        name: train(step, *mesh, steps, folder / name.replace(" ", "-"), own, bits) for name, mesh in meshes.items()
+    }
     first = next(iter(ends.values()))
     agree = True
     print(f"{step}, {steps} updates, {sum(x.size for x in first.arrays.values()):,} weights")
@@ -207,17 +243,19 @@ def run(step: str, steps: int, folder: Path, meshes: dict[str, tuple[int, int]],
 def main() -> int:
     """Command line."""
     if sys.argv[1:2] == ["--child"]:
-        return child(Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+        return child(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", action="append", choices=list(STEPS), help="repeatable; default all")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--float64", action="store_true", help="weights and arithmetic of 64 bits")
     parser.add_argument("options", nargs="*", help="for launch.py, after --")
     arguments = parser.parse_args()
     agree = True
     with tempfile.TemporaryDirectory() as folder:
         for i, step in enumerate(arguments.step or STEPS):
             (Path(folder) / str(i)).mkdir()
-            agree &= run(step, arguments.steps, Path(folder) / str(i), MESHES, arguments.options)
+            bits = 64 if arguments.float64 else 32
+            agree &= run(step, arguments.steps, Path(folder) / str(i), MESHES, arguments.options, bits=bits)
     print(f"all within {BOUND:g}" if agree else f"not within {BOUND:g}")
     return 0 if agree else 1
 

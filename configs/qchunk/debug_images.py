@@ -6,7 +6,7 @@ render (MUJOCO_GL=egl or osmesa; no display).
     python launch.py --config configs/qchunk/debug_images.py
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from core.config import CheckpointConfig, OptimConfig, TrainConfig
 from qchunk.config import (
     AgentConfig,
     AlohaRecordConfig,
@@ -56,5 +56,6 @@ def get_config() -> QChunkConfig:
             episode_length=40,
             aloha=AlohaRecordConfig(cameras=CAMERAS, image_size=SIZE),
         ),
+        optim=OptimConfig(warmup_steps=10),
         checkpoint=CheckpointConfig(every=20),
     )
