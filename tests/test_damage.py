@@ -1,10 +1,18 @@
 """The whole program, damaged and gone on with: the short form of `python -m tests.damage`."""
 
+import random
 from pathlib import Path
 
 from tests import damage
 
 
+def quarter_the_largest_file(newest: Path, rng: random.Random) -> str:
+    """A cut that always shows: how Orbax's threads share out the arrays is up to chance, and some bytes are not read."""
+    largest = max((file for file in newest.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = largest.read_bytes()
+    largest.write_bytes(content[: len(content) // 4])
+    return f"{largest.relative_to(newest)} cut to a quarter"
+
+
 def test_a_damaged_run_goes_on_to_the_same_end(tmp_path: Path):
-    # Seed 1 draws the largest file, whatever sizes Orbax's threads gave them; of small ones some are never read.
-    assert damage.run(2, tmp_path, seed=1, kinds=(damage.cut_a_file, damage.add_a_false_step)) == 2
+    assert damage.run(2, tmp_path, kinds=(quarter_the_largest_file, damage.add_a_false_step)) == 2
