@@ -7,7 +7,7 @@ from tests import damage
 
 
 def quarter_the_largest_file(newest: Path, rng: random.Random) -> str:
-    """A cut that always shows: how Orbax's threads share out the arrays is up to chance, and some bytes are not read."""
+    """A cut that always shows: how threads share out the arrays is up to chance, and some bytes are not read."""
     largest = max((file for file in newest.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = largest.read_bytes()
     largest.write_bytes(content[: len(content) // 4])
