@@ -94,6 +94,10 @@ class Frames(Protocol):
         """Writes one picture, at the size of `out`."""
         ...
 
+    def decodes(self, frame: int) -> bool:
+        """Whether that decodes a JPEG, which costs several times what a copy does."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pixels:
@@ -107,6 +111,9 @@ class Pixels:
 
     def write(self, frame: int, out: np.ndarray) -> None:
         _fit(self.pixels[frame], out)
+
+    def decodes(self, frame: int) -> bool:
+        return False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,10 +131,13 @@ class Jpegs:
         return self.rows.data.nbytes + self.rows.offsets.nbytes + self.last.nbytes
 
     def write(self, frame: int, out: np.ndarray) -> None:
-        if frame == len(self.rows) - 1:
-            np.copyto(out, self.last)
-        else:
+        if self.decodes(frame):
             decode_jpeg_into(self.rows[frame], out, source=f"{self.source}, row {frame}", bgr=self.bgr)
+        else:
+            np.copyto(out, self.last)
+
+    def decodes(self, frame: int) -> bool:
+        return frame != len(self.rows) - 1
 
 
 def _fit(picture: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
@@ -157,10 +167,17 @@ class FrameStore:
     """Loads the pictures of episodes, and gives out again what is still in use in another pool."""
 
     def __init__(
-        self, source: AlohaSource, form: PictureForm, storage: Storage, workers: Workers, *, notes: tuple[str, ...]
+        self,
+        source: AlohaSource,
+        form: PictureForm,
+        storage: Storage,
+        workers: Workers,
+        *,
+        spare: int,
+        notes: tuple[str, ...],
     ) -> None:
-        """Loads nothing yet. `notes` say how the storage was chosen."""
-        self.form, self.workers, self.notes = form, workers, notes
+        """Loads nothing yet. `spare` is how many decoded pictures may be kept; `notes` say how that was chosen."""
+        self.form, self.workers, self.spare, self.notes = form, workers, spare, notes
         self.storage: Storage = storage
         self._source = source
         self._loaded: weakref.WeakValueDictionary[int, EpisodeFrames] = weakref.WeakValueDictionary()
@@ -242,8 +259,8 @@ class _Loading:
             raise CancelledError(f"loading the pictures of {self.id} was stopped")
 
 
-Work = tuple[Frames, int, np.ndarray]
-"""A picture to be drawn: from where, which frame of it, and where to."""
+Work = tuple[Frames, int, np.ndarray, int]
+"""A picture to be drawn: from where, which frame of it, where to, and the step that draws it again, 0 for none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -269,14 +286,22 @@ class PictureArrays:
             colour=tuple(x[first:end] for x in self.colour), depth=tuple(x[first:end] for x in self.depth)
         )
 
-    def work(self, episodes: Sequence[EpisodeFrames], frames: Sequence[int], after: Sequence[int]) -> list[Work]:
-        """What fills these arrays: row i with frame frames[i] of episodes[i], and with frame after[i] as the next."""
+    def work(
+        self,
+        episodes: Sequence[EpisodeFrames],
+        frames: tuple[Sequence[int], Sequence[int]],
+        due: tuple[Sequence[int], Sequence[int]],
+    ) -> list[Work]:
+        """What fills these arrays: row i with frame frames[0][i] of episodes[i], and with frames[1][i] as the next.
+
+        `due` has the steps that draw them again, 0 for none.
+        """
         found: list[Work] = []
         for arrays, of in ((self.colour, "colour"), (self.depth, "depth")):
-            for array, shown in zip(arrays, (frames, after), strict=bool(arrays)):
-                for episode, frame, places in zip(episodes, shown, array, strict=True):
+            for array, shown, again in zip(arrays, frames, due, strict=bool(arrays)):
+                for episode, frame, step, places in zip(episodes, shown, again, array, strict=True):
                     cameras = episode.colour if of == "colour" else episode.depth
-                    found += [(camera, frame, place) for camera, place in zip(cameras, places, strict=True)]
+                    found += [(camera, frame, place, step) for camera, place in zip(cameras, places, strict=True)]
         return found
 
     def put_into(self, batch: Batch) -> None:
@@ -284,13 +309,3 @@ class PictureArrays:
         for i, name in enumerate(("observations", "next_observations")):
             batch[name]["images"] = self.colour[i] if self.colour else None
             batch[name]["depth_images"] = self.depth[i] if self.depth else None
-
-
-def draw(work: Sequence[Work], workers: Workers) -> None:
-    """Decodes or copies every picture of `work`."""
-
-    def write(i: int) -> None:
-        camera, frame, place = work[i]
-        camera.write(frame, place)
-
-    workers.run(write, len(work))

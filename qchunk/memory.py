@@ -6,6 +6,7 @@ import numpy as np
 
 from core.episodes import EpisodeSource
 from core.errors import ConfigError
+from core.sampling import STEPS_PER_BLOCK
 from qchunk.buffers import SPARES
 from qchunk.config import DataConfig, QChunkConfig
 from qchunk.frames import FrameStore, PictureForm, Storage, picture_form
@@ -13,6 +14,9 @@ from qchunk.sources.aloha import AlohaSource
 from qchunk.workers import Workers
 
 GIB = 1 << 30
+SPARE_BYTES = GIB // 2
+"""For decoded pictures that are drawn again soon, where frames stay JPEGs and data.memory_gib has room: a quarter fewer
+are decoded of 3,200 frames, a tenth of 12,800."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,8 @@ class Plan:
     storage: Storage
     bytes_needed: dict[Storage, int]
     """Of all episodes that can be in memory at once, and of the batches under way."""
+    spare: int
+    """Decoded pictures of one camera that may be kept beside, until they are drawn again."""
     notes: tuple[str, ...]
     """What is printed."""
 
@@ -42,7 +48,9 @@ def open_store(config: QChunkConfig, source: EpisodeSource, *, pools: int, rows:
     assert isinstance(source, AlohaSource)  # the config allows cameras for ALOHA files alone
     form = picture_form(config.data, source.pictures_of[0])
     chosen = plan(config, source, form, pools=pools, rows=rows)
-    return FrameStore(source, form, chosen.storage, Workers(config.data.decode_threads), notes=chosen.notes)
+    return FrameStore(
+        source, form, chosen.storage, Workers(config.data.decode_threads), spare=chosen.spare, notes=chosen.notes
+    )
 
 
 def plan(config: QChunkConfig, source: AlohaSource, form: PictureForm, *, pools: int, rows: int) -> Plan:
@@ -76,8 +84,15 @@ def plan(config: QChunkConfig, source: AlohaSource, form: PictureForm, *, pools:
             f"data.memory_gib is {data.memory_gib:g}, but the pictures of {resident} episodes need {sizes}; lower "
             "data.episodes_per_epoch or data.image_size, set data.refresh rolling, or raise the budget"
         )
+    spare = 0
+    if fitting[0] == "recorded" and any(source.pictures_of[0][name].encoding == "jpeg" for name in form.colour):
+        room = min(SPARE_BYTES, budget - needed["recorded"]) // form.colour_bytes
+        spare = min(room, STEPS_PER_BLOCK * 2 * rows * len(form.colour))  # more are never drawn again in a block
     notes = _notes(config, source, form, fitting[0], needed, resident)
-    return Plan(storage=fitting[0], bytes_needed=needed, notes=notes)
+    if spare:
+        kept = f"up to {spare * form.colour_bytes / GIB:.2f} GiB more keep decoded pictures until they are drawn again"
+        notes += (kept,)
+    return Plan(storage=fitting[0], bytes_needed=needed, spare=spare, notes=notes)
 
 
 _WAYS: dict[Storage, str] = {"decoded": "decoded once", "recorded": "as recorded"}

@@ -24,11 +24,12 @@ from core.episodes import (
     steps_to_termination,
 )
 from core.errors import ConfigError
+from qchunk.again import draw
 from qchunk.batch import Batch, Observations
 from qchunk.buffers import aligned
 from qchunk.config import QChunkConfig
 from qchunk.dataset import Dataset, load_episode, open_dataset, read_again
-from qchunk.frames import EpisodeFrames, FrameStore, PictureArrays, Work, draw
+from qchunk.frames import EpisodeFrames, FrameStore, PictureArrays, Work
 from qchunk.memory import open_store
 from qchunk.refresh import episodes_of_pool
 
@@ -155,7 +156,8 @@ class Pool:
         batch = self.gather(episode, rows)
         if self._store is not None:
             pictures = PictureArrays.make(self._store.form, len(starts), aligned)
-            draw(self.pictures(episode, rows, pictures), self._store.workers)
+            never = np.zeros((len(starts), 2), np.int64)
+            draw(self.pictures(episode, rows, pictures, never), self._store.workers)
             pictures.put_into(batch)
         return batch
 
@@ -194,13 +196,28 @@ class Pool:
             "depth_images": None,
         }
 
-    def pictures(
-        self, episode: Int64[np.ndarray, " b"], rows: Int64[np.ndarray, " b"], out: PictureArrays
-    ) -> list[Work]:
-        """What fills `out` with the pictures of the chunks that `locate` found; `qchunk.frames.draw` does it."""
+    def shown(
+        self, episode: Int64[np.ndarray, "*draws"], rows: Int64[np.ndarray, "*draws"]
+    ) -> Int64[np.ndarray, "*draws 2"]:
+        """Rows, in the pool's arrays, of the pictures of the chunks that `locate` found, and of the next ones."""
         frames = rows - self._first_rows[episode]
         after = np.minimum(frames + self._config.agent.horizon, self.lengths[episode] - 1)
-        return out.work([self._frames[e] for e in episode.tolist()], frames.tolist(), after.tolist())
+        return np.stack([rows, rows - frames + after], axis=-1)
+
+    def pictures(
+        self,
+        episode: Int64[np.ndarray, " b"],
+        rows: Int64[np.ndarray, " b"],
+        out: PictureArrays,
+        due: Int64[np.ndarray, "b 2"],
+    ) -> list[Work]:
+        """What fills `out` with the pictures of the chunks that `locate` found; `qchunk.again.draw` does it.
+
+        `due` has the steps that draw them, and the next ones, again; 0 for none.
+        """
+        frames, after = (self.shown(episode, rows) - self._first_rows[episode][:, None]).T.tolist()
+        now, then = due.T.tolist()
+        return out.work([self._frames[e] for e in episode.tolist()], (frames, after), (now, then))
 
     def transition(self, episode: int, start: int) -> dict[str, Any]:
         """One transition: the keys of `Batch`, without the batch axis.

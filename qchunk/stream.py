@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from core.sampling import STEPS_PER_BLOCK, block_of_starts
+from qchunk.again import KeptPictures, draw, steps_until_again
 from qchunk.batch import Batch, Observations
 from qchunk.buffers import LentBuffers
 from qchunk.config import QChunkConfig
 from qchunk.dataset import Dataset
-from qchunk.frames import FrameStore, PictureArrays, draw
+from qchunk.frames import FrameStore, PictureArrays
 from qchunk.memory import open_store
 from qchunk.pool import Pool
 from qchunk.refresh import Place, PoolLoader, Refreshes, schedule
@@ -67,6 +68,8 @@ class Block:
     """Number of the pool, and of the block in the epoch."""
     episodes: Int64[np.ndarray, "steps b"]
     rows: Int64[np.ndarray, "steps b"]
+    again: Int64[np.ndarray, "steps b 2"]
+    """Steps until the pictures of each, and the next ones, are drawn again, where they are to be kept; else 0."""
 
 
 class StepBatches(grain.MapDataset[Batch]):
@@ -89,6 +92,9 @@ class StepBatches(grain.MapDataset[Batch]):
             self._store = open_store(config, dataset.source, pools=len(cuts), rows=rows)
             self._say(self._store.notes)
         self._workers, self._buffers = Workers(config.data.decode_threads), LentBuffers()
+        self._kept: KeptPictures | None = None
+        if self._store is not None and self._store.spare and self._store.form.image_size is not None:
+            self._kept = KeptPictures(self._store.spare, self._store.form.image_size)
         # Threads build a few steps ahead: the last pool stays until all of them have left it.
         self._pools = PoolLoader(self._load, margin=min(config.data.read_threads, self._schedule.shortest - 1))
         self._refreshes, self._number = Refreshes(self._schedule), -1
@@ -114,14 +120,17 @@ class StepBatches(grain.MapDataset[Batch]):
         pictures = None if self._store is None else PictureArrays.make(self._store.form, self._rows, self._buffers.lend)
         for cut in self._cuts:
             pool = pools[cut.shard]
-            episodes, rows = self._draw(cut, place, number, pool)
+            episodes, rows, again = self._draw(cut, place, number, pool)
             parts.append(pool.gather(episodes, rows))
             if pictures is not None:
-                work += pool.pictures(episodes, rows, pictures.rows(row, row + len(rows)))
+                due = np.where(again > 0, step + again, 0)
+                work += pool.pictures(episodes, rows, pictures.rows(row, row + len(rows)), due)
             row += len(rows)
         batch = parts[0] if len(parts) == 1 else _concatenate(parts)
         if pictures is not None:
-            draw(work, self._workers)
+            if self._kept is not None:
+                self._kept.forget(step - self._config.data.read_threads)
+            draw(work, self._workers, self._kept)
             pictures.put_into(batch)
         return batch
 
@@ -131,8 +140,8 @@ class StepBatches(grain.MapDataset[Batch]):
 
     def _draw(
         self, cut: Piece, place: Place, number: int, pool: Pool
-    ) -> tuple[Int64[np.ndarray, " b"], Int64[np.ndarray, " b"]]:
-        """Episode and row of each start of a piece."""
+    ) -> tuple[Int64[np.ndarray, " b"], Int64[np.ndarray, " b"], Int64[np.ndarray, "b 2"]]:
+        """Episode and row of each start of a piece, and how many steps later their pictures are drawn again."""
         in_epoch, row = divmod(place.step, STEPS_PER_BLOCK)
         block = self._blocks.get(cut.shard)
         if block is None or block.key != (number, in_epoch):
@@ -140,8 +149,18 @@ class StepBatches(grain.MapDataset[Batch]):
             seed = self._config.run.seed
             starts = block_of_starts(len(pool), size, seed=seed, epoch=place.epoch, shard=cut.shard, block=in_epoch)
             episodes, rows = pool.locate(starts[:, cut.rows])
-            block = self._blocks[cut.shard] = Block(key=(number, in_epoch), episodes=episodes, rows=rows)
-        return block.episodes[row], block.rows[row]
+            again = self._again(pool.shown(episodes, rows), len(pool))
+            block = Block(key=(number, in_epoch), episodes=episodes, rows=rows, again=again)
+            self._blocks[cut.shard] = block
+        return block.episodes[row], block.rows[row], block.again[row]
+
+    def _again(self, shown: Int64[np.ndarray, "steps b 2"], starts: int) -> Int64[np.ndarray, "steps b 2"]:
+        """`Block.again` of a block that shows these rows of a pool of so many starts."""
+        if self._kept is None or self._store is None:
+            return np.zeros_like(shown)
+        again = steps_until_again(shown.reshape(len(shown), -1)).reshape(shown.shape)
+        window = self._kept.window(starts * len(self._cuts), 2 * self._rows, len(self._store.form.colour))
+        return np.where(again <= window, again, 0)
 
     def _load(self, number: int, previous: Pools | None, cancelled: threading.Event) -> Pools:
         epoch, part = divmod(number, self._schedule.parts)
