@@ -164,7 +164,7 @@ class PoolLoader(Generic[Loaded]):
         self._ready: tuple[int, Loaded] | None = None  # what the last call returned: most calls take no lock
         self._loading: dict[int, Future[Loaded]] = {}
         self._closing = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: set[threading.Thread] = set()
         self.waited = 0.0
         """Seconds during which any call of `get` waited for a pool, the first pool included."""
         self._waited_until = 0.0
@@ -179,14 +179,14 @@ class PoolLoader(Generic[Loaded]):
                 before = self._loading.get(number - 1)
                 future: Future[Loaded] = Future()
                 self._loading[number] = future
-                self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
+                self._threads -= {thread for thread in self._threads if not thread.is_alive()}
                 run = threading.Thread(
                     target=_run,
                     args=(self._load, number, before, self._closing, future),
                     name=f"pool-{number}",
                     daemon=True,
                 )
-                self._threads.append(run)
+                self._threads.add(run)
                 run.start()
             return self._loading[number]
 
@@ -228,8 +228,12 @@ def _run(
         future.set_exception(error)
 
 
-def _stop(closing: threading.Event, threads: list[threading.Thread]) -> None:
-    """Ends loading after the episode at hand; at exit, so that no thread reads while HDF5 is torn down."""
+def _stop(closing: threading.Event, threads: set[threading.Thread]) -> None:
+    """Ends loading after the episode at hand; at exit, so that no thread reads while HDF5 is torn down.
+
+    The garbage collector calls it anywhere. Of a set beartype checks the first item, of a list a random one, which
+    hypothesis takes for randomness in whatever test that happens in.
+    """
     closing.set()
     for thread in threads:
         if thread is not threading.current_thread():
