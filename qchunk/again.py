@@ -54,6 +54,7 @@ class KeptPictures:
         self._held: dict[tuple[int, int], _Held] = {}
         self._lock = threading.Lock()
         self.decoded, self.reused = 0, 0
+        """Pictures that `write` decoded, and that it found here."""
 
     def window(self, starts: int, draws: int, cameras: int) -> int:
         """Steps within which a picture must come again to be kept, so that about as many are kept as there is room for.

@@ -149,17 +149,20 @@ class StepBatches(grain.MapDataset[Batch]):
             seed = self._config.run.seed
             starts = block_of_starts(len(pool), size, seed=seed, epoch=place.epoch, shard=cut.shard, block=in_epoch)
             episodes, rows = pool.locate(starts[:, cut.rows])
-            again = self._again(pool.shown(episodes, rows), len(pool))
+            again = self._again(pool, episodes, rows)
             block = Block(key=(number, in_epoch), episodes=episodes, rows=rows, again=again)
             self._blocks[cut.shard] = block
         return block.episodes[row], block.rows[row], block.again[row]
 
-    def _again(self, shown: Int64[np.ndarray, "steps b 2"], starts: int) -> Int64[np.ndarray, "steps b 2"]:
-        """`Block.again` of a block that shows these rows of a pool of so many starts."""
+    def _again(
+        self, pool: Pool, episodes: Int64[np.ndarray, "steps b"], rows: Int64[np.ndarray, "steps b"]
+    ) -> Int64[np.ndarray, "steps b 2"]:
+        """`Block.again` of a block of these draws."""
         if self._kept is None or self._store is None:
-            return np.zeros_like(shown)
+            return np.zeros((*rows.shape, 2), np.int64)
+        shown = pool.shown(episodes, rows)
         again = steps_until_again(shown.reshape(len(shown), -1)).reshape(shown.shape)
-        window = self._kept.window(starts * len(self._cuts), 2 * self._rows, len(self._store.form.colour))
+        window = self._kept.window(len(pool) * len(self._cuts), 2 * self._rows, len(self._store.form.colour))
         return np.where(again <= window, again, 0)
 
     def _load(self, number: int, previous: Pools | None, cancelled: threading.Event) -> Pools:
