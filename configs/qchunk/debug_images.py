@@ -1,7 +1,6 @@
 """The whole way with two cameras, in about a minute on a CPU: records four short episodes, trains, evaluates, films.
 
-Reaches nothing: it exists for tests, and to see every file of a run with pictures once. It needs a machine that can
-render (MUJOCO_GL=egl or osmesa; no display).
+Reaches nothing: for tests, and to see every file of such a run once. It has to render (MUJOCO_GL=egl or osmesa).
 
     python launch.py --config configs/qchunk/debug_images.py
 """
