@@ -24,12 +24,12 @@ from core.episodes import (
     steps_to_termination,
 )
 from core.errors import ConfigError
-from qchunk.again import draw
 from qchunk.batch import Batch, Observations
 from qchunk.buffers import aligned
 from qchunk.config import QChunkConfig
 from qchunk.dataset import Dataset, load_episode, open_dataset, read_again
 from qchunk.frames import EpisodeFrames, FrameStore, PictureArrays, Work
+from qchunk.kept_pictures import draw
 from qchunk.memory import open_store
 from qchunk.refresh import episodes_of_pool
 
@@ -211,7 +211,7 @@ class Pool:
         out: PictureArrays,
         due: Int64[np.ndarray, "b 2"],
     ) -> list[Work]:
-        """What fills `out` with the pictures of the chunks that `locate` found; `qchunk.again.draw` does it.
+        """What fills `out` with the pictures of the chunks that `locate` found; `qchunk.kept_pictures.draw` does it.
 
         `due` has the steps that draw them, and the next ones, again; 0 for none.
         """

@@ -13,12 +13,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from core.sampling import STEPS_PER_BLOCK, block_of_starts
-from qchunk.again import KeptPictures, draw, steps_until_again
 from qchunk.batch import Batch, Observations
 from qchunk.buffers import LentBuffers
 from qchunk.config import QChunkConfig
 from qchunk.dataset import Dataset
 from qchunk.frames import FrameStore, PictureArrays
+from qchunk.kept_pictures import KeptPictures, draw, steps_until_again
 from qchunk.memory import open_store
 from qchunk.pool import Pool
 from qchunk.refresh import Place, PoolLoader, Refreshes, schedule

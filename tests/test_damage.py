@@ -15,4 +15,5 @@ def quarter_the_largest_file(newest: Path, rng: random.Random) -> str:
 
 
 def test_a_damaged_run_goes_on_to_the_same_end(tmp_path: Path):
-    assert damage.run(2, tmp_path, kinds=(quarter_the_largest_file, damage.add_a_false_step)) == 2
+    kinds = (quarter_the_largest_file, damage.add_a_false_step, damage.cut_a_file)
+    assert damage.run(3, tmp_path, kinds=kinds) in (2, 3)  # the last cut is anywhere, and may change nothing

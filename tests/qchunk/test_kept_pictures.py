@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qchunk.again import KeptPictures, steps_until_again
 from qchunk.data import make_batches
+from qchunk.kept_pictures import KeptPictures, steps_until_again
 from tests.qchunk.pictures import CAMERAS, dataset
 from tests.qchunk.recordings import assert_same, config
 
