@@ -41,14 +41,13 @@ CAMERAS = ("cam_high", "cam_left_wrist", "cam_right_wrist")
 BATCH, CHUNK, DISCOUNT, SMALL = 32, 50, 0.99, 224
 RAW_EPISODES = 6  # what fits beside the peer's copy of it
 SPECIFIED = "32 episodes x 400 frames"
-STREAMED = "glibc.cpu.x86_non_temporal_threshold=0x80000"  # of the C library, docs/pool.md; only ours copies so much
 WAYS = {
     # name: (peer's way, ours, what the row is)
     "jpeg": ("jpeg", "JPEG kept, decoded when drawn, uint8"),
     "float": ("jpeg", "the same as float32 CHW"),
     "224": ("224", "decoded once to 224 x 224, uint8"),
     "raw": ("raw", "raw frames, uint8"),
-    "raw-streamed": ("raw", "the same, copied past the cache"),
+    "raw-copied": ("raw", "the same, copied through the cache"),
     "state": ("state", "state only"),
 }
 
@@ -228,9 +227,12 @@ def peer(way: str, folder: Path, seconds: float) -> dict[str, Any]:
 def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Measures one way of ours."""
     from core.config import TrainConfig
+    from qchunk import frames
     from qchunk.config import AgentConfig, DataConfig, QChunkConfig
     from qchunk.data import make_batches, specification_batches
 
+    if name == "raw-copied":
+        frames.LARGE_PICTURE = sys.maxsize
     more: dict[str, Any] = {} if name == "state" else {"cameras": CAMERAS}
     more |= {"frames": {"jpeg": "recorded", "float": "recorded", "224": "decoded"}.get(name, "auto")}
     more |= {"image_size": (SMALL, SMALL)} if name == "224" else {}
@@ -294,8 +296,6 @@ def child(python: str, side: str, name: str, folder: Path, seconds: float, cache
     """Runs one measurement in a process of its own."""
     command = [python, __file__, "--as", side, name, str(folder), "--seconds", str(seconds)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    if name == "raw-streamed":
-        environment["GLIBC_TUNABLES"] = STREAMED
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
         sys.exit(f"{side} {name} failed:\n{ran.stderr[-3000:]}")
@@ -308,7 +308,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> None:
     if {"jpeg", "float", "224", "state"} & set(names) and not (scratch / "jpeg").exists():
         size = write_dataset(scratch / "jpeg", jpeg=True, episodes=EPISODES)
         print(f"synthetic JPEGs of {size:.1f} KB, {EPISODES} x {FRAMES} x {len(CAMERAS)} of {HEIGHT} x {WIDTH}")
-    if {"raw", "raw-streamed"} & set(names) and not (scratch / "raw").exists():
+    if {"raw", "raw-copied"} & set(names) and not (scratch / "raw").exists():
         write_dataset(scratch / "raw", jpeg=False, episodes=RAW_EPISODES)
     for name in names:
         way, words = WAYS[name]

@@ -14,7 +14,6 @@ process acts, the others read what it brought home (core/interaction.py).
 """
 
 import dataclasses
-import functools
 import gc
 import signal
 import time
@@ -44,7 +43,7 @@ from core.progress import ProgressLine
 from core.run_folder import RunFolder
 from core.saves import Progress
 from core.state import TrainState
-from core.updates import run_updates, stack
+from core.updates import jit_updates, stack
 
 # Calls that may be under way before the loop waits for the oldest: enough to hide the host's work, few enough that
 # neither batches nor the reaction to SIGTERM pile up.
@@ -63,6 +62,7 @@ class Task(Protocol):
         """One update on one batch; traced.
 
         The metrics must hold the loss and the norm of the gradient: an update is applied only if all are finite.
+        With FSDP the weights are split: a loss calls `core.mesh.gathered` on those that it is about to use.
         """
         ...
 
@@ -158,11 +158,7 @@ class _Run:
         self.jit_any = jax.jit(jnp.max, out_shardings=self.everywhere)
         self.abstract_state = jax.eval_shape(task.init, prng.key(config.run.seed, "init"))
         self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state, config.mesh.replicate_below)
-        self.jit_updates = jax.jit(
-            functools.partial(run_updates, task.step, ema=config.train.ema),
-            donate_argnums=0,
-            out_shardings=(self.shardings, self.everywhere),
-        )
+        self.jit_updates = jit_updates(task.step, mesh, self.shardings, ema=config.train.ema)
         marks = fingerprint(flatten(config)) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
         same_everywhere = {name: value for name, value in flatten(config).items() if name != "run.dir"}
         processes.require_same(same_everywhere | marks)

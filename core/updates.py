@@ -1,16 +1,34 @@
 """Updates on the device: several in one dispatch, each applied only if it is finite."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32
 
 from core.arrays import NumpyTree
+from core.mesh import on_mesh
 from core.metrics import Mean
 from core.state import TrainState, part_like
+
+
+def jit_updates(
+    step: Callable[[TrainState, Any], tuple[TrainState, dict[str, Mean]]],
+    mesh: Mesh,
+    shardings: Any,
+    *,
+    ema: float | None,
+) -> Callable[[TrainState, Any, Array], tuple[TrainState, dict[str, Mean]]]:
+    """`run_updates` compiled for a mesh, its state donated and given back as `shardings` say."""
+    return jax.jit(
+        functools.partial(run_updates, on_mesh(step, mesh), ema=ema),
+        donate_argnums=0,
+        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
+    )
 
 
 def run_updates(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Key
 from core import gradients, prng
 from core.arrays import NumpyTree, PyTree
 from core.gradients import weighted
+from core.mesh import gathered
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.state import TrainState
@@ -44,7 +45,8 @@ class PretrainTask:
         key = prng.key(self.config.run.seed, "hidden tokens", state.step)
 
         def loss(params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Array, dict[str, Mean]]:
-            return self._loss(params, state.target, batch, key)
+            whole, target = gathered((params, state.target))
+            return self._loss(whole, target, batch, key)
 
         weights = objectives.weights(self.settings)
         accumulate = self.config.train.accumulate

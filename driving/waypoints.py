@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Key
 from core import gradients, prng
 from core.arrays import NumpyTree, PyTree
 from core.errors import ConfigError
+from core.mesh import gathered
 from core.metrics import Mean, mean_of
 from core.optim import make_optimiser
 from core.saved_config import read_config
@@ -73,6 +74,7 @@ class WaypointTask:
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
 
     def _loss(self, params: PyTree, batch: Any, _: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        params = gathered(params)
         if self.settings.freeze and self.settings.use_cameras:
             params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
         predicted = predict(self.model, params, batch)

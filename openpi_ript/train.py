@@ -25,7 +25,7 @@ from openpi_ript.data import TrainingData, open_data
 from openpi_ript.guidance import guided_loss
 from openpi_ript.inputs import make_inputs
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
-from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, init_params
+from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, gathered_outside_layers, init_params
 from openpi_ript.norm import save_stats
 from openpi_ript.record import record
 from openpi_ript.saved import NORM_STATS, keep_tokenizer, read_weights
@@ -89,7 +89,7 @@ class RiptTask:
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
 
     def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
-        params = stop_frozen(params, self._trains)
+        params = stop_frozen(gathered_outside_layers(params), self._trains)
         seen, actions, is_pad = Observation(**batch["observation"]), batch["actions"], batch["action_is_pad"]
         if self.config.guidance is None:
             return flow_loss(self.model, params, seen, actions, is_pad, key)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from core import gradients, prng
 from core.arrays import PyTree
 from core.gradients import weighted
+from core.mesh import gathered
 from core.metrics import Mean, mean_of
 from core.state import TrainState
 from qchunk.config import QChunkConfig
@@ -80,7 +81,8 @@ class Agent(abc.ABC):
         key = prng.key(self.config.run.seed, "agent", state.step)
 
         def loss(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-            return self.loss(params, state.target, batch, key)
+            whole, target = gathered((params, state.target))
+            return self.loss(whole, target, batch, key)
 
         accumulate = self.config.train.accumulate
         gradient, metrics = gradients.gradient(loss, self.loss_weights, state.params, batch, key, accumulate)

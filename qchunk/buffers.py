@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 ALIGNMENT = 4096
-"""Bytes: a page. jax.device_put on a CPU takes memory aligned to 64 as it is, and copies other memory. Copies past the
-cache (docs/pool.md) reach 7 GB/s where the goal lies a few bytes behind its source within the page, else 18."""
+"""Bytes: a page. jax.device_put on a CPU takes memory aligned to 64 as it is, and copies other memory; OpenCV bypasses
+the cache (qchunk/frames.py, `Planes`) where a picture begins at a whole vector."""
 SPARES = 3
 """Buffers of one shape that wait to be lent again; one is filled while two are under way to the device."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+import cv2
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
@@ -20,11 +21,14 @@ from qchunk.config import DataConfig
 from qchunk.selection import camera_paths
 from qchunk.sources.aloha import AlohaSource, PictureFile
 from qchunk.sources.aloha_images import COLOUR, DEPTH, JpegRows
-from qchunk.sources.hdf5 import Refused
 from qchunk.sources.report import PictureReport
 from qchunk.workers import Workers
 
 Storage: TypeAlias = Literal["decoded", "recorded"]
+
+LARGE_PICTURE = 2**19
+"""Bytes of a colour picture from which `Planes` are faster than a copy: of 480 x 640 1.5 times as many transitions a
+second, of 224 x 224 0.9 times (benchmarks/aloha_loader.py)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,37 @@ class Frames(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Planes:
+    """Large colour pictures at their size in a batch, red, green and blue each on its own.
+
+    OpenCV weaves three planes together with stores that bypass the cache, into which a batch of these does not fit
+    anyway. The C library's copy goes through it.
+    """
+
+    planes: UInt8[np.ndarray, "T 3 h w"]
+
+    @property
+    def nbytes(self) -> int:
+        return self.planes.nbytes
+
+    def put(self, frame: int, picture: UInt8[np.ndarray, "h2 w2 3"]) -> None:
+        """Keeps a picture, resized where it must be."""
+        plane = self.planes[frame]
+        if picture.shape[:2] == plane.shape[1:]:
+            cv2.split(picture, list(plane))
+        else:
+            resize_into(picture, plane.transpose(1, 2, 0))
+
+    def write(self, frame: int, out: np.ndarray) -> None:
+        plane = self.planes[frame]
+        if cv2.merge(list(plane), out) is not out:  # OpenCV makes an array of its own where this one does not fit
+            raise ValueError(f"expected uint8 of {(*plane.shape[1:], 3)} to write to, found {out.dtype} of {out.shape}")
+
+    def decodes(self, frame: int) -> bool:
+        return False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Pixels:
     """Pictures [T, h, w, 3] or depth maps [T, h, w], at their size in a batch or larger or smaller."""
 
@@ -108,6 +143,10 @@ class Pixels:
     @property
     def nbytes(self) -> int:
         return self.pixels.nbytes
+
+    def put(self, frame: int, picture: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
+        """Keeps a picture or a depth map, resized where it must be."""
+        _fit(picture, self.pixels[frame])
 
     def write(self, frame: int, out: np.ndarray) -> None:
         _fit(self.pixels[frame], out)
@@ -219,40 +258,54 @@ class _Loading:
         size = (*self.form.image_size, 3)
         rows = self.file.jpegs(name)
         if rows is None:
-            return self._raw(name, size if self.storage == "decoded" else None)
+            return self._raw_colour(name, size)
         source = f"{self.id}: {name}"
         if self.storage == "recorded":
             last = np.empty(size, np.uint8)
             decode_jpeg_into(rows[len(rows) - 1], last, source=f"{source}, row {len(rows) - 1}", bgr=self.form.bgr)
             return Jpegs(rows=rows, last=last, source=source, bgr=self.form.bgr)
-        pixels = np.empty((len(rows), *size), np.uint8)
+        kept = self._room(size)
 
         def decode(frame: int) -> None:
             self._go_on()
-            decode_jpeg_into(rows[frame], pixels[frame], source=f"{source}, row {frame}", bgr=self.form.bgr)
+            picture = np.empty(size, np.uint8)
+            decode_jpeg_into(rows[frame], picture, source=f"{source}, row {frame}", bgr=self.form.bgr)
+            kept.put(frame, picture)
 
         self.workers.run(decode, len(rows))
-        return Pixels(pixels=pixels)
+        return kept
 
     def depth(self, name: str) -> Frames:
-        return self._raw(name, self.form.depth_size)
+        assert self.form.depth_size is not None
+        kept = Pixels(pixels=np.empty((self.file.length, *self.form.depth_size), self.form.depth_dtype))
+        self._each(name, kept.put)
+        return kept
 
-    def _raw(self, name: str, size: tuple[int, ...] | None) -> Frames:
-        """Raw pictures at `size`, or at their own."""
-        pixels: np.ndarray | None = None
+    def _raw_colour(self, name: str, size: tuple[int, int, int]) -> Frames:
+        """Raw pictures at their size in a batch; where they are to be kept as recorded, at their own."""
+        own = (*self.file.size(name), 3)
+        if self.storage == "recorded" and own != size:
+            kept = Pixels(pixels=np.empty((self.file.length, *own), np.uint8))
+        else:
+            kept = self._room(size)
+        self._each(name, kept.put)
+        return kept
+
+    def _room(self, size: tuple[int, int, int]) -> Planes | Pixels:
+        """For a camera's pictures at their size in a batch."""
+        if self.form.colour_bytes < LARGE_PICTURE:
+            return Pixels(pixels=np.empty((self.file.length, *size), np.uint8))
+        return Planes(planes=np.empty((self.file.length, 3, *size[:2]), np.uint8))
+
+    def _each(self, name: str, keep: Callable[[int, np.ndarray], None]) -> None:
+        """Calls `keep(frame, picture)` for each picture that the file holds raw, by all workers."""
         for first, block in self.file.blocks(name):
             self._go_on()
-            if pixels is None:
-                pixels = np.empty((self.file.length, *(size or block.shape[1:])), block.dtype)
-            here = pixels[first : first + len(block)]
 
-            def fit(i: int, here: np.ndarray = here, block: np.ndarray = block) -> None:
-                _fit(block[i], here[i])
+            def one(i: int, first: int = first, block: np.ndarray = block) -> None:
+                keep(first + i, block[i])
 
-            self.workers.run(fit, len(block))
-        if pixels is None:
-            raise Refused(f"frames in {name}", "none")
-        return Pixels(pixels=pixels)
+            self.workers.run(one, len(block))
 
     def _go_on(self) -> None:
         if self.cancelled is not None and self.cancelled.is_set():

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from core.mesh import gathered
 from openpi_ript.config import GemmaConfig
 from openpi_ript.model.lora import Einsum, FeedForward
 
@@ -134,7 +135,10 @@ class Gemma(nn.Module):
 
     def setup(self) -> None:
         in_axes: Any = (0, *(4 * [nn.broadcast]))  # each layer has its own cache
-        block = nn.remat(Block, prevent_cse=False, static_argnums=(6,)) if self.remat else Block
+        # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
+        # they are kept until then.
+        whole: Any = nn.map_variables(Block, "params", gathered, init=True)
+        block = nn.remat(whole, prevent_cse=False, static_argnums=(6,)) if self.remat else whole
         self.embedder = Embedder(self.vocab_size, self.configs[LANGUAGE].width)
         self.layers = nn.scan(
             block,
@@ -170,9 +174,9 @@ class Gemma(nn.Module):
           condition: For the adaptive norms; None uses plain ones.
           which: LANGUAGE or EXPERT.
         """
-        x, cache = self.layers(x.astype(self.dtype), cache, positions, mask, condition, which)
+        x, own = self.layers(x.astype(self.dtype), cache, positions, mask, condition, which)
         norm = (self.final_norm, self.final_norm_1)[which]
-        return norm(x, condition)[0], cache
+        return norm(x, condition)[0], own
 
 
 def rotate(x: Float[Array, "b t n d"], positions: Int[Array, "b t"]) -> Float[Array, "b t n d"]:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, UInt8
 
 from core.flow import straight_path
+from core.mesh import gathered
 from core.metrics import Mean, mean_of
 from openpi_ript.config import ModelConfig, Optimality
 from openpi_ript.model.gemma import EXPERT, LANGUAGE, Gemma, KeysValues
@@ -214,6 +216,17 @@ def init_params(model: Pi0, key: Key[Array, ""]) -> Any:
     x_t = jnp.zeros((1, c.action_horizon, c.action_dim))
     variables: Any = model.init(key, observation, x_t, jnp.ones((1,)), condition)
     return variables["params"]
+
+
+def gathered_outside_layers(params: Any) -> Any:
+    """The weights for a loss with FSDP: whole, but for the stacked layers and the table of embeddings.
+
+    The layers gather their weights one at a time (model/gemma.py, model/siglip.py). The table, a sixth of all weights,
+    stays split: the devices exchange what a batch looks up of it, 25 MB of full-size pi0 and not 2.1 GB.
+    """
+    flat = traverse_util.flatten_dict(params)
+    split = {"layers", "encoderblock", "embedder"}
+    return traverse_util.unflatten_dict({p: x if split & set(p) else gathered(x) for p, x in flat.items()})
 
 
 def encode(model: Pi0, params: Any, observation: Observation) -> Context:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from core.layers import attention
+from core.mesh import gathered
 from openpi_ript.config import SiglipConfig
 
 
@@ -75,7 +76,10 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
-        block = nn.remat(EncoderBlock, prevent_cse=False) if self.remat else EncoderBlock
+        # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
+        # they are kept until then.
+        whole: Any = nn.map_variables(EncoderBlock, "params", gathered, init=True)
+        block = nn.remat(whole, prevent_cse=False) if self.remat else whole
         layers = nn.scan(
             block,
             variable_axes={"params": 0},

@@ -267,6 +267,10 @@ class PictureFile:
     def __init__(self, h5: h5py.File, report: EpisodeReport) -> None:
         self._h5, self._report, self.length = h5, report, report.length
 
+    def size(self, name: str) -> tuple[int, int]:
+        """Height and width of a camera's pictures."""
+        return self._expected(name).height, self._expected(name).width
+
     def jpegs(self, name: str) -> JpegRows | None:
         """The JPEGs of a camera, or None if it has raw pictures."""
         expected = self._expected(name)

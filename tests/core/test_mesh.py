@@ -57,6 +57,29 @@ else:
     assert found.returncode == 0, found.stderr
 
 
+def test_gathered_weights_are_whole_on_every_device():
+    code = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding
+from core.config import MeshConfig
+from core.mesh import gathered, make_mesh, on_mesh
+mesh = make_mesh(MeshConfig(fsdp=4))
+split = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp")))
+assert split.addressable_shards[0].data.shape == (4, 8)
+step = lambda w, _: (gathered(w), 2 * w)
+whole, twice = jax.jit(on_mesh(step, mesh))(split, None)
+assert whole.sharding.is_fully_replicated and not twice.sharding.is_fully_replicated
+assert whole.addressable_shards[0].data.shape == (16, 8)
+w = {"kernel": jnp.ones((8, 8))}
+assert gathered(w) is w  # no mesh is known
+one = make_mesh(MeshConfig(fsdp=1))
+assert "sharding_constraint" not in str(jax.make_jaxpr(on_mesh(lambda w, _: gathered(w), one))(w, None))
+"""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
 def test_batches_of_one_device_stay_whole():
     rows = jax.device_put(np.zeros((2, 4)), batch_sharding(make_mesh(MeshConfig()), 4))
     assert rows.addressable_shards[0].data.shape == (2, 4)

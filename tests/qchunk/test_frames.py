@@ -13,9 +13,11 @@ from PIL import Image
 
 from core.errors import ConfigError, DataError
 from qchunk import dataset as dataset_lib
+from qchunk import frames as frames_lib
 from qchunk.buffers import LentBuffers
 from qchunk.config import DataConfig
 from qchunk.data import Pool, dims, make_batches, specification_batch, specification_batches
+from qchunk.frames import Planes
 from qchunk.workers import Workers
 from tests.qchunk.pictures import CAMERAS, HEIGHT, WIDTH, dataset, write_episode
 from tests.qchunk.recordings import ACTION, assert_same, config
@@ -44,10 +46,23 @@ def plain_picture(root: Path, episode: str, camera: str, frame: int, size: tuple
 
 
 @pytest.mark.parametrize("size", [None, SMALL])
-@pytest.mark.parametrize("kind", ["decoded", "recorded", "raw"])
-def test_pictures_have_the_bits_of_a_plain_decoding(tmp_path: Path, kind: str, size: tuple[int, int] | None):
-    root = dataset(tmp_path, jpeg=kind != "raw")
-    frames = "auto" if kind == "raw" else kind
+@pytest.mark.parametrize(
+    ("kind", "large_picture"),
+    [
+        ("decoded", 0),
+        ("decoded", frames_lib.LARGE_PICTURE),
+        ("recorded", frames_lib.LARGE_PICTURE),
+        ("raw", 0),
+        ("raw", frames_lib.LARGE_PICTURE),
+        ("raw recorded", 0),
+    ],
+)
+def test_pictures_have_the_bits_of_a_plain_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: tuple[int, int] | None, large_picture: int
+):
+    monkeypatch.setattr(frames_lib, "LARGE_PICTURE", large_picture)
+    root = dataset(tmp_path, jpeg="raw" not in kind)
+    frames = {"raw": "auto", "raw recorded": "recorded"}.get(kind, kind)
     pool = Pool(config(root, cameras=CAMERAS, image_size=size, frames=frames, episodes_per_epoch=6), 0, 0)
     rng = np.random.default_rng(0)
     for _ in range(40):
@@ -59,6 +74,27 @@ def test_pictures_have_the_bits_of_a_plain_decoding(tmp_path: Path, kind: str, s
                 plain = plain_picture(root, pool.ids[episode], camera, frame, size)
                 np.testing.assert_array_equal(found[key]["images"][k], plain, strict=True)
             assert found[key]["depth_images"] is None
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (13, 31), (48, 64), (20, 90)])
+def test_planes_give_back_what_was_put(size: tuple[int, int]):
+    rng = np.random.default_rng(1)
+    kept = Planes(planes=np.empty((3, 3, *size), np.uint8))
+    pictures = rng.integers(0, 256, (3, *size, 3), np.uint8)
+    for frame, picture in enumerate(pictures):
+        kept.put(frame, picture)
+    out = np.zeros((5, *size, 3), np.uint8)  # pictures of odd sizes begin at any byte
+    for frame, place in ((2, 1), (0, 3)):
+        kept.write(frame, out[place])
+    np.testing.assert_array_equal(out[[1, 3]], pictures[[2, 0]])
+    assert not out[[0, 2, 4]].any()
+    larger = rng.integers(0, 256, (50, 90, 3), np.uint8)
+    kept.put(1, larger)
+    kept.write(1, out[0])
+    how = Image.Resampling.BOX if size[0] <= 50 and size[1] <= 90 else Image.Resampling.BILINEAR
+    np.testing.assert_array_equal(out[0], np.asarray(Image.fromarray(larger).resize((size[1], size[0]), how)))
+    with pytest.raises(ValueError, match="expected uint8 of"):
+        kept.write(0, np.zeros((size[0] + 1, size[1], 3), np.uint8))
 
 
 def take(batches: Any, count: int) -> list[Any]:

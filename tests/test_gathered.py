@@ -1,0 +1,53 @@
+"""Every loss of qchunk and driving computes from whole weights, traced for a mesh of eight devices (no arithmetic).
+
+pi0's are in tests/openpi_ript/test_fsdp.py, the helpers themselves in tests/core/test_mesh.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from core import prng
+from core.state import TrainState
+from driving import pretrain, waypoints
+from driving.data import open_data
+from tests.driving.drives import write_drive
+from tests.driving.test_train import config, pretraining
+from tests.qchunk.random_weights import weights
+from tests.qchunk.test_accumulate import AGENTS
+from tests.qchunk.test_agent import batch_of
+
+
+def constraints(task: Any, state: Any, batch: Any, fsdp: int) -> int:
+    """How many arrays the step puts together."""
+    with jax.sharding.use_abstract_mesh(AbstractMesh((1, fsdp), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)):
+        return str(jax.make_jaxpr(task.step)(state, batch)).count("sharding_constraint[")
+
+
+def require_gathered(task: Any, state: Any, batch: Any) -> None:
+    assert constraints(task, state, batch, 1) == 0
+    # The same again for the gradients, which are whole where the weights are.
+    assert constraints(task, state, batch, 8) >= len(jax.tree.leaves((state.params, state.target)))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_agents(name: str):
+    agent = AGENTS[name]
+    params, target = weights(agent)
+    opt_state: Any = agent.optimiser.init(params)
+    state = TrainState(step=jnp.int32(0), params=params, opt_state=opt_state, target=target)
+    require_gathered(agent, state, batch_of())
+
+
+def test_driving(tmp_path: Path):
+    for i in range(3):  # one each to train on, to validate, to test
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=40, start_yaw=0.0)
+    for make, of in ((waypoints.WaypointTask, config), (pretrain.PretrainTask, pretraining)):
+        made = of(tmp_path, tmp_path / "drives")
+        task: Any = make(made, open_data(made.data))
+        state = jax.eval_shape(task.init, prng.key(0, "init"))
+        require_gathered(task, state, next(task.batches(0)))
