@@ -1,9 +1,10 @@
 """Saving and restoring a run; with core/saves.py the only place of the train loop that names Orbax.
 
 A checkpoint is the state's arrays, and beside them a note: data position, counters, config fingerprint, tree spec,
-and a checksum of each leaf. Orbax 0.12 does not checksum array data (60 of 60 flipped bits load silently), casts a
-changed dtype silently, and removes old steps in a way that a kill can leave half done; so `restore` trusts nothing:
-it walks from the newest step, verifies each, moves what fails to `quarantine/`, and goes on to the one before.
+and a checksum of each leaf; and the sums of all files (core/seal.py). Orbax 0.12 does not checksum array data (60 of 60
+flipped bits load silently), casts a changed dtype silently, and removes old steps in a way that a kill can leave half
+done; so `restore` trusts nothing: it walks from the newest step, verifies each, moves what fails to `quarantine/`, and
+goes on to the one before.
 
 In several processes each writes and reads the parts of the arrays that lie on its devices. The first one lists, reads
 notes and moves folders; a step counts as whole where every process could read its parts of it. A save that fails on
@@ -16,6 +17,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import logging
+import re
 import shutil
 import sys
 import traceback
@@ -32,6 +34,7 @@ from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError, NonFiniteError, PreemptedError, StorageError, require_equal
 from core.keep_best import KeepBest
 from core.saves import Progress, each_for_itself, note_hash, quiet, read_progress, root_cause, steps_in, whole_note
+from core.seal import broken, seal
 from core.state import TrainState
 
 # A save that fails is tried again at the next occasion; after this many in a row the run ends.
@@ -127,18 +130,25 @@ class Checkpoints:
         """Begins to write, once nothing needs the arrays on the device any more; what it returns can be waited for."""
         manager = self._checkpointer
         how: dict[str, Any] = {"force": True, "overwrite": True, "custom_metadata": note}
-        if processes.several():  # Orbax's processes meet while they start; that must stay in the order of the loop
-            return manager.save_checkpointables_async(step, {"state": tree}, **how)
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "save")
+        if processes.several():  # Orbax's processes meet while they start; that must stay in the order of the loop
+            under_way = manager.save_checkpointables_async(step, {"state": tree}, **how)
+            return self._thread.submit(self._seal, step, under_way) if processes.is_first() else under_way
         copied = jax.tree.map(np.array, tree)  # a copy on CPUs too, where device_get may return the device's memory
 
         def write() -> None:
             before, sys.unraisablehook = sys.unraisablehook, _say_unless_loop_is_closed
             manager.save_checkpointables(step, {"state": copied}, **how)
+            seal(self._folder / str(step))
             sys.unraisablehook = before  # after a failure it stays: what was under way still complains
 
         return self._thread.submit(write)
+
+    def _seal(self, step: int, under_way: Any) -> None:
+        """Waits until every process has written its part, then writes the sums of all files."""
+        under_way.result()
+        seal(self._folder / str(step))
 
     def wait(self) -> bool:
         """Waits for the save under way; only then is it durable. Returns whether the last one succeeded.
@@ -238,7 +248,9 @@ class Checkpoints:
         note = self._read_note(step)
         require_equal(note["fingerprint"], self._fingerprint, "the checkpoint was made with another config or dataset")
         require_equal(note["spec"], tree_spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
-        tree = _load_everywhere(self._folder / str(step), _as_tree(abstract_state))
+        path = self._folder / str(step)
+        _raise_first(broken(path, jax.process_index(), jax.process_count()))
+        tree = _load_everywhere(path, _as_tree(abstract_state))
         state = TrainState(**tree)
         sums, _ = checksums(tree)
         damaged = [path for path in sums if sums[path] != note["checksums"][path]]
@@ -285,10 +297,14 @@ def _load_everywhere(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
             tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
     except Exception as error:  # a damaged file shows as almost any type
         reason = root_cause(error)
-    reasons = [text for text in processes.gather(reason) if text]
-    if reasons:
-        raise ValueError(reasons[0])
+    _raise_first(reason)
     return tree
+
+
+def _raise_first(reason: str) -> None:
+    """ValueError on all processes if one of them has a reason."""
+    if reasons := [text for text in processes.gather(reason) if text]:
+        raise ValueError(reasons[0])
 
 
 def _note_or_damage(path: Path) -> dict[str, Any] | str:
@@ -314,7 +330,9 @@ def _is_no_failed_save(record: logging.LogRecord) -> bool:
     if not record.exc_info:
         return True
     places = [record.pathname, *(frame.filename for frame in traceback.extract_tb(record.exc_info[2]))]
-    return not any("orbax" in place for place in places) and "tensorstore" not in str(record.exc_info[1])
+    # tensorstore's errors reach asyncio without a traceback; not each names it, but all a kind of its own
+    theirs = re.search("tensorstore|OCDBT|os_error_code", str(record.exc_info[1]))
+    return theirs is None and not any("orbax" in place for place in places)
 
 
 for name in ("absl", "asyncio"):

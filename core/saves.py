@@ -24,6 +24,7 @@ from orbax.checkpoint import v1 as ocp
 
 from core.checksums import checksums, named_leaves, tree_spec
 from core.errors import DataError, MismatchError, require_equal
+from core.seal import broken
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,6 +180,8 @@ def verify(save: Save) -> str | None:
     try:
         with quiet():
             note = whole_note(save.path)
+            if reason := broken(save.path):
+                return reason
             leaves = read_arrays(save.path)
             wanted = {_plain(path): (spec, note["checksums"][path]) for path, spec in note["spec"].items()}
             if leaves.keys() != wanted.keys():

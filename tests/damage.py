@@ -7,6 +7,7 @@
 A short run is made once. Each case takes a copy, flips a bit, cuts or removes a file, or puts a false newest step
 beside it, then resumes: the run must set aside what is not whole, and end with the digest of the undamaged one. With
 --restore-only a case ends where the run would go on: what was restored must be what was saved at that step, to the bit.
+A save whose file of sums was removed need not be set aside: the checksums of its arrays prove it.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from unittest import mock
 
 from rich.progress import track
 
+from core.seal import NAME
 from tests import kill
 
 CONFIG = "configs/qchunk/debug.py"
@@ -76,10 +78,10 @@ Kinds = tuple[Callable[[Path, random.Random], str], ...]
 
 
 def run(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = CONFIG) -> int:
-    """Number of cases in which something was set aside; the others lay in bytes that nothing reads.
+    """Number of cases in which something was set aside; in the others the file of sums was removed.
 
     Raises:
-      AssertionError: A damaged run ended otherwise than the undamaged one, or did not go on.
+      AssertionError: Damage was not set aside, or a run ended otherwise than the undamaged one, or did not go on.
     """
     whole, options = folder / "whole", kill.OWN[config] + OPTIONS
     expected = kill.finish(config, whole, options)
@@ -95,16 +97,23 @@ def run(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = 
             raise AssertionError(f"{what}: the run ended with {digest}, undamaged with {expected}")
         if kill.written(copy) != kill.written(whole):
             raise AssertionError(f"{what}: metrics.jsonl differs from the undamaged run's")
-        set_aside += (copy / "quarantine").exists()
+        set_aside += _was_set_aside(copy, what)
         shutil.rmtree(copy)
     return set_aside
+
+
+def _was_set_aside(copy: Path, what: str) -> bool:
+    """AssertionError if it was not, and should have been."""
+    if not (copy / "quarantine").exists() and what != f"{NAME} removed":
+        raise AssertionError(f"{what}: nothing was set aside")
+    return (copy / "quarantine").exists()
 
 
 def restore_only(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = CONFIG) -> int:
     """As `run`, by restoring in this process; the number of cases in which something was set aside.
 
     Raises:
-      AssertionError: Something else was restored than had been saved at that step.
+      AssertionError: Damage was not set aside, or something else was restored than had been saved at that step.
     """
     whole, options = folder / "whole", kill.OWN[config] + OPTIONS
     kill.finish(config, whole, options)
@@ -124,7 +133,7 @@ def restore_only(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, confi
         step, found = restore(copy)
         if found != saved[step]:
             raise AssertionError(f"{what}: step {step} was restored, and is not what was saved")
-        set_aside += (copy / "quarantine").exists()
+        set_aside += _was_set_aside(copy, what)
         shutil.rmtree(copy)
     return set_aside
 
@@ -179,8 +188,8 @@ def main() -> None:
         check = restore_only if arguments.restore_only else run
         set_aside = check(arguments.cases, Path(folder), arguments.seed, kinds=kinds, config=arguments.config)
     end = "what was restored had been saved" if arguments.restore_only else "every run ended as the undamaged one"
-    unread = arguments.cases - set_aside
-    print(f"{arguments.cases} cases, {set_aside} set aside, {unread} loaded all the same, 0 divergences: {end}")
+    unsealed = arguments.cases - set_aside
+    print(f"{arguments.cases} cases, {set_aside} set aside, {unsealed} lacked only {NAME}, 0 divergences: {end}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import logging
 import random
 import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -89,27 +91,62 @@ def test_keeps_the_newest_and_the_multiples(tmp_path: Path):
     assert steps(tmp_path) == [4, 6, 7]
 
 
-def array_files(folder: Path) -> list[Path]:
-    """Files that hold array bytes."""
-    return sorted(path for path in folder.rglob("d/*") if path.is_file())
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_flipped_bit_is_caught(tmp_path: Path, seed: int):
-    written(tmp_path, 1, 2)
-    rng = random.Random(seed)
-    path = rng.choice(array_files(tmp_path / "checkpoints/2"))
+def flip_a_bit(newest: Path, rng: random.Random) -> str:
+    """In any file of the save; its name."""
+    files = sorted(path for path in newest.rglob("*") if path.is_file())
+    path = rng.choices(files, [file.stat().st_size for file in files])[0]
     content = bytearray(path.read_bytes())
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
+    return path.name
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, seed: int):
+    written(tmp_path, 1, 2)
+    flip_a_bit(tmp_path / "checkpoints/2", random.Random(seed))
+    found = restored(tmp_path)
+    assert found is not None
+    assert digest(found[0], {}) == digest(make_state(1), {})
+    assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_sums_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, seed: int):
+    """A kill between a save and its sums leaves this: the checksums of the arrays and the note's hash are enough."""
+    written(tmp_path, 1, 2)
+    (tmp_path / "checkpoints/2/SHA256SUMS").unlink()
+    flip_a_bit(tmp_path / "checkpoints/2", random.Random(seed))
     found = restored(tmp_path)
     assert found is not None
     state, at = found
-    if at.step == 2:  # the bit lay in padding: what was loaded must be what was saved
-        assert digest(state, {}) == digest(make_state(2), {})
+    assert digest(state, {}) == digest(make_state(at.step), {})
+    assert (tmp_path / "quarantine").exists() == (at.step == 1)
+
+
+@pytest.mark.parametrize("change", ["removed", "added"])
+def test_a_file_removed_or_added_is_refused(tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]):
+    written(tmp_path, 1, 2)
+    newest = tmp_path / "checkpoints/2"
+    if change == "added":
+        (newest / "state/more").write_text("")
     else:
-        assert digest(state, {}) == digest(make_state(1), {})
-        assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["2"]
+        (newest / "state/_METADATA").unlink()
+    found = restored(tmp_path)
+    assert found is not None
+    assert found[1].step == 1
+    name = "more" if change == "added" else "_METADATA"
+    assert f"files missing, or not in SHA256SUMS: state/{name}" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs coreutils")
+def test_sha256sum_reads_the_sums(tmp_path: Path):
+    written(tmp_path, 2)
+    newest = tmp_path / "checkpoints/2"
+    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    told = subprocess.run(check, cwd=newest, capture_output=True, text=True, check=True).stdout.splitlines()
+    files = {path.relative_to(newest).as_posix() for path in newest.rglob("*") if path.is_file()}
+    assert set(told) == {f"{name}: OK" for name in files - {"SHA256SUMS"}}
 
 
 def test_a_changed_value_is_caught_by_the_checksum(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -119,6 +156,7 @@ def test_a_changed_value_is_caught_by_the_checksum(tmp_path: Path, capsys: pytes
     written(other, 3)
     shutil.rmtree(tmp_path / "checkpoints/2/state")
     shutil.copytree(other / "checkpoints/3/state", tmp_path / "checkpoints/2/state")
+    (tmp_path / "checkpoints/2/SHA256SUMS").unlink()
     found = restored(tmp_path)
     assert found is not None
     assert found[1].step == 1
@@ -188,6 +226,7 @@ def rewrite_note(run: Path, step: int, drop: str) -> None:
     del note[drop]
     note["sha256"] = note_hash(note)
     path.write_text(json.dumps(metadata))
+    (path.parent / "SHA256SUMS").unlink()
 
 
 def test_a_save_of_another_version_is_refused_and_stays(tmp_path: Path):
@@ -236,6 +275,16 @@ def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Pa
         checkpoints.wait()
     checkpoints.close()
     assert steps(tmp_path) == [1]
+
+
+def test_of_a_failed_save_asyncio_logs_nothing_and_of_the_rest_all():
+    """What tensorstore raised at a full disk, without its name, was printed after the run's last word."""
+    quota = "RESOURCE_EXHAUSTED: Error writing \"params.w/c/0\" in OCDBT database: No space left [os_error_code='28']"
+    for error, shown in ((ValueError(quota), False), (ValueError("of somebody else"), True)):
+        info = (ValueError, error, None)
+        text = "Future exception was never retrieved"
+        record = logging.LogRecord("asyncio", logging.ERROR, "base_events.py", 1, text, None, info)
+        assert bool(logging.getLogger("asyncio").filter(record)) == shown
 
 
 def test_a_save_holds_what_the_state_was_though_its_memory_is_used_again(

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from core.checkpoint import Checkpoints
 from core.checkpoint_tool import main
 from core.config import CheckpointConfig, ExperimentConfig, TrainConfig, flatten
-from tests.core.test_checkpoint import array_files, make_state, progress, restored, steps, written
+from tests.core.test_checkpoint import flip_a_bit, make_state, progress, restored, steps, written
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -38,7 +39,10 @@ def test_whole_saves_are_listed_and_verified(run: Path, capsys: pytest.CaptureFi
 def test_damage_is_named_and_nothing_moves(run: Path, capsys: pytest.CaptureFixture[str]):
     shutil.rmtree(run / "checkpoints/5/state")
     shutil.copytree(run / "checkpoints/4/state", run / "checkpoints/5/state")
+    (run / "checkpoints/5/SHA256SUMS").unlink()
     (run / "checkpoints/4/_CHECKPOINT_METADATA").write_text("{")
+    with open(run / "checkpoints/6/state/_METADATA", "a") as file:
+        file.write(" ")
     assert main(["ls", str(run)]) == 65
     text = capsys.readouterr().out
     assert text.count("damaged: ") == 1
@@ -46,7 +50,8 @@ def test_damage_is_named_and_nothing_moves(run: Path, capsys: pytest.CaptureFixt
     assert main(["verify", str(run)]) == 65
     text = capsys.readouterr().out
     assert "checksum of opt_state/0/count, opt_state/1" in text
-    assert "2 of 3 damaged" in text
+    assert "SHA256SUMS gives another sum for state/_METADATA" in text
+    assert "3 of 3 damaged" in text
     assert steps(run) == [4, 5, 6]
 
 
@@ -77,8 +82,7 @@ def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: 
 
 
 def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]):
-    for path in array_files(run / "checkpoints/6"):  # some of them are parts that nothing reads any more
-        path.write_bytes(path.read_bytes()[:-7])
+    flip_a_bit(run / "checkpoints/6", random.Random(0))
     assert main(["prune", str(run)]) == 65
     assert "step 6, the newest, is damaged" in capsys.readouterr().err
     assert steps(run) == [4, 5, 6]
