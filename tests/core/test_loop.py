@@ -63,10 +63,16 @@ def test_the_number_of_updates_per_call_changes_nothing(tmp_path: Path):
     assert rows(tmp_path / "1") == rows(tmp_path / "7")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """Digest and metrics of a run that was left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(toy_config(folder)), (folder / "metrics.jsonl").read_bytes()
+
+
 @pytest.mark.parametrize("step", [0, 3, 8, 12, 19])
-def test_sigterm_loses_no_step(tmp_path: Path, step: int):
-    untouched = train(toy_config(tmp_path / "a"))
-    config = toy_config(tmp_path / "b")
+def test_sigterm_loses_no_step(tmp_path: Path, whole: tuple[str, bytes], step: int):
+    config = toy_config(tmp_path)
 
     def stop(at: int) -> None:
         if at == step:
@@ -74,14 +80,12 @@ def test_sigterm_loses_no_step(tmp_path: Path, step: int):
 
     with pytest.raises(PreemptedError, match=f"saved at step {step + 1}"):
         train(config, on_batch=stop)
-    assert train(resumed(config)) == untouched
-    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+    assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
 
 
 @pytest.mark.parametrize("step", [8, 20])
-def test_sigterm_in_an_evaluation_repeats_it(tmp_path: Path, step: int):
-    untouched = train(toy_config(tmp_path / "a"))
-    config = toy_config(tmp_path / "b")
+def test_sigterm_in_an_evaluation_repeats_it(tmp_path: Path, whole: tuple[str, bytes], step: int):
+    config = toy_config(tmp_path)
 
     def stop(at: int) -> None:
         if at == step:
@@ -89,8 +93,7 @@ def test_sigterm_in_an_evaluation_repeats_it(tmp_path: Path, step: int):
 
     with pytest.raises(PreemptedError, match=f"saved at step {step}"):
         train(config, on_evaluate=stop)
-    assert train(resumed(config)) == untouched
-    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+    assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
 
 
 class Crash(Exception):
@@ -98,9 +101,8 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("step", [2, 7, 13, 17])
-def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, step: int):
-    untouched = train(toy_config(tmp_path / "a"))
-    config = toy_config(tmp_path / "b")
+def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, whole: tuple[str, bytes], step: int):
+    config = toy_config(tmp_path)
 
     def crash(at: int) -> None:
         if at == step:
@@ -108,8 +110,7 @@ def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, step: int):
 
     with pytest.raises(Crash):
         train(config, on_batch=crash)
-    assert train(resumed(config)) == untouched
-    assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / "b/metrics.jsonl").read_bytes()
+    assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
 
 
 def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
@@ -117,8 +118,8 @@ def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
     first = train(config)
     assert train(resumed(config)) == first
     longer = TrainConfig(steps=30, batch_size=8, log_every=5, eval_every=8)
-    whole = train(toy_config(tmp_path / "b", train=longer))
-    assert train(dataclasses.replace(resumed(config), train=longer)) == whole
+    at_once = train(toy_config(tmp_path / "b", train=longer))
+    assert train(dataclasses.replace(resumed(config), train=longer)) == at_once
 
 
 @pytest.mark.parametrize(
@@ -268,27 +269,35 @@ def test_interactions_come_at_their_steps_whatever_the_updates_per_call(tmp_path
     assert digests[0] != train(toy_config(tmp_path / "alone"))
 
 
-@pytest.mark.parametrize("step", [2, 7, 9, 12, 13, 17, 19])
-@pytest.mark.parametrize("where", ["batch", "interact"])
-def test_an_interrupted_interaction_ends_as_an_untouched_one(tmp_path: Path, step: int, where: str):
-    untouched, world = train_in_world(toy_config(tmp_path / "a"))
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float], bytes]:
+    """Digest, what the world said, and the metrics of a run that was left alone; it interacts at 7, 10, 13, 16, 19."""
+    folder = tmp_path_factory.mktemp("untouched")
+    digest, world = train_in_world(toy_config(folder))
+    return digest, world.numbers, (folder / "metrics.jsonl").read_bytes()
 
-    def crash(at: int) -> None:
-        if at == step:
+
+@pytest.mark.parametrize(
+    ("where", "step"), [*(("batch", i) for i in (2, 7, 9, 13, 17)), ("interact", 7), ("interact", 19)]
+)
+@pytest.mark.parametrize(("signalled", "error"), [(False, Crash), (True, PreemptedError)])
+def test_an_interrupted_interaction_ends_as_an_untouched_one(
+    tmp_path: Path,
+    untouched: tuple[str, list[float], bytes],
+    where: str,
+    step: int,
+    signalled: bool,
+    error: type[Exception],
+):
+    def interrupt(at: int) -> None:
+        if at == step and signalled:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif at == step:
             raise Crash
 
-    def stop(at: int) -> None:
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    for name, interrupt, error in (("b", crash, Crash), ("c", stop, PreemptedError)):
-        config = toy_config(tmp_path / name)
-        hooks: dict[str, Any] = {"on_interact": interrupt} if where == "interact" else {"on_batch": interrupt}
-        if where == "interact" and step not in world.seen:
-            continue
-        with pytest.raises(error):
-            train_in_world(config, **hooks)
-        digest, again = train_in_world(resumed(config))
-        assert digest == untouched
-        assert again.numbers == world.numbers
-        assert (tmp_path / "a/metrics.jsonl").read_bytes() == (tmp_path / name / "metrics.jsonl").read_bytes()
+    config = toy_config(tmp_path)
+    hooks: dict[str, Any] = {f"on_{where}": interrupt}
+    with pytest.raises(error):
+        train_in_world(config, **hooks)
+    digest, world = train_in_world(resumed(config))
+    assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched

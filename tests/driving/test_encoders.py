@@ -1,6 +1,7 @@
 """The multi-camera encoder: masks hide everything, cameras are not confused, the padded future weighs nothing."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -23,14 +24,18 @@ def pictures(dtype: type = np.uint8) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (2, 3, 16, 24, 3)).astype(dtype)
 
 
+# Little is computed and much compiled.
+quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
 def run(module: SceneEncoder, *arguments: Any) -> Any:
-    return jax.jit(module.apply)(*arguments)
+    return quick(module.apply)(*arguments)
 
 
 def encoder(config: ModelConfig):
     module = SceneEncoder(config)
     valid = jnp.ones((2, 3), bool)
-    return module, module.init(jax.random.key(0), jnp.asarray(pictures()), valid)
+    return module, quick(module.init)(jax.random.key(0), jnp.asarray(pictures()), valid)
 
 
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
@@ -53,7 +58,8 @@ def test_a_nan_in_a_masked_picture_leaves_the_gradient_finite(config: ModelConfi
     images = pictures(np.float32)
     images[0, 1] = np.nan
     valid = jnp.array([[True, False, True], [True, True, True]])
-    gradient = jax.jit(jax.grad(lambda p: run(module, p, jnp.asarray(images), valid).scene.sum()))(params)
+    apply: Any = module.apply
+    gradient = quick(jax.grad(lambda p: apply(p, jnp.asarray(images), valid).scene.sum()))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
 
 
@@ -72,7 +78,7 @@ def test_blocks_computed_again_give_the_same_gradient():
         gradient = jax.grad(lambda p, apply=apply, x=images, v=valid: jnp.square(apply(p, x, v).scene).sum())
         text = str(jax.make_jaxpr(gradient)(params))
         assert ("checkpoint" in text or "remat" in text) == remat  # its name differs between versions of jax
-        found.append((params, jax.jit(gradient)(params)))
+        found.append((params, quick(gradient)(params)))
     assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
 
