@@ -20,6 +20,7 @@ import logging
 import re
 import shutil
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,7 @@ class Checkpoints:
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending_step = -1
         self._durable_step: int | None = None
+        self._hurrying = threading.Event()
         self._failures = 0
         self._best = KeepBest(config)
         self._manager: ocp.training.Checkpointer | None = None
@@ -140,7 +142,7 @@ class Checkpoints:
         def write() -> None:
             before, sys.unraisablehook = sys.unraisablehook, _say_unless_loop_is_closed
             manager.save_checkpointables(step, {"state": copied}, **how)
-            seal(self._folder / str(step))
+            seal(self._folder / str(step), self._hurrying.is_set)
             sys.unraisablehook = before  # after a failure it stays: what was under way still complains
 
         return self._thread.submit(write)
@@ -148,7 +150,7 @@ class Checkpoints:
     def _seal(self, step: int, under_way: Any) -> None:
         """Waits until every process has written its part, then writes the sums of all files."""
         under_way.result()
-        seal(self._folder / str(step))
+        seal(self._folder / str(step), self._hurrying.is_set)
 
     def wait(self) -> bool:
         """Waits for the save under way; only then is it durable. Returns whether the last one succeeded.
@@ -167,6 +169,11 @@ class Checkpoints:
         self._durable_step = self._pending_step
         self._failures = 0
         return True
+
+    def hurry(self) -> None:
+        """From now on a save is done when its arrays are: this machine is taken away in a minute, perhaps before the
+        sums of tens of GB are made."""
+        self._hurrying.set()
 
     def save_now(self, state: TrainState, progress: Progress) -> None:
         """Saves and waits until the save is durable, trying up to three times.

@@ -423,6 +423,7 @@ class _Run:
 
     def _save_and_stop(self) -> None:
         """Ends a run that was asked to."""
+        self.checkpoints.hurry()
         self._save_durably()
         raise PreemptedError(f"stopped and saved at step {self.step}. To go on: the same command with --run.resume")
 

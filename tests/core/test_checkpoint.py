@@ -139,6 +139,18 @@ def test_a_file_removed_or_added_is_refused(tmp_path: Path, change: str, capsys:
     assert f"files missing, or not in SHA256SUMS: state/{name}" in capsys.readouterr().out
 
 
+def test_a_save_in_a_hurry_has_no_sums_and_is_whole(tmp_path: Path):
+    checkpoints = opened(tmp_path)
+    checkpoints.save_now(make_state(1), progress(1))
+    checkpoints.hurry()
+    checkpoints.save_now(make_state(2), progress(2))
+    checkpoints.close()
+    assert [(tmp_path / f"checkpoints/{i}/SHA256SUMS").exists() for i in (1, 2)] == [True, False]
+    found = restored(tmp_path)
+    assert found is not None
+    assert digest(found[0], {}) == digest(make_state(2), {})
+
+
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs coreutils")
 def test_sha256sum_reads_the_sums(tmp_path: Path):
     written(tmp_path, 2)
