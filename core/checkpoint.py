@@ -22,6 +22,7 @@ import shutil
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,7 @@ class Checkpoints:
         return True
 
     def hurry(self) -> None:
-        """From now on a save is done when its arrays are: this machine is taken away in a minute, perhaps before the
-        sums of tens of GB are made."""
+        """From now on a save is done when its arrays are; to sum tens of GB may take longer than this machine stays."""
         self._hurrying.set()
 
     def save_now(self, state: TrainState, progress: Progress) -> None:
@@ -256,7 +256,7 @@ class Checkpoints:
         require_equal(note["fingerprint"], self._fingerprint, "the checkpoint was made with another config or dataset")
         require_equal(note["spec"], tree_spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
         path = self._folder / str(step)
-        _raise_first(broken(path, jax.process_index(), jax.process_count()))
+        _raise_first(_reason_of(lambda: broken(path, jax.process_index(), jax.process_count())))
         tree = _load_everywhere(path, _as_tree(abstract_state))
         state = TrainState(**tree)
         sums, _ = checksums(tree)
@@ -306,6 +306,14 @@ def _load_everywhere(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
         reason = root_cause(error)
     _raise_first(reason)
     return tree
+
+
+def _reason_of(check: Callable[[], str]) -> str:
+    """What `check` returns, or why it failed: the others wait to hear of this process."""
+    try:
+        return check()
+    except OSError as error:
+        return root_cause(error)
 
 
 def _raise_first(reason: str) -> None:

@@ -44,7 +44,8 @@ def broken(step: Path, share: int = 0, shares: int = 1) -> str:
         text = (step / NAME).read_bytes().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    wanted = {name: digest for digest, _, name in (line.partition("  ") for line in text.splitlines())}
+    lines = text.removesuffix("\n").split("\n")  # not splitlines, for which a flipped newline may still be one
+    wanted = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if differing := wanted.keys() ^ set(_names(step)):
         return f"files missing, or not in {NAME}: {_first(differing)}"
     found = _sums(step, sorted(wanted)[share::shares])

@@ -1,6 +1,7 @@
 """Checkpoints: what is restored is what was saved, and nothing damaged is ever loaded."""
 
 import dataclasses
+import itertools
 import json
 import logging
 import random
@@ -19,6 +20,7 @@ from core.checksums import digest
 from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError, NonFiniteError, StorageError
 from core.saves import Progress, note_hash
+from core.seal import broken
 from core.state import TrainState
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
@@ -137,6 +139,20 @@ def test_a_file_removed_or_added_is_refused(tmp_path: Path, change: str, capsys:
     assert found[1].step == 1
     name = "more" if change == "added" else "_METADATA"
     assert f"files missing, or not in SHA256SUMS: state/{name}" in capsys.readouterr().out
+
+
+def test_any_flipped_bit_of_the_sums_is_refused(tmp_path: Path):
+    written(tmp_path, 2)
+    newest = tmp_path / "checkpoints/2"
+    sums = (newest / "SHA256SUMS").read_bytes()
+    assert broken(newest) == ""
+    # A line is a hash, two spaces, a name, a newline.
+    places = (0, 63, 64, 65, 66, sums.index(b"\n") - 1, sums.index(b"\n"), len(sums) - 1)
+    for place, bit in itertools.product(places, range(8)):
+        flipped = bytearray(sums)
+        flipped[place] ^= 1 << bit
+        (newest / "SHA256SUMS").write_bytes(flipped)
+        assert broken(newest) != "", (place, bit)
 
 
 def test_a_save_in_a_hurry_has_no_sums_and_is_whole(tmp_path: Path):
