@@ -133,7 +133,8 @@ def _rater_feedback(
 def probe(config: DrivingConfig, encoder: PyTree) -> dict[str, Any]:
     """Linear probes and retrieval of an encoder and of one with fresh weights, on the drives of eval.split."""
     train, held_out = open_data(config.data, "train"), open_data(config.data, config.eval.split)
-    fresh = pretrain.init_params(config, prng.key(config.run.seed, "untrained"))["encoder"]
+    init = jax.jit(lambda key: pretrain.init_params(config, key)["encoder"])  # not layer by layer
+    fresh = init(prng.key(config.run.seed, "untrained"))
     rows = {
         name: probes.probe(config, params, train, held_out) for name, params in ((MODEL, encoder), ("untrained", fresh))
     }

@@ -76,7 +76,7 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
     _, arrays = read_newest(tmp_path / "frozen", {"params": shapes})
     encoder = waypoints.read_encoder(tmp_path / "pretrain", second)
     jax.tree.map(np.testing.assert_array_equal, arrays["params"]["encoder"], encoder)
-    fresh = waypoints.init_params(second, prng.key(0, "init"))
+    fresh = quick(lambda key: waypoints.init_params(second, key))(prng.key(0, "init"))
     assert not np.array_equal(arrays["params"]["out"]["kernel"], fresh["out"]["kernel"])
 
     result = json.loads((tmp_path / "frozen" / evaluate.REPORT).read_text())
