@@ -167,6 +167,7 @@ def test_a_save_in_a_hurry_has_no_sums_and_is_whole(tmp_path: Path):
     assert digest(found[0], {}) == digest(make_state(2), {})
 
 
+# coreutils' command is what people would use; macOS comes without it.
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="needs coreutils")
 def test_sha256sum_reads_the_sums(tmp_path: Path):
     written(tmp_path, 2)
