@@ -278,7 +278,8 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float
 
 
 @pytest.mark.parametrize(
-    ("where", "step"), [*(("batch", i) for i in (2, 7, 9, 13, 17)), ("interact", 7), ("interact", 19)]
+    ("where", "step"),
+    [*(("batch", i) for i in (2, 7, 9, 12, 13, 17, 19)), *(("interact", i) for i in (7, 13, 19))],
 )
 @pytest.mark.parametrize(("signalled", "error"), [(False, Crash), (True, PreemptedError)])
 def test_an_interrupted_interaction_ends_as_an_untouched_one(

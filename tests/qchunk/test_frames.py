@@ -297,7 +297,7 @@ class TestNothingIsOverwritten:
     def test_memory_is_used_again(self, tmp_path: Path):
         batches = make_batches(config(dataset(tmp_path), cameras=CAMERAS))
         addresses = set()
-        for _ in range(8):  # each collection takes a second and more where many programs are loaded
+        for _ in range(20):
             batch: Any = next(batches)
             addresses.add(batch["observations"]["images"].ctypes.data)
             on_device = jax.device_put(batch["observations"]["images"])
