@@ -9,10 +9,10 @@
 Eight devices are simulated on the CPU. For each step, at the size of a debug config, and each mesh: the largest
 difference of any weight after `--steps` updates from that of one device; the largest relative to its array's largest
 number, which must be at most 1e-5, and how many weights are beyond; and the bytes of arguments that the compiled
-updates hold on each device, as XLA reports them. The end counts the steps within that bound, and those whose every weight is
-within 1e-5 as numpy's `allclose` has it. After one update gradients are compared instead of weights, before Adam has
-divided each by its own size, rounding included. With --float64 rounding is a billion times smaller: what then still
-differs would be another computation.
+updates hold on each device, as XLA reports them. The end counts the steps within that bound, and those of which every
+weight is within 1e-5 as numpy's `allclose` has it. After one update gradients are compared instead of weights, before
+Adam has divided each by its own size, rounding included. With --float64 rounding is a billion times smaller: what then
+still differs would be another computation.
 """
 
 import argparse
