@@ -18,7 +18,8 @@ from openpi_ript import serve
 from openpi_ript.data import open_data
 from openpi_ript.model.pi0 import Pi0
 from openpi_ript.policy import Policy
-from openpi_ript.serve import PolicyServer, pack, rename, unpack
+from openpi_ript.server import PolicyServer
+from openpi_ript.wire import pack, rename, unpack
 from tests.openpi_ript.small_run import make_dataset, small_config
 from tests.openpi_ript.toy_policy import random_params
 
