@@ -245,8 +245,6 @@ class Checkpoints:
         note = processes.on_first(lambda: _note_or_damage(self._folder / str(step)))
         if isinstance(note, str):
             raise ValueError(note)
-        if note["step"] != step:
-            raise ValueError(f"the folder is named {step}, its note says step {note['step']}")
         self._best.note(step, read_progress(note).evaluation)
         return note
 

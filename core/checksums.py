@@ -54,8 +54,10 @@ def _checksum_leaves(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array
 
 
 def _weighted_sum(leaf: jax.Array) -> jax.Array:
-    """Checksum of one leaf."""
-    if jnp.issubdtype(leaf.dtype, jnp.floating):
+    """Checksum of one leaf; one of 64 bits counts as two elements of 32."""
+    if leaf.dtype.itemsize == 8:
+        leaf = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    elif jnp.issubdtype(leaf.dtype, jnp.floating):
         leaf = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
     flat = leaf.astype(jnp.uint32).reshape(-1)
     weights = jnp.arange(flat.size, dtype=jnp.uint32) * jnp.uint32(2) + jnp.uint32(1)

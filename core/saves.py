@@ -48,10 +48,12 @@ class Progress:
 
 
 def whole_note(path: Path) -> dict[str, Any]:
-    """The note of one checkpoint. Raises ValueError if it is not whole."""
+    """The note of one checkpoint. Raises ValueError if it is not whole, or of another step than its folder's name."""
     note: Any = ocp.checkpointables_metadata(str(path)).custom_metadata
     if not isinstance(note, dict) or note.get("sha256") != note_hash(note):
         raise ValueError("the note beside the arrays is missing or damaged")
+    if note["step"] != int(path.name):
+        raise ValueError(f"the folder is named {path.name}, its note says step {note['step']}")
     return note
 
 
@@ -158,8 +160,6 @@ def _describe(path: Path) -> Save:
         with quiet():
             note = whole_note(path)
         spec, evaluation = note["spec"], read_progress(note).evaluation
-        if note["step"] != int(path.name):
-            damage = f"the note says step {note['step']}"
     except Exception as error:  # a damaged file shows as almost any type
         damage = root_cause(error)
     shapes = [json.loads(text[text.index("[") :]) for text in spec.values()]

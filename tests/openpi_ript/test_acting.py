@@ -44,6 +44,18 @@ def test_a_row_does_not_depend_on_the_others(config: OpenpiRiptConfig):
         np.testing.assert_array_equal(policy(other, other_noise)[row], expected[row])
 
 
+def test_the_noise_that_is_given_is_what_a_chunk_starts_from(config: OpenpiRiptConfig):
+    """The rollouts of a group see the same and have the same weights: their noise alone makes them differ."""
+    policy, rng = ActingPolicy(config, {}), np.random.default_rng(4)
+    policy.use(random_params(Pi0(config.model)), 3)
+    assert policy.step == 3
+    seen = batch(rng, 1)
+    noise = [rng.normal(size=(1, *policy.chunk)).astype(np.float32) for _ in range(2)]
+    first, other, again = (policy(seen, one) for one in (noise[0], noise[1], noise[0]))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0.1
+
+
 def test_weights_are_replaced_without_compiling_again(config: OpenpiRiptConfig):
     policy, rng = ActingPolicy(config, {}), np.random.default_rng(1)
     seen, noise = batch(rng, 1), rng.normal(size=(1, *policy.chunk)).astype(np.float32)

@@ -8,8 +8,9 @@ import pytest
 
 from core.errors import ConfigError, NonFiniteError, RunError
 from openpi_ript import collect
-from openpi_ript.collect import Collector, Job
+from openpi_ript.collect import Collector, Job, environment_seed
 from openpi_ript.environments.protocol import make
+from openpi_ript.record import DISCS
 from openpi_ript.rollouts import Rollout, load
 from tests.openpi_ript.toy_rollouts import Straight, jobs, point
 
@@ -62,6 +63,45 @@ def test_every_batch_has_the_same_rows(tmp_path: Path):
     collector.close()
     assert {batch["state"].shape for batch in actor.batches} == {(2, 2)}
     assert {tuple(batch["prompt"]) for batch in actor.batches} == {("move to the red disc",) * 2}
+
+
+def test_every_chunk_of_every_rollout_has_the_noise_of_its_own_numbers(tmp_path: Path):
+    """Four rollouts in two halves of two rows, each of two chunks, the second of which is cut off at max_steps."""
+    collector, actor = Collector(point(num_envs=4, max_steps=6)), Straight(threshold=np.inf)  # all go astray
+    todo = jobs(4, tmp_path)
+    finished = play(collector, todo, actor)
+    collector.close()
+    env = make(point())
+    for job in todo:
+        rollout, (half, row) = finished[job.number], divmod(job.number, 2)
+        assert (rollout.length, rollout.success, rollout.draw, rollout.seed) == (6, False, job.draw, job.seed)
+        assert rollout.prompt == "move to the red disc"
+        for chunk, (start, stop) in enumerate([(0, 4), (4, 6)]):
+            call = 2 * chunk + half
+            noise = np.random.default_rng([*job.draw, chunk]).standard_normal((8, 3), np.float32)
+            np.testing.assert_array_equal(actor.noise[call][row], noise)
+            seen = rollout.observations["position"][start]
+            np.testing.assert_array_equal(actor.batches[call]["state"][row], seen)
+            aimed = np.concatenate([np.float32(DISCS["blue"]) + 0.01 * noise[:, :2], np.zeros((8, 1))], axis=1)
+            executed = [env.clip(action.astype(np.float32)) for action in aimed[: stop - start]]
+            np.testing.assert_allclose(rollout.actions[start:stop], executed, atol=1e-6)
+    drawn = np.concatenate(actor.noise)
+    assert len(np.unique(drawn[:, 0, 0])) == 8
+
+
+def test_rollouts_of_one_start_differ_by_their_draw_alone(collector: Collector, tmp_path: Path):
+    one, other = (Job(number=n, seed=3, draw=(0, n), path=tmp_path / f"{n}.npz") for n in (0, 1))
+    finished = play(collector, [one, other], Straight())
+    assert finished[0].init_hash == finished[1].init_hash
+    assert not np.array_equal(finished[0].actions[0], finished[1].actions[0])
+
+
+def test_the_seed_of_an_environment_is_of_seed_number_and_purpose():
+    for seed, number, purpose in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 3), (2**40, 7, 3)):
+        expected = np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0]
+        assert environment_seed(seed, number, purpose) == expected
+    found = [environment_seed(s, n, p) for s in range(3) for n in range(50) for p in (1, 3)]
+    assert len(set(found)) == len(found)
 
 
 def test_a_killed_worker_costs_its_rollout_alone(collector: Collector, tmp_path: Path):

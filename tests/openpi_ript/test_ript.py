@@ -1,7 +1,7 @@
 """The round: which groups are played and trained on, how rollouts become data, what a resumed run takes from disk."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +11,12 @@ import pytest
 
 from core.errors import ConfigError, DataError
 from core.state import TrainState
-from openpi_ript.acting import ActingPolicy
-from openpi_ript.collect import Collector, Job
 from openpi_ript.config import DataConfig, EvalConfig, OpenpiRiptConfig, Optimality, RobotConfig, RolloutConfig
 from openpi_ript.data import TrainingData, open_data
 from openpi_ript.ript import Ript
 from openpi_ript.rollout_data import Group, training_data
-from openpi_ript.rollouts import Rollout
 from tests.openpi_ript.small_run import make_dataset, small_config
-from tests.openpi_ript.toy_rollouts import make_rollout, point
+from tests.openpi_ript.toy_rollouts import FakeCollector, FakePolicy, make_rollout, point
 
 ROLLOUT = RolloutConfig(start=2, updates=4, groups=2, max_groups=4, size=4, initial_states=6, retry_after=8)
 
@@ -52,44 +49,6 @@ def make_group(*successes: bool, first: int = 0, init_hash: str = "a" * 16) -> G
         make_rollout(4 + k, success=one, seed=first + k, init_hash=init_hash) for k, one in enumerate(successes)
     ]
     return Group(state=0, files=[f"{first + k}.npz" for k in range(len(rollouts))], rollouts=rollouts)
-
-
-class FakeCollector(Collector):
-    """Outcomes by initial state and number of the rollout; writes down what it was asked for."""
-
-    def __init__(self, outcome: Callable[[int, int], bool]) -> None:
-        self.outcome = outcome
-        self.played: list[str] = []
-        self.stop_after: int | None = None
-
-    def play(
-        self,
-        jobs: Sequence[Job],
-        actor: Any,
-        done: Callable[[Job, Rollout], None],
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> bool:
-        for job in jobs:
-            if self.stop_after is not None and len(self.played) >= self.stop_after:
-                return False
-            state, k = (int(part) for part in job.path.stem.removeprefix("state_").split("-"))
-            self.played.append(job.path.name)
-            rollout = make_rollout(4, success=self.outcome(state, k), seed=job.seed, init_hash=f"{state:016x}")
-            done(job, dataclasses.replace(rollout, draw=job.draw, step=actor.step, weights=actor.weights))
-        return True
-
-
-class FakePolicy(ActingPolicy):
-    """Weights by name."""
-
-    def __init__(self) -> None:
-        self.release()
-
-    def use(self, params: Any, step: int) -> None:
-        self.step, self.weights = step, params * 64
-
-    def release(self) -> None:
-        self._params = {}
 
 
 def make_ript(

@@ -1,12 +1,15 @@
 """The simulated point, an actor without a network, and rollouts, which the tests of rollouts share."""
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
-from openpi_ript.collect import Job, environment_seed
+from openpi_ript.acting import ActingPolicy
+from openpi_ript.collect import Collector, Job, environment_seed
 from openpi_ript.config import EnvConfig
 from openpi_ript.record import DISCS
 from openpi_ript.rollouts import Rollout
@@ -36,11 +39,13 @@ class Straight:
     def __init__(self, threshold: float = 0.0) -> None:
         self.threshold = threshold
         self.batches: list[dict[str, Any]] = []
+        self.noise: list[np.ndarray] = []
 
     def __call__(
         self, observation: dict[str, Any], noise: Float32[np.ndarray, "b t n"]
     ) -> Float32[np.ndarray, "b t a"]:
         self.batches.append(observation)
+        self.noise.append(noise.copy())
         goals = np.where(noise[:, :1, :1] > self.threshold, DISCS["red"], DISCS["blue"])
         there = np.linalg.norm(observation["state"] - DISCS["red"], axis=-1) < 0.2
         on_disc = np.broadcast_to(there[:, None, None], (*noise.shape[:2], 1))
@@ -81,3 +86,62 @@ def make_rollout(length: int = 5, *, success: bool = True, init_hash: str = "a" 
         step=4,
         weights="0" * 64,
     )
+
+
+class FakeCollector(Collector):
+    """Outcomes by initial state and number of the rollout; writes down what it was asked for.
+
+    Nothing is played, but everything is drawn from what a job gives: the first position from its seed, the actions and
+    the positions after it from its draw, so that rollouts which are given the same are the same.
+    """
+
+    def __init__(self, outcome: Callable[[int, int], bool]) -> None:
+        self.outcome = outcome
+        self.played: list[str] = []
+        self.jobs: list[Job] = []
+        self.stop_after: int | None = None
+
+    def play(
+        self,
+        jobs: Sequence[Job],
+        actor: Any,
+        done: Callable[[Job, Rollout], None],
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        assert actor.holding, "a policy that was released has no weights to act with"
+        for job in jobs:
+            if self.stop_after is not None and len(self.played) >= self.stop_after:
+                return False
+            state, k = (int(part) for part in job.path.stem.removeprefix("state_").split("-"))
+            self.played.append(job.path.name)
+            self.jobs.append(job)
+            rollout = make_rollout(4, success=self.outcome(state, k), seed=job.seed, init_hash=f"{state:016x}")
+            drawn = drawn_by(job.seed, job.draw)
+            seen = {**rollout.observations, "position": drawn["position"]}
+            drawn_rollout = dataclasses.replace(rollout, observations=seen, actions=drawn["actions"])
+            done(job, dataclasses.replace(drawn_rollout, draw=job.draw, step=actor.step, weights=actor.weights))
+        return True
+
+
+def drawn_by(seed: int, draw: tuple[int, ...], length: int = 4) -> dict[str, np.ndarray]:
+    """Positions and actions of a fake rollout."""
+    rng = np.random.default_rng([*draw, 0])
+    start = np.random.default_rng(seed).random((1, 2))
+    actions = rng.standard_normal((length, 3)).astype(np.float32)
+    return {"position": np.concatenate([start, rng.random((length, 2))]).astype(np.float32), "actions": actions}
+
+
+class FakePolicy(ActingPolicy):
+    """Weights by name; writes down which it was given, and after how many updates."""
+
+    def __init__(self) -> None:
+        self.used: list[tuple[str, int]] = []
+        self.release()
+
+    def use(self, params: Any, step: int) -> None:
+        self.step, self.weights, self.holding = step, params * 64, True
+        self.used.append((params, step))
+
+    def release(self) -> None:
+        self._params = {}
+        self.holding = False
