@@ -2,7 +2,8 @@
 PYTHON ?= python3
 ENV := .venv
 BIN := $(ENV)/bin
-.PHONY: env quickstart driving test lint types lock bench clean
+TESTS := $(BIN)/python -m pytest --typecheck --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+.PHONY: env quickstart driving check quick test full lint types lock bench clean
 
 env: $(ENV)/.ready  ## .venv with every pinned package
 
@@ -25,9 +26,19 @@ driving: env  ## records drives through a simulated town, pretrains, learns wayp
 	  --waypoints.weights runs/driving-pretrain
 	$(BIN)/python -m driving.evaluate runs/driving-pretrain runs/driving-waypoints
 
+check: env  ## before every commit: lint, types, the tests that are not slow
+	@echo "check: under 2 minutes on 2 cores, about 4 the first time, while programs are compiled"
+	@$(MAKE) --no-print-directory --jobs 2 lint types quick
+
+quick: env
+	$(TESTS) -m "not slow"
+
 test: env  ## the whole test suite
-	@echo "tests: about 20 minutes on 2 cores"
-	$(BIN)/python -m pytest --typecheck --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	@echo "tests: about 15 minutes on 2 cores"
+	$(TESTS)
+
+full: env  ## what takes longer than the suite: power cuts, kills, faults, hostile files, mutants
+	.ci/full
 
 lint: env
 	$(BIN)/ruff check .
