@@ -38,6 +38,7 @@ def test_agents(name: str):
     require_gathered(agent, state, batch_of())
 
 
+@pytest.mark.slow
 def test_driving(tmp_path: Path):
     for i in range(3):  # one each to train on, to validate, to test
         write_drive(tmp_path / "drives", f"drive_{i}", frames=40, start_yaw=0.0)

@@ -41,6 +41,7 @@ def test_core_imports_third_parties_only(path: Path):
     assert tops(imported(path)) & OURS <= {"core"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_do_not_import_one_another(package: str):
     others = set(PACKAGES) - {package} | {"configs", "launch", "tests", "benchmarks"}

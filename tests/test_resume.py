@@ -26,11 +26,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> None:
     kill.finish(DEBUG, folder / "run", ["--train.steps", "1", "--eval.env", "None"])
 
 
+@pytest.mark.slow
 def test_sigkill_in_a_save_and_elsewhere(tmp_path: Path):
     counts = kill.run(DEBUG, 4, tmp_path, OPTIONS, seed=1)
     assert counts["run"] + counts["save"] >= 4
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_75(tmp_path: Path):
     untouched = kill.finish(DEBUG, tmp_path / "a", OPTIONS)
     process = kill.launch(DEBUG, tmp_path / "b", OPTIONS)
@@ -53,12 +55,14 @@ def run(*arguments: str, config: str = DEBUG) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ))
 
 
+@pytest.mark.slow
 def test_updates_per_call_changes_nothing(tmp_path: Path):
     digests = {kill.finish(DEBUG, tmp_path / k, [*OPTIONS, "--train.updates-per-call", k]) for k in ("1", "10")}
     assert len(digests) == 1
     assert (tmp_path / "1/metrics.jsonl").read_bytes() == (tmp_path / "10/metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_errors_are_short_and_have_their_exit_code(tmp_path: Path):
     small = [*OPTIONS, "--train.steps", "20"]
     folder = tmp_path / "run"
@@ -94,6 +98,7 @@ def test_errors_are_short_and_have_their_exit_code(tmp_path: Path):
         assert len(found.stderr.strip().splitlines()) < 15
 
 
+@pytest.mark.slow
 def test_the_last_line_and_done_json_agree(tmp_path: Path):
     found = run("--run.dir", str(tmp_path / "run"), *OPTIONS, "--train.steps", "20")
     done = json.loads((tmp_path / "run/done.json").read_text())

@@ -25,6 +25,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_whole_saves_are_listed_and_verified(run: Path, capsys: pytest.CaptureFixture[str]):
     for command in ("ls", "verify"):
         assert main([command, str(run)]) == 0
@@ -36,6 +37,7 @@ def test_whole_saves_are_listed_and_verified(run: Path, capsys: pytest.CaptureFi
         assert [row[6].strip() for row in rows] == ["whole"] * 3
 
 
+@pytest.mark.slow
 def test_damage_is_named_and_nothing_moves(run: Path, capsys: pytest.CaptureFixture[str]):
     shutil.rmtree(run / "checkpoints/5/state")
     shutil.copytree(run / "checkpoints/4/state", run / "checkpoints/5/state")
@@ -55,6 +57,7 @@ def test_damage_is_named_and_nothing_moves(run: Path, capsys: pytest.CaptureFixt
     assert steps(run) == [4, 5, 6]
 
 
+@pytest.mark.slow
 def test_prune_keeps_the_newest_and_the_multiples(run: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["prune", str(run), "--keep-every", "4"]) == 0
     assert steps(run) == [4, 6]
@@ -66,6 +69,7 @@ def test_prune_keeps_the_newest_and_the_multiples(run: Path, capsys: pytest.Capt
     assert found[1].step == 6
 
 
+@pytest.mark.slow
 def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = ExperimentConfig(
         train=TrainConfig(steps=9, batch_size=1),

@@ -49,6 +49,7 @@ def train(config: ToyConfig, **hooks: Any) -> tuple[str, AveragedTask]:
         return fit(config, task, folder), task
 
 
+@pytest.mark.slow
 def test_the_average_is_that_of_all_weights_so_far_and_is_what_is_evaluated(tmp_path: Path):
     config = averaged_config(tmp_path)
     _, task = train(config)
@@ -72,6 +73,7 @@ def test_the_average_is_that_of_all_weights_so_far_and_is_what_is_evaluated(tmp_
     np.testing.assert_allclose(arrays["params"]["w"], state.params["w"], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 12])
 def test_a_resumed_run_has_the_same_average(tmp_path: Path, step: int):
     untouched, _ = train(averaged_config(tmp_path / "a"))

@@ -210,6 +210,7 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_one_bad_episode_in_a_hundred_may_be_skipped(tmp_path: Path) -> None:
     episodes = record((2,) * 100, size=(8, 8))
     episodes[41].state[1] = np.nan

@@ -53,6 +53,7 @@ def test_a_run_writes_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFix
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [18, 20]
 
 
+@pytest.mark.slow
 def test_the_number_of_updates_per_call_changes_nothing(tmp_path: Path):
     digests = []
     for updates in (1, 3, 7):
@@ -70,6 +71,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
     return train(toy_config(folder)), (folder / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 3, 8, 12, 19])
 def test_sigterm_loses_no_step(tmp_path: Path, whole: tuple[str, bytes], step: int):
     config = toy_config(tmp_path)
@@ -83,6 +85,7 @@ def test_sigterm_loses_no_step(tmp_path: Path, whole: tuple[str, bytes], step: i
     assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [8, 20])
 def test_sigterm_in_an_evaluation_repeats_it(tmp_path: Path, whole: tuple[str, bytes], step: int):
     config = toy_config(tmp_path)
@@ -100,6 +103,7 @@ class Crash(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 7, 13, 17])
 def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, whole: tuple[str, bytes], step: int):
     config = toy_config(tmp_path)
@@ -113,6 +117,7 @@ def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, whole: tuple[str, by
     assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
     config = toy_config(tmp_path / "a")
     first = train(config)
@@ -122,6 +127,7 @@ def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
     assert train(dataclasses.replace(resumed(config), train=longer)) == at_once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -159,6 +165,7 @@ class Broken(ToyTask):
             yield {**batch, "y": batch["y"] + np.float32("nan" if step in self.bad else 0)}
 
 
+@pytest.mark.slow
 def test_updates_that_are_not_finite_are_left_out_and_counted(tmp_path: Path):
     """As if the batches had not been there; the step, and with it batches and noise, goes on."""
     config = toy_config(tmp_path / "run")
@@ -182,6 +189,7 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(tmp_path: Path):
     assert lines[5]["loss"] == pytest.approx(np.mean([losses[0], losses[1], losses[4]]), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_many_updates_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path):
     config = toy_config(tmp_path)
     broken = Broken(config, set(range(11, 20)))
@@ -250,6 +258,7 @@ def train_in_world(config: ToyConfig, on_interact: Any = None, **hooks: Any) -> 
         return fit(config, WorldTask(config, world, **hooks), folder, interaction=world), world
 
 
+@pytest.mark.slow
 def test_interactions_come_at_their_steps_whatever_the_updates_per_call(tmp_path: Path):
     digests = []
     for updates in (1, 3, 7):
@@ -277,6 +286,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float
     return digest, world.numbers, (folder / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "step"),
     [*(("batch", i) for i in (2, 7, 9, 12, 13, 17, 19)), *(("interact", i) for i in (7, 13, 19))],

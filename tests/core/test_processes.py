@@ -86,6 +86,7 @@ def test_each_keeps_the_exit_code_of_an_error_that_all_met():
     assert [code for code, _ in run_two("processes.leave(NonFiniteError.exit_code)")] == [70, 70]
 
 
+@pytest.mark.slow
 def test_the_end_of_one_ends_the_other():
     wait = "processes.gather('x')"
     ended = run_two(f"os._exit(9) if me == 1 else {wait}")

@@ -186,6 +186,7 @@ def test_links_that_lead_out_or_round_are_refused(tmp_path: Path):
         assert problems[0].key.endswith("front.image_path")
 
 
+@pytest.mark.slow
 def test_pictures_that_are_none(tmp_path: Path):
     file = write_drive(tmp_path, "a", frames=4)
     target = tmp_path / "a_images" / "0002_front.jpg"

@@ -21,6 +21,7 @@ def drives() -> list[Drive]:
     return [drive(3, episode, seconds=30.0, rate=10.0) for episode in range(6)]
 
 
+@pytest.mark.slow
 def test_the_motion_is_the_integral_of_speed_and_yaw_rate(drives: list[Drive]):
     for one in drives:
         step = np.diff(one.pose, axis=0) * 10
@@ -73,6 +74,7 @@ def test_the_share_of_missing_pictures():
     assert np.mean(taken == -1) == pytest.approx(0.05, abs=0.02)
 
 
+@pytest.mark.slow
 def test_recording_goes_on_where_it_was_stopped_and_ends_with_the_same_files(tmp_path: Path):
     said: list[str] = []
     record(SHORT, tmp_path / "a", report=said.append)

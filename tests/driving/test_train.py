@@ -60,6 +60,7 @@ def pretraining(folder: Path, drives: Path) -> DrivingConfig:
     return config(folder, drives, objective=ALL, waypoints=None, data=data)
 
 
+@pytest.mark.slow
 def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, capsys: pytest.CaptureFixture[str]):
     first = pretraining(tmp_path / "pretrain", drives)
     main(first, "pretrain")
@@ -109,6 +110,7 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
         waypoints.read_encoder(tmp_path / "frozen", second)
 
 
+@pytest.mark.slow
 def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
     one = pretraining(tmp_path, drives)
     task = pretrain.PretrainTask(one, open_data(one.data))

@@ -28,6 +28,7 @@ def batch(rng: np.random.Generator, rows: int) -> dict[str, object]:
     return {"state": rng.normal(size=(rows, 2)).astype(np.float32), "image": {}, "prompt": ["to the red disc"] * rows}
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others(config: OpenpiRiptConfig):
     policy = ActingPolicy(config, {})
     policy.use(random_params(Pi0(config.model)), 3)
@@ -56,6 +57,7 @@ def test_the_noise_that_is_given_is_what_a_chunk_starts_from(config: OpenpiRiptC
     assert np.abs(first - other).max() > 0.1
 
 
+@pytest.mark.slow
 def test_weights_are_replaced_without_compiling_again(config: OpenpiRiptConfig):
     policy, rng = ActingPolicy(config, {}), np.random.default_rng(1)
     seen, noise = batch(rng, 1), rng.normal(size=(1, *policy.chunk)).astype(np.float32)

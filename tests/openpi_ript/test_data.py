@@ -183,6 +183,7 @@ def test_sample_i_is_a_function_of_seed_and_i(tmp_path: Path) -> None:
     assert not np.array_equal(other["state"], batches[0]["state"])
 
 
+@pytest.mark.slow
 def test_resume_at_a_step_gives_that_batch(tmp_path: Path) -> None:
     settings = Config(data=config(write_v21(tmp_path / "set", rollouts(), "image")))
     straight = list(itertools.islice(make_batches(settings), 9))

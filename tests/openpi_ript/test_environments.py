@@ -39,6 +39,7 @@ def play(env: Environment, seed: int, steps: int = 8) -> tuple[str, list[dict[st
     return begin, observed
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the simulators' own
 @pytest.mark.parametrize("config", ALL)
 def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig):
@@ -62,6 +63,7 @@ def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig):
         env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("config", ALL[:3])
 def test_pictures_are_layer_4s_and_upright(config: EnvConfig):
@@ -83,6 +85,7 @@ def test_pictures_are_layer_4s_and_upright(config: EnvConfig):
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_fast_pictures_show_the_same():
     seen: dict[str, list[np.ndarray]] = {}

@@ -80,6 +80,7 @@ def test_freezing_both_transformers_freezes_what_openpi_freezes() -> None:
     assert sorted(name for name, train in trains.items() if not train) == sorted(frozen)
 
 
+@pytest.mark.slow
 def test_each_part_can_be_frozen() -> None:
     for part, name in (
         ("vision", "PaliGemma/img/head/kernel"),
@@ -116,6 +117,7 @@ def test_frozen_and_trained_weights_at_full_size() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_step_moves_trained_weights_alone() -> None:
     model = adapted_model(freeze=("vision", "language", "expert"))
     pretrained = random_params(make_model("pi0"))

@@ -61,6 +61,7 @@ def test_full_sizes_have_openpis_names_and_shapes() -> None:
     assert (adapted["lora_a"].shape, adapted["lora_b"].shape) == ((18, 8, 2048, 16), (18, 8, 16, 256))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind) -> None:
     model = make_model(kind)
@@ -89,6 +90,7 @@ def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind)
     assert_trees_close(gradient, expected_gradient, 1e-5)
 
 
+@pytest.mark.slow
 def test_remat_and_unrolling_change_nothing() -> None:
     plain, other = make_model("pi05"), make_model("pi05", remat=True, scan_unroll=2)
     params, seen, actions = random_params(plain), make_observation(plain.config), make_actions(plain.config)
@@ -102,6 +104,7 @@ def test_remat_and_unrolling_change_nothing() -> None:
     assert_trees_close(gradient(other), gradient(plain), 1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_masked_has_no_influence() -> None:
     model = make_model("pi0")
     params, x_t = random_params(model), make_actions(model.config)
@@ -134,6 +137,7 @@ def test_bfloat16_keeps_weights_and_result_in_float32() -> None:
     assert v.dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_fresh_condition_leaves_the_pretrained_model_exactly_as_it_is(kind: Kind) -> None:
     plain, conditioned = make_model(kind), make_model(kind, optimality=True)
@@ -148,6 +152,7 @@ def test_fresh_condition_leaves_the_pretrained_model_exactly_as_it_is(kind: Kind
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_loss_is_the_mean_over_real_steps() -> None:
     model = make_model("pi0")
     params, seen, actions = random_params(model), make_observation(model.config), make_actions(model.config)
@@ -192,6 +197,7 @@ def test_euler_runs_from_one_to_zero(steps: int) -> None:
     np.testing.assert_allclose(by_time(steps), noise - times.mean(), atol=1e-5)  # and steps may be traced
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_velocity() -> None:
     model = make_model("pi0")
     params, seen, noise = random_params(model), make_observation(model.config), make_actions(model.config)

@@ -14,6 +14,7 @@ from tests.openpi_ript.toy_policy import require_fixture
 QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
+@pytest.mark.slow
 def test_everything_recorded_from_openpi_agrees() -> None:
     fixture = require_fixture("openpi_tiny.npz")
     run = subprocess.run(

@@ -60,6 +60,7 @@ def noise(rows: int = 1, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, 8, 8)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_actions_are_absolute_and_in_the_datasets_units(acting: Policy):
     """By hand: the model's chunk times std plus mean, plus the state on the dimensions that are relative."""
     seen = observation()
@@ -193,6 +194,7 @@ def test_bad_pictures_noise_and_missing_entries_are_refused(acting: Policy):
         acting.infer({"image": observation()["image"]})
 
 
+@pytest.mark.slow
 def test_a_policy_without_guidance_takes_no_scale(root: Path):
     config = supervised(small_config(root, root))
     plain = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
@@ -202,6 +204,7 @@ def test_a_policy_without_guidance_takes_no_scale(root: Path):
         plain.infer(plain.example(), guidance_scale=3.0)
 
 
+@pytest.mark.slow
 def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     """The newest whole checkpoint, its moving average, statistics and config; nothing in the folder changes."""
     config = small_config(root, tmp_path / "run")
@@ -250,6 +253,7 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     assert saved.read_config(run).model == config.model
 
 
+@pytest.mark.slow
 def test_an_openpi_checkpoint_needs_a_config(root: Path, tmp_path: Path):
     config = supervised(small_config(root, root))
     params = random_params(Pi0(config.model))

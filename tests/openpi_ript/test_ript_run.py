@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from openpi_ript.evaluation import Evaluation, Manifest
 from tests import kill
 
@@ -28,6 +30,7 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "rollouts").rglob("*.npz"))
 
 
+@pytest.mark.slow
 def test_killed_while_collecting_and_while_training(tmp_path: Path):
     digest = kill.finish(CONFIG, tmp_path / "a", OPTIONS)
     rounds = sorted({path.parent.name for path in files(tmp_path / "a")})

@@ -89,6 +89,7 @@ def request(policy: Policy, **changes: Any) -> bytes:
     return msgpack.packb({"image": image, "state": wire(example["state"]), "prompt": "move"} | changes)  # pyright: ignore[reportReturnType]
 
 
+@pytest.mark.slow
 def test_a_client_gets_metadata_and_then_actions(acting: Policy, port: int):
     with client(port) as connection:
         metadata = read(connection.recv())

@@ -65,6 +65,7 @@ class StopAt:
             yield batch
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: Path):
     untouched, stopped = (small_config(root, tmp_path / name) for name in "ab")
     main(untouched, "test")
@@ -86,6 +87,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: P
     assert json.loads((tmp_path / "a/norm_stats.json").read_text())["source"]["horizon"] == 8
 
 
+@pytest.mark.slow
 def test_one_update_is_the_documented_one(root: Path, tmp_path: Path):
     """By hand: the loss with the key of update 0, Adam on what trains."""
     config = small_config(root, tmp_path)
@@ -140,6 +142,7 @@ def is_adam(part: Any) -> bool:
     return isinstance(part, optax.ScaleByAdamState)
 
 
+@pytest.mark.slow
 def test_supervised_training_keeps_no_average_and_needs_no_outcomes(root: Path, tmp_path: Path):
     config = supervised(small_config(root, tmp_path), train=TrainConfig(steps=6, batch_size=4))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, advantage=None))
@@ -151,6 +154,7 @@ def test_supervised_training_keeps_no_average_and_needs_no_outcomes(root: Path, 
     assert task.evaluate(state, final=True) == {}
 
 
+@pytest.mark.slow
 def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path):
     """Loaded when the run begins and never again: the run goes on although the file is gone."""
     model = make_model("pi0")  # no condition, as openpi's
@@ -176,6 +180,7 @@ def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path)
     assert [row["step"] for row in rows(tmp_path / "run") if row["split"] == "train"] == [2, 3]
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_path: Path):
     save_safetensors(random_params(make_model("pi05")), tmp_path / "pi05.safetensors")
     task = make_task(small_config(root, tmp_path, weights=str(tmp_path / "pi05.safetensors")))
@@ -188,6 +193,7 @@ def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_
         missing.load(missing.init(jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     config = small_config(root, tmp_path / "run")
     marks = make_task(config).data_fingerprint()

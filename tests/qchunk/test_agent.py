@@ -176,6 +176,7 @@ def numpy_distill_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
     return float(settings.alpha * distance - numpy_networks.critic(params["critic"], s, np.clip(mu, -1, 1)).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_losses_are_numpys(name):
     agent, batch = agent_of(**SETTINGS[name]), batch_of()
@@ -196,6 +197,7 @@ def test_losses_are_numpys(name):
     assert float(found[0][1]["critic_loss"].count) == kept * agent.config.agent.num_critics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qc-fql", "qc"])
 def test_each_loss_reaches_its_own_network_alone(name):
     agent, batch = agent_of(**SETTINGS[name]), batch_of()
@@ -220,6 +222,7 @@ def test_the_gradient_of_the_value_reaches_the_one_step_policy():
     assert float(jnp.abs(gradient["onestep"]["mlp"]["layer_2"]["kernel"]).max()) > 1e-4
 
 
+@pytest.mark.slow
 def test_no_gradient_passes_the_target():
     """The gradient is that of a regression on the fixed numbers y."""
     agent, batch = agent_of(), batch_of()
@@ -266,6 +269,7 @@ def test_rows_left_out_do_not_dilute_the_loss():
     np.testing.assert_allclose(with_cut, without, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_padded_actions_do_not_enter_behaviour_cloning():
     agent, batch = agent_of(), batch_of([(2, None), (4, None)])
     params, _ = weights(agent)
@@ -285,6 +289,7 @@ def test_a_predicted_chunk_needs_no_noise_to_pass_through_the_network():
     np.testing.assert_allclose(found.reshape(len(found), -1), np.tile(said, (len(found), 1)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_without_chunking_the_first_action_alone_is_seen():
     agent, batch = agent_of(action_chunking=False), batch_of()
     params, target = weights(agent)
@@ -294,6 +299,7 @@ def test_without_chunking_the_first_action_alone_is_seen():
     assert agent.act(params, batch["observations"], KEY).shape == (len(ROWS), 1, A)
 
 
+@pytest.mark.slow
 def test_step_is_one_adam_update_then_the_target_from_the_new_critic():
     """Adam's first update is the rate times the sign of the gradient; the official target takes the old critic."""
     agent, batch = agent_of(target_rate=0.25, learning_rate=0.01, seed=3), batch_of()
@@ -324,6 +330,7 @@ def test_target_is_a_copy_and_the_state_can_be_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "hidden_sizes"), [("qc-fql", (16, 16)), ("qc", (33,)), ("dropped", (64,))])
 def test_updates_per_call_change_no_bit(name, hidden_sizes):
     """One call with 5 batches and 5 calls with one; "dropped" has a single flow step, whose loop XLA inlines."""

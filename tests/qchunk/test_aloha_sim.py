@@ -28,6 +28,7 @@ def env() -> aloha_sim.TransferCube:
     return aloha_sim.TransferCube()
 
 
+@pytest.mark.slow
 def test_steps_are_gym_alohas(env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same positions and stages over an episode in which the cube is moved; without the pictures it renders."""
     from gym_aloha.env import AlohaEnv
@@ -98,6 +99,7 @@ def test_the_script_without_noise_succeeds(env: aloha_sim.TransferCube) -> None:
         assert (played.arrays["/action"] <= env.action_high).all()
 
 
+@pytest.mark.slow
 def test_noise_makes_successes_and_failures(env: aloha_sim.TransferCube) -> None:
     """At 2 cm about a third succeeds: of ten, none or all is less likely than 1 in 50."""
     config = RecordConfig(
@@ -154,6 +156,7 @@ def test_between_waypoints_a_gripper_moves_in_a_straight_line() -> None:
     np.testing.assert_allclose(transfer_cube.place(plan, 12)[0], (1, 2, 4))
 
 
+@pytest.mark.slow
 def test_recording_sorts_by_score_and_resumes(tmp_path: Path) -> None:
     config = RecordConfig(
         env="aloha-transfer-cube",

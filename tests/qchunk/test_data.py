@@ -40,6 +40,7 @@ def test_transitions_have_the_bits_of_a_plain_reading(tmp_path: Path, kind: str)
         assert_same(pool.transition(int(episode), start), plain)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     frames=st.lists(st.tuples(st.booleans(), st.floats(-100, 100)), min_size=1, max_size=9),

@@ -75,6 +75,7 @@ def test_losses_are_numpys(distillation, backup, partial):
     np.testing.assert_allclose(losses(params), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_loss_reaches_its_own_network_alone():
     agent, batch = agent_of(), batch_of()
     params, target = weights(agent)
@@ -113,6 +114,7 @@ def test_the_policy_takes_the_best_of_the_flows_short_chunks():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_update_changes_every_network():
     agent, batch = agent_of(), batch_of()
     state = agent.init(KEY)

@@ -136,6 +136,7 @@ def _feedback(observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
     return actions
 
 
+@pytest.mark.slow
 def test_the_real_environment_gives_the_same_episodes_again() -> None:
     settings: dict[str, Any] = {"seed": 5, "step": 0, "episodes": 2, "horizon": 5}
     one, other = (evaluate.rollouts(_feedback, TASK, **settings, num_envs=n) for n in (1, 2))
@@ -147,6 +148,7 @@ def test_the_real_environment_gives_the_same_episodes_again() -> None:
     assert not np.array_equal(one[0].actions, one[1].actions)
 
 
+@pytest.mark.slow
 def test_a_reset_is_a_function_of_its_seed() -> None:
     env, other = environments.make_task(TASK), environments.make_task("cube-single-singletask-task2-v0")
     first, _ = environments.reset(env, 11)
@@ -183,6 +185,7 @@ def test_environments_that_cannot_be_evaluated() -> None:
         environments.make_task("cube-single-play-singletask-task9-v0")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_film(tmp_path: Path) -> None:
     said: list[str] = []

@@ -101,6 +101,7 @@ def take(batches: Any, count: int) -> list[Any]:
     return [next(batches) for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"frames": "recorded"}, {"read_threads": 2}, {"decode_threads": 1}, {"shards": 1}])
 def test_what_is_kept_where_never_shows_in_a_batch(tmp_path: Path, changes: dict[str, Any]):
     settings: dict[str, Any] = {"cameras": CAMERAS[:2], "depth_cameras": ("cam_high",), "image_size": SMALL}
@@ -227,6 +228,7 @@ class TestMemory:
         assert "each batch decodes at most 48 JPEGs, an epoch 480" in said
         assert "data: kept as recorded they would take" in said
 
+    @pytest.mark.slow
     def test_auto_keeps_jpegs_where_the_decoded_do_not_fit(self, tmp_path: Path, capsys: pytest.CaptureFixture):
         root = dataset(tmp_path, lengths=(300, 300), size=(64, 64))
         settings: dict[str, Any] = {"cameras": CAMERAS, "episodes_per_epoch": 2, "image_size": (64, 64)}
@@ -294,6 +296,7 @@ class TestNothingIsOverwritten:
         for on_device, copy in zip(held, copies, strict=True):
             np.testing.assert_array_equal(np.asarray(on_device)[0], copy)
 
+    @pytest.mark.slow
     def test_memory_is_used_again(self, tmp_path: Path):
         batches = make_batches(config(dataset(tmp_path), cameras=CAMERAS))
         addresses = set()

@@ -94,6 +94,7 @@ def test_cameras_are_described_and_every_picture_is_decoded(tmp_path: Path, caps
     assert "episode_1.hdf5: /observations/images/cam_high, row 3: expected a" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jpeg", "raw", "state", "npz"])
 def test_the_picture(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
     from PIL import Image

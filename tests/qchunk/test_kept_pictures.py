@@ -105,6 +105,7 @@ def test_threads_never_see_half_a_picture():
     assert sorted(kept._free) == list(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"read_threads": 3}, {"shards": 2}])
 def test_batches_are_those_without_and_fewer_are_decoded(tmp_path: Path, monkeypatch: Any, changes: dict[str, Any]):
     settings: dict[str, Any] = {"cameras": CAMERAS, "image_size": (10, 14), "frames": "recorded"} | changes

@@ -337,6 +337,7 @@ def test_phases_that_do_not_add_up_are_refused() -> None:
         load(["--config", "configs/qchunk/debug_online.py", "--train.steps", "10"])
 
 
+@pytest.mark.slow
 def test_sigkill_offline_online_and_in_a_save(tmp_path: Path) -> None:
     """An episode and a half online; saves every ten updates find most chunks half executed."""
     options = ["--online.start", "60", "--online.steps", "320", "--train.steps", "360", "--eval.env", "None"]

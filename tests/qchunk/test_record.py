@@ -40,6 +40,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         return {name: np.asarray(file[name]) for name in names}
 
 
+@pytest.mark.slow
 def test_layout(recorded: Path) -> None:
     names = [f"episode_{e:05d}.hdf5" for e in range(3)]
     assert sorted(p.name for p in recorded.iterdir()) == ["dataset.json", *names]
@@ -123,6 +124,7 @@ def test_random_actions_and_noise_come_from_the_config(play_env: Any) -> None:
     assert rough[1] > 3 * rough[0]
 
 
+@pytest.mark.slow
 def test_resume_records_exactly_the_missing(recorded: Path, tmp_path: Path) -> None:
     path = tmp_path / "cube"
     path.mkdir()
@@ -208,6 +210,7 @@ def _alive(pid: int) -> bool:
 
 
 # Only Linux lists a process's children in /proc, by which the test finds whom to kill.
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(
     ("victim", "number", "code", "message"),

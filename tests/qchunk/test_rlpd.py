@@ -67,6 +67,7 @@ def log_density(x: np.ndarray, mean: np.ndarray, log_std: np.ndarray) -> np.ndar
     return gaussian - np.log(1 - np.tanh(x) ** 2)
 
 
+@pytest.mark.slow
 def test_the_density_of_a_squashed_gaussian():
     x = np.array([[-3.0, -0.2, 0.0, 1.0, 3.0]])
     mean, log_std = np.full_like(x, 0.3), np.full_like(x, -0.4)
@@ -81,6 +82,7 @@ def test_the_density_of_a_squashed_gaussian():
     np.testing.assert_allclose(np.trapezoid(density[0], a), 1, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["mean", "min"])
 @pytest.mark.parametrize("partial", ["use", "drop"])
 def test_losses_are_numpys(aggregation, partial):
@@ -143,6 +145,7 @@ def test_a_target_of_some_critics_is_that_of_a_drawn_subset():
     assert len(found) > 3
 
 
+@pytest.mark.slow
 def test_an_update_changes_every_network_and_actions_are_within_bounds():
     agent, batch = agent_of(GaussianConfig(bc_weight=0.01)), batch_of()
     state = agent.init(KEY)

@@ -330,6 +330,7 @@ def recorded() -> dict[str, Any]:
 
 
 class TestRelabel:
+    @pytest.mark.slow
     def test_reward_and_termination_are_ogbenchs(self, recorded: dict[str, Any]):
         reward, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
         np.testing.assert_array_equal(reward, recorded["frames"]["rewards"])
@@ -339,6 +340,7 @@ class TestRelabel:
         assert set(reward) == {-2.0, -1.0, 0.0}
         assert terminated.any()
 
+    @pytest.mark.slow
     def test_both_readers_relabel(self, recorded: dict[str, Any], tmp_path: Path):
         reward, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
         content = arrays(40, 0, reward=False) | {"/sim/qpos": recorded["qpos"]}

@@ -82,6 +82,7 @@ def numpy_encoder(weights: Any, images: np.ndarray) -> np.ndarray:
     return np.tanh(x * np.asarray(weights["feature_norm"]["scale"]) + np.asarray(weights["feature_norm"]["bias"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_impala_is_numpys_camera_by_camera(shared):
     encoder = vision.ImageEncoder(dataclasses.replace(TINY, share_cameras=shared), CAMERAS)
@@ -112,6 +113,7 @@ def test_resnet_has_the_published_layers(blocks, convolutions):
     assert shape.shape == (1, 2, 2, 512)
 
 
+@pytest.mark.slow
 def test_group_norm_leaves_groups_of_unit_variance():
     config = EncoderConfig(kind="resnet", widths=(32,), blocks=1)
     trunk = vision.ResNetTrunk(config)
@@ -151,6 +153,7 @@ def test_shift_is_pad_and_crop(offset):
     np.testing.assert_array_equal(vision.shift(jnp.asarray(image), jnp.array(offset)), expected)
 
 
+@pytest.mark.slow
 def test_every_shift_is_drawn_equally_often():
     config = AugmentConfig(shift=1)
     image = np.arange(25, dtype=np.uint8).reshape(5, 5)
@@ -161,6 +164,7 @@ def test_every_shift_is_drawn_equally_often():
     assert np.abs(counts - 100).max() < 40  # standard deviation 9.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [False, True])
 def test_one_draw_a_picture_or_a_row(same):
     config = AugmentConfig(shift=2, brightness=0.5, same_for_cameras=same)
@@ -194,6 +198,7 @@ def reached(gradient: Any) -> set[str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["distill", "best_of_n"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_reach_the_encoders_that_the_config_says(policy, shared):
@@ -224,6 +229,7 @@ def test_gradients_reach_the_encoders_that_the_config_says(policy, shared):
     assert reached(found[-1]) == set()
 
 
+@pytest.mark.slow
 def test_the_target_is_judged_through_the_targets_encoder():
     agent, batch = agent_of(), seen_batch()
     state = quick(agent.init)(KEY)
@@ -243,6 +249,7 @@ def convolutions(agent: FlowAgent, batch: Any) -> int:
     return compiled.as_text().count(" convolution(")
 
 
+@pytest.mark.slow
 def test_best_of_n_encodes_an_observation_once_a_network(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("core.layers._on_cpu", lambda: False)  # on a CPU a convolution is compiled as a product
     batch = seen_batch()
@@ -252,6 +259,7 @@ def test_best_of_n_encodes_an_observation_once_a_network(monkeypatch: pytest.Mon
     assert convolutions(shared, batch) == len(CAMERAS) * 3
 
 
+@pytest.mark.slow
 def test_features_come_before_the_array():
     agent, batch = agent_of(), seen_batch()
     state = quick(agent.init)(KEY)
@@ -266,6 +274,7 @@ def test_features_come_before_the_array():
     np.testing.assert_allclose(seen[:, :10], np.concatenate(expected, axis=1), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_step_augments_by_seed_and_step_and_acting_does_not():
     batch = seen_batch()
     same = batch | {"next_observations": batch["observations"]}
