@@ -63,11 +63,11 @@ def test_weights_are_replaced_without_compiling_again(config: OpenpiRiptConfig):
     seen, noise = batch(rng, 1), rng.normal(size=(1, *policy.chunk)).astype(np.float32)
     params = [random_params(Pi0(config.model), seed) for seed in (0, 1)]
     chunks, names = [], []
-    for one in (params[0], params[1], params[0]):
-        policy.use(one, 0)
+    for step, one in enumerate((params[0], params[1], params[0])):
+        policy.use(one, step)
+        assert policy.step == step
         chunks.append(policy(seen, noise))
         names.append(policy.weights)
-        policy.release()
     assert policy._sample._cache_size() == 1  # pyright: ignore[reportAttributeAccessIssue]
     np.testing.assert_array_equal(chunks[0], chunks[2])
     assert np.abs(chunks[0] - chunks[1]).max() > 1e-3

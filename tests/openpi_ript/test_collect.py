@@ -82,11 +82,23 @@ def test_every_chunk_of_every_rollout_has_the_noise_of_its_own_numbers(tmp_path:
             np.testing.assert_array_equal(actor.noise[call][row], noise)
             seen = rollout.observations["position"][start]
             np.testing.assert_array_equal(actor.batches[call]["state"][row], seen)
-            aimed = np.concatenate([np.float32(DISCS["blue"]) + 0.01 * noise[:, :2], np.zeros((8, 1))], axis=1)
+            aimed = np.concatenate([np.array(DISCS["blue"], np.float32) + 0.01 * noise[:, :2], np.zeros((8, 1))], axis=1)
             executed = [env.clip(action.astype(np.float32)) for action in aimed[: stop - start]]
             np.testing.assert_allclose(rollout.actions[start:stop], executed, atol=1e-6)
     drawn = np.concatenate(actor.noise)
     assert len(np.unique(drawn[:, 0, 0])) == 8
+
+
+def test_a_success_in_the_last_step_is_one(collector: Collector, tmp_path: Path):
+    """Straight needs so many steps to the disc: with one less the same rollout fails."""
+    job = Job(number=0, seed=3, draw=(0, 1), path=tmp_path / "0.npz")
+    length = play(collector, [job], Straight(threshold=-np.inf))[0].length
+    assert length < 20
+    for steps, success in ((length, True), (length - 1, False)):
+        short = Collector(point(num_envs=1, max_steps=steps))
+        rollout = play(short, [job], Straight(threshold=-np.inf))[0]
+        short.close()
+        assert (rollout.length, rollout.success) == (steps, success)
 
 
 def test_rollouts_of_one_start_differ_by_their_draw_alone(collector: Collector, tmp_path: Path):

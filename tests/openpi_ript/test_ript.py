@@ -82,6 +82,8 @@ def test_windows_carry_the_advantage_of_their_rollout(root: Path, tmp_path: Path
     labels = [Optimality.POSITIVE, Optimality.NEGATIVE, Optimality.NEGATIVE] + [Optimality.POSITIVE] * 2
     assert data.to_ript.rollouts.optimality.tolist() == [*labels, Optimality.NEGATIVE]
     assert data.rows.tolist() == list(range(sum(lengths))), "every frame is a start"
+    assert data.to_ript.rollouts.success.tolist() == [True, False, False, True, True, False]
+    assert data.to_ript.rollouts.length.tolist() == lengths
     rollout = groups[0].rollouts[1]
     raw = data.raw(4 + 3)  # frame 3 of the second rollout, which has 5
     np.testing.assert_array_equal(raw["state"], rollout.observations["position"][3])
@@ -104,14 +106,15 @@ def test_rejection_imitates_all_successes_and_nothing_else(root: Path, tmp_path:
 
 def test_pictures_of_rollouts_are_read_by_frame(root: Path, tmp_path: Path):
     config = make_config(root, tmp_path)
-    cameras = {"base_0_rgb": "observation.images.base"}
+    cameras = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
     data_config = dataclasses.replace(config.data, cameras=cameras, image_size=(12, 12))
     groups = [make_group(True, False)]
-    env = point(cameras={"base_0_rgb": "agentview_image"})
+    shown = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
     assert config.rollout is not None
-    data = training_data(open_data(data_config), groups, env, config.rollout)
-    picture = groups[0].rollouts[1].observations["agentview_image"][2]
-    np.testing.assert_array_equal(data.sample(4 + 2)["image"]["base_0_rgb"], picture)
+    data = training_data(open_data(data_config), groups, point(cameras=shown), config.rollout)
+    for camera, name in shown.items():
+        picture = groups[0].rollouts[1].observations[name][2]
+        np.testing.assert_array_equal(data.sample(4 + 2)["image"][camera], picture)
 
 
 def test_rollouts_of_different_initial_states_are_no_group():

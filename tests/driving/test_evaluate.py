@@ -1,0 +1,431 @@
+"""The table of a driving run, with hand-made drives whose numbers give away which of them were used for what."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from core.config import OptimConfig, RunConfig, TrainConfig
+from core.state import TrainState
+from driving import blind, evaluate, probes
+from driving.blind import EgoStates
+from driving.config import (
+    ConvConfig,
+    DataConfig,
+    DrivingConfig,
+    EvalConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    WaypointConfig,
+)
+from driving.data import DrivingData, open_data
+from driving.rater import Rated, rater_feedback_score
+from driving.split import FORMAT, SPLIT_FILE
+from driving.train import EvaluatedPretrain, EvaluatedWaypoints
+from tests.driving.drives import write_drive
+
+FRAMES, DT = 12, 0.5
+SPEEDS = {"t0": 2.0, "t1": 4.0, "v0": 20.0, "e0": 7.0, "e1": 9.0}
+"""m/s, straight on: t are drives of training, v of validation, e of testing."""
+SIDES = {"t": "train", "v": "val", "e": "test"}
+TRAIN = ModelConfig(conv=ConvConfig(channels=(8,), blocks=(0,)), camera_width=8, scene_width=8)
+
+
+def straight(speed: float) -> Any:
+    def change(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            place = {"x_m": speed * frame["t"], "y_m": 0.0, "yaw_rad": 0.0}
+            frame["observations"]["state"] |= place | {"speed_mps": speed, "yaw_rate_radps": 0.0}
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drives")
+    for name, speed in SPEEDS.items():
+        write_drive(folder, name, frames=FRAMES, dt=DT, change=straight(speed), start_yaw=speed, size=(16, 24))
+    index = open_data(DataConfig(path=str(folder), val_fraction=0.2, test_fraction=0.2), "all").index
+    sides: dict[str, dict[str, str]] = {side: {} for side in SIDES.values()}
+    for name, drive in zip(index.ids, index.drive_hashes, strict=True):
+        sides[SIDES[name[0]]][name] = drive
+    (folder / SPLIT_FILE).write_text(json.dumps({"format": FORMAT, **sides}))
+    return folder
+
+
+def make_config(root: Path, *, split: Any = "test", **changes: Any) -> DrivingConfig:
+    base: dict[str, Any] = {
+        "run": RunConfig(dir=str(root / "run")),
+        "train": TrainConfig(steps=2, batch_size=4),
+        "data": DataConfig(path=str(root), image_size=(16, 24), waypoint_steps=4, waypoint_dt_s=DT, max_gap_s=0.6),
+        "model": TRAIN,
+        "waypoints": WaypointConfig(hidden_sizes=(8,)),
+        "optim": OptimConfig(learning_rate=1e-2),
+        "eval": EvalConfig(split=split, batch_size=4, bootstrap=200, blind_updates=2, pictures=0),
+    }
+    return DrivingConfig(**base | changes)
+
+
+def ids(data: DrivingData) -> set[str]:
+    return {data.index.ids[i] for i in data.episodes.tolist()}
+
+
+def speeds(states: EgoStates) -> set[float]:
+    return set(states.motion[:, 0].tolist())
+
+
+class Predictors:
+    """In the places of the model and of the blind predictors: off by so many metres, to the left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, model: float, **blind: float) -> None:
+        self.model, self.off = model, blind
+        self.seen: list[DrivingData] = []
+        self.train: EgoStates
+        self.held_out: EgoStates
+        monkeypatch.setattr(evaluate, "predict", self.predict)
+        monkeypatch.setattr(evaluate, "blind_predictions", self.blind_predictions)
+
+    def predict(self, config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray) -> np.ndarray:
+        self.seen.append(data)
+        return data.tables.waypoints[rows] + np.array([0, self.model], np.float32)
+
+    def blind_predictions(self, config: DrivingConfig, train: EgoStates, held_out: EgoStates) -> dict[str, np.ndarray]:
+        self.train, self.held_out = train, held_out
+        return {
+            name: (held_out.waypoints + np.array([0, off], np.float32)).astype(np.float32)
+            for name, off in self.off.items()
+        }
+
+
+BLIND = {"mean_trajectory": 9.0, "constant_velocity": 5.0, "constant_turn": 4.0, "ego_mlp": 3.0, "history_mlp": 2.0}
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_the_table_is_of_the_held_out_drives_and_the_blind_learn_on_training_drives(
+    root: Path, monkeypatch: pytest.MonkeyPatch, split: str
+):
+    fake = Predictors(monkeypatch, 0.5, **BLIND)
+    result = evaluate.compare(make_config(root, split=split), {})
+    held_out = {name for name in SPEEDS if SIDES[name[0]] == split}
+    assert [(ids(data), data.split) for data in fake.seen] == [(held_out, split)]
+    assert speeds(fake.held_out) == {SPEEDS[name] for name in held_out}
+    assert speeds(fake.train) == {2.0, 4.0}
+    assert (result["split"], result["drives"], result["rated"]) == (split, len(held_out), 0)
+    # The futures of 8 of the 12 frames are known up to 2 s.
+    assert result["samples"] == 8 * len(held_out)
+    assert set(result["rows"]) == {"model", *BLIND}
+    for name, off in {"model": 0.5, **BLIND}.items():
+        for measure in ("ade_1s", "fde_1s", "ade_2s", "fde_2s"):
+            assert result["rows"][name][measure] == pytest.approx({"mean": off, "low": off, "high": off}, abs=1e-5)
+    assert set(result["gain"]) == {"ade_1s", "fde_1s", "ade_2s", "fde_2s"}
+    for value in result["gain"].values():  # above 0: the model is 1.5 m nearer than the strongest blind predictor
+        assert value == pytest.approx({"mean": 1.5, "low": 1.5, "high": 1.5}, abs=1e-5)
+    assert result["notes"] == []
+
+
+def test_a_model_that_is_worse_than_the_blind_has_a_gain_below_zero(root: Path, monkeypatch: pytest.MonkeyPatch):
+    Predictors(monkeypatch, 2.5, **BLIND)
+    result = evaluate.compare(make_config(root), {})
+    assert result["gain"]["ade_2s"]["mean"] == pytest.approx(-0.5, abs=1e-5)
+
+
+def test_intervals_are_over_drives_and_gains_are_paired(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """The two drives differ by 2 m in both errors; drawing drives gives both, one twice, or the other twice."""
+    fake = Predictors(monkeypatch, 0.0, **BLIND)
+    plain = fake.predict
+
+    def by_drive(config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray) -> np.ndarray:
+        off = np.where(data.tables.speed_mps[rows] > 8, 3.0, 1.0)
+        return plain(config, params, data, rows) + np.stack([0 * off, off], -1)[:, None].astype(np.float32)
+
+    monkeypatch.setattr(evaluate, "predict", by_drive)
+    plain_blind = fake.blind_predictions
+
+    def blind_by_drive(config: DrivingConfig, train: EgoStates, held_out: EgoStates) -> dict[str, np.ndarray]:
+        off = np.where(held_out.motion[:, 0] > 8, 2.0, 0.0)
+        more = np.stack([0 * off, off], -1)[:, None].astype(np.float32)
+        return {name: one + more for name, one in plain_blind(config, train, held_out).items()}
+
+    monkeypatch.setattr(evaluate, "blind_predictions", blind_by_drive)
+    result = evaluate.compare(make_config(root), {})
+    assert result["rows"]["model"]["ade_1s"] == pytest.approx({"mean": 2.0, "low": 1.0, "high": 3.0}, abs=1e-5)
+    assert result["gain"]["ade_1s"] == pytest.approx({"mean": 1.0, "low": 1.0, "high": 1.0}, abs=1e-5)
+
+
+def test_the_curve_is_of_the_validation_drives(root: Path, monkeypatch: pytest.MonkeyPatch):
+    fake = Predictors(monkeypatch, 0.25)
+    config = make_config(root)
+    assert evaluate.quick(config, {}) == pytest.approx(
+        dict.fromkeys(["val/ade_1s", "val/fde_1s", "val/ade_2s", "val/fde_2s"], 0.25), abs=1e-5
+    )
+    assert [ids(data) for data in fake.seen] == [{"v0"}]
+
+
+def test_every_so_many_frames_are_measured_and_all_that_were_rated(root: Path, monkeypatch: pytest.MonkeyPatch):
+    fake = Predictors(monkeypatch, 0.0, **BLIND)
+    config = make_config(root)
+    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, every=5))
+    evaluate.compare(config, {})
+    data = fake.seen[0]
+    assert fake.held_out.rows.tolist() == data.anchors[::5].tolist()
+    rated = np.zeros(data.index.frames, np.int32)
+    rated[data.anchors[[1, 2]]] = 3
+    index = dataclasses.replace(data.index, rated_counts=rated)
+    found = evaluate._held_out(dataclasses.replace(data, index=index), 5)
+    assert found.tolist() == sorted({*data.anchors[::5].tolist(), *data.anchors[[1, 2]].tolist()})
+
+
+def test_the_rater_feedback_is_of_each_predictor_at_its_speed(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """One frame of the faster test drive was rated: what was driven got 8 of 10."""
+    fake = Predictors(monkeypatch, 0.3, **BLIND | {"history_mlp": 3.5})
+    data = DataConfig(path=str(root), image_size=(16, 24), waypoint_steps=10, waypoint_dt_s=DT, max_gap_s=0.6)
+    config = make_config(root, data=data)
+    opened = open_data(config.data, "test")
+    row = opened.anchors[opened.tables.speed_mps[opened.anchors] == 9][0]
+    places = np.stack([9.0 * 0.25 * np.arange(1, 21), np.zeros(20)], axis=-1)
+    rated = Rated(waypoints=places, dt_s=0.25, score=8.0)
+    monkeypatch.setattr(type(opened.index), "rated", lambda self, at: (rated,) if at == row else ())
+    result = evaluate.compare(config, {})
+    assert result["rated"] == 1
+    for name, off in {"model": 0.3, "history_mlp": 3.5, "mean_trajectory": 9.0}.items():
+        beside = places + np.array([0, off])
+        expected = rater_feedback_score(beside, places[None], np.array([8.0]), speed_mps=9.0)
+        assert result["rows"][name]["rater_feedback"]["mean"] == pytest.approx(expected, abs=1e-4)
+    gain = result["rows"]["model"]["rater_feedback"]["mean"] - result["rows"]["history_mlp"]["rater_feedback"]["mean"]
+    assert gain > 0.1
+    assert result["gain"]["rater_feedback"]["mean"] == pytest.approx(gain)
+    assert len(fake.seen) == 1
+
+
+def make_states(count: int, **arrays: Any) -> EgoStates:
+    """States of a standing car whose every future step is known, but for what is given."""
+    states = EgoStates.__new__(EgoStates)
+    states.rows = np.arange(count)
+    states.motion = np.zeros((count, 2), np.float32)
+    states.past = np.zeros((count, 6), np.float32)
+    states.command = np.zeros(count, np.int32)
+    states.waypoints = np.zeros((count, 4, 2), np.float32)
+    states.valid = np.ones((count, 4), bool)
+    states.drive = np.zeros(count, np.int64)
+    vars(states).update(arrays)
+    return states
+
+
+def test_blind_formulas_by_hand(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """The mean is of what is known of the training futures; the others take the held-out motion."""
+    trained = []
+
+    def mlp(config: DrivingConfig, train: EgoStates, held_out: EgoStates, *, use_past: bool) -> np.ndarray:
+        trained.append((train, held_out, use_past))
+        return np.full(held_out.waypoints.shape, float(use_past), np.float32)
+
+    monkeypatch.setattr(blind, "_mlp", mlp)
+    waypoints = np.zeros((3, 4, 2), np.float32)
+    waypoints[:, :, 0] = [[1.0], [2.0], [6.0]]
+    valid = np.ones((3, 4), bool)
+    valid[2, 1:] = False
+    train = make_states(3, waypoints=waypoints, valid=valid, motion=np.full((3, 2), 3.0, np.float32))
+    held_out = make_states(2, motion=np.array([[10.0, 0.0], [10.0, 0.5]], np.float32))
+    found = blind.blind_predictions(make_config(root), train, held_out)
+    np.testing.assert_allclose(found["mean_trajectory"], [[[3, 0], [1.5, 0], [1.5, 0], [1.5, 0]]] * 2)
+    t = DT * np.arange(1, 5)
+    line = np.stack([10 * t, 0 * t], -1)
+    arc = np.stack([10 / 0.5 * np.sin(0.5 * t), 10 / 0.5 * (1 - np.cos(0.5 * t))], -1)
+    np.testing.assert_allclose(found["constant_velocity"], [line, line], atol=1e-4)
+    np.testing.assert_allclose(found["constant_turn"], [line, arc], atol=1e-4)
+    assert (found["ego_mlp"] == 0).all()
+    assert (found["history_mlp"] == 1).all()
+    assert trained == [(train, held_out, False), (train, held_out, True)]
+
+
+@pytest.fixture
+def compiled_quickly() -> Iterator[None]:
+    """For networks whose training takes less time than their compiling."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.parametrize("by", ["command", "past"])
+@pytest.mark.usefixtures("compiled_quickly")
+def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(root: Path, by: str):
+    """Every training car that is told to go left, or has begun to turn left, goes 1 m to the left, and nothing else was
+    seen; the held-out ones say so to either side, and go 5 m to the left."""
+    left = np.zeros((64, 4, 2), np.float32)
+    left[..., 1] = 1.0
+    wrong = np.full((2, 4, 2), 5.0, np.float32)
+    config = make_config(root)
+    config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, blind_updates=150))
+    turned = np.tile(np.array([0, 0, 0, 0.3, 0.3, 0.3], np.float32), (64, 1))
+    signs = np.array([[1], [-1]], np.float32)
+    seen: dict[str, Any] = {"command": np.full(64, 1, np.int32)} if by == "command" else {"past": turned}
+    asked: dict[str, Any] = {"command": np.array([1, 3], np.int32)} if by == "command" else {"past": turned[:2] * signs}
+    train, held_out = make_states(64, waypoints=left, **seen), make_states(2, waypoints=wrong, **asked)
+    found = blind._mlp(config, train, held_out, use_past=by == "past")
+    np.testing.assert_allclose(found[0, :, 1], 1.0, atol=0.15)
+    np.testing.assert_allclose(found[1, :, 1], -1.0, atol=0.15)
+    np.testing.assert_allclose(found[:, :, 0], 0.0, atol=0.15)
+
+
+def test_ridge_regression_by_hand():
+    """One feature: standardised x is -1, 0, 1 times sqrt(3/2); w = a.y / (a.a + 10) = 2 sqrt(1.5) / 13."""
+    x, y = np.array([[1.0], [2.0], [3.0]]), np.array([10.0, 11.0, 12.0])
+    weight = 2 * np.sqrt(1.5) / 13
+    x_test, y_test = np.array([[1.0], [5.0]]), np.array([9.0, 15.0])
+    predicted = 11 + weight * np.array([-1.0, 3.0]) * np.sqrt(1.5)
+    expected = 1 - np.mean((y_test - predicted) ** 2) / 9.0
+    assert probes.r_squared(x, y, x_test, y_test) == pytest.approx(expected, rel=1e-4)
+    assert probes.r_squared(x, y, x_test, np.full(2, 9.0)) == 0.0
+    noise = np.random.default_rng(0).normal(size=(50, 1))
+    assert probes.r_squared(noise, noise[:, 0], noise[:20], -noise[:20, 0]) < -1, "worse than the mean is below 0"
+
+
+def pretraining(root: Path, **more: Any) -> DrivingConfig:
+    data = DataConfig(path=str(root), image_size=(16, 24), offsets_s=(0.0, 0.5), max_gap_s=0.6)
+    return make_config(root, waypoints=None, objective=ObjectiveConfig(temporal=1.0), data=data, **more)
+
+
+class Encoder:
+    """In the place of an encoder: a frame's speed and time, or a number that says nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[set[str], bool]] = []
+        monkeypatch.setattr(probes, "encode", self.encode)
+
+    def encode(
+        self, config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray, *, jitter: bool = False
+    ) -> np.ndarray:
+        self.calls.append((ids(data), jitter))
+        angle = data.index.t[rows] - (probes.LATER_S if jitter else 0)
+        if params == "blind":
+            angle = 0 * angle
+        place = np.stack([np.cos(angle), np.sin(angle)], -1)
+        moments = [np.random.default_rng(0).normal(size=place.shape)] * len(config.data.offsets_s)
+        moments[config.data.anchor] = place
+        speed = data.tables.speed_mps[rows][:, None] * (params != "blind")
+        return np.concatenate([*moments, speed, 0 * speed], axis=1).astype(np.float32)
+
+
+def test_probes_are_fitted_on_training_drives_and_measured_on_held_out_ones(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = pretraining(root)
+    fake = Encoder(monkeypatch)
+    train, held_out = open_data(config.data, "train"), open_data(config.data, "test")
+    asked: list[Any] = []
+
+    def r_squared(x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray) -> float:
+        asked.append((set(x[:, -2].tolist()), set(y.tolist()), set(x_test[:, -2].tolist()), set(y_test.tolist())))
+        return 0.5
+
+    monkeypatch.setattr(probes, "r_squared", r_squared)
+    monkeypatch.setattr(probes, "retrieval", lambda *_: {"retrieval_top1": 0.25})
+    assert probes.probe(config, "good", train, held_out) == {
+        "speed_r2": 0.5,
+        "yaw_rate_r2": 0.5,
+        "retrieval_top1": 0.25,
+    }
+    assert [call for call, _ in fake.calls] == [{"t0", "t1"}, {"e0", "e1"}]
+    assert asked[0] == ({2.0, 4.0}, {2.0, 4.0}, {7.0, 9.0}, {7.0, 9.0})
+    assert asked[1][1] == asked[1][3] == {0.0}
+
+
+def test_the_frames_of_a_probe_know_speed_and_yaw_rate(root: Path):
+    config = pretraining(root)
+    data = open_data(config.data, "test")
+    tables = data.tables
+    speed_valid, yaw_rate_valid, time_valid = (
+        array.copy() for array in (tables.speed_valid, tables.yaw_rate_valid, tables.time_valid)
+    )
+    speed_valid[data.anchors[1]] = yaw_rate_valid[data.anchors[2]] = time_valid[data.anchors[3], 1] = False
+    changed = dataclasses.replace(tables, speed_valid=speed_valid, yaw_rate_valid=yaw_rate_valid, time_valid=time_valid)
+    rows = probes._spaced(dataclasses.replace(data, tables=changed))
+    whole = probes._spaced(data)
+    assert rows.tolist() == [row for row in whole.tolist() if row not in data.anchors[[1, 2, 3]].tolist()]
+
+
+def test_retrieval_finds_the_frame_half_a_second_before_among_those_of_its_drive(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = pretraining(root)
+    fake = Encoder(monkeypatch)
+
+    def encode(*args: Any, **more: Any) -> np.ndarray:
+        return fake.encode(*args, **more)[:, :4]  # of two moments, without the speed
+
+    monkeypatch.setattr(probes, "encode", encode)
+    data = open_data(config.data, "test")
+    candidates, later = probes._apart(data, int(data.episodes[0]))
+    t = data.index.t
+    np.testing.assert_allclose(t[candidates], [0.0, 2.0, 4.0])  # of 6 s, 2 s apart
+    np.testing.assert_allclose(t[later], [0.5, 2.5, 4.5])
+    assert set(data.index.episode_of(candidates).tolist()) == {int(data.episodes[0])}
+    found = probes.retrieval(config, "good", data)
+    assert found == {"retrieval_top1": 1.0, "retrieval_chance": pytest.approx(1 / 3)}
+    assert fake.calls == [({"e0", "e1"}, False), ({"e0", "e1"}, True)]
+    assert probes.retrieval(config, "blind", data)["retrieval_top1"] == pytest.approx(1 / 3), "always the first one"
+
+
+def test_a_pretraining_is_probed_beside_fresh_weights_on_the_held_out_drives(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = pretraining(root)
+    calls = []
+
+    def probe(config: DrivingConfig, encoder: Any, train: DrivingData, held_out: DrivingData) -> dict[str, float]:
+        calls.append((encoder if isinstance(encoder, str) else "fresh", ids(train), ids(held_out)))
+        return {"speed_r2": 0.75 if encoder == "learnt" else 0.25}
+
+    monkeypatch.setattr(probes, "probe", probe)
+    task = EvaluatedPretrain(config, open_data(config.data), tmp_path)
+    state = TrainState(step=2, params={"encoder": "learnt"}, opt_state={}, target={})
+    assert task.evaluate(state, final=False) == {}
+    assert task.evaluate(state, final=True) == {"model/speed_r2": 0.75, "untrained/speed_r2": 0.25}
+    assert calls == [("learnt", {"t0", "t1"}, {"e0", "e1"}), ("fresh", {"t0", "t1"}, {"e0", "e1"})]
+    written = json.loads((tmp_path / evaluate.REPORT).read_text())
+    assert (written["kind"], written["split"], written["drives"]) == ("pretraining", "test", 2)
+
+
+def test_a_run_logs_validation_errors_and_at_its_end_the_table(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Predictors(monkeypatch, 0.5, **BLIND)
+    config = make_config(root)
+    task = EvaluatedWaypoints(config, open_data(config.data), tmp_path)
+    state = TrainState(step=2, params={}, opt_state={}, target={})
+    assert set(task.evaluate(state, final=False)) == {"val/ade_1s", "val/fde_1s", "val/ade_2s", "val/fde_2s"}
+    metrics = task.evaluate(state, final=True)
+    assert metrics["model/ade_1s"] == pytest.approx(0.5)
+    assert metrics["history_mlp/fde_2s_low"] == pytest.approx(2.0)
+    assert len(metrics) == 6 * 4 * 3
+    assert json.loads((tmp_path / evaluate.REPORT).read_text())["rows"]["ego_mlp"]["ade_1s"]["mean"] == pytest.approx(3)
+
+
+def test_rows_are_predicted_in_their_order_whatever_the_size_of_a_part(root: Path):
+    for count, size in ((5, 2), (4, 2), (1, 4)):
+        rows = np.arange(10, 10 + count)
+        parts = evaluate.parts(rows, size)
+        assert {len(part) for part in parts} == {size}
+        assert np.concatenate(parts)[:count].tolist() == rows.tolist()
+        assert set(np.concatenate(parts)[count:].tolist()) <= {rows[-1]}
+
+
+def test_the_table_by_hand():
+    score = {"mean": 1.0, "low": 0.5, "high": 1.5}
+    result = {"kind": "waypoints", "split": "test", "drives": 2, "notes": ["a note"]}
+    one = result | {"rows": {"model": {"ade_1s": score}, "ego_mlp": {"ade_1s": score | {"mean": 2.0}}}}
+    other = result | {"rows": {"model": {"ade_1s": score | {"mean": 3.0}}, "ego_mlp": {"ade_1s": score}}, "notes": []}
+    assert evaluate.text([("one", one), ("other", other)]).strip().splitlines() == [
+        "| waypoints, 2 test drives | ade_1s |",
+        "|---|---|",
+        "| ego_mlp | 2.000 (0.500 to 1.500) |",
+        "| one | 1.000 (0.500 to 1.500) |",
+        "| other | 3.000 (0.500 to 1.500) |",
+        "",
+        "one: a note",
+    ]
