@@ -24,7 +24,11 @@ def make_state(**changes: Any) -> TrainState:
     parts: dict[str, Any] = {
         "step": jnp.int32(7),
         "params": {"dense": {"kernel": jnp.asarray(KERNEL), "bias": jnp.asarray(BIAS)}},
-        "opt_state": {"count": jnp.int32(7), "mask": jnp.array([True, False])},
+        "opt_state": {
+            "count": jnp.int32(7),
+            "mask": jnp.array([True, False]),
+            "many": [jnp.int32(i) for i in range(11)],
+        },
         "target": {"kernel": jnp.asarray(KERNEL + 1)},
         "ema": {"kernel": jnp.asarray(KERNEL - 1)},
     }
@@ -37,6 +41,7 @@ def test_the_digest_is_the_documented_hash():
     for name, value in (  # in the order of their names
         ("['ema']['kernel']", KERNEL - 1),
         ("['opt_state']['count']", np.array(7, np.int32)),
+        *((f"['opt_state']['many'][{i}]", np.array(i, np.int32)) for i in (0, 10, 1, 2, 3, 4, 5, 6, 7, 8, 9)),
         ("['opt_state']['mask']", np.array([True, False])),
         ("['params']['dense']['bias']", BIAS),
         ("['params']['dense']['kernel']", KERNEL),
@@ -47,7 +52,7 @@ def test_the_digest_is_the_documented_hash():
         hasher.update(value.tobytes())
     hasher.update(json.dumps({"interaction": {"rounds": [1, 2]}, "step": 7}).encode())
     assert digest(make_state(), POSITION) == hasher.hexdigest()
-    assert digest(make_state(), POSITION) == "96532295cb606da610dad50675b59155adc90d01c51f3484267a72fd58f6e2c0"
+    assert digest(make_state(), POSITION) == "7ca43dec2bd3cf468f1015d230b44330da31fc7738361f8d38476ad1a113b3ee"
 
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -58,6 +63,7 @@ CHANGED: dict[str, dict[str, Any]] = {
     "no bias": {"params": {"dense": {"kernel": jnp.asarray(KERNEL)}}},
     "opt_state, count": {"opt_state": {"count": jnp.int32(8), "mask": jnp.array([True, False])}},
     "opt_state, mask": {"opt_state": {"count": jnp.int32(7), "mask": jnp.array([True, True])}},
+    "opt_state, no list": {"opt_state": {"count": jnp.int32(7), "mask": jnp.array([True, False])}},
     "opt_state, none": {"opt_state": {}},
     "target": {"target": {"kernel": jnp.asarray(KERNEL + 2)}},
     "target, none": {"target": {}},
