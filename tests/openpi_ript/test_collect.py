@@ -82,7 +82,8 @@ def test_every_chunk_of_every_rollout_has_the_noise_of_its_own_numbers(tmp_path:
             np.testing.assert_array_equal(actor.noise[call][row], noise)
             seen = rollout.observations["position"][start]
             np.testing.assert_array_equal(actor.batches[call]["state"][row], seen)
-            aimed = np.concatenate([np.array(DISCS["blue"], np.float32) + 0.01 * noise[:, :2], np.zeros((8, 1))], axis=1)
+            disc = np.array(DISCS["blue"], np.float32)
+            aimed = np.concatenate([disc + 0.01 * noise[:, :2], np.zeros((8, 1))], axis=1)
             executed = [env.clip(action.astype(np.float32)) for action in aimed[: stop - start]]
             np.testing.assert_allclose(rollout.actions[start:stop], executed, atol=1e-6)
     drawn = np.concatenate(actor.noise)
