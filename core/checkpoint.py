@@ -32,7 +32,7 @@ from orbax.checkpoint import v1 as ocp
 
 from core import processes
 from core.checksums import checksums, tree_spec
-from core.config import CheckpointConfig
+from core.config import CheckpointConfig, comparable
 from core.errors import DataError, MismatchError, NonFiniteError, PreemptedError, StorageError, require_equal
 from core.keep_best import KeepBest
 from core.saves import Progress, each_for_itself, note_hash, quiet, read_progress, root_cause, steps_in, whole_note
@@ -251,7 +251,10 @@ class Checkpoints:
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
         """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
         note = self._read_note(step)
-        require_equal(note["fingerprint"], self._fingerprint, "the checkpoint was made with another config or dataset")
+        saved, now, remark = comparable(note["fingerprint"], self._fingerprint)
+        require_equal(saved, now, " ".join(["the checkpoint was made with another config or dataset", remark]).rstrip())
+        if remark and processes.is_first():
+            print(f"note: {remark}", flush=True)
         require_equal(note["spec"], tree_spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
         path = self._folder / str(step)
         _raise_first(_reason_of(lambda: broken(path, jax.process_index(), jax.process_count())))

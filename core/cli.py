@@ -15,3 +15,14 @@ class Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
         sys.exit(ConfigError.exit_code)
+
+
+def add_links_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that `data.allow_links_to` is in training."""
+    parser.add_argument(
+        "--allow-links-to",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder outside of the dataset that links in it may lead to; may be given several times",
+    )

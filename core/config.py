@@ -149,6 +149,17 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FilesConfig:
+    """What every package's data config says of a dataset's files; core/identity.py."""
+
+    verify: Literal["sample", "full"] = "sample"
+    """What is read of files above 256 MiB to tell whether they changed: a fixed sample, or every byte. Smaller ones are
+    read whole either way."""
+    allow_links_to: tuple[str, ...] = ()
+    """Folders outside of the dataset that links in it may lead to; the blobs of a hub snapshot need not be named."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
     """What every package's config holds; `launch.py` trains the package in which the subclass is defined."""
 
@@ -204,7 +215,8 @@ def flatten(config: Any) -> dict[str, Any]:
     return dict(walk("", config))
 
 
-# Fields that may differ when a run goes on: they change neither the weights nor the batches.
+# Fields that may differ when a run goes on: they change neither the weights nor the batches. Where the data lie is one
+# of them, since the content of these files is in the fingerprint.
 FREE_ON_RESUME = (
     "run.dir",
     "run.resume",
@@ -216,6 +228,11 @@ FREE_ON_RESUME = (
     "eval.",
     "mesh.",
     "checkpoint.",
+    "data.path",
+    "data.norm_stats",
+    "data.verify",
+    "data.allow_links_to",
+    "tokenizer",
     "data.read_threads",
     "data.cache_mb",
     "data.frames",
@@ -232,6 +249,31 @@ def fingerprint(flat: dict[str, Any]) -> dict[str, Any]:
     """
     steps_free = ("train.steps", "online.steps") if flat.get("optim.schedule") == "constant" else ()
     return {name: value for name, value in flat.items() if not name.startswith(FREE_ON_RESUME + steps_free)}
+
+
+# Entries of a checkpoint's fingerprint that earlier versions did not write.
+YOUNGER = ("dataset.files",)
+
+
+def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The parts of a checkpoint's fingerprint and of a run's that both versions of the code know, and a note.
+
+    Args:
+      saved: Of the checkpoint, which an earlier version may have written.
+      current: Of the run.
+
+    Returns:
+      Both, to be compared, and what to say of entries that are in `current` alone; empty where there are none.
+    """
+    new = [name for name in YOUNGER if name in current and name not in saved]
+    note = ""
+    if new:
+        note = (
+            "the checkpoint is an earlier version's, which kept no list of the dataset's files: whether pictures or "
+            "videos changed since cannot be told; from the next save on it can. (Files above 256 MiB were hashed in "
+            "another way then: if nothing but dataset.manifest differs, go on with that version, or start anew)"
+        )
+    return fingerprint(saved), {name: value for name, value in current.items() if name not in new}, note
 
 
 def _take_config(arguments: list[str]) -> Path | None:

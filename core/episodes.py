@@ -15,14 +15,11 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, Shaped
 
-WHOLE_FILE_BYTES = 256 << 20
-EDGE_BYTES = 1 << 20
 NEVER = 1 << 40  # steps until a termination that does not come; above any episode's length
 
 
@@ -86,19 +83,6 @@ class EpisodeSource(Protocol):
     def manifest_hash(self) -> str:
         """Fingerprint of the content: equal for equal bytes, wherever the folder lies."""
         ...
-
-
-def content_hash(path: Path) -> str:
-    """SHA-256 of a file's bytes; above 256 MiB of its size and its first and last MiB."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= WHOLE_FILE_BYTES:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        digest = hashlib.sha256(str(size).encode())
-        digest.update(file.read(EDGE_BYTES))
-        file.seek(size - EDGE_BYTES)
-        digest.update(file.read(EDGE_BYTES))
-        return digest.hexdigest()
 
 
 def manifest_hash(rows: Iterable[Sequence[Any]]) -> str:

@@ -5,6 +5,7 @@ metrics.jsonl    {"step": int, "split": "train"|"eval", name: float ...} a line;
                  that was killed and resumed writes the same bytes as one that was not
 timing.jsonl     where the wall-clock time went; differs from run to run
 checkpoints/     core/checkpoint.py
+dataset_files.gz core/dataset_files.py
 done.json        the line that a finished run prints
 """
 
@@ -20,9 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from core import processes
+from core import dataset_files, processes
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.errors import BusyError, ConfigError, StorageError, require_equal
+from core.identity import Files
 
 
 class RunFolder:
@@ -47,6 +49,7 @@ class RunFolder:
         self._files = contextlib.ExitStack()
         self._metrics: Appender | None = None
         self._timing: Appender | None = None
+        self._resume = config.run.resume
         self.path = Path(processes.on_first(lambda: self._claim(config, name)))
 
     def _claim(self, config: ExperimentConfig, name: str) -> str:
@@ -104,6 +107,16 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         self._files.close()
+
+    def require_same_files(self, files: Files) -> None:
+        """Compares the files of a dataset with those that the run was started with, or notes them at its first start.
+
+        Raises:
+          MismatchError: Files changed, are missing or were added; the message names them.
+        """
+        if processes.is_first():
+            with _storage_error(self.path, dataset_files.NAME):
+                dataset_files.require_same(self.path, files, resume=self._resume)
 
     def log(self, step: int, split: str, values: dict[str, float]) -> None:
         """Appends a line to metrics.jsonl. Non-finite numbers are written as null, which is valid JSON."""

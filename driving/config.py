@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from core.config import ExperimentConfig, require_fraction, require_non_negative, require_positive
+from core.config import ExperimentConfig, FilesConfig, require_fraction, require_non_negative, require_positive
 
 CAMERAS = ("front", "front_left", "front_right", "side_left", "side_right")
 """The contract's canonical cameras; other names are allowed, and found in an episode as they are written there."""
@@ -38,7 +38,7 @@ class AugmentConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(FilesConfig):
     """Driving episodes on disk, or a pack of them, and how their frames become samples."""
 
     path: str

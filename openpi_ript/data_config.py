@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from core.config import require_non_negative, require_positive
+from core.config import FilesConfig, require_non_negative, require_positive
 
 Normalization = Literal["none", "mean_std", "quantile"]
 
@@ -83,7 +83,7 @@ def default_cameras() -> dict[str, str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(FilesConfig):
     """A LeRobot dataset (v2.1 or v3.0) or a pack made of one, and how its frames become samples."""
 
     path: str

@@ -5,21 +5,23 @@ from typing import Literal
 
 from core.config import (
     ExperimentConfig,
+    FilesConfig,
     require_fraction,
     require_non_negative,
     require_positive,
 )
 
 Normalization = Literal["none", "mean_std", "quantile"]
+Format = Literal["aloha_hdf5", "ogbench_npz"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(FilesConfig):
     """Episodes on disk and the pool that is drawn from them (specification: the pool loader)."""
 
     path: str
     """Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file."""
-    format: Literal["aloha_hdf5", "ogbench_npz"] = "aloha_hdf5"
+    format: Format = "aloha_hdf5"
     task: str | None = None
     """OGBench single-task environment whose reward replaces the file's, e.g. cube-single-play-singletask-task2-v0."""
     observation: Literal["qpos", "state"] = "qpos"

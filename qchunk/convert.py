@@ -17,8 +17,8 @@ import h5py
 import numpy as np
 
 from core.cli import Parser
-from core.episodes import content_hash
 from core.errors import ConfigError, DataError, RunError
+from core.identity import content_hash
 from core.new_folder import new_folder
 from core.progress import follow
 from qchunk.converters.d4rl import D4rlReader

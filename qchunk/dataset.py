@@ -11,10 +11,11 @@ from typing import TypeVar
 from core import norm_stats
 from core.episodes import Episode, EpisodeSource
 from core.errors import DataError
+from core.identity import Files
 from core.norm_stats import Affine, NormStats, RunningStats
 from qchunk.config import DataConfig, Normalization, QChunkConfig
 from qchunk.frames import picture_form
-from qchunk.index import open_source
+from qchunk.index import dataset_files, open_source
 from qchunk.sources.aloha import AlohaSource
 
 READ_TRIES = 3
@@ -40,6 +41,8 @@ class Dims:
 class Dataset:
     """An indexed dataset with the normalisation that a run applies to it."""
 
+    files: Files
+    """That it was read from, and the data.norm_stats that it uses."""
     source: EpisodeSource
     action_norm: Affine
     observation_norm: Affine
@@ -66,18 +69,24 @@ class Dataset:
         return self.source.manifest_hash()
 
 
-def open_dataset(config: QChunkConfig) -> Dataset:
+def open_dataset(config: QChunkConfig, *, check: Callable[[Files], None] = lambda files: None) -> Dataset:
     """Indexes the dataset (cached) and makes its normalisation.
+
+    Args:
+      config: Of the run.
+      check: Told which files the dataset is made of, data.norm_stats among them, before any of them is judged.
 
     Raises:
       DataError: The dataset or data.norm_stats is missing or bad; every problem is listed.
       ConfigError: data.task names no task, or the simulator that it needs is not installed.
     """
-    source, notes = open_source(config.data)
-    return _with_norm(config.data, source, notes)
+    files = dataset_files(config.data)
+    check(files)
+    source, notes = open_source(config.data, files=files)
+    return _with_norm(config.data, files, source, notes)
 
 
-def _with_norm(data: DataConfig, source: EpisodeSource, notes: tuple[str, ...]) -> Dataset:
+def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tuple[str, ...]) -> Dataset:
     stats = None
     if (data.action_norm, data.observation_norm) != ("none", "none"):
         stats = _norm_stats(data, source)
@@ -93,6 +102,7 @@ def _with_norm(data: DataConfig, source: EpisodeSource, notes: tuple[str, ...]) 
     action = norm(data.action_norm, "actions", "action")
     observation = norm(data.observation_norm, "state", data.observation)
     return Dataset(
+        files=files,
         source=source,
         action_norm=action,
         observation_norm=observation,

@@ -1,15 +1,11 @@
 """The index of a dataset: every episode is read once, judged before training starts, and remembered.
 
-What a file holds is cached by its path, size and modification time, for all runs; what a run makes of it (labels,
-arrays it needs) is judged anew each time.
+What a file holds is cached by its name and content, for all runs; what a run makes of it (labels, arrays it needs) is
+judged anew each time.
 """
 
-import collections
-import contextlib
 import dataclasses
-import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
+from core import cache
 from core.episodes import EpisodeSource
 from core.errors import DataError
+from core.identity import Files, open_files
 from qchunk.config import DataConfig
 from qchunk.relabel import single_task
 from qchunk.selection import Selection, select
@@ -27,29 +25,34 @@ from qchunk.sources import aloha, ogbench
 from qchunk.sources.report import EpisodeReport, Problem, from_json, refuse
 from qchunk.workers import Workers
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 SECONDS_BETWEEN_LINES = 10.0
 MAX_SKIPPED = 0.01
 """Largest share of bad episodes that on_bad=skip drops."""
 
 
-def open_source(data: DataConfig) -> tuple[EpisodeSource, tuple[str, ...]]:
+def open_source(data: DataConfig, *, files: Files | None = None) -> tuple[EpisodeSource, tuple[str, ...]]:
     """The dataset's good episodes, and what the run should say about them.
+
+    Args:
+      data: Which dataset, and how to take it.
+      files: From `dataset_files`, which is called if this is None.
 
     Raises:
       DataError: The folder is missing or empty, or episodes are bad: all problems in one message.
       ConfigError: data.task names no task, or the simulator is not installed.
     """
-    selection = select(read_index(data), data)
+    files = dataset_files(data) if files is None else files
+    selection = select(read_index(data, files=files), data)
     notes = list(selection.notes)
     if selection.problems:
         _refuse_or_note(selection, data, notes)
     if not selection.reports:
         raise DataError(f"{data.path}: no episode is left to train on. {' '.join(selection.notes)}")
-    return make_source(selection, data), tuple(notes)
+    return make_source(selection, data, files), tuple(notes)
 
 
-def make_source(selection: Selection, data: DataConfig) -> EpisodeSource:
+def make_source(selection: Selection, data: DataConfig, files: Files) -> EpisodeSource:
     """The good episodes of a selection, at least one, whatever else is wrong with the dataset.
 
     Raises:
@@ -58,8 +61,10 @@ def make_source(selection: Selection, data: DataConfig) -> EpisodeSource:
     task = None if data.task is None else single_task(data.task)
     path, good, positives = Path(data.path), selection.reports, selection.positives
     if data.format == "ogbench_npz":
-        return ogbench.OgbenchSource(path, good, positives, action=data.action, task=task)
-    return aloha.AlohaSource(path, good, positives, action=data.action, task=task, base_action=data.base_action)
+        return ogbench.OgbenchSource(path, good, positives, files=files, action=data.action, task=task)
+    return aloha.AlohaSource(
+        path, good, positives, files=files, action=data.action, task=task, base_action=data.base_action
+    )
 
 
 def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) -> None:
@@ -74,53 +79,73 @@ def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) ->
     notes.extend(f"  {problem}" for problem in selection.problems)
 
 
-def read_index(data: DataConfig, *, reread: bool = False, pictures: bool | None = None) -> list[EpisodeReport]:
-    """A report on every episode below data.path, from the cache where size and modification time are unchanged.
+def dataset_files(data: DataConfig) -> Files:
+    """The files of the dataset, each hashed unless it was before and was not touched since; and data.norm_stats.
+
+    Raises:
+      DataError: The folder or file is missing, of the wrong kind, or holds no episode; or links lead out of it.
+    """
+    files = open_files(data.path, data)
+    files.require(_dataset_names(files, Path(data.path), data.format))
+    if data.norm_stats is not None:
+        files.add_other("data.norm_stats", Path(data.norm_stats))
+    return files
+
+
+def read_index(
+    data: DataConfig, *, files: Files | None = None, reread: bool = False, pictures: bool | None = None
+) -> list[EpisodeReport]:
+    """A report on every episode below data.path, from the cache where a file's content is known.
 
     Args:
       data: Only `path`, `format` and whether there are cameras matter.
-      reread: Read every file again, and report content that changed although size and time did not.
+      files: From `dataset_files`, which is called if this is None.
+      reread: Read every file again, whatever the cache says.
       pictures: Decode every picture of every camera; by default where data names a camera.
 
     Raises:
-      DataError: The folder or file is missing, of the wrong kind, or holds no episode.
+      DataError: As `dataset_files`, or a file changed while it was read.
     """
     root = Path(data.path)
-    files = _dataset_files(root, data.format)
+    files = dataset_files(data) if files is None else files
     known = _load_cache(root)
     pictures = bool(data.cameras or data.depth_cameras) if pictures is None else pictures
     workers = Workers(data.decode_threads) if pictures and data.format == "aloha_hdf5" else None
     found: dict[str, list[EpisodeReport]] = {}
     to_read = []
-    for file in files:
-        name = _name(root, file)
-        before = known.get(name, [])
-        stat = file.stat()
-        same = bool(before) and (before[0].size, before[0].mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    for name in files.own:
+        content, before = known.get(name, ("", []))
+        untouched = bool(before) and (before[0].size, before[0].mtime_ns) == (files.size(name), files.mtime_ns(name))
+        good = not any(report.problems or report.picture_problems for report in before)
         found[name] = before
+        same = bool(before) and content == files.hash(name) and (good or untouched)
+        if same and not untouched:
+            found[name] = [dataclasses.replace(report, mtime_ns=files.mtime_ns(name)) for report in before]
         if not same or reread or (workers is not None and before[0].pictures is None and before[0].content_hash):
-            to_read.append((file, before if same else []))
-    for file, before in _progress(to_read):
-        fresh = ogbench.examine(file) if data.format == "ogbench_npz" else [_examine(root, file, workers)]
+            to_read.append((name, before if untouched else []))
+    for name, before in _progress(to_read):
+        fresh = _examine(root, files, name, data, workers)
+        files.require_unchanged(files.place(name))
         if before:
             fresh = [_with_silent_changes(report, before[0]) for report in fresh]
-        found[_name(root, file)] = fresh
-    reports = [report for name in found for report in found[name]]
+        found[name] = fresh
     if to_read or found.keys() != known.keys():
-        _save_cache(root, reports)
-    return reports
+        _save_cache(root, files, found)
+    return [report for name in found for report in found[name]]
 
 
-def _name(root: Path, file: Path) -> str:
-    return file.name if file == root else file.relative_to(root).as_posix()
+def _examine(root: Path, files: Files, name: str, data: DataConfig, workers: Workers | None) -> list[EpisodeReport]:
+    """What one file holds, read now."""
+    digest = files.hash(name) or ""
+    if data.format == "ogbench_npz":
+        return ogbench.examine(root, digest=digest)
+    if workers is None:
+        return [aloha.examine(root, root / name, digest=digest)]
+    return [aloha.examine(root, root / name, workers, digest=digest)]
 
 
-def _examine(root: Path, file: Path, workers: Workers | None) -> EpisodeReport:
-    return aloha.examine(root, file) if workers is None else aloha.examine(root, file, workers)
-
-
-def _progress(files: list[tuple[Path, list[EpisodeReport]]]) -> Iterator[tuple[Path, list[EpisodeReport]]]:
-    """The files, with a bar on a terminal, else a line every ten seconds; on stderr, since stdout may be JSON."""
+def _progress(files: list[tuple[str, list[EpisodeReport]]]) -> Iterator[tuple[str, list[EpisodeReport]]]:
+    """The names, with a bar on a terminal, else a line every ten seconds; on stderr, since stdout may be JSON."""
     if sys.stderr.isatty() and len(files) > 1:
         yield from track(files, description="reading episodes", console=Console(stderr=True), transient=True)
         return
@@ -165,7 +190,8 @@ def _silent_change(file: str, dataset: str, expected: str, found: str) -> Proble
     )
 
 
-def _dataset_files(root: Path, kind: str) -> list[Path]:
+def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
+    """Names of the episode files; DataError where there are none."""
     if not root.exists():
         raise DataError(
             f"data.path: {root} does not exist; set --data.path to a folder of HDF5 episodes or an OGBench .npz file"
@@ -173,49 +199,37 @@ def _dataset_files(root: Path, kind: str) -> list[Path]:
     if kind == "ogbench_npz":
         if root.suffix != ".npz" or not root.is_file():
             raise DataError(f"data.path: {root} is no .npz file, which data.format=ogbench_npz expects")
-        return [root]
+        return [root.name]
     if not root.is_dir():
         hint = "; set --data.format ogbench_npz" if root.suffix == ".npz" else ""
         raise DataError(f"data.path: {root} is a file; data.format=aloha_hdf5 expects a folder of episodes{hint}")
-    files = aloha.episode_files(root)
-    if not files:
+    names = aloha.episode_names(files.bounds)
+    if not names:
         raise DataError(
             f"data.path: {root} holds no episode; expected files *.hdf5 or *.h5, in score_<n> folders or not"
         )
-    return files
+    return names
 
 
-def _cache_file(root: Path) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:32]
-    return Path(home) / "chunkwise" / "index" / f"{name}.json"
-
-
-def _load_cache(root: Path) -> Mapping[str, list[EpisodeReport]]:
-    """Reports by file; empty where there is no readable cache, which only costs time."""
-    reports: dict[str, list[EpisodeReport]] = collections.defaultdict(list)
+def _load_cache(root: Path) -> Mapping[str, tuple[str, list[EpisodeReport]]]:
+    """Content hash and reports by file; empty where there is no readable cache, which only costs time."""
+    reports: dict[str, tuple[str, list[EpisodeReport]]] = {}
     try:
-        tree = json.loads(_cache_file(root).read_text())
+        tree = json.loads(cache.read("qchunk", cache.key_of(root)) or b"")
         if tree["version"] == INDEX_VERSION:
-            for entry in tree["reports"]:
-                reports[entry["path"]].append(from_json(entry))
-    except (OSError, ValueError, KeyError, TypeError):
+            for name, content in tree["files"].items():
+                reports[name] = (content["hash"], [from_json(entry) for entry in content["reports"]])
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
         return {}
-    return dict(reports)
+    return reports
 
 
-def _save_cache(root: Path, reports: Sequence[EpisodeReport]) -> None:
-    file = _cache_file(root)
+def _save_cache(root: Path, files: Files, found: Mapping[str, Sequence[EpisodeReport]]) -> None:
     tree = {
         "version": INDEX_VERSION,
-        "dataset": str(root.resolve()),
-        "reports": [dataclasses.asdict(report) for report in reports],
+        "files": {
+            name: {"hash": files.hash(name), "reports": [dataclasses.asdict(report) for report in reports]}
+            for name, reports in found.items()
+        },
     }
-    scratch = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(tree))
-        scratch.replace(file)
-    except OSError:  # a read-only home, a full disk: the next run reads the dataset again
-        with contextlib.suppress(OSError):
-            scratch.unlink()
+    cache.write("qchunk", cache.key_of(root), json.dumps(tree).encode())

@@ -1,6 +1,6 @@
 """What is in a dataset, what is wrong with it, and its statistics.
 
-    python -m qchunk.inspect DIR [--json] [--picture FILE.png]
+    python -m qchunk.inspect DIR [--json] [--picture FILE.png] [--allow-links-to DIR]
 
 Reads every file again and decodes every picture, whatever the index remembers. Exit code 0, or 65 if training with the
 default data settings, or with any of the cameras, would refuse the dataset.
@@ -10,16 +10,18 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from core.cli import Parser
+from core.cli import Parser, add_links_option
 from core.episodes import manifest_hash
 from core.errors import DataError, RunError
-from qchunk.config import DataConfig
-from qchunk.index import read_index
+from core.identity import Files
+from qchunk.config import DataConfig, Format
+from qchunk.index import dataset_files, read_index
 from qchunk.selection import Selection, select
 from qchunk.sources.report import EpisodeReport, Problem
 
@@ -41,19 +43,22 @@ class Walked:
     """A dataset as the walk found it."""
 
     data: DataConfig
+    files: Files
     reports: tuple[EpisodeReport, ...]
     selection: Selection
 
 
-def read(path: str) -> Walked:
-    """Walks a dataset.
+def read(path: str, allow_links_to: Sequence[str] = ()) -> Walked:
+    """Walks a dataset; links in it may lead to some folders outside of it.
 
     Raises:
       DataError: There is no dataset at all.
     """
-    data = DataConfig(path=path, format="ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5")
-    reports = read_index(data, reread=True, pictures=True)
-    return Walked(data=data, reports=tuple(reports), selection=select(reports, data, all_pictures=True))
+    kind: Format = "ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5"
+    data = DataConfig(path=path, format=kind, verify="full", allow_links_to=tuple(allow_links_to))
+    files = dataset_files(data)
+    reports = read_index(data, files=files, reread=True, pictures=True)
+    return Walked(data=data, files=files, reports=tuple(reports), selection=select(reports, data, all_pictures=True))
 
 
 def describe(walked: Walked, path: str) -> dict[str, Any]:
@@ -169,16 +174,17 @@ def main(argv: list[str] | None = None) -> int:
         metavar="FILE.png",
         help="draw pictures of some episodes and histograms of all into a file",
     )
+    add_links_option(parser)
     arguments = parser.parse_args(argv)
     if arguments.picture is not None and arguments.picture.suffix != ".png":
         parser.error(f"--picture is {arguments.picture}; expected a file whose name ends in .png")
     try:
-        walked = read(arguments.dir)
+        walked = read(arguments.dir, arguments.allow_links_to)
         found = describe(walked, arguments.dir)
         if arguments.picture is not None:
             from qchunk.overview import draw  # matplotlib takes a second to import
 
-            draw(walked.selection, walked.data, arguments.picture)
+            draw(walked.selection, walked.data, walked.files, arguments.picture)
             print(f"picture: {arguments.picture}", file=sys.stderr)
     except RunError as error:
         if arguments.json:

@@ -9,6 +9,7 @@ from jaxtyping import UInt8
 
 from core.episodes import EpisodeSource
 from core.errors import DataError
+from core.identity import Files
 from core.images import resize_into
 from qchunk.config import DataConfig
 from qchunk.index import make_source
@@ -26,12 +27,13 @@ _COLOURS = {True: "tab:green", False: "tab:red"}
 _WORDS = {True: "positive", False: "negative"}
 
 
-def draw(selection: Selection, data: DataConfig, file: Path) -> None:
+def draw(selection: Selection, data: DataConfig, files: Files, file: Path) -> None:
     """Draws the good episodes of a dataset into a PNG.
 
     Args:
       selection: Of the dataset.
       data: Where it is.
+      files: Of the dataset, as they were indexed.
       file: To write.
 
     Raises:
@@ -39,7 +41,7 @@ def draw(selection: Selection, data: DataConfig, file: Path) -> None:
     """
     if not selection.reports:
         raise DataError(f"{data.path}: no good episode to draw")
-    source = make_source(selection, data)
+    source = make_source(selection, data, files)
     sheet = _sheet(source, selection) if isinstance(source, AlohaSource) else None
     width = 12.0
     height = 0.0 if sheet is None else (width - 1.2) * sheet[0].shape[0] / sheet[0].shape[1] + 0.5

@@ -61,8 +61,8 @@ class QChunkTask:
         print(f"picture: {picture.draw(self.folder)}", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
-        """Hash of the dataset's manifest."""
-        return {"manifest": self.dataset.fingerprint}
+        """Hashes of the good episodes, and of all files."""
+        return {"manifest": self.dataset.fingerprint, "files": self.dataset.files.digest()}
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a film."""
@@ -133,7 +133,7 @@ def main(config: QChunkConfig, name: str) -> None:
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))
-        dataset = processes.first_then_all(lambda: data.open_dataset(config))
+        dataset = processes.first_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
         processes.first_does(lambda: data.write_norm_stats(config, folder.path))
         task = QChunkTask(config, folder.path, dataset)
         fit(config, task, folder, interaction=task.online)

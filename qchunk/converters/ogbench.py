@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from core.identity import content_hash
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32
 from qchunk.sources import ogbench
 
@@ -21,7 +22,7 @@ class OgbenchReader:
         """Reads and judges the file; what is wrong with an episode is said by `read`."""
         del settings  # none of them concerns this format
         self._name = path.name
-        self._reports = ogbench.examine(path)
+        self._reports = ogbench.examine(path, digest=content_hash(path))
         self._arrays: dict[str, np.ndarray] = {}
         self._ends = [0]
         if not any(report.problems for report in self._reports):

@@ -9,9 +9,11 @@ import h5py
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from core.episodes import Episode, content_hash, manifest_hash
+from core.episodes import Episode, manifest_hash
 from core.errors import DataError
+from core.identity import Files
 from core.images import decode_jpeg_into
+from core.links import Bounds
 from qchunk.relabel import SingleTask, labelled_outcome
 from qchunk.sources.aloha_images import (
     COLOUR,
@@ -43,29 +45,28 @@ _SCORE = re.compile(r"score_(\d+)")
 _PER_FRAME = ("reward", "terminated")  # one number a frame
 
 
-def episode_files(root: Path) -> list[Path]:
-    """All HDF5 files below a folder, episode_2 before episode_10."""
-    files = [p for p in root.rglob("*") if p.suffix in SUFFIXES and p.is_file()]
-    return sorted(files, key=lambda p: _natural(p.relative_to(root).as_posix()))
+def episode_names(bounds: Bounds) -> list[str]:
+    """All HDF5 files below a folder, episode_2 before episode_10. Raises DataError for links that lead out of it."""
+    return sorted(bounds.walk(SUFFIXES), key=_natural)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def examine(root: Path, path: Path, workers: Workers | None = None) -> EpisodeReport:
+def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: str) -> EpisodeReport:
     """Reads a file whole and reports what it holds and what is wrong with it; raises nothing for bad content.
 
     Args:
       root: The dataset's folder.
       path: The file, below it.
       workers: Decode its pictures; None leaves pictures alone.
+      digest: The file's `content_hash`.
     """
     name = path.relative_to(root).as_posix()
     stat = path.stat()
     file = {"id": name, "path": name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     try:
-        digest = content_hash(path)
         with h5py.File(path, "r") as h5:
             arrays, problems = _read_all(h5, name)
             env, success = h5.attrs.get("env"), h5.attrs.get("success")
@@ -162,6 +163,7 @@ class AlohaSource:
         reports: Sequence[EpisodeReport],
         positives: Bool[np.ndarray, " episodes"],
         *,
+        files: Files,
         action: str,
         task: SingleTask | None,
         base_action: bool,
@@ -172,11 +174,13 @@ class AlohaSource:
           root: The dataset's folder.
           reports: From `examine`.
           positives: Label of each.
+          files: The dataset's, as they were indexed.
           action: Short name of the array that holds the actions, action or qpos.
           task: Replaces the file's reward and termination; None keeps them.
           base_action: Appends the base's action to the arms'.
         """
         self._root, self._reports, self._positives, self._task = root, reports, positives, task
+        self._files = files
         self._actions = (action, "base_action") if base_action else (action,)
         self._states = tuple(name for name in ("qpos", "state") if name in reports[0].dims)
         self._dims = {name: reports[0].dims[name] for name in self._states}
@@ -215,7 +219,7 @@ class AlohaSource:
         path = self._root / report.path
         outcome = ("reward", "terminated") if self._task is None else ("sim_qpos", "button_states")
         wanted = {*self._actions, *self._states, *outcome}
-        with h5py.File(path, "r") as h5:
+        with self._unchanged(report), h5py.File(path, "r") as h5:
             try:
                 arrays = {key: x for key in sorted(wanted) if (x := _read(h5, key)) is not None}
             except Refused as refused:
@@ -247,11 +251,26 @@ class AlohaSource:
         """
         report = self._reports[index]
         path = self._root / report.path
-        with h5py.File(path, "r") as h5:
+        with self._unchanged(report), h5py.File(path, "r") as h5:
             try:
                 yield PictureFile(h5, report)
             except Refused as refused:
                 raise DataError(f"{path}: changed since it was indexed: {refused}") from refused
+
+    @contextlib.contextmanager
+    def _unchanged(self, report: EpisodeReport) -> Iterator[None]:
+        """Reads an episode's file in the block: DataError if its content is not, or does not stay, what was indexed.
+
+        What was changed is named as that, not as the damage that it looks like to a reader.
+        """
+        place = self._files.place(report.path)
+        self._files.require_unchanged(place)
+        try:
+            yield
+        except UNREADABLE as error:
+            self._files.require_unchanged(place)
+            raise OSError(one_line(error)) from error
+        self._files.require_unchanged(place)
 
     def _outcome(
         self, arrays: Mapping[str, np.ndarray], length: int, positive: bool

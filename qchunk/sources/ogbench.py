@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from core.episodes import Episode, content_hash, manifest_hash
-from core.errors import DataError
+from core.episodes import Episode, manifest_hash
+from core.identity import Files
 from qchunk.relabel import SingleTask, labelled_outcome
 from qchunk.sources.report import EpisodeReport, Problem, check_finite, check_lengths, declared_size_problem
 
@@ -34,12 +34,16 @@ _VECTORS = ("terminal", "reward", "mask")
 _EXACT = ("reward", "mask", "sim_qpos")  # kept in 64 bits
 
 
-def examine(path: Path) -> list[EpisodeReport]:
-    """Reads the file whole: one report an episode, or one for the file if it cannot be cut into episodes."""
+def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
+    """Reads the file whole: one report an episode, or one for the file if it cannot be cut into episodes.
+
+    Args:
+      path: The file.
+      digest: Its `content_hash`.
+    """
     stat = path.stat()
     file = {"path": path.name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     try:
-        digest = content_hash(path)
         arrays, problems = _read(path)
     except UNREADABLE as error:
         problem = Problem(file=path.name, dataset="", row=None, expected="a whole .npz file", found=str(error))
@@ -164,6 +168,7 @@ class OgbenchSource:
         reports: Sequence[EpisodeReport],
         positives: Bool[np.ndarray, " episodes"],
         *,
+        files: Files,
         action: str,
         task: SingleTask | None,
     ) -> None:
@@ -173,6 +178,7 @@ class OgbenchSource:
           path: The .npz file.
           reports: From `examine`; those left out were bad.
           positives: Label of each.
+          files: Of the dataset: this one, as it was indexed.
           action: Short name of the array that holds the actions, action or qpos.
           task: Replaces the file's reward and termination; None keeps them.
 
@@ -184,9 +190,9 @@ class OgbenchSource:
         actions = reports[0].dims["action"] if action == "action" else width
         self._dims = {"qpos": width, "state": width, "action": actions}
         self._lengths = np.array([r.length for r in reports], np.int64)
-        if path.stat().st_size != reports[0].size:
-            raise DataError(f"{path}: changed since it was indexed; run it again")
+        files.require_unchanged(files.place(reports[0].path))
         self._arrays, _ = _read(path)
+        files.require_unchanged(files.place(reports[0].path))
         boundaries = _boundaries(self._arrays["terminal"])
         self._spans = [boundaries[int(r.id.rpartition("#")[2])] for r in reports]
 

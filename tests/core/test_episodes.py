@@ -1,8 +1,4 @@
-import hashlib
-from pathlib import Path
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,26 +68,6 @@ def test_episode_of_meets_the_boundaries():
     cumulative = episodes.cumulative_lengths(np.array([3, 1, 2]))
     assert cumulative.tolist() == [3, 4, 6]
     assert episodes.episode_of(cumulative, np.arange(6)).tolist() == [0, 0, 0, 1, 2, 2]
-
-
-def test_content_hash_is_that_of_the_bytes(tmp_path: Path):
-    file = tmp_path / "a"
-    file.write_bytes(b"abc")
-    assert episodes.content_hash(file) == hashlib.sha256(b"abc").hexdigest()
-
-
-def test_content_hash_of_a_large_file_covers_size_and_both_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(episodes, "WHOLE_FILE_BYTES", 8)
-    monkeypatch.setattr(episodes, "EDGE_BYTES", 2)
-    file = tmp_path / "a"
-
-    def of(content: bytes) -> str:
-        file.write_bytes(content)
-        return episodes.content_hash(file)
-
-    same = of(b"ab------yz")
-    assert of(b"ab--xx--yz") == same
-    assert len({same, of(b"a_------yz"), of(b"ab------_z"), of(b"ab-------yz")}) == 4
 
 
 def test_manifest_hash_sees_every_value_and_the_order():

@@ -223,9 +223,9 @@ def test_pictures_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     examined = []
     examine = aloha.examine
 
-    def count(root: Path, path: Path, workers: Workers | None = None) -> Any:
+    def count(root: Path, path: Path, workers: Workers | None = None, *, digest: str) -> Any:
         examined.append((path.name, workers is not None))
-        return examine(root, path, workers)
+        return examine(root, path, workers, digest=digest)
 
     monkeypatch.setattr(aloha, "examine", count)
     for cameras in ((), CAMERAS, (), CAMERAS[:1]):
@@ -280,8 +280,9 @@ def test_a_chunk_that_fails_its_checksum_is_named_by_row(tmp_path: Path):
 def test_a_silent_change_of_pictures_in_a_large_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Files above 256 MiB are hashed in part; their pictures are hashed whole."""
     dataset(tmp_path, lengths=(6, 6), jpeg=False)
-    monkeypatch.setattr("core.episodes.WHOLE_FILE_BYTES", 0)
-    monkeypatch.setattr("core.episodes.EDGE_BYTES", 64)
+    monkeypatch.setattr("core.identity.WHOLE_BYTES", 0)
+    monkeypatch.setattr("core.identity.EDGE_BYTES", 64)
+    monkeypatch.setattr("core.identity.BLOCK_BYTES", 0)
     data = DataConfig(path=str(tmp_path), cameras=CAMERAS)
     index.open_source(data)
     file = tmp_path / "episode_1.hdf5"

@@ -1,3 +1,4 @@
+import os
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from core.errors import ConfigError, DataError
 from qchunk import data, refresh, stream
 from qchunk import dataset as dataset_lib
 from qchunk.data import Batch, Pool, make_batches
+from qchunk.sources import aloha
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, assert_same, config, dataset, plain_transition, write
 
 
@@ -325,8 +327,7 @@ def test_threads_that_wait_together_are_counted_once():
     assert 0 < pools.waited <= time.perf_counter() - began  # not eight times as long
 
 
-def test_a_failure_in_the_background_is_raised_when_the_pool_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dataset_lib, "RETRY_SECONDS", 0.001)
+def test_a_failure_in_the_background_is_raised_when_the_pool_is_needed(tmp_path: Path):
     cfg = config(dataset(tmp_path), steps_per_epoch=5, read_threads=0)
     batches: Any = make_batches(cfg)
     take(batches, 1)
@@ -335,7 +336,7 @@ def test_a_failure_in_the_background_is_raised_when_the_pool_is_needed(tmp_path:
         with file.open("r+b") as h5:
             h5.write(bytes(2048))
     take(batches, 9)
-    with pytest.raises(DataError, match=r"episode_\d\.hdf5: could not be read in 3 tries"):
+    with pytest.raises(DataError, match=r"episode_\d\.hdf5: changed since the dataset was opened"):
         next(batches)
 
 
@@ -355,6 +356,16 @@ def test_reading_is_tried_three_times(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(opened.source, "load", flaky)
     assert dataset_lib.load_episode(opened.source, 1).id == "episode_1.hdf5"
     assert tries == [1, 1, 1]
+    tries.clear()
+
+    def broken(index: int) -> Any:
+        tries.append(index)
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(opened.source, "load", broken)
+    with pytest.raises(DataError, match=r"episode_1\.hdf5: could not be read in 3 tries: stale file handle"):
+        dataset_lib.load_episode(opened.source, 1)
+    assert tries == [1, 1, 1]
 
 
 def test_an_episode_that_changed_after_indexing_is_refused(tmp_path: Path):
@@ -362,8 +373,50 @@ def test_an_episode_that_changed_after_indexing_is_refused(tmp_path: Path):
     with h5py.File(tmp_path / "episode_0.hdf5", "r+") as h5:
         del h5["action"]
         h5["action"] = np.zeros((3, ACTION), np.float32)
-    with pytest.raises(DataError, match=r"episode_0\.hdf5: changed since it was indexed: expected 7 frames"):
+    with pytest.raises(DataError, match=r"episode_0\.hdf5: changed since the dataset was opened"):
         opened.source.load(0)
+
+
+def test_actions_whose_sign_was_turned_while_it_runs_are_noticed(tmp_path: Path):
+    opened = data.open_dataset(config(dataset(tmp_path)))
+    before = opened.source.load(0)
+    file = tmp_path / "episode_0.hdf5"
+    file.touch()
+    np.testing.assert_array_equal(opened.source.load(0).action, before.action)
+    status = file.stat()
+    with h5py.File(file, "r+") as h5:
+        h5["/action"][...] *= -1  # pyright: ignore
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == status.st_size
+    with pytest.raises(DataError, match=r"episode_0\.hdf5: changed since the dataset was opened"):
+        opened.source.load(0)
+
+
+def test_a_change_while_an_episode_is_read_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    opened = data.open_dataset(config(dataset(tmp_path)))
+    read = aloha._read
+
+    def read_then_change(h5: h5py.File, key: str) -> Any:
+        found = read(h5, key)
+        (tmp_path / "episode_0.hdf5").write_bytes(b"other")
+        return found
+
+    monkeypatch.setattr(aloha, "_read", read_then_change)
+    with pytest.raises(DataError, match=r"episode_0\.hdf5: changed since the dataset was opened"):
+        opened.source.load(0)
+
+
+def test_a_link_to_a_folder_of_episodes_is_followed(tmp_path: Path):
+    dataset(tmp_path / "elsewhere" / "score_5")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "score_5").symlink_to(tmp_path / "elsewhere" / "score_5")
+    with pytest.raises(DataError, match=r"score_5: a path that leads out .*--data\.allow-links-to"):
+        data.open_dataset(config(tmp_path / "set"))
+    allowed = (str(tmp_path / "elsewhere"),)
+    opened = data.open_dataset(config(tmp_path / "set", allow_links_to=allowed))
+    assert opened.source.ids[0] == "score_5/episode_0.hdf5"
+    assert opened.source.positives.all()
+    assert len(opened.source.load(0).action) == opened.source.lengths[0]
 
 
 def test_loading_stops_when_the_run_ends(tmp_path: Path):

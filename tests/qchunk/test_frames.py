@@ -396,12 +396,7 @@ class TestRefresh:
         cfg = config(root, cameras=CAMERAS, episodes_per_epoch=2)
         opened = dataset_lib.open_dataset(cfg)
         write_episode(root / "episode_0.hdf5", 6, 0, jpeg=False, success=True)
-        with pytest.raises(
-            DataError, match=r"changed since it was indexed: expected JPEG rows in /observations/images"
-        ):
-            Pool(cfg, 0, 0, dataset=opened)
-        write_episode(root / "episode_0.hdf5", 6, 0, size=(30, 40), success=True)
-        with pytest.raises(DataError, match="expected JPEGs of 24 x 32 in /observations/images/cam_high; found"):
+        with pytest.raises(DataError, match=r"episode_0\.hdf5: changed since the dataset was opened"):
             Pool(cfg, 0, 0, dataset=opened)
 
 

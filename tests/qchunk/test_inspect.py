@@ -158,7 +158,9 @@ def test_the_index_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.Monk
     first = index.read_index(data)
     examined = []
     examine = aloha.examine
-    monkeypatch.setattr(aloha, "examine", lambda root, path: examined.append(path.name) or examine(root, path))
+    monkeypatch.setattr(
+        aloha, "examine", lambda root, path, *, digest: examined.append(path.name) or examine(root, path, digest=digest)
+    )
     assert index.read_index(data) == first
     assert examined == []
     write(tmp_path / "episode_2.hdf5", arrays(5, 2), success=True)
@@ -173,8 +175,8 @@ def test_a_cache_that_is_damaged_or_can_not_be_written_only_costs_time(
 ):
     data = DataConfig(path=str(dataset(tmp_path, lengths=(3, 4))))
     first = index.read_index(data)
-    (file,) = (cache / "chunkwise" / "index").iterdir()
-    file.write_text(file.read_text()[:100])
+    (file,) = (cache / "chunkwise" / "qchunk").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
     assert index.read_index(data) == first
     (tmp_path / "no_folder").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no_folder"))

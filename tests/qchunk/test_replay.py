@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from core.config import TrainConfig
 from core.episodes import Episode
 from core.errors import DataError
+from core.identity import Files
+from core.links import Bounds
 from core.norm_stats import Affine
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import Dataset, Pool
@@ -50,6 +52,7 @@ def config_of(episodes: int = 1) -> QChunkConfig:
 
 def dataset_of(source: Any) -> Dataset:
     return Dataset(
+        files=Files(Bounds("none")),
         source=source,
         action_norm=Affine(offset=np.full(A, 0.5), scale=np.full(A, 3.0)),
         observation_norm=Affine(offset=np.full(3, -1.0), scale=np.full(3, 0.7)),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from core.errors import ConfigError, DataError
+from core.links import Bounds
 from qchunk import environments, index, relabel
 from qchunk.config import DataConfig
 from qchunk.data import Pool
@@ -395,5 +396,5 @@ def test_files_are_found_below_folders(tmp_path: Path):
     write(tmp_path / "b" / "score_5" / "x.h5", arrays(2, 0))
     (tmp_path / "b" / "notes.txt").touch()
     (tmp_path / "b" / "episode_1.part").touch()
-    assert [p.name for p in aloha.episode_files(tmp_path)] == ["x.h5"]
+    assert aloha.episode_names(Bounds(tmp_path)) == ["b/score_5/x.h5"]
     assert ogbench.KEYS["action"] == "actions"

@@ -1,0 +1,86 @@
+"""The list of a run's dataset files in the run folder, by which a resume names those that are not what they were.
+
+dataset_files.gz: a head line, then one line a file: hash, size, hash of all bytes (or -), name as JSON. The
+checkpoint's fingerprint holds the list's digest (`dataset.files`), so that the list itself can be lost or changed
+without a wrong resume: then the digests differ, and only the names are not known.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from core.durable import write_durably
+from core.errors import MismatchError
+from core.identity import Entry, Files, compare
+
+NAME = "dataset_files.gz"
+FINGERPRINT = "files"
+"""Key of a task's data fingerprint that holds the digest of its files."""
+_HEAD = "chunkwise-dataset-files-1"
+MAX_NAMED = 20
+MAX_BYTES = 1 << 30
+"""Of the list, unpacked: more than five million files."""
+
+
+def require_same(run: Path, files: Files, *, resume: bool) -> None:
+    """Compares a dataset with that of the run which is to go on; where there is no list to compare with, writes one.
+
+    Args:
+      run: The run's folder.
+      files: Of the dataset, as it is now.
+      resume: Whether an earlier start may have left a list; else it is written anew.
+
+    Raises:
+      MismatchError: Files were changed, are missing or have been added; the message names them.
+    """
+    now = files.entries()
+    before = _load(run / NAME) if resume else None
+    if before is None:
+        write_durably(run / NAME, _pack(now))
+        return
+    found = compare(before, now)
+    if any(found):
+        raise MismatchError(
+            f"{files.bounds.root}: the dataset is not what {run} was started with:\n"
+            + "".join(_lines(kind, names, files) for kind, names in found._asdict().items())
+            + "Restore these files to go on, or start anew in another folder"
+        )
+    if any(now[name].full and not before[name].full for name in now):  # from now on every byte can be compared
+        write_durably(run / NAME, _pack(now))
+
+
+def _lines(kind: str, names: list[str], files: Files) -> str:
+    shown = "".join(f"  {kind}: {_place(name, files)}\n" for name in names[:MAX_NAMED])
+    return shown + (f"  and {len(names) - MAX_NAMED} more {kind}\n" if len(names) > MAX_NAMED else "")
+
+
+def _place(name: str, files: Files) -> str:
+    """A file's name, with its path where it does not lie in the dataset."""
+    if name not in files:
+        return name
+    path = files.path(files.place(name))
+    return name if path == files.bounds.path(name) else f"{name} ({path})"
+
+
+def _pack(entries: Mapping[str, Entry]) -> bytes:
+    lines = [f"{one.hash or '-'} {one.size} {one.full or '-'} {json.dumps(name)}" for name, one in entries.items()]
+    return gzip.compress("\n".join([_HEAD, *lines, ""]).encode(), mtime=0)
+
+
+def _load(file: Path) -> dict[str, Entry] | None:
+    """The list; None where it is missing or damaged, which the digest in the checkpoint still covers."""
+    try:
+        with gzip.open(file) as packed:
+            text = packed.read(MAX_BYTES).decode()
+        head, *lines = text.splitlines()
+        if head != _HEAD:
+            return None
+        entries = {}
+        for line in lines:
+            found, size, full, name = line.split(" ", 3)
+            entries[json.loads(name)] = Entry(found.strip("-"), int(size), full.strip("-"))
+        return entries
+    except (OSError, ValueError, EOFError, zlib.error):
+        return None
