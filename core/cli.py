@@ -1,14 +1,44 @@
-"""Command lines of the small tools: argparse with the project's exit codes."""
+"""Command lines of the small tools: argparse with the project's exit codes and the flags of the limits."""
 
 import argparse
+import dataclasses
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from core import budget
 from core.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with 64 where argparse would end with 2."""
+    """Ends with 64 where argparse would end with 2; has a flag for each limit of core/budget.py, and obeys it."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Takes what argparse.ArgumentParser takes."""
+        super().__init__(*args, **settings)
+        group = self.add_argument_group("limits", "what one file may cost; above it, the file is refused")
+        for field in dataclasses.fields(budget.Limits):
+            words = f"{field.metadata['meaning']}; default: {field.default} {field.metadata['unit']}"
+            group.add_argument(
+                budget.flag(field.name),
+                f"--data.limits.{field.name}",
+                dest=f"limits.{field.name}",
+                type=int,
+                metavar="N",
+                default=argparse.SUPPRESS,
+                help=words,
+            )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; the limits are put in force and are not in the namespace."""
+        found, rest = super().parse_known_args(args, namespace)
+        given = {name: value for name, value in vars(found).items() if name.startswith("limits.")}
+        for name in given:
+            delattr(found, name)
+        try:
+            budget.override(**{name.removeprefix("limits."): value for name, value in given.items()})
+        except ValueError as error:
+            self.error(str(error))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         """Prints usage and message, and exits."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from core.budget import LIMITS, Limits
 from core.errors import ConfigError
 
 
@@ -157,6 +158,8 @@ class FilesConfig:
     read whole either way."""
     allow_links_to: tuple[str, ...] = ()
     """Folders outside of the dataset that links in it may lead to; the blobs of a hub snapshot need not be named."""
+    limits: Limits = LIMITS
+    """What one file may cost, by --data.limits.NAME; a file above a limit is refused."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,6 +237,7 @@ FREE_ON_RESUME = (
     "data.allow_links_to",
     "tokenizer",
     "data.read_threads",
+    "data.limits.",
     "data.cache_mb",
     "data.frames",
     "data.memory_gib",

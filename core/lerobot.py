@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.errors import DataError
+from core.parquet import open_parquet, read_rows
 from core.strict_json import read_json, read_json_lines
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -334,7 +335,7 @@ def _read_columns(root: Path, path: Path, columns: Sequence[str]) -> list[dict[s
     if missing:
         raise DataError(f"{path}: expected columns {missing}, found {file.schema_arrow.names}")
     try:
-        return file.read(columns=list(columns)).to_pylist()
+        return read_rows(path, file, columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a whole parquet file, found {one_line(error)}") from error
 
@@ -342,7 +343,7 @@ def _read_columns(root: Path, path: Path, columns: Sequence[str]) -> list[dict[s
 def _open_parquet(root: Path, path: Path) -> pq.ParquetFile:
     inside(root, str(path.relative_to(root)))
     try:
-        return pq.ParquetFile(path)
+        return open_parquet(path)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: expected a whole parquet file, found {one_line(error)}") from error
 

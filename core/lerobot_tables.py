@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from jaxtyping import Bool, Int, Int64
 
 from core.errors import DataError
 from core.lerobot import EpisodeMeta, Feature, LeRobotMeta, Problem, inside, one_line, refuse
+from core.parquet import open_parquet, read_columns
 
 TIME_TOLERANCE_S = 1e-4
 """How far a frame's timestamp may lie from frame_index / fps; LeRobot's own default."""
@@ -176,13 +176,13 @@ def window(
 def _read_file(meta: LeRobotMeta, file: str, columns: Sequence[str], rows: int) -> pa.Table:
     path = inside(meta.root, file)
     try:
-        parquet = pq.ParquetFile(path)
+        parquet = open_parquet(path)
         missing = [key for key in columns if key not in parquet.schema_arrow.names]
         if missing:
             raise DataError(f"no column {missing}; it has {parquet.schema_arrow.names}")
         if parquet.metadata.num_rows != rows:  # before reading: a small file can declare any number of rows
             raise DataError(f"{parquet.metadata.num_rows} rows where meta/ says {rows}")
-        return parquet.read(columns=list(columns))
+        return read_columns(path, parquet, columns)
     except FileNotFoundError as error:
         raise DataError("no such file") from error
     except (OSError, pa.ArrowException) as error:

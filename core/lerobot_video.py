@@ -10,13 +10,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import UInt8
 
+from core import budget
 from core.errors import DataError
-from core.images import decode
+from core.images import decode, require_pixels
 from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, inside, one_line
 from core.lerobot_tables import TIME_TOLERANCE_S
+from core.parquet import open_parquet, read_columns
 
 OPEN_FILES = 16
 """Video files kept open, each with its decoder (about 10 MB at 480 x 640)."""
@@ -26,6 +27,8 @@ IMAGE_BYTES = 1 << 29
 """Encoded images that are kept in memory, by whole row groups. Rows are drawn at random: where a dataset is larger, a
 row group is read and thrown away for nearly every picture, and a pack is many times faster."""
 READ_TRIES = 3
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
+"""Containers that are videos themselves. Others, such as playlists, name further files, and those would be read."""
 
 _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")
@@ -58,7 +61,7 @@ class VideoFile:
     """One mp4: frames by time, exact to the frame. Reading forwards decodes on; a jump seeks to the keyframe before.
 
     Raises:
-      DataError: If the file is missing or is no video.
+      DataError: If the file is missing, is no video, or costs more than a limit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,9 +70,15 @@ class VideoFile:
         self.path = path
         self._lock = threading.Lock()
         try:
-            self._container = av.open(str(path))
+            budget.regular(path)
+            self._container = av.open(str(path), container_options={"format_whitelist": _FORMATS})
             self._stream = self._container.streams.video[0]
-            packets = [(p.pts, p.is_keyframe) for p in self._container.demux(self._stream) if p.pts is not None]
+            codec = self._stream.codec_context
+            self.size = codec.height, codec.width
+            require_pixels(*self.size, str(path))
+            # A stream may change its size on the way: the decoder itself is told the limit.
+            codec.options = {"max_pixels": str(budget.current().image_pixels)}
+            packets = self._packets()
         except FileNotFoundError as error:
             raise DataError(f"{path}: expected a video, found no such file") from error
         except (OSError, IndexError, ValueError) as error:  # av's errors are both
@@ -83,6 +92,33 @@ class VideoFile:
 
     def __len__(self) -> int:
         return len(self._pts)
+
+    def _packets(self) -> list[tuple[int, bool]]:
+        """Time stamp of each packet, and whether it is a key frame."""
+        clock, packets = budget.Clock(str(self.path)), []
+        for packet in self._container.demux(self._stream):
+            if packet.pts is not None:
+                packets.append((packet.pts, packet.is_keyframe))
+            if not len(packets) % 1024:
+                clock.check()
+                budget.require("video_frames", len(packets), str(self.path))
+        budget.require("video_frames", len(packets), str(self.path))
+        return packets
+
+    def require_size(self, shape: Sequence[int]) -> None:
+        """Compares the size with that of info.json, before any frame is decoded.
+
+        Args:
+          shape: Of the feature: [height, width, channels] or [channels, height, width]; others are not compared.
+
+        Raises:
+          DataError: They differ.
+        """
+        if len(shape) == 3 and self.size not in (tuple(shape[:2]), tuple(shape[1:])):
+            raise DataError(
+                f"{self.path}: expected frames of shape {list(shape)} as info.json says, found {self.size[0]} x "
+                f"{self.size[1]}"
+            )
 
     def nearest(self, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Index of the frame nearest to each time, and its distance in seconds (infinite in an empty video)."""
@@ -143,7 +179,7 @@ class _Table(NamedTuple):
 
 
 def _read_layout(path: Path) -> _Table:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         return _Table(frozenset(file.schema_arrow.names), [0, *itertools.accumulate(rows)])
 
@@ -215,7 +251,7 @@ class LeRobotPictures:
         where = {"episode": episode.index, "key": camera}
         if camera in episode.videos:
             span = episode.videos[camera]
-            video = self._videos.get(inside(self.meta.root, span.file))
+            video = self._video(span.file, camera)
             index, distance = video.nearest(span.start_s + np.arange(episode.length) / self.meta.fps)
             good = distance <= self._tolerance_s
             if good.all() and len(np.unique(index)) == episode.length:
@@ -236,10 +272,15 @@ class LeRobotPictures:
             return decode(self._image_bytes(episode, frame, camera), source=f"{self.meta.root}: {source}")
         span = episode.videos[camera]
         try:
-            video = self._videos.get(inside(self.meta.root, span.file))
+            video = self._video(span.file, camera)
             return video.frame_at(span.start_s + frame / self.meta.fps, self._tolerance_s)
         except DataError as error:
             raise DataError(f"{source}: {error}") from error
+
+    def _video(self, file: str, camera: str) -> VideoFile:
+        video = self._videos.get(inside(self.meta.root, file))
+        video.require_size(self.meta.feature(camera).shape)
+        return video
 
     def _image_bytes(self, episode: EpisodeMeta, frame: int, camera: str) -> bytes:
         """The encoded image: inside the table's row, or in the file that the row or the v2.1 layout names."""
@@ -255,11 +296,13 @@ class LeRobotPictures:
                 return value["bytes"]
             name = value["path"] or name
         path = inside(self.meta.root, name)
-        if not path.is_file():
+        if not path.exists():
             raise DataError(f"episode {episode.index}, {camera}, row {frame}: expected the image {name}, found no file")
-        return path.read_bytes()
+        return budget.read_bytes(path, "image_mib")
 
     def _read_group(self, key: tuple[str, str, int]) -> pa.Array:
         file, camera, group = key
-        with pq.ParquetFile(inside(self.meta.root, file)) as table:
-            return table.read_row_group(group, columns=[camera])[camera].combine_chunks()
+        path = inside(self.meta.root, file)
+        with open_parquet(path) as table:
+            images = read_columns(path, table, [camera], groups=[group])[camera].combine_chunks()
+            return images.chunk(0) if isinstance(images, pa.ChunkedArray) else images

@@ -14,7 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
+from core import budget
 from core.errors import DataError
+from core.strict_json import parse_json
 
 BINS = 8192
 """Bins a dimension. A quantile is off by at most one bin: less than 1/4096 of the dimension's range."""
@@ -182,13 +184,13 @@ def load(path: Path) -> dict[str, NormStats]:
       DataError: The file is missing, is no such JSON, or holds a value that is not finite.
     """
     try:
-        tree = json.loads(path.read_text())["norm_stats"]
+        tree = parse_json(budget.read_bytes(path).decode(), source=str(path))["norm_stats"]
         return {name: _parse(entry) for name, entry in tree.items()}
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: norm statistics are missing; set data.norm_stats to a JSON file, or to None"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f'{path}: expected {{"norm_stats": {{"state": {{"mean", "std", "q01", "q99"}}, "actions": ...}}}} '
             f"with finite numbers; found: {error!r}"

@@ -14,8 +14,6 @@ import json
 import os
 import shutil
 import struct
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -26,6 +24,7 @@ from jaxtyping import UInt8
 from core.errors import DataError
 from core.images import decode, encode_jpeg, resize_with_pad
 from core.lerobot_tables import FrameTable
+from core.npz import read_npz
 from core.strict_json import read_json
 
 FORMAT = "chunkwise-pack-1"
@@ -209,10 +208,9 @@ def read_pack_table(path: Path) -> FrameTable:
     manifest = read_manifest(path)
     file = path / "tables.npz"
     try:
-        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
-            columns = {key: arrays[key] for key in arrays.files}
+        columns = read_npz(file)
         lengths, episodes = columns.pop("/lengths"), columns.pop("/episodes")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError) as error:
         raise DataError(f"{file}: expected the tables of a pack, found {error}") from error
     wrong = sorted(key for key, column in columns.items() if len(column) != lengths.sum())
     if wrong:

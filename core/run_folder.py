@@ -193,7 +193,7 @@ def _storage_error(run: Path, name: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        steps = [int(save.name) for save in run.glob("checkpoints/*") if save.name.isdigit()]
+        steps = [int(save.name) for save in run.glob("checkpoints/*") if save.name.isascii() and save.name.isdecimal()]
         raise StorageError(
             f"cannot write {run / name}: {error.strerror or error}. Last durable step: {max(steps, default=None)}. "
             "Make room or mend the folder, then start it again with --run.resume"

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from core import budget
 from core.config import ExperimentConfig
-from core.errors import ConfigError
+from core.errors import ConfigError, DataError
 
 Config = TypeVar("Config", bound=ExperimentConfig)
 
@@ -22,11 +23,13 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     """
     path = folder / "config.json"
     try:
-        flat = json.loads(path.read_text())
+        flat = json.loads(budget.read_bytes(path))
     except FileNotFoundError as error:
         raise ConfigError(f"{folder}: expected the folder of a run, found no config.json in it") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, DataError) as error:
         raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
+    if not isinstance(flat, dict):
+        raise ConfigError(f"{path}: expected the config of a run, an object of fields; found {type(flat).__name__}")
     try:
         return _unflatten(kind, flat, "")
     except (KeyError, TypeError, ValueError) as error:

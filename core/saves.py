@@ -79,7 +79,8 @@ def read_progress(note: dict[str, Any]) -> Progress:
 
 def steps_in(folder: Path) -> list[int]:
     """Steps under a folder of saves, newest first."""
-    return sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
+    names = (path.name for path in folder.glob("*"))
+    return sorted((int(name) for name in names if name.isascii() and name.isdecimal()), reverse=True)
 
 
 def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -147,7 +148,7 @@ class Save:
 def list_saves(run: Path) -> list[Save]:
     """The steps under a run's folder, newest first; nothing is moved."""
     folder = run.resolve() / "checkpoints"
-    paths = [path for path in folder.glob("*") if path.name.isdigit()]
+    paths = [path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal()]
     return [_describe(path) for path in sorted(paths, key=lambda path: -int(path.name))]
 
 

@@ -1,10 +1,15 @@
-"""JSON read strictly: NaN, Infinity, duplicate keys and endless nesting are errors that name file and key."""
+"""JSON read strictly: NaN, Infinity, duplicate keys and endless nesting are errors that name file and key.
 
+Size, number of values, nesting and time have limits (core/budget.py), asked before the text is parsed.
+"""
+
+import collections
 import json
 import math
 from pathlib import Path
 from typing import Any, NoReturn
 
+from core import budget
 from core.errors import DataError
 
 MAX_DIGITS = 4000
@@ -15,15 +20,23 @@ def read_json(path: Path) -> Any:
     """Parses one JSON file.
 
     Raises:
-      DataError: If the file is missing, is not UTF-8 JSON, or holds NaN, Infinity, a duplicate key or deep nesting.
+      DataError: If the file is missing, is not UTF-8 JSON, holds NaN, Infinity or a duplicate key, or costs more than
+        a limit.
     """
     return parse_json(_read_text(path), source=str(path))
 
 
 def read_json_lines(path: Path) -> list[Any]:
     """Parses a file with one JSON value a line; empty lines are passed over. Raises DataError as `read_json`."""
-    lines = _read_text(path).splitlines()
-    return [parse_json(line, source=f"{path}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
+    text = _read_text(path)
+    _require_few_values(text, str(path))
+    clock = budget.Clock(str(path))
+    values = []
+    for n, line in enumerate(text.splitlines(), start=1):
+        clock.check()
+        if line.strip():
+            values.append(parse_json(line, source=f"{path}, line {n}"))
+    return values
 
 
 def parse_json(text: str, *, source: str) -> Any:
@@ -39,24 +52,26 @@ def parse_json(text: str, *, source: str) -> Any:
         return value
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if len(set(keys)) < len(keys):
-            refuse(f"the key {next(key for key in keys if keys.count(key) > 1)!r} twice in one object")
+        tree = dict(pairs)
+        if len(tree) < len(pairs):
+            (key, _), *_ = collections.Counter(key for key, _ in pairs).most_common(1)
+            refuse(f"the key {key!r:.200} twice in one object")
         for key, value in pairs:
             if isinstance(value, _Constant):
                 refuse(f"{value.name} at key {key!r}")
-        return dict(pairs)
+        return tree
 
     def whole(literal: str) -> int:
         if len(literal) > MAX_DIGITS:
             refuse(f"an integer of {len(literal)} digits")
         return int(literal)
 
+    _require_few_values(text, source)
     try:
         value = json.loads(
             text, parse_int=whole, parse_constant=_Constant, parse_float=number, object_pairs_hook=unique
         )
-        constant = _first_constant(value)
+        constant = _first_constant(value, source)
     except json.JSONDecodeError as error:
         raise DataError(f"{source}: expected JSON, found {error}") from error
     except RecursionError as error:
@@ -73,22 +88,42 @@ class _Constant:
         self.name = name
 
 
-def _first_constant(value: Any, key: str = "the top level") -> str | None:
-    """Where a list holds NaN or Infinity, as words; objects were checked while parsing."""
+def _first_constant(value: Any, source: str) -> str | None:
+    """Where a list holds NaN or Infinity, as words; objects were checked while parsing.
+
+    Goes down level by level, which no nesting can make too deep. Raises LimitError by json_depth, or by seconds.
+    """
     if isinstance(value, _Constant):
-        return f"{value.name} at {key}"
-    if isinstance(value, dict):
-        found = (_first_constant(item, f"key {name!r}") for name, item in value.items())
-    elif isinstance(value, list):
-        found = (_first_constant(item, key) for item in value)
-    else:
-        return None
-    return next((words for words in found if words is not None), None)
+        return f"{value.name} at the top level"
+    clock = budget.Clock(source)
+    level, depth = [("the top level", value)] if isinstance(value, dict | list) else [], 0
+    while level:
+        depth += 1
+        if depth > budget.current().json_depth:
+            raise budget.LimitError(source, "json_depth", f"at least {depth} levels, at {level[0][0]!r:.200}")
+        deeper: list[tuple[str, Any]] = []
+        for key, item in level:
+            if isinstance(item, dict):
+                deeper += [(name, part) for name, part in item.items() if isinstance(part, dict | list)]
+                continue
+            for part in item:
+                if isinstance(part, _Constant):
+                    return f"{part.name} at {key if key == 'the top level' else f'key {key!r:.200}'}"
+                if isinstance(part, dict | list):
+                    deeper.append((key, part))
+        clock.check()
+        level = deeper
+    return None
+
+
+def _require_few_values(text: str, source: str) -> None:
+    """Asks before parsing: a value stands behind a bracket or a comma, so that there are no more values than those."""
+    budget.require("metadata_values", text.count(",") + text.count("[") + text.count("{"), source)
 
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return budget.read_bytes(path).decode("utf-8")
     except FileNotFoundError as error:
         raise DataError(f"{path}: expected a JSON file, found no such file") from error
     except (OSError, UnicodeDecodeError) as error:

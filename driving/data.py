@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
 
+from core import budget
 from core.config import RunConfig, TrainConfig
 from core.episodes import manifest_hash
 from core.errors import ConfigError, DataError
@@ -210,6 +211,7 @@ def open_data(config: DataConfig, split: Split = "train") -> DrivingData:
         "refuse", the split's manifest does not fit or leaks, or no frame is left to draw.
       ConfigError: If a pack's picture size is not the config's, or a camera's mirror partner is missing.
     """
+    budget.use(config.limits)
     path, notes = Path(config.path), []
     mirror = tuple(mirror_order(config.cameras)) if config.augment.flip else ()
     if is_pack(path):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int8
 
+from core import budget
 from core.errors import DataError
 from core.strict_json import read_json
 from driving.rater import Rated
@@ -25,6 +26,8 @@ from driving.schema import Problem, problem_of, refuse, schema_problems
 ROUTE_COMMANDS = ("unknown", "left", "straight", "right")
 """Meaning of a batch's route_command, by its number."""
 DEFAULT_WAYPOINT_DT_S = 0.1
+_CAMERA_BYTES = 8 * (1 + 3 + 9 + 16)
+"""Of one camera in one frame: offset, pose, intrinsics, extrinsics."""
 RIGID_TOLERANCE = 1e-3
 """How far R^T R of extrinsics may lie from the identity."""
 
@@ -67,7 +70,7 @@ def episode_files(root: Path) -> list[Path]:
     Raises:
       DataError: If `root` does not exist, or holds none.
     """
-    if root.is_file():
+    if root.exists() and not root.is_dir():
         return [root]
     if not root.is_dir():
         raise DataError(f"{root}: expected a folder of driving episodes, found no such folder")
@@ -121,6 +124,8 @@ def parse(tree: Mapping[str, Any], *, source: str) -> tuple[Episode | None, list
     problems: list[Problem] = []
     try:
         episode = _arrays(tree, source, problems)
+    except budget.LimitError as error:
+        return None, [problem_of(error, source)]
     except OverflowError as error:
         return None, [Problem(file=source, key="", expected="numbers that a float can hold", found=str(error))]
     return (None, problems) if problems else (episode, problems)
@@ -134,6 +139,7 @@ def _arrays(tree: Mapping[str, Any], source: str, problems: list[Problem]) -> Ep
         for frame in frames
     ]
     cameras = tuple(sorted(set().union(*seen)))
+    _require_affordable(frames, len(cameras), source)
     t = np.array([frame["t"] for frame in frames], np.float64)
     problems += [
         Problem(file=source, key=f"frames[{row + 1}].t", expected=f"more than {t[row]}", found=str(t[row + 1]))
@@ -162,6 +168,17 @@ def _arrays(tree: Mapping[str, Any], source: str, problems: list[Problem]) -> Ep
         waypoint_dt_s=float(spec.get("dt", DEFAULT_WAYPOINT_DT_S)),
         rated=tuple(_rated(frame) for frame in frames),
         **_camera_arrays(len(frames), cameras, entries, source, problems),
+    )
+
+
+def _require_affordable(frames: Sequence[Mapping[str, Any]], cameras: int, source: str) -> None:
+    """Asks for the arrays of a drive: each frame has room for every camera, and for the longest list of waypoints.
+
+    A few bytes of JSON name one camera more, or one list that is longer than all others.
+    """
+    longest = max(len((frame.get("expert") or {}).get("waypoints") or ()) for frame in frames)
+    budget.Spent(source, 0).add(
+        len(frames) * (cameras * _CAMERA_BYTES + longest * 16), "cameras and waypoints of frames"
     )
 
 

@@ -8,8 +8,6 @@ import dataclasses
 import functools
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int8, Int32, Int64, UInt8
 
 from core.errors import DataError
+from core.npz import read_npz
+from core.strict_json import parse_json
 from driving.rater import Rated
 
 INDEX_FILE = "_index.npz"
@@ -231,12 +231,11 @@ def load(file: Path) -> Index:
       DataError: If it is missing, damaged, or of another format.
     """
     try:
-        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as arrays:
-            head = json.loads(arrays["head"].tobytes())
-            found = head.pop("format")
-            if found != FORMAT:
-                raise DataError(f"{file}: expected format {FORMAT!r}, found {found!r} of another version; pack again")
-            values = {name: arrays[name] for name in arrays.files if name != "head"}
+        values: dict[str, Any] = read_npz(file)
+        head = parse_json(values.pop("head").tobytes().decode(), source=f"{file}: head")
+        found = head.pop("format")
+        if found != FORMAT:
+            raise DataError(f"{file}: expected format {FORMAT!r}, found {found!r} of another version; pack again")
         return Index(**{name: tuple(names) for name, names in head.items()}, **values)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{file}: expected an index of driving episodes, found {error!r}") from error

@@ -11,8 +11,9 @@ import simplejpeg
 from jaxtyping import Bool, UInt8
 from PIL import Image
 
+from core import budget
 from core.errors import DataError
-from core.images import decode, picture_size
+from core.images import decode, picture_size, require_few_scans
 from driving.index import Index
 
 TRIES = 3
@@ -107,11 +108,10 @@ def columns(index: Index, cameras: Sequence[str]) -> list[int]:
 
 
 def read_bytes(file: str) -> bytes:
-    """A file's bytes, tried three times. Raises DataError with its path."""
+    """A file's bytes, tried three times. Raises DataError with its path, at once if it is no file or too large."""
     for attempt in range(TRIES):
         try:
-            with open(file, "rb", buffering=0) as handle:
-                return handle.read()
+            return budget.read_bytes(file, "image_mib")
         except OSError as error:
             if attempt + 1 == TRIES:
                 raise DataError(f"{file}: expected a readable picture, found {error} in {TRIES} tries") from error
@@ -133,6 +133,7 @@ def decode_into(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, so
     if bytes(data[:3]) != b"\xff\xd8\xff":
         out[:] = stretch(decode(data, source=source), height, width)
         return
+    require_few_scans(data, source=source)
     try:
         if size == (height, width):
             simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out, strict=True)
@@ -150,6 +151,7 @@ def decode_same_size(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], 
 
     The header is not read on its own first, which would take Python's lock once more for every picture.
     """
+    require_few_scans(data, source=source)
     try:
         shown = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out, strict=True)
     except ValueError:  # no JPEG, larger than `out`, or damaged: the other one tells which

@@ -2,15 +2,16 @@
 
 import contextlib
 import hashlib
-import stat
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from core.episodes import content_hash
+from core import budget
 from core.errors import DataError
+from core.identity import content_hash
 from core.images import picture_size
 from driving.episodes import Episode, episode_files, examine, iter_pictures, picture_file
 from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load, save
@@ -135,10 +136,9 @@ def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
       OSError: If it cannot be read.
       DataError: If it is no regular file, no picture, or cut short.
     """
-    status = file.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError("expected a regular file, found a folder, pipe or device")
-    with file.open("rb") as handle:
+    with budget.open_file(file) as handle:
+        status = os.fstat(handle.fileno())
+        budget.require("image_mib", status.st_size, str(file))
         head = handle.read(HEAD_BYTES)
         handle.seek(max(status.st_size - TAIL_BYTES, 0))
         tail = handle.read()

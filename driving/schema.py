@@ -3,15 +3,18 @@
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from core import budget
 from core.errors import DataError
 
 SCHEMA_FILE = Path(__file__).with_name("episode.schema.json")
 MAX_PROBLEMS = 20
 """Problems that one message lists; the rest is counted."""
+MAX_FOUND = 1000
+"""Problems of one file that are looked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,18 +58,41 @@ def schema() -> Mapping[str, Any]:
 
 
 @functools.cache
-def _validator() -> Any:
+def _validators() -> tuple[Any, Any]:
+    """Of an episode, and of one of its frames."""
     import jsonschema  # 0.1 s
 
-    return jsonschema.Draft202012Validator(schema())
+    frame = {"$ref": "#/$defs/frame", "$defs": schema()["$defs"]}
+    return jsonschema.Draft202012Validator(schema()), jsonschema.Draft202012Validator(frame)
 
 
 def schema_problems(tree: Any, *, source: str) -> list[Problem]:
     """Where a parsed JSON value departs from the schema."""
-    return [
-        Problem(file=source, key=_dotted(error.absolute_path), expected=_expected(error), found=_short(error.instance))
-        for error in _validator().iter_errors(tree)
-    ]
+    clock, problems = budget.Clock(source), []
+    try:
+        for path, error in _errors(tree, clock):
+            problems.append(
+                Problem(file=source, key=_dotted(path), expected=_expected(error), found=_short(error.instance))
+            )
+            if len(problems) == MAX_FOUND:
+                break
+    except budget.LimitError as error:
+        problems.append(problem_of(error, source))
+    return problems
+
+
+def _errors(tree: Any, clock: budget.Clock) -> Iterator[tuple[list[str | int], Any]]:
+    """Where and why a value departs from the schema. Frames are looked at one by one, and the clock between them."""
+    whole, one_frame = _validators()
+    frames = tree.get("frames") if isinstance(tree, dict) else None
+    frames = frames if isinstance(frames, list) else []
+    head = {**tree, "frames": frames[:1]} if frames else tree
+    for error in whole.iter_errors(head):
+        yield list(error.absolute_path), error
+    for row, frame in enumerate(frames[1:], start=1):
+        clock.check()
+        for error in one_frame.iter_errors(frame):
+            yield ["frames", row, *error.absolute_path], error
 
 
 def _dotted(path: Iterable[str | int]) -> str:

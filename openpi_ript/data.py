@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int64
 
+from core import budget
 from core.config import RunConfig, TrainConfig
 from core.errors import ConfigError, DataError
 from core.lerobot import Problem, read_meta
@@ -167,6 +168,7 @@ def open_data(config: DataConfig) -> TrainingData:
         advantages from, or the statistics are another dataset's.
       ConfigError: If the pack's picture size is not the config's, or no frame is left to draw.
     """
+    budget.use(config.limits)
     table, pictures, skipped = _open_source(config)
     _check_against_config(table, config)
     notes = [f"skipped {problem}" for problem in skipped]

@@ -10,8 +10,6 @@ times, sampled chunks of 1, 4 and 10 Euler steps in both dtypes, and every gradi
 
 import dataclasses
 import sys
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +22,7 @@ from flax import traverse_util
 from core.cli import Parser
 from core.errors import DataError
 from core.flow import straight_path
+from core.npz import read_npz
 from openpi_ript.config import LoraConfig, ModelConfig, dummy
 from openpi_ript.model.pi0 import Observation, Pi0, encode, flow_error, sample_actions, velocity
 from openpi_ript.weights import by_path, model_shapes
@@ -68,12 +67,11 @@ def load_fixture(path: str | Path) -> dict[str, np.ndarray]:
       DataError: If the file is missing or no .npz of plain arrays.
     """
     expected = f"{path}: expected a parity fixture, an .npz of plain arrays; found"
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{expected} {'a file of another kind' if Path(path).is_file() else 'no such file'}")
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        return read_npz(path)
+    except FileNotFoundError as error:
+        raise DataError(f"{expected} no such file") from error
+    except OSError as error:
         raise DataError(f"{expected} {error}") from error
 
 

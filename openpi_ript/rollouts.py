@@ -7,8 +7,6 @@ Pickle is never read or written; zip's checksums tell a damaged file.
 import dataclasses
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ from jaxtyping import Float32
 
 from core.errors import DataError
 from core.images import resize_with_pad
+from core.npz import read_npz
+from core.strict_json import parse_json
 from openpi_ript.batch import EpisodeRecord
 from openpi_ript.batch import Observation as Layer4Observation
 from openpi_ript.config import Optimality
@@ -80,17 +80,15 @@ def load(path: Path) -> Rollout:
       DataError: If the file is missing, damaged, or no rollout.
     """
     try:
-        # Opened here: numpy leaves a file that is no zip open.
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        facts: dict[str, Any] = json.loads(str(arrays.pop("facts")))
+        arrays: dict[str, Any] = read_npz(path)
+        facts: dict[str, Any] = parse_json(str(arrays.pop("facts")), source=f"{path}: facts")
         observations = {
             name.removeprefix("observation/"): arrays.pop(name) for name in list(arrays) if name.startswith("obs")
         }
         facts |= {"draw": tuple(facts["draw"])}
         parts: dict[str, Any] = {"observations": observations} | arrays | facts
         rollout = Rollout(**parts)
-    except (OSError, KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: expected a rollout, found {type(error).__name__}: {error}") from error
     rows = {len(value) for value in observations.values()}
     if rows != {rollout.length + 1} or len(rollout.rewards) != rollout.length:

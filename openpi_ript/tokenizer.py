@@ -7,6 +7,7 @@ from warnings import warn
 import numpy as np
 from jaxtyping import Bool, Float, Int32
 
+from core import budget
 from core.errors import ConfigError
 
 SOURCE = "gs://big_vision/paligemma_tokenizer.model"
@@ -33,11 +34,11 @@ class PromptTokenizer:
             f"download PaliGemma's tokenizer.model once, with `gsutil cp {SOURCE} {path}` (public, 4 MB; it also lies "
             "in each of the google/paligemma repositories on Hugging Face), and name it in the config"
         )
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(f"tokenizer {path}: no such file; {where}")
         try:
-            self._pieces = SentencePieceProcessor(model_proto=path.read_bytes())
-        except RuntimeError as error:
+            self._pieces = SentencePieceProcessor(model_proto=budget.read_bytes(path))
+        except (RuntimeError, OSError) as error:
             raise ConfigError(f"tokenizer {path}: expected a sentencepiece model, found {error}; {where}") from error
         self._max_tokens = max_tokens
 

@@ -16,6 +16,7 @@ import numpy as np
 from flax import traverse_util
 from jaxtyping import Array, Key
 
+from core import budget
 from core.errors import ConfigError, DataError
 from openpi_ript.config import Optimality
 from openpi_ript.model.lora import A_INIT
@@ -88,10 +89,10 @@ def load_safetensors(file: str | Path) -> dict[str, Any]:
     from safetensors.numpy import load_file
 
     try:
-        flat = load_file(Path(file))
-    except (OSError, SafetensorError) as error:
+        budget.regular(file)
+        return traverse_util.unflatten_dict(load_file(Path(file)), sep="/")
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{file}: expected a safetensors file, reading it failed: {error}") from error
-    return traverse_util.unflatten_dict(flat, sep="/")
 
 
 def save_safetensors(params: Mapping[str, Any], file: str | Path) -> None:

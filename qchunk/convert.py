@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import h5py
 import numpy as np
 
+from core import budget
 from core.cli import Parser
 from core.errors import ConfigError, DataError, RunError
 from core.identity import content_hash
@@ -27,7 +28,7 @@ from qchunk.converters.lerobot import LeRobotReader
 from qchunk.converters.ogbench import OgbenchReader
 from qchunk.converters.recording import ConvertSettings, Reader, Recording, check_widths
 from qchunk.converters.robomimic import RobomimicReader
-from qchunk.sources.hdf5 import one_line
+from qchunk.sources.hdf5 import one_line, open_h5
 from qchunk.sources.report import Problem, refuse
 
 Format = Literal["robomimic", "d4rl", "ogbench", "lerobot"]
@@ -108,9 +109,11 @@ def detect(source: Path) -> Format:
         return "lerobot"
     if source.is_file() and source.suffix == ".npz":
         return "ogbench"
+    if not source.is_dir():
+        budget.regular(source)
     if source.is_file() and h5py.is_hdf5(source):
         try:
-            with h5py.File(source, "r") as h5:
+            with open_h5(source) as h5:
                 names = set(h5)
         except OSError as error:
             raise DataError(f"{source}: expected a whole HDF5 file; found {one_line(error)}") from error

@@ -2,8 +2,6 @@
 
 import dataclasses
 import time
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -176,7 +174,7 @@ def read_again(read: Callable[[], Read], name: str) -> Read:
     for attempt in range(READ_TRIES):
         try:
             return read()
-        except (OSError, zipfile.BadZipFile, zlib.error) as error:
+        except OSError as error:
             if attempt == READ_TRIES - 1:
                 reason = " ".join(str(error).split())
                 raise DataError(f"{name}: could not be read in {READ_TRIES} tries: {reason}") from error

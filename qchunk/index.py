@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from core import cache
+from core import budget, cache
 from core.episodes import EpisodeSource
 from core.errors import DataError
 from core.identity import Files, open_files
@@ -106,6 +106,7 @@ def read_index(
     Raises:
       DataError: As `dataset_files`, or a file changed while it was read.
     """
+    budget.use(data.limits)
     root = Path(data.path)
     files = dataset_files(data) if files is None else files
     known = _load_cache(root)
@@ -116,9 +117,11 @@ def read_index(
     for name in files.own:
         content, before = known.get(name, ("", []))
         untouched = bool(before) and (before[0].size, before[0].mtime_ns) == (files.size(name), files.mtime_ns(name))
-        good = not any(report.problems or report.picture_problems for report in before)
+        bad = [str(problem) for report in before for problem in (*report.problems, *report.picture_problems)]
+        # The limits may be others now than when a file was found to be above one.
+        known_bad = untouched and not any(budget.is_limit(problem) for problem in bad)
         found[name] = before
-        same = bool(before) and content == files.hash(name) and (good or untouched)
+        same = bool(before) and content == files.hash(name) and (not bad or known_bad)
         if same and not untouched:
             found[name] = [dataclasses.replace(report, mtime_ns=files.mtime_ns(name)) for report in before]
         if not same or reread or (workers is not None and before[0].pictures is None and before[0].content_hash):

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from core import budget
 from core.errors import ConfigError, DataError
 from core.strict_json import read_json
 from driving.converters.episode_writer import (
@@ -235,7 +236,7 @@ class NuscenesConverter:
             writer.problem(f"{self._version}/sample_data.json", f"{row['token']}.filename", "a path inside", repr(name))
             return None
         try:
-            data = file.read_bytes()
+            data = budget.read_bytes(file, "image_mib")
         except OSError as error:
             writer.problem(name, "", "a picture that sample_data names", error.strerror or str(error))
             return None

@@ -6,11 +6,11 @@ https://protobuf.dev/programming-guides/encoding. What is not asked for is stepp
 """
 
 import collections
-import struct
 
 import numpy as np
 from jaxtyping import Float64
 
+from core import budget
 from driving.converters.refused import Refused
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
@@ -36,7 +36,8 @@ class Message:
         self._where = where
         self._fields: dict[int, list[tuple[int, int | memoryview]]] = collections.defaultdict(list)
         view = memoryview(data)
-        at = 0
+        at = fields = 0
+        most = budget.current().metadata_values
         while at < len(view):
             tag, at = self._varint(view, at)
             number, kind = tag >> 3, tag & 7
@@ -53,6 +54,9 @@ class Message:
                     raise self._bad(f"field {number}", f"{length} bytes", f"{len(view) - at}: the message is cut short")
                 value, at = view[at : at + length], at + length
             self._fields[number].append((kind, value))
+            fields += 1
+            if fields > most:
+                raise budget.LimitError(where, "metadata_values", f"more than {most} fields")
 
     def integer(self, number: int) -> int | None:
         """A signed integer or an enum."""
@@ -94,22 +98,22 @@ class Message:
 
     def numbers(self, number: int) -> Float64[np.ndarray, " n"]:
         """A repeated double, packed or one by one, or a repeated float one by one."""
-        return self._floats(number, "<d", 8)
+        return self._floats(number, "<f8", 8)
 
     def packed_floats(self, number: int) -> Float64[np.ndarray, " n"]:
         """A repeated float, packed or one by one."""
-        return self._floats(number, "<f", 4)
+        return self._floats(number, "<f4", 4)
 
     def _floats(self, number: int, packed: str, size: int) -> Float64[np.ndarray, " n"]:
-        found: list[float] = []
+        found: list[np.ndarray] = [np.zeros(0)]
         for kind, value in self._fields.get(number, ()):
             if isinstance(value, int):
                 raise self._bad(f"field {number}", "floating point numbers", _KINDS[kind])
             if kind == BYTES and len(value) % size:
                 raise self._bad(f"field {number}", f"packed numbers of {size} bytes", f"{len(value)} bytes")
-            code = {EIGHT: "<d", FOUR: "<f", BYTES: packed}[kind]
-            found += [item[0] for item in struct.iter_unpack(code, value)]
-        return np.array(found, np.float64)
+            code = {EIGHT: "<f8", FOUR: "<f4", BYTES: packed}[kind]
+            found.append(np.frombuffer(value, code).astype(np.float64))
+        return np.concatenate(found)
 
     def _of(self, number: int, kind: int) -> list[int | memoryview]:
         for found, _ in self._fields.get(number, ()):

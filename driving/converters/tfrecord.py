@@ -3,11 +3,13 @@
 Source: https://www.tensorflow.org/tutorials/load_data/tfrecord, section TFRecords format details.
 """
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from core import budget
 from driving.converters.crc32c import crc32c, masked
 from driving.converters.refused import Refused
 
@@ -21,8 +23,8 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes]]:
     """
     offset = number = 0
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with budget.open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             while offset < size:
                 where = f"{path.name}: record {number} at byte {offset}"
                 payload = _read_record(file, size - offset, where)
@@ -43,6 +45,7 @@ def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
     _compare(where, "length", header[:8], checksum)
     if length + 4 > left - 12:
         raise Refused(where, "", f"{length + 4} more bytes", f"{left - 12}: the file is cut short")
+    budget.require("record_mib", length, where)
     payload = file.read(length)
     _compare(where, "payload", payload, struct.unpack("<I", file.read(4))[0])
     return payload

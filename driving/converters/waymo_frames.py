@@ -76,7 +76,7 @@ def camera_name(value: Any) -> str | None:
     """
     names = list(CAMERA_MAP)
     text = value.decode() if isinstance(value, bytes) else str(value).strip()
-    if text.isdigit():
+    if text.isdecimal():
         return names[int(text) - 1] if 1 <= int(text) <= len(names) else None
     text = text.rpartition(".")[2].upper()
     return text if text in CAMERA_MAP else None

@@ -164,7 +164,7 @@ class _Segment:
 def _segment_of(name: str) -> str:
     """An E2E frame is named <segment>-<number of the frame>."""
     segment, dash, number = name.rpartition("-")
-    return segment if dash and number.isdigit() else name
+    return segment if dash and number.isdecimal() else name
 
 
 def _pose(transform: Message | None, where: str) -> Pose | None:

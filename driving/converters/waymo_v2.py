@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from core.errors import DataError
+from core.parquet import iter_batches, open_parquet
 from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
 from driving.converters.waymo_frames import (
     CAMERA_MAP,
@@ -193,7 +193,7 @@ def _rows(
     """Number and values of each row; what keeps the file from being read is noted, and ends it."""
     where = f"{path.parent.name}/{path.name}"
     try:
-        file = pq.ParquetFile(path)
+        file = open_parquet(path)
         names = file.schema_arrow.names
         missing = [column for column in columns if column not in names]
         if missing:
@@ -201,7 +201,7 @@ def _rows(
             return
         wanted = columns + [column for column in optional or [] if column in names]
         row = 0
-        for batch in file.iter_batches(batch_size=_ROWS_READ, columns=wanted):
+        for batch in iter_batches(path, file, wanted, rows=_ROWS_READ):
             for values in batch.to_pylist():
                 yield row, values
                 row += 1

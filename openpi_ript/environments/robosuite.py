@@ -173,7 +173,7 @@ def _libero(task: str, renders: bool) -> Any:
             raise ConfigError(f"suite libero: expected its {name} in {folder}, found no such folder. {install}")
     suites = importlib.import_module("libero.libero.benchmark").get_benchmark_dict()
     suite, _, number = task.partition("/")
-    if suite not in suites or not number.isdigit() or int(number) >= suites[suite]().n_tasks:
+    if suite not in suites or not number.isdecimal() or int(number) >= suites[suite]().n_tasks:
         raise ConfigError(f"env.task is {task!r}; expected a suite and a task's number, such as libero_spatial/0")
     chosen = suites[suite]().get_task(int(number))
     bddl = Path(libero.get_libero_path("bddl_files")) / chosen.problem_folder / chosen.bddl_file

@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from core.errors import ConfigError, DataError
 from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32, check_arrays
-from qchunk.sources.hdf5 import one_line
+from qchunk.sources.hdf5 import UNREADABLE, one_line, open_h5, require_affordable
 from qchunk.sources.report import Problem, refuse
 
+_ARRAYS = ("actions", "observations", "rewards", "next_observations", "terminals", "timeouts")
 SEAM_DISTANCE = 1e-6
 """Distance of a next observation from the next row's above which the rows are of two episodes, as in IQL's loader."""
 
@@ -80,7 +80,8 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
     """Arrays by name, and what keeps them from being used."""
     name = path.name
     try:
-        with h5py.File(path, "r") as h5:
+        with open_h5(path) as h5:
+            require_affordable(h5, _ARRAYS)
             found = {
                 "actions": read_numbers(h5, "actions", name, vector=False),
                 "observations": read_numbers(h5, "observations", name, vector=False),
@@ -89,7 +90,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
                 "terminals": read_flags(h5, "terminals", name),
                 "timeouts": read_flags(h5, "timeouts", name),
             }
-    except OSError as error:
+    except UNREADABLE as error:
         raise DataError(f"{path}: expected a whole HDF5 file; found {one_line(error)}") from error
     problems = [x for x in found.values() if isinstance(x, Problem)]
     optional = ("next_observations", "timeouts")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from core.identity import content_hash
+from core.npz import read_npz
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32
 from qchunk.sources import ogbench
 
@@ -26,8 +27,7 @@ class OgbenchReader:
         self._arrays: dict[str, np.ndarray] = {}
         self._ends = [0]
         if not any(report.problems for report in self._reports):
-            with np.load(path, allow_pickle=False) as npz:
-                self._arrays = {key: npz[key] for key in ogbench.KEYS.values() if key in npz.files}
+            self._arrays = read_npz(path, ogbench.KEYS.values())
             ends = np.flatnonzero(self._arrays["terminals"].reshape(-1)) + 1
             self._ends += ends.tolist()
 

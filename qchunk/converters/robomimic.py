@@ -19,7 +19,9 @@ import h5py
 import numpy as np
 from jaxtyping import UInt8
 
+from core import budget
 from core.errors import ConfigError, DataError
+from core.images import require_pixels
 from core.strict_json import parse_json
 from qchunk.converters.hdf5_arrays import problem_of, read_flags, read_numbers
 from qchunk.converters.recording import (
@@ -33,7 +35,17 @@ from qchunk.converters.recording import (
     concatenate,
     terminations,
 )
-from qchunk.sources.hdf5 import UNREADABLE, Refused, members, one_line, require_readable, resolve
+from qchunk.sources.hdf5 import (
+    UNREADABLE,
+    Refused,
+    members,
+    one_line,
+    read_attribute,
+    read_texts,
+    require_affordable,
+    require_readable,
+    resolve,
+)
 from qchunk.sources.report import Problem, refuse
 
 DEFAULT_KEYS = ("object", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
@@ -54,19 +66,26 @@ class RobomimicReader:
         self._name, self._settings = path.name, settings
         self._keys = settings.observation_keys or DEFAULT_KEYS
         try:
+            budget.regular(path)
             self._file = h5py.File(path, "r")
             self._all_demos = members(self._file, "data")
-        except (OSError, Refused) as error:
+        except (*UNREADABLE, Refused) as error:
             raise DataError(
                 f"{path}: expected a whole HDF5 file with the group /data; found {one_line(error)}"
             ) from error
         if not self._all_demos:
             raise DataError(f"{path}: expected episodes /data/demo_<i>; found none; there are {sorted(self._file)}")
-        self._env_args = _env_args(path.name, self._file["data"].attrs.get("env_args"))
+        try:
+            self._env_args = _env_args(path.name, read_attribute(self._file["data"], "env_args"))
+        except (*UNREADABLE, Refused) as error:
+            raise DataError(f"{path}: /data, attribute env_args: {one_line(error)}") from error
         self._masks = self._read_masks()
         self._demos = self._choose()
         self._require_keys()
         self._cameras, self._left_out = self._choose_cameras()
+        keys = [*(f"obs/{key}" for key in (*self._keys, *self._cameras)), "actions", "rewards", "dones"]
+        names = [f"data/{demo}/{key}" for demo in self._demos for key in keys]
+        require_affordable(self._file, names, streamed=True)
 
     def __len__(self) -> int:
         return len(self._demos)
@@ -130,7 +149,7 @@ class RobomimicReader:
                 if dataset is None or len(dataset.shape) != 1:
                     raise Refused("a list of names", f"{dataset}")
                 require_readable(dataset, kinds="SO")
-                masks[key] = [name.decode() if isinstance(name, bytes) else str(name) for name in dataset[()]]
+                masks[key] = read_texts(dataset)
                 unknown = [name for name in masks[key] if name not in self._all_demos]
                 if unknown:
                     found = f"{unknown[:5]} ({len(unknown)} unknown)"
@@ -148,7 +167,7 @@ class RobomimicReader:
         names = self._masks[wanted] if wanted is not None else self._all_demos
         if not names:
             raise DataError(f"{self._name}: expected episodes in /mask/{wanted}; found none")
-        return sorted(set(names), key=lambda name: [int(n) if n.isdigit() else -1 for n in re.split(r"(\d+)", name)])
+        return sorted(set(names), key=lambda name: [int(n) if n.isdecimal() else -1 for n in re.split(r"(\d+)", name)])
 
     def _observations(self, demo: str) -> list[str]:
         """Keys of an episode's observations; none where they cannot be read, which `read` reports."""
@@ -200,15 +219,21 @@ class RobomimicReader:
                     found = "none" if dataset is None else f"{dataset.dtype} {dataset.shape}"
                     raise Refused(f"uint8 ({length}, h, w, 3)", found)
                 require_readable(dataset)
+                require_pixels(dataset.shape[1], dataset.shape[2], f"{name}/obs/{key}")
             except Refused as refused:
                 problems.append(problem_of(refused, name, f"obs/{key}"))
+            except UNREADABLE as error:
+                problems.append(problem_of(Refused("readable data", one_line(error)), name, f"obs/{key}"))
         return problems
 
     def _num_samples_problem(self, name: str, group: str, length: int) -> list[Problem]:
-        said = self._file[group].attrs.get("num_samples")
-        if said is None or int(said) == length:  # pyright: ignore[reportArgumentType]
-            return []
         expected = f"{length}, the rows of actions"
+        try:
+            said = read_attribute(self._file[group], "num_samples")
+        except (*UNREADABLE, Refused) as error:
+            said = one_line(error)
+        if said is None or said == length:
+            return []
         return [Problem(file=name, dataset="attribute num_samples", row=None, expected=expected, found=f"{said}")]
 
     def _pictures(self, group: str) -> Pictures:

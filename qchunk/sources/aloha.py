@@ -25,7 +25,16 @@ from qchunk.sources.aloha_images import (
     read_jpegs,
     require_depth,
 )
-from qchunk.sources.hdf5 import UNREADABLE, Refused, one_line, require_readable, resolve
+from qchunk.sources.hdf5 import (
+    UNREADABLE,
+    Refused,
+    one_line,
+    open_h5,
+    read_attribute,
+    require_affordable,
+    require_readable,
+    resolve,
+)
 from qchunk.sources.report import EpisodeReport, PictureReport, Problem, check_finite, check_lengths
 from qchunk.workers import Workers
 
@@ -51,7 +60,7 @@ def episode_names(bounds: Bounds) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: str) -> EpisodeReport:
@@ -67,12 +76,13 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
     stat = path.stat()
     file = {"id": name, "path": name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     try:
-        with h5py.File(path, "r") as h5:
+        with open_h5(path) as h5:
+            require_affordable(h5, DATASETS.values())
             arrays, problems = _read_all(h5, name)
-            env, success = h5.attrs.get("env"), h5.attrs.get("success")
+            env, success = read_attribute(h5, "env"), read_attribute(h5, "success")
             length = len(arrays["qpos"]) if "qpos" in arrays else 0
             pictures = None if workers is None else examine_pictures(h5, name, length, workers)
-    except UNREADABLE as error:
+    except (*UNREADABLE, Refused, DataError) as error:
         bad = Problem(file=name, dataset="", row=None, expected="a whole HDF5 file", found=one_line(error))
         return EpisodeReport(**file, content_hash="", problems=(bad,))
     if arrays:
@@ -219,7 +229,8 @@ class AlohaSource:
         path = self._root / report.path
         outcome = ("reward", "terminated") if self._task is None else ("sim_qpos", "button_states")
         wanted = {*self._actions, *self._states, *outcome}
-        with self._unchanged(report), h5py.File(path, "r") as h5:
+        with self._unchanged(report), open_h5(path) as h5:
+            require_affordable(h5, [DATASETS[key] for key in sorted(wanted)])
             try:
                 arrays = {key: x for key in sorted(wanted) if (x := _read(h5, key)) is not None}
             except Refused as refused:
@@ -251,7 +262,7 @@ class AlohaSource:
         """
         report = self._reports[index]
         path = self._root / report.path
-        with self._unchanged(report), h5py.File(path, "r") as h5:
+        with self._unchanged(report), open_h5(path) as h5:
             try:
                 yield PictureFile(h5, report)
             except Refused as refused:

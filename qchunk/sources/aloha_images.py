@@ -14,9 +14,19 @@ import h5py
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
 
+from core import budget
 from core.errors import DataError
-from core.images import MAX_PIXELS, decode_jpeg_into, picture_size
-from qchunk.sources.hdf5 import UNREADABLE, Refused, members, one_line, require_readable, resolve
+from core.images import decode_jpeg_into, picture_size, require_pixels
+from qchunk.sources.hdf5 import (
+    UNREADABLE,
+    Refused,
+    members,
+    one_line,
+    read_attribute,
+    require_affordable,
+    require_readable,
+    resolve,
+)
 from qchunk.sources.report import PictureReport, Problem
 from qchunk.workers import Workers
 
@@ -56,9 +66,9 @@ def is_jpeg(dataset: h5py.Dataset) -> bool:
     rows = (len(shape) == 2 and dataset.dtype == np.uint8) or (len(shape) == 1 and kind == "S")
     if not raw and not rows:
         raise Refused("uint8 pixels [T, h, w, 3], or one row of JPEG bytes a frame", f"{dataset.dtype} of {shape}")
-    if raw and not 0 < shape[1] * shape[2] <= MAX_PIXELS:
-        raise Refused(f"pictures of at most {MAX_PIXELS} pixels", f"{shape[1]} x {shape[2]}")
-    declared = dataset.file.attrs.get("compress")
+    if raw:
+        _require_pixels(shape)
+    declared = read_attribute(dataset.file, "compress")
     if declared is not None and bool(declared) != rows:
         found = f"{'JPEG rows' if rows else 'pixels'} of shape {shape}"
         raise Refused(f"{'JPEG rows' if declared else 'pixels'}, as the attribute compress={declared} says", found)
@@ -71,8 +81,16 @@ def require_depth(dataset: h5py.Dataset) -> None:
     shape = dataset.shape
     if len(shape) != 3 or dataset.dtype not in (np.uint16, np.float32, np.uint8):
         raise Refused("depth maps [T, h, w] of uint16, float32 or uint8", f"{dataset.dtype} of {shape}")
-    if not 0 < shape[1] * shape[2] <= MAX_PIXELS:
-        raise Refused(f"depth maps of at most {MAX_PIXELS} pixels", f"{shape[1]} x {shape[2]}")
+    _require_pixels(shape)
+
+
+def _require_pixels(shape: tuple[int, ...]) -> None:
+    """Of one picture or depth map, [T, h, w, ...]."""
+    try:
+        require_pixels(shape[1], shape[2], "")
+    except DataError as error:
+        expected, _, found = str(error).removeprefix(": expected ").partition(", found ")
+        raise Refused(expected, found) from error
 
 
 def read_jpegs(dataset: h5py.Dataset) -> JpegRows:
@@ -164,6 +182,7 @@ def examine_pictures(
         except Refused as refused:
             problems.append(_problem(file, group, refused))
             continue
+        require_affordable(h5, names, streamed=True)
         for name in names:
             try:
                 reports[name] = _examine(h5, name, length, workers)
@@ -209,9 +228,11 @@ def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> Picture
 def _examine_jpegs(rows: JpegRows, workers: Workers) -> PictureReport:
     height, width = common_size(rows)
     bad: dict[int, str] = {}
+    clock = budget.Clock("")
 
     def decode(frame: int) -> None:
         try:
+            clock.check()
             decode_jpeg_into(rows[frame], np.empty((height, width, 3), np.uint8), source="")
         except DataError as error:
             bad[frame] = str(error).removeprefix(": ")

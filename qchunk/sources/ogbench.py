@@ -5,8 +5,6 @@ own action leads nowhere. An episode of T + 1 rows so has T actions and T + 1 st
 `next_observations` was written after that shift: each of its rows is a step, and the last state is in that array.
 """
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,9 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from core.episodes import Episode, manifest_hash
+from core.errors import DataError
 from core.identity import Files
+from core.npz import read_npz
 from qchunk.relabel import SingleTask, labelled_outcome
-from qchunk.sources.report import EpisodeReport, Problem, check_finite, check_lengths, declared_size_problem
+from qchunk.sources.report import EpisodeReport, Problem, check_finite, check_lengths
 
 KEYS = {
     "state": "observations",
@@ -29,7 +29,7 @@ KEYS = {
     "button_states": "button_states",
 }
 """What is read, by short name. Other keys (qvel, ...) are left alone."""
-UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError)
+UNREADABLE = (OSError, DataError)
 _VECTORS = ("terminal", "reward", "mask")
 _EXACT = ("reward", "mask", "sim_qpos")  # kept in 64 bits
 
@@ -46,7 +46,8 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
     try:
         arrays, problems = _read(path)
     except UNREADABLE as error:
-        problem = Problem(file=path.name, dataset="", row=None, expected="a whole .npz file", found=str(error))
+        found = str(error).removeprefix(f"{path}: ")
+        problem = Problem(file=path.name, dataset="", row=None, expected="a whole .npz file", found=found)
         return [EpisodeReport(**file, id=path.name, content_hash="", problems=(problem,))]
     problems += _whole_file_problems(path.name, arrays)
     if problems:
@@ -74,47 +75,29 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
-    """Arrays by short name, [N, d] or [N]; never unpickles."""
+    """Arrays by short name, [N, d] or [N]. Raises as `read_npz`."""
     arrays: dict[str, np.ndarray] = {}
     problems: list[Problem] = []
-    with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as npz:
-        members = {info.filename: info for info in archive.infolist()}
-        for key, name in KEYS.items():
-            info = members.get(f"{name}.npy")
-            if info is None:
-                continue
-            shape, dtype = _header(archive, info.filename)
-            declared = int(np.prod(shape, dtype=np.float64)) * dtype.itemsize
-            if problem := _member_problem(declared, info, shape, dtype, vector=key in _VECTORS):
-                problems.append(Problem(file=path.name, dataset=name, row=None, expected=problem[0], found=problem[1]))
-                continue
-            x = npz[name]
-            kept = np.int64 if key == "button_states" else np.float64 if key in _EXACT else np.float32
-            with np.errstate(over="ignore"):  # a number too large becomes Inf, which is reported as such
-                arrays[key] = x.astype(kept).reshape(len(x) if key in _VECTORS else x.shape)
+    stored = read_npz(path, KEYS.values())
+    for key, name in KEYS.items():
+        if name not in stored:
+            continue
+        x = stored.pop(name)
+        if problem := _array_problem(x, vector=key in _VECTORS):
+            problems.append(Problem(file=path.name, dataset=name, row=None, expected=problem[0], found=problem[1]))
+            continue
+        kept = np.int64 if key == "button_states" else np.float64 if key in _EXACT else np.float32
+        with np.errstate(over="ignore"):  # a number too large becomes Inf, which is reported as such
+            arrays[key] = x.astype(kept).reshape(len(x) if key in _VECTORS else x.shape)
     return arrays, problems
 
 
-def _header(archive: zipfile.ZipFile, member: str) -> tuple[tuple[int, ...], np.dtype]:
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(stream)
-        return shape, dtype
-
-
-def _member_problem(
-    declared: int, info: zipfile.ZipInfo, shape: tuple[int, ...], dtype: np.dtype, *, vector: bool
-) -> tuple[str, str] | None:
-    if dtype.kind not in "fiub":
-        return "numbers", f"dtype {dtype}"
-    if vector and not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
-        return "shape [N]", f"shape {shape}"
-    if not vector and len(shape) != 2:
-        return "shape [N, d]", f"shape {shape}"
-    if declared > info.file_size:
-        return f"{declared} bytes for shape {shape}", f"{info.file_size} bytes"
-    return declared_size_problem(declared, info.compress_size)
+def _array_problem(x: np.ndarray, *, vector: bool) -> tuple[str, str] | None:
+    if x.dtype.kind not in "fiub":
+        return "numbers", f"dtype {x.dtype}"
+    if vector and not (x.ndim == 1 or (x.ndim == 2 and x.shape[1] == 1)):
+        return "shape [N]", f"shape {x.shape}"
+    return ("shape [N, d]", f"shape {x.shape}") if not vector and x.ndim != 2 else None
 
 
 def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Problem]:

@@ -8,13 +8,6 @@ import numpy as np
 
 from core.errors import DataError
 
-MAX_ARRAY_BYTES = 8 << 30
-"""Largest array of one episode that is read; far above any recording, far below what exhausts a machine."""
-MAX_COMPRESSION = 1032
-"""Deflate cannot do better, so larger arrays than storage times this were never written."""
-FREE_BYTES = 64 << 20
-"""Below this an array may be compressed as well as it likes."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -146,20 +139,6 @@ def check_finite(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str
                 Problem(file=file, dataset=names[key], row=row + int(bad[0]), expected="finite numbers", found=found)
             )
     return problems
-
-
-def declared_size_problem(declared: int, stored: int) -> tuple[str, str] | None:
-    """(expected, found) if an array claims more bytes than its file can hold, else None.
-
-    Args:
-      declared: Bytes that reading would allocate.
-      stored: Bytes that the array takes in the file.
-    """
-    if declared > MAX_ARRAY_BYTES:
-        return f"at most {MAX_ARRAY_BYTES >> 30} GiB an array", f"{declared} bytes declared, {stored} stored"
-    if declared and (not stored or declared > max(FREE_BYTES, MAX_COMPRESSION * stored)):
-        return "an array whose bytes are in the file", f"{declared} bytes declared, {stored} stored"
-    return None
 
 
 def refuse(problems: Iterable[Problem], hint: str) -> DataError:
