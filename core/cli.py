@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
                 help=words,
             )
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As argparse's; the limits are put in force and are not in the namespace."""
         found, rest = super().parse_known_args(args, namespace)
         given = {name: value for name, value in vars(found).items() if name.startswith("limits.")}

