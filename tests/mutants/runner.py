@@ -31,6 +31,8 @@ class Timing:
     seconds: float
     slow: bool
     """Whether it has tests marked slow."""
+    tests: dict[str, float]
+    """Seconds of each test."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +45,23 @@ class Verdict:
     seconds: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What pytest did."""
+
+    code: int | str
+    """Its exit code, or "timeout"."""
+    seconds: float
+    tests: dict[str, float]
+    """Seconds of each test that ran."""
+    log: str
+    """What it printed."""
+
+
 class Tree:
     """A copy of the files of a repository, and a worker that runs pytest in it."""
 
-    def __init__(self, root: Path, files: list[str], folder: Path, programs: Path) -> None:
+    def __init__(self, root: Path, files: list[str], folder: Path, programs: Path, preload: bool) -> None:
         """Copies and starts; `programs` are compiled programs to begin with."""
         self.root, self.folder, self._changes = root, folder / "tree", 0
         for file in files:
@@ -63,7 +78,7 @@ class Tree:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "OPENBLAS_NUM_THREADS": "1",  # its threads would not live through a fork
         }
-        command = [sys.executable, str(HERE / "worker.py")]
+        command = [sys.executable, str(HERE / "worker.py"), *(["--preload"] if preload else [])]
         pipe = subprocess.PIPE
         self._worker = subprocess.Popen(
             command, cwd=self.folder, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
@@ -75,15 +90,15 @@ class Tree:
         shutil.rmtree(self.programs, ignore_errors=True)
         shutil.copytree(self._seed, self.programs)
 
-    def pytest(self, tests: Iterable[str], phase: str, limit: float) -> tuple[int | str, float, str]:
-        """Exit code of pytest or "timeout", seconds, and what it printed."""
+    def pytest(self, files: Iterable[str], phase: str, limit: float, known: dict[str, float]) -> Answer:
+        """Runs files until the first failure, tests of which is `known` that they are quick first."""
         if phase == "slow" and not self._marked:
-            return NO_TESTS, 0.0, ""
+            return Answer(NO_TESTS, 0.0, {}, "")
         arguments = ["--typecheck", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
         arguments += ["-m", phase] if self._marked else []
         arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # jaxtyping is there before pytest
-        arguments += [f"--basetemp={self._temporary}", *tests]
-        request = {"arguments": arguments, "log": str(self._log), "limit": limit}
+        arguments += [f"--basetemp={self._temporary}", *files]
+        request = {"arguments": arguments, "log": str(self._log), "limit": limit, "seconds": known}
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
         self._worker.stdin.write(json.dumps(request) + "\n")
@@ -94,7 +109,7 @@ class Tree:
         found = json.loads(answer)
         if found["code"] == "timeout":  # perhaps in the middle of writing a program
             self._refill()
-        return found["code"], found["seconds"], self._log.read_text(errors="replace")
+        return Answer(**found, log=self._log.read_text(errors="replace"))
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant) -> Iterator[None]:
@@ -114,28 +129,44 @@ class Tree:
     def close(self) -> None:
         """Ends the worker and what it runs."""
         self._worker.terminate()
-        self._worker.wait()
+        self._worker.communicate()
 
 
 class Runner:
     """Workers, and what is known from earlier runs."""
 
-    def __init__(self, root: Path, cache: Path, workers: int, say: Callable[[str], None] = print) -> None:
-        """Copies the tree for each worker. `cache` keeps verdicts, times and compiled programs between runs."""
+    def __init__(
+        self,
+        root: Path,
+        cache: Path,
+        workers: int,
+        say: Callable[[str], None] = print,
+        *,
+        files: list[str] | None = None,
+        preload: bool = True,
+    ) -> None:
+        """Copies the tree for each worker.
+
+        Args:
+          root: Of the repository that is tested.
+          cache: Keeps verdicts, times and compiled programs between runs.
+          workers: Mutants that are tested at once.
+          say: Gets a line for each result.
+          files: What to copy; what git knows or does not ignore, if it is not given.
+          preload: Whether tests run in forks of a process that has imported jax.
+        """
         self.root, self._say = root, say
         self._programs = cache / "programs"
         self._programs.mkdir(parents=True, exist_ok=True)
         self._known = _Log(cache / "verdicts.jsonl")
         self._times = _Log(cache / "times.jsonl")
-        listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-        found = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
-        self._files = [file for file in found if (root / file).is_file()]
+        self._files = _files_of(root) if files is None else files
         self._temporary = tempfile.TemporaryDirectory(prefix="mutants-")
         self._pool = ThreadPoolExecutor(workers)
         self._trees: queue.Queue[Tree] = queue.Queue()
         self._all: list[Tree] = []
         for i in range(workers):
-            self._all.append(Tree(root, self._files, Path(self._temporary.name) / str(i), self._programs))
+            self._all.append(Tree(root, self._files, Path(self._temporary.name) / str(i), self._programs, preload))
             self._trees.put(self._all[-1])
 
     def __enter__(self) -> "Runner":
@@ -155,17 +186,17 @@ class Runner:
         def measure(test: str) -> None:
             key = f"{test} {program} {self._hash(test)}"
             if found := self._times.get(key):
-                timings[test] = Timing(found["seconds"], found["slow"])
+                timings[test] = Timing(**found)
                 return
-            seconds, codes = 0.0, []
             with self._tree() as tree:
-                for phase in PHASES:
-                    code, took, log = tree.pytest([test], phase, 1200)
-                    seconds, codes = seconds + took, [*codes, code]
-                    if code not in (PASSED, NO_TESTS):
-                        failures.append(f"{test} ({phase}, {code}):\n{log[-3000:]}")
-                        return
-            timings[test] = Timing(seconds, codes[1] == PASSED)
+                answers = [tree.pytest([test], phase, 1200, {}) for phase in PHASES]
+            for phase, answer in zip(PHASES, answers, strict=True):
+                if answer.code not in (PASSED, NO_TESTS):
+                    failures.append(f"{test} ({phase}, {answer.code}):\n{answer.log[-3000:]}")
+                    return
+            seconds = sum(answer.seconds for answer in answers)
+            tests = answers[0].tests | answers[1].tests
+            timings[test] = Timing(seconds, answers[1].code == PASSED, tests)
             self._say(f"{seconds:6.1f} s  {test} passes on the unchanged program")
             self._times.put(key, dataclasses.asdict(timings[test]))
 
@@ -181,15 +212,23 @@ class Runner:
         return timings
 
     def judge(
-        self, work: list[tuple[Mutant, list[str]]], timings: dict[str, Timing], *, fresh: bool = False
+        self,
+        work: list[tuple[Mutant, list[str]]],
+        timings: dict[str, Timing],
+        *,
+        fresh: bool = False,
+        spare: float = 30,
     ) -> dict[Mutant, Verdict]:
-        """The verdict on each mutant, given the test files that should see it."""
+        """The verdict on each mutant, given the test files that should see it.
+
+        Tests that take four times as long as without it and `spare` seconds more have noticed it too.
+        """
         verdicts = {}
 
         def one(task: tuple[Mutant, list[str]]) -> None:
             mutant, tests = task
             known = None if fresh else self._lookup(mutant, tests)
-            verdicts[mutant] = verdict = known or self._run(mutant, tests, timings)
+            verdicts[mutant] = verdict = known or self._run(mutant, tests, timings, spare)
             if known is None:
                 self._keep(mutant, tests, verdict)
                 said = f"{'killed  ' if verdict.killed else 'SURVIVED'} {verdict.seconds:5.1f} s"
@@ -198,23 +237,24 @@ class Runner:
         list(self._pool.map(one, work))
         return verdicts
 
-    def _run(self, mutant: Mutant, tests: list[str], timings: dict[str, Timing]) -> Verdict:
+    def _run(self, mutant: Mutant, tests: list[str], timings: dict[str, Timing], spare: float) -> Verdict:
         """Runs the files that should see a mutant, the one named after its file and quick ones first."""
         first = tests[0]
         order = sorted(tests, key=lambda test: timings[test].seconds / (4 if test == first else 1))
-        limit = 4 * sum(timings[test].seconds for test in tests) + 30
+        limit = 4 * sum(timings[test].seconds for test in tests) + spare
+        known = {name: seconds for test in tests for name, seconds in timings[test].tests.items()}
         total = 0.0
         with self._tree() as tree, tree.changed(mutant):
             for phase in PHASES:
                 files = order if phase == "not slow" else [test for test in order if timings[test].slow]
                 if not files:
                     continue
-                code, seconds, log = tree.pytest(files, phase, limit)
-                total += seconds
-                if code == "timeout":
+                answer = tree.pytest(files, phase, limit, known)
+                total += answer.seconds
+                if answer.code == "timeout":
                     return Verdict(True, "timeout", total)
-                if code not in (PASSED, NO_TESTS):
-                    return Verdict(True, _first_failure(log) or f"exit code {code}", total)
+                if answer.code not in (PASSED, NO_TESTS):
+                    return Verdict(True, _first_failure(answer.log) or f"exit code {answer.code}", total)
         return Verdict(False, " ".join(order), total)
 
     @contextlib.contextmanager
@@ -268,6 +308,13 @@ class _Log:
         self._values[key] = value
         with self._path.open("a") as file:
             file.write(json.dumps([key, value]) + "\n")
+
+
+def _files_of(root: Path) -> list[str]:
+    """The files of a checkout, those that are not committed yet too."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    found = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [file for file in found if (root / file).is_file()]
 
 
 def _set_time(path: Path, number: int) -> None:

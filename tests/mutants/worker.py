@@ -1,7 +1,8 @@
 """Runs pytest again and again, each time in a fork of a process that has imported jax once: saves 2 s a mutant.
 
 Started by runner.py as a script, in the copy of the tree that it tests; reads a JSON object a line, {"arguments",
-"log", "limit"}, and answers each with {"code", "seconds"}; code is pytest's, or "timeout".
+"log", "limit", "seconds"}, and answers each with {"code", "seconds", "tests"}; code is pytest's, or "timeout". The
+request's seconds by test give the order, the answer's are those of each test that ran.
 """
 
 import contextlib
@@ -13,19 +14,50 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 # No threads are started by these, so that a fork is whole; pyarrow and av start some.
 PRELOADED = ["numpy", "jax", "jax.numpy", "flax.linen", "optax", "jaxtyping", "beartype", "pytest"]
 PRELOADED += ["PIL.Image", "h5py", "tyro", "rich", "grain", "orbax.checkpoint", "orbax.checkpoint.experimental.v1"]
 
+QUICK = 1.0  # seconds
 running: list[int] = []
 """The child that runs pytest."""
+
+
+class QuickFirst:
+    """A plugin of pytest: quick tests of all files first, then the others, those of one file together."""
+
+    def __init__(self, seconds: dict[str, float], times: Path) -> None:
+        """Takes what is known of the tests, and the file that gets what they took."""
+        self._seconds, self._times = seconds, times
+        self._took: dict[str, float] = {}
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Sorts, where anything is known."""
+        if self._seconds:
+            files = list(dict.fromkeys(item.path for item in items))
+            items.sort(key=lambda item: self._rank(item.nodeid, files.index(item.path)))
+
+    def _rank(self, test: str, file: int) -> tuple[bool, int, float]:
+        seconds = self._seconds.get(test, 0.0)
+        return seconds > QUICK, file, seconds
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Adds the time of a phase of a test."""
+        self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Writes the times."""
+        self._times.write_text(json.dumps(self._took))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Runs pytest in a fork, whose whole group of processes ends with it."""
     began = time.monotonic()
+    times = Path(request["log"] + ".json")
+    times.unlink(missing_ok=True)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -36,7 +68,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             os.dup2(number, target)
         code = 3
         try:
-            code = int(sys.modules["pytest"].main(request["arguments"]))
+            order = QuickFirst(request["seconds"], Path(request["log"] + ".json"))
+            code = int(sys.modules["pytest"].main(request["arguments"], plugins=[order]))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -54,7 +87,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     _end(child)
     if code == "timeout":
         os.waitpid(child, 0)
-    return {"code": code, "seconds": time.monotonic() - began}
+    tests = json.loads(times.read_text()) if times.exists() else {}
+    return {"code": code, "seconds": time.monotonic() - began, "tests": tests}
 
 
 def _end(child: int) -> None:
@@ -75,7 +109,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _on_term)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[0] = os.getcwd()
-    for name in PRELOADED:
+    for name in PRELOADED if "--preload" in sys.argv else ["pytest"]:
         try:
             importlib.import_module(name)
         except ImportError:
