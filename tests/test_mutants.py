@@ -28,7 +28,7 @@ def test_every_mutant_by_hand_still_applies():
 def test_there_are_enough_in_every_area():
     """Counted without drawing, which takes seconds: what an area draws is in areas.toml, and is drawn below for one."""
     by_area = collections.Counter(mutant.area for mutant in mutants.by_hand())
-    sizes = {name: area.drawn + by_area[name] for name, area in TABLE.items()}
+    sizes = {name: area.drawn + by_area[name] for name, area in TABLE.items() if name != "also"}
     assert min(sizes.values()) >= 12, sizes
     assert sum(sizes.values()) >= 300
     assert sum(area.drawn for area in TABLE.values()) >= 150

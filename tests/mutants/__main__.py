@@ -25,7 +25,12 @@ from tests.mutants.table import Line, survivors, table_of
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--area", action="append", choices=list(areas()), help="only this one; may be given again")
+    parser.add_argument(
+        "--area",
+        action="append",
+        choices=[name for name in areas() if name != "also"],
+        help="only this one; may be given again",
+    )
     parser.add_argument("--only", choices=["by_hand", "drawn"])
     parser.add_argument("--name", action="append", help="only the mutant of this name; may be given again")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="of the drawn ones")
@@ -41,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
 
     table = areas()
-    chosen = [table[name] for name in options.area or table]
+    chosen = [table[name] for name in options.area or table if name != "also"]
     mutants = [each for area in chosen for each in mutants_of(area, ROOT, seed=options.seed, only=options.only)]
     mutants = [mutant for mutant in mutants if options.name is None or mutant.name in options.name]
     if options.list:
