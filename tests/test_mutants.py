@@ -77,6 +77,8 @@ def changes(text: str) -> list[str]:
         ("x = a.sum(axis=-1)", {"x = a.mean(axis=-1)", "x = a.sum(axis=0)", "x = a.sum(axis=-2)"}),
         ("x = np.pad(a, mode=b)", {"x = np.pad(a, )"}),
         ("x = f(a, b)", {"x = f(b, a)"}),
+        ("x = f(a, (b, c))", set()),
+        ("x = np.maximum(a, b)", {"x = np.minimum(a, b)"}),
         ("x = a if b else c", {"x = c if b else a", "x = a if (not (b)) else c"}),
         ("x = a[b:]", {"x = a[(b) + 1:]"}),
         ("x = a[:b]", {"x = a[1:b]", "x = a[:(b) + 1]"}),
@@ -131,8 +133,8 @@ def test_kills_and_survives_as_it_should(toy: Path, tmp_path: Path):
     with Runner(toy, tmp_path / "cache", 1, said.append, files=files, preload=False) as runner:
         assert not runner.baseline([test])[test].slow
         work = [(each, [test]) for each in (wrong, same, endless)]
-        verdicts = runner.judge(work[:2], {test: Timing(0.0, False, {})}, spare=100)
-        verdicts |= runner.judge(work[2:], {test: Timing(0.0, False, {})}, spare=1)
+        verdicts = runner.judge(work[:2], {test: Timing(0.0, False, {}, {})}, spare=100)
+        verdicts |= runner.judge(work[2:], {test: Timing(0.0, False, {}, {})}, spare=1)
     assert verdicts[wrong].killed
     assert verdicts[wrong].by == f"{test}::test_larger"
     assert not verdicts[same].killed

@@ -16,7 +16,7 @@ import json
 import os
 from pathlib import Path
 
-from tests.mutants.areas import DEFAULT_SEED, areas, mutants_of, tests_of
+from tests.mutants.areas import DEFAULT_SEED, areas, mutants_of, sample, tests_of
 from tests.mutants.mutant import ROOT, Mutant, accepted
 from tests.mutants.runner import Runner
 from tests.mutants.table import Line, survivors, table_of
@@ -32,6 +32,7 @@ def main() -> None:
         help="only this one; may be given again",
     )
     parser.add_argument("--only", choices=["by_hand", "drawn"])
+    parser.add_argument("--per-area", type=int, metavar="N", help="at most N by hand and N drawn of each area")
     parser.add_argument("--name", action="append", help="only the mutant of this name; may be given again")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="of the drawn ones")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -48,6 +49,8 @@ def main() -> None:
     table = areas()
     chosen = [table[name] for name in options.area or table if name != "also"]
     mutants = [each for area in chosen for each in mutants_of(area, ROOT, seed=options.seed, only=options.only)]
+    if options.per_area is not None:
+        mutants = sample(mutants, options.per_area, options.seed)
     mutants = [mutant for mutant in mutants if options.name is None or mutant.name in options.name]
     if options.list:
         print("\n".join(mutant.lines(ROOT) for mutant in mutants))

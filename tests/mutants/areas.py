@@ -1,6 +1,7 @@
 """The areas of areas.toml: which files belong to each, and which tests should see a fault in a file."""
 
 import dataclasses
+import hashlib
 import tomllib
 from pathlib import Path
 
@@ -36,6 +37,16 @@ def mutants_of(area: Area, root: Path, *, seed: int = DEFAULT_SEED, only: str | 
     if only != "by_hand":
         found += draw.draw(area.name, list(area.files), area.drawn, seed, root)
     return distinct(found)
+
+
+def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
+    """At most `count` of each area and origin; a larger count takes the same ones and more."""
+    ranked = sorted(mutants, key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
+    taken: dict[tuple[str, str], list[Mutant]] = {}
+    for mutant in ranked:
+        taken.setdefault((mutant.area, mutant.origin), []).append(mutant)
+    kept = {mutant for group in taken.values() for mutant in group[:count]}
+    return [mutant for mutant in mutants if mutant in kept]
 
 
 def tests_of(mutant: Mutant, table: dict[str, Area], root: Path) -> list[str]:

@@ -58,6 +58,8 @@ BUILTIN_ONLY = {"sum": "max", "mean": None, "std": None}
 TRANSPARENT = {"abs", "sorted", "stop_gradient", "reversed", "absolute", "sqrt", "exp", "log", "round", "copy"}
 """Functions whose one argument can stand in their place."""
 DEFAULTS = {"bool": "not ({})", "int": "({}) + 1", "float": "({}) + 1.0", "str": '""', "list": "[]", "dict": "{{}}"}
+SYMMETRIC = {"isinstance", "getattr", "minimum", "maximum", "min", "max", "array_equal", "gcd"}
+"""Functions whose arguments are not swapped."""
 UNREAD = {"main", "__str__", "__repr__", "_parser"}
 """Functions that only put words together."""
 SILENT = {"print", "warn", "info", "debug", "warning", "error", "exception", "log_timing", "say", "_say", "_print"}
@@ -124,7 +126,8 @@ def _inside(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
             for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
                 yield from _inside(default, dotted)
             yield dotted, node
-        for inner in node.body:  # without its attributes an object fails at once, which tells nothing of the tests
+        body = [each for each in node.body if not (isinstance(node, ast.ClassDef) and isinstance(each, ast.AnnAssign))]
+        for inner in body:  # without its attributes an object fails at once, which tells nothing of the tests
             if node.name != "__init__" or not isinstance(inner, ast.Assign):
                 yield from _inside(inner, dotted)
             else:
@@ -214,6 +217,8 @@ def _comparison(source: Source, node: ast.AST) -> Found:
 def _arithmetic(source: Source, node: ast.AST) -> Found:
     """`+` for `-`, `*` for `/` and so on, not between texts and paths."""
     if isinstance(node, ast.BinOp) and not any(_is_text(side) or _is_type(side) for side in (node.left, node.right)):
+        if isinstance(node.op, ast.BitOr) and isinstance(node.left, ast.Subscript):
+            return
         names = ARITHMETIC.get(type(node.op))
         if names and (place := _between(source, node.left, node.right, names[0])):
             yield *place, names[1].encode()
@@ -285,8 +290,10 @@ def _keyword(source: Source, node: ast.AST) -> Found:
 
 def _arguments(source: Source, node: ast.AST) -> Found:
     """The first two arguments of a call swapped, and the two values of a conditional."""
-    if isinstance(node, ast.Call) and len(node.args) > 1 and _name(node.func) not in ("isinstance", "getattr"):
+    if isinstance(node, ast.Call) and len(node.args) > 1 and _name(node.func) not in SYMMETRIC:
         pairs = [(node.args[-2], node.args[-1])] if _name(node.func) == "where" else [(node.args[0], node.args[1])]
+        if _name(node.func) != "where" and type(node.args[0]) is not type(node.args[1]):  # a swap that fails at once
+            return
     elif isinstance(node, ast.IfExp):
         pairs = [(node.body, node.orelse)]
     else:

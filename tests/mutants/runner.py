@@ -20,6 +20,8 @@ from tests.mutants.mutant import HERE, Mutant
 
 PHASES = ("not slow", "slow")
 """Tests marked slow come last: most faults are seen before."""
+QUICK = 2.0
+"""Seconds; of slower tests only those that call the changed function come before the others."""
 PASSED, NO_TESTS = 0, 5  # pytest's exit codes
 SOURCES = ("core", "qchunk", "openpi_ript", "driving", "configs", "launch.py", "tests")
 
@@ -33,6 +35,8 @@ class Timing:
     """Whether it has tests marked slow."""
     tests: dict[str, float]
     """Seconds of each test."""
+    calls: dict[str, list[str]]
+    """Tests by the function of the program that they called, "core/loop.py:fit"; those in other processes are not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Answer:
     seconds: float
     tests: dict[str, float]
     """Seconds of each test that ran."""
+    calls: dict[str, list[str]]
+    """Tests by function, if that was asked."""
     log: str
     """What it printed."""
 
@@ -90,15 +96,23 @@ class Tree:
         shutil.rmtree(self.programs, ignore_errors=True)
         shutil.copytree(self._seed, self.programs)
 
-    def pytest(self, files: Iterable[str], phase: str, limit: float, known: dict[str, float]) -> Answer:
-        """Runs files until the first failure, tests of which is `known` that they are quick first."""
+    def pytest(
+        self,
+        files: Iterable[str],
+        phase: str,
+        limit: float,
+        order: dict[str, tuple[int, float]],
+        *,
+        trace: bool = False,
+    ) -> Answer:
+        """Runs files until the first failure, by group of `order`, then file, then seconds."""
         if phase == "slow" and not self._marked:
-            return Answer(NO_TESTS, 0.0, {}, "")
+            return Answer(NO_TESTS, 0.0, {}, {}, "")
         arguments = ["--typecheck", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
         arguments += ["-m", phase] if self._marked else []
         arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # jaxtyping is there before pytest
         arguments += [f"--basetemp={self._temporary}", *files]
-        request = {"arguments": arguments, "log": str(self._log), "limit": limit, "seconds": known}
+        request = {"arguments": arguments, "log": str(self._log), "limit": limit, "order": order, "trace": trace}
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
         self._worker.stdin.write(json.dumps(request) + "\n")
@@ -195,14 +209,18 @@ class Runner:
                 timings[test] = Timing(**found)
                 return
             with self._tree() as tree:
-                answers = [tree.pytest([test], phase, 1200, {}) for phase in PHASES]
+                answers = [tree.pytest([test], phase, 1200, {}, trace=True) for phase in PHASES]
             for phase, answer in zip(PHASES, answers, strict=True):
                 if answer.code not in (PASSED, NO_TESTS):
                     failures.append(f"{test} ({phase}, {answer.code}):\n{answer.log[-3000:]}")
                     return
             seconds = sum(answer.seconds for answer in answers)
             tests = answers[0].tests | answers[1].tests
-            timings[test] = Timing(seconds, answers[1].code == PASSED, tests)
+            calls: dict[str, list[str]] = {}
+            for answer in answers:
+                for name, callers in answer.calls.items():
+                    calls[name] = calls.get(name, []) + callers
+            timings[test] = Timing(seconds, answers[1].code == PASSED, tests, calls)
             self._say(f"{seconds:6.1f} s  {test} passes on the unchanged program")
             for name in (key, loose):
                 self._times.put(name, dataclasses.asdict(timings[test]))
@@ -249,7 +267,13 @@ class Runner:
         first = tests[0]
         order = sorted(tests, key=lambda test: timings[test].seconds / (4 if test == first else 1))
         limit = 4 * sum(timings[test].seconds for test in tests) + spare
-        known = {name: seconds for test in tests for name, seconds in timings[test].tests.items()}
+        name = f"{mutant.file}:{mutant.function(self.root)}"
+        promising = {caller for test in tests for caller in timings[test].calls.get(name, [])}
+        known = {
+            test: (1 - (test in promising) + (seconds > QUICK), seconds)
+            for file in tests
+            for test, seconds in timings[file].tests.items()
+        }
         total = 0.0
         with self._tree() as tree, tree.changed(mutant):
             for phase in PHASES:

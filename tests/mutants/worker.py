@@ -1,8 +1,9 @@
 """Runs pytest again and again, each time in a fork of a process that has imported jax once: saves 2 s a mutant.
 
 Started by runner.py as a script, in the copy of the tree that it tests; reads a JSON object a line, {"arguments",
-"log", "limit", "seconds"}, and answers each with {"code", "seconds", "tests"}; code is pytest's, or "timeout". The
-request's seconds by test give the order, the answer's are those of each test that ran.
+"log", "limit", "order", "trace"}, and answers each with {"code", "seconds", "tests", "calls"}; code is pytest's, or
+"timeout". `order` holds a rank for each test that comes before the others of its file; `tests` the seconds of each that
+ran, and with `trace` calls the tests that called each function of the repository.
 """
 
 import contextlib
@@ -12,45 +13,79 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # No threads are started by these, so that a fork is whole; pyarrow and av start some.
 PRELOADED = ["numpy", "jax", "jax.numpy", "flax.linen", "optax", "jaxtyping", "beartype", "pytest"]
 PRELOADED += ["PIL.Image", "h5py", "tyro", "rich", "grain", "orbax.checkpoint", "orbax.checkpoint.experimental.v1"]
 
-QUICK = 1.0  # seconds
 running: list[int] = []
 """The child that runs pytest."""
 
 
-class QuickFirst:
-    """A plugin of pytest: quick tests of all files first, then the others, those of one file together."""
+class Order:
+    """A plugin of pytest: promising tests of all files first, then the others, those of one file together."""
 
-    def __init__(self, seconds: dict[str, float], times: Path) -> None:
-        """Takes what is known of the tests, and the file that gets what they took."""
-        self._seconds, self._times = seconds, times
+    def __init__(self, order: dict[str, list[float]], trace: bool, notes: Path) -> None:
+        """Takes ranks of tests, whether to note what they call, and the file that gets the notes."""
+        self._order, self._trace, self._notes = order, trace, notes
         self._took: dict[str, float] = {}
+        self._calls: dict[str, set[str]] = {}
+        self._seen: set[Any] = set()
+        self._test, self._root = "", os.getcwd() + os.sep
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Sorts, where anything is known."""
-        if self._seconds:
-            files = list(dict.fromkeys(item.path for item in items))
-            items.sort(key=lambda item: self._rank(item.nodeid, files.index(item.path)))
+        files = list(dict.fromkeys(item.path for item in items))
+        last = [2, 0.0]
+        if self._order:
+            group, seconds = 0, 1
+            ranks = {item.nodeid: self._order.get(item.nodeid, last) for item in items}
+            items.sort(
+                key=lambda item: (
+                    ranks[item.nodeid][group],
+                    files.index(item.path),
+                    ranks[item.nodeid][seconds],
+                )
+            )
 
-    def _rank(self, test: str, file: int) -> tuple[bool, int, float]:
-        seconds = self._seconds.get(test, 0.0)
-        return seconds > QUICK, file, seconds
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Any:
+        """Notes what is called while a test runs."""
+        self._test = item.nodeid
+        self._seen = set()
+        if self._trace:
+            threading.setprofile(self._profile)
+            sys.setprofile(self._profile)
+        try:
+            return (yield)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+    def _profile(self, frame: Any, event: str, _: Any) -> None:
+        """Notes a function of the repository."""
+        if event == "call" and frame.f_code not in self._seen:
+            self._seen.add(frame.f_code)
+            if frame.f_code.co_filename.startswith(self._root):
+                file = frame.f_code.co_filename[len(self._root) :]
+                name = f"{file}:{frame.f_code.co_qualname.replace('.<locals>', '')}"
+                self._calls.setdefault(name, set()).add(self._test)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Adds the time of a phase of a test."""
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Writes the times."""
-        self._times.write_text(json.dumps(self._took))
+        """Writes the notes."""
+        calls = {name: sorted(tests) for name, tests in self._calls.items() if not name.startswith("tests/")}
+        self._notes.write_text(json.dumps({"tests": self._took, "calls": calls}))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +103,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             os.dup2(number, target)
         code = 3
         try:
-            order = QuickFirst(request["seconds"], Path(request["log"] + ".json"))
+            order = Order(request["order"], request["trace"], times)
             code = int(sys.modules["pytest"].main(request["arguments"], plugins=[order]))
         except BaseException:
             traceback.print_exc()
@@ -87,8 +122,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     _end(child)
     if code == "timeout":
         os.waitpid(child, 0)
-    tests = json.loads(times.read_text()) if times.exists() else {}
-    return {"code": code, "seconds": time.monotonic() - began, "tests": tests}
+    found = json.loads(times.read_text()) if times.exists() else {"tests": {}, "calls": {}}
+    return {"code": code, "seconds": time.monotonic() - began} | found
 
 
 def _end(child: int) -> None:
