@@ -133,8 +133,8 @@ def test_kills_and_survives_as_it_should(toy: Path, tmp_path: Path):
     with Runner(toy, tmp_path / "cache", 1, said.append, files=files, preload=False) as runner:
         assert not runner.baseline([test])[test].slow
         work = [(each, [test]) for each in (wrong, same, endless)]
-        verdicts = runner.judge(work[:2], {test: Timing(0.0, False, {}, {})}, spare=100)
-        verdicts |= runner.judge(work[2:], {test: Timing(0.0, False, {}, {})}, spare=1)
+        verdicts = runner.judge(work[:2], {test: Timing(0.0, False, {})}, spare=100)
+        verdicts |= runner.judge(work[2:], {test: Timing(0.0, False, {})}, spare=1)
     assert verdicts[wrong].killed
     assert verdicts[wrong].by == f"{test}::test_larger"
     assert not verdicts[same].killed

@@ -14,6 +14,8 @@ an area.
 import argparse
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 
 from tests.mutants.areas import DEFAULT_SEED, areas, mutants_of, sample, tests_of
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     options = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
     table = areas()
     chosen = [table[name] for name in options.area or table if name != "also"]
     mutants = [each for area in chosen for each in mutants_of(area, ROOT, seed=options.seed, only=options.only)]
@@ -60,7 +63,7 @@ def main() -> None:
     fitting = [mutant for mutant in mutants if root == ROOT or _fits(mutant, root)]
     work = [(mutant, tests_of(mutant, table, root)) for mutant in fitting]
     tests = list(dict.fromkeys(test for _, listed in work for test in listed))
-    with Runner(root, ROOT / ".cache" / "mutants", options.workers, lambda text: print(text, flush=True)) as runner:
+    with Runner(root, ROOT / ".cache", options.workers, lambda text: print(text, flush=True)) as runner:
         verdicts = runner.judge(work, runner.baseline(tests, old_times=options.old_times), fresh=options.fresh)
 
     lines = [Line(mutant, verdicts[mutant], accepted().get(mutant.name)) for mutant in fitting]

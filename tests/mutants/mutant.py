@@ -1,6 +1,5 @@
 """A mutant: one passage of one file, and what stands there instead."""
 
-import ast
 import dataclasses
 import hashlib
 import tomllib
@@ -53,20 +52,6 @@ class Mutant:
         except SyntaxError as error:
             raise ValueError(f"{self.name}: {self.file} does not compile with `new`: {error}") from None
         return changed
-
-    def function(self, root: Path) -> str:
-        """Dotted name of the innermost function or class that holds the first change, "" of a module's own lines."""
-        source = (root / self.file).read_text()
-        same = next((i for i, (a, b) in enumerate(zip(self.old, self.new, strict=False)) if a != b), 0)
-        line = source.count("\n", 0, source.find(self.old) + same) + 1
-        node: ast.AST | None = ast.parse(source)
-        names: list[str] = []
-        while node is not None:
-            parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt | ast.excepthandler)]
-            node = next((part for part in parts if part.lineno <= line <= (part.end_lineno or line)), None)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                names.append(node.name)
-        return ".".join(names)
 
     def lines(self, root: Path) -> str:
         """File and line, and the lines that differ, for a person."""

@@ -20,8 +20,8 @@ from tests.mutants.mutant import HERE, Mutant
 
 PHASES = ("not slow", "slow")
 """Tests marked slow come last: most faults are seen before."""
-QUICK = 2.0
-"""Seconds; of slower tests only those that call the changed function come before the others."""
+QUICK = 1.0
+"""Seconds; slower tests come after the quick ones of all files."""
 PASSED, NO_TESTS = 0, 5  # pytest's exit codes
 SOURCES = ("core", "qchunk", "openpi_ript", "driving", "configs", "launch.py", "tests")
 
@@ -35,8 +35,6 @@ class Timing:
     """Whether it has tests marked slow."""
     tests: dict[str, float]
     """Seconds of each test."""
-    calls: dict[str, list[str]]
-    """Tests by the function of the program that they called, "core/loop.py:fit"; those in other processes are not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +56,6 @@ class Answer:
     seconds: float
     tests: dict[str, float]
     """Seconds of each test that ran."""
-    calls: dict[str, list[str]]
-    """Tests by function, if that was asked."""
     log: str
     """What it printed."""
 
@@ -82,6 +78,7 @@ class Tree:
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(self.programs),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "OPENBLAS_NUM_THREADS": "1",  # its threads would not live through a fork
         }
         command = [sys.executable, str(HERE / "worker.py"), *(["--preload"] if preload else [])]
@@ -94,25 +91,17 @@ class Tree:
         """Begins with the compiled programs that are known to be whole; a worker has a folder of its own, since jax
         writes there without a lock."""
         shutil.rmtree(self.programs, ignore_errors=True)
-        shutil.copytree(self._seed, self.programs)
+        _share(self._seed, self.programs)
 
-    def pytest(
-        self,
-        files: Iterable[str],
-        phase: str,
-        limit: float,
-        order: dict[str, tuple[int, float]],
-        *,
-        trace: bool = False,
-    ) -> Answer:
+    def pytest(self, files: Iterable[str], phase: str, limit: float, order: dict[str, tuple[int, float]]) -> Answer:
         """Runs files until the first failure, by group of `order`, then file, then seconds."""
         if phase == "slow" and not self._marked:
-            return Answer(NO_TESTS, 0.0, {}, {}, "")
+            return Answer(NO_TESTS, 0.0, {}, "")
         arguments = ["--typecheck", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
         arguments += ["-m", phase] if self._marked else []
         arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # jaxtyping is there before pytest
         arguments += [f"--basetemp={self._temporary}", *files]
-        request = {"arguments": arguments, "log": str(self._log), "limit": limit, "order": order, "trace": trace}
+        request = {"arguments": arguments, "log": str(self._log), "limit": limit, "order": order}
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
         self._worker.stdin.write(json.dumps(request) + "\n")
@@ -163,7 +152,7 @@ class Runner:
 
         Args:
           root: Of the repository that is tested.
-          cache: Keeps verdicts, times and compiled programs between runs.
+          cache: Keeps verdicts, times and compiled programs between runs, in `mutants` and `programs`.
           workers: Mutants that are tested at once.
           say: Gets a line for each result.
           files: What to copy; what git knows or does not ignore, if it is not given.
@@ -172,8 +161,9 @@ class Runner:
         self.root, self._say = root, say
         self._programs = cache / "programs"
         self._programs.mkdir(parents=True, exist_ok=True)
-        self._known = _Log(cache / "verdicts.jsonl")
-        self._times = _Log(cache / "times.jsonl")
+        (cache / "mutants").mkdir(exist_ok=True)
+        self._known = _Log(cache / "mutants" / "verdicts.jsonl")
+        self._times = _Log(cache / "mutants" / "times.jsonl")
         self._files = _files_of(root) if files is None else files
         self._digests = {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in self._files}
         self._temporary = tempfile.TemporaryDirectory(prefix="mutants-")
@@ -188,9 +178,9 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
         for tree in self._all:
             tree.close()
+        self._pool.shutdown(cancel_futures=True)
         self._temporary.cleanup()
 
     def baseline(self, tests: Iterable[str], *, old_times: bool = False) -> dict[str, Timing]:
@@ -209,18 +199,14 @@ class Runner:
                 timings[test] = Timing(**found)
                 return
             with self._tree() as tree:
-                answers = [tree.pytest([test], phase, 1200, {}, trace=True) for phase in PHASES]
+                answers = [tree.pytest([test], phase, 1200, {}) for phase in PHASES]
             for phase, answer in zip(PHASES, answers, strict=True):
                 if answer.code not in (PASSED, NO_TESTS):
                     failures.append(f"{test} ({phase}, {answer.code}):\n{answer.log[-3000:]}")
                     return
             seconds = sum(answer.seconds for answer in answers)
             tests = answers[0].tests | answers[1].tests
-            calls: dict[str, list[str]] = {}
-            for answer in answers:
-                for name, callers in answer.calls.items():
-                    calls[name] = calls.get(name, []) + callers
-            timings[test] = Timing(seconds, answers[1].code == PASSED, tests, calls)
+            timings[test] = Timing(seconds, answers[1].code == PASSED, tests)
             self._say(f"{seconds:6.1f} s  {test} passes on the unchanged program")
             for name in (key, loose):
                 self._times.put(name, dataclasses.asdict(timings[test]))
@@ -229,11 +215,9 @@ class Runner:
         if failures:
             raise SystemExit("\n".join([*failures, "nothing can be said of mutants before the tests pass without"]))
         for tree in self._all:  # each begins with what all have compiled
-            for program_file in tree.programs.iterdir():
-                if not (goal := self._programs / program_file.name).exists():
-                    shutil.copy2(program_file, goal)
+            _share(tree.programs, self._programs)
         for tree in self._all:
-            shutil.copytree(self._programs, tree.programs, dirs_exist_ok=True)
+            _share(self._programs, tree.programs)
         return timings
 
     def judge(
@@ -267,20 +251,15 @@ class Runner:
         first = tests[0]
         order = sorted(tests, key=lambda test: timings[test].seconds / (4 if test == first else 1))
         limit = 4 * sum(timings[test].seconds for test in tests) + spare
-        name = f"{mutant.file}:{mutant.function(self.root)}"
-        promising = {caller for test in tests for caller in timings[test].calls.get(name, [])}
-        known = {
-            test: (1 - (test in promising) + (seconds > QUICK), seconds)
-            for file in tests
-            for test, seconds in timings[file].tests.items()
-        }
+        seconds_of = {test: seconds for file in tests for test, seconds in timings[file].tests.items()}
+        ranks = {test: (int(seconds > QUICK), seconds) for test, seconds in seconds_of.items()}
         total = 0.0
         with self._tree() as tree, tree.changed(mutant):
             for phase in PHASES:
                 files = order if phase == "not slow" else [test for test in order if timings[test].slow]
                 if not files:
                     continue
-                answer = tree.pytest(files, phase, limit, known)
+                answer = tree.pytest(files, phase, limit, ranks)
                 total += answer.seconds
                 if answer.code == "timeout":
                     return Verdict(True, "timeout", total)
@@ -336,6 +315,18 @@ class _Log:
         self._values[key] = value
         with self._path.open("a") as file:
             file.write(json.dumps([key, value]) + "\n")
+
+
+def _share(source: Path, goal: Path) -> None:
+    """Puts the files of one folder into another that lack there; as links where that can be, since none is changed."""
+    goal.mkdir(parents=True, exist_ok=True)
+    there = {path.name for path in goal.iterdir()}
+    for path in source.iterdir():
+        if path.name not in there:
+            try:
+                os.link(path, goal / path.name)
+            except OSError:  # another file system
+                shutil.copy2(path, goal / path.name)
 
 
 def _files_of(root: Path) -> list[str]:

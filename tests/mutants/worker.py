@@ -1,9 +1,8 @@
 """Runs pytest again and again, each time in a fork of a process that has imported jax once: saves 2 s a mutant.
 
 Started by runner.py as a script, in the copy of the tree that it tests; reads a JSON object a line, {"arguments",
-"log", "limit", "order", "trace"}, and answers each with {"code", "seconds", "tests", "calls"}; code is pytest's, or
-"timeout". `order` holds a rank for each test that comes before the others of its file; `tests` the seconds of each that
-ran, and with `trace` calls the tests that called each function of the repository.
+"log", "limit", "order"}, and answers each with {"code", "seconds", "tests"}; code is pytest's, or "timeout". `order`
+holds group and rank inside its file for each test, `tests` the seconds of each that ran.
 """
 
 import contextlib
@@ -13,13 +12,10 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 # No threads are started by these, so that a fork is whole; pyarrow and av start some.
 PRELOADED = ["numpy", "jax", "jax.numpy", "flax.linen", "optax", "jaxtyping", "beartype", "pytest"]
@@ -30,62 +26,31 @@ running: list[int] = []
 
 
 class Order:
-    """A plugin of pytest: promising tests of all files first, then the others, those of one file together."""
+    """A plugin of pytest: the first group of tests of all files, then the second; those of a file together."""
 
-    def __init__(self, order: dict[str, list[float]], trace: bool, notes: Path) -> None:
-        """Takes ranks of tests, whether to note what they call, and the file that gets the notes."""
-        self._order, self._trace, self._notes = order, trace, notes
+    def __init__(self, order: dict[str, list[float]], notes: Path) -> None:
+        """Takes group and rank of each test, and the file that gets what they took."""
+        self._order, self._notes = order, notes
         self._took: dict[str, float] = {}
-        self._calls: dict[str, set[str]] = {}
-        self._seen: set[Any] = set()
-        self._test, self._root = "", os.getcwd() + os.sep
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Sorts, where anything is known."""
         files = list(dict.fromkeys(item.path for item in items))
-        last = [2, 0.0]
+
+        def place(item: Any) -> tuple[float, int, float]:
+            group, rank = self._order.get(item.nodeid, (1, 0.0))
+            return group, files.index(item.path), rank
+
         if self._order:
-            group, seconds = 0, 1
-            ranks = {item.nodeid: self._order.get(item.nodeid, last) for item in items}
-            items.sort(
-                key=lambda item: (
-                    ranks[item.nodeid][group],
-                    files.index(item.path),
-                    ranks[item.nodeid][seconds],
-                )
-            )
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: Any) -> Any:
-        """Notes what is called while a test runs."""
-        self._test = item.nodeid
-        self._seen = set()
-        if self._trace:
-            threading.setprofile(self._profile)
-            sys.setprofile(self._profile)
-        try:
-            return (yield)
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
-
-    def _profile(self, frame: Any, event: str, _: Any) -> None:
-        """Notes a function of the repository."""
-        if event == "call" and frame.f_code not in self._seen:
-            self._seen.add(frame.f_code)
-            if frame.f_code.co_filename.startswith(self._root):
-                file = frame.f_code.co_filename[len(self._root) :]
-                name = f"{file}:{frame.f_code.co_qualname.replace('.<locals>', '')}"
-                self._calls.setdefault(name, set()).add(self._test)
+            items.sort(key=place)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Adds the time of a phase of a test."""
         self._took[report.nodeid] = self._took.get(report.nodeid, 0.0) + report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Writes the notes."""
-        calls = {name: sorted(tests) for name, tests in self._calls.items() if not name.startswith("tests/")}
-        self._notes.write_text(json.dumps({"tests": self._took, "calls": calls}))
+        """Writes the seconds of each test."""
+        self._notes.write_text(json.dumps(self._took))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +68,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             os.dup2(number, target)
         code = 3
         try:
-            order = Order(request["order"], request["trace"], times)
+            order = Order(request["order"], times)
             code = int(sys.modules["pytest"].main(request["arguments"], plugins=[order]))
         except BaseException:
             traceback.print_exc()
@@ -122,8 +87,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     _end(child)
     if code == "timeout":
         os.waitpid(child, 0)
-    found = json.loads(times.read_text()) if times.exists() else {"tests": {}, "calls": {}}
-    return {"code": code, "seconds": time.monotonic() - began} | found
+    tests = json.loads(times.read_text()) if times.exists() else {}
+    return {"code": code, "seconds": time.monotonic() - began, "tests": tests}
 
 
 def _end(child: int) -> None:
