@@ -1,0 +1,143 @@
+"""What a scheduler reads: the exit code of every kind of end, of launch.py and of the tools."""
+
+import json
+import signal
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import driving.convert
+import driving.evaluate
+import driving.validate
+import launch
+import openpi_ript.evaluate
+import qchunk.inspect
+from core import errors, recording
+from core.checkpoint_tool import main as checkpoint_tool
+from core.new_folder import new_folder
+from openpi_ript.evaluation import Evaluation
+from tests.core.toy import toy_config
+
+# As docs/reliability.md and the README have them, written out: scripts outside of this repository rely on these.
+CODES = {
+    "RunError": 70,
+    "ConfigError": 64,
+    "DataError": 65,
+    "NonFiniteError": 70,
+    "BusyError": 73,
+    "StorageError": 74,
+    "PreemptedError": 75,
+    "PeerError": 76,
+    "MismatchError": 78,
+}
+
+
+def test_every_error_has_its_documented_code():
+    found = {
+        name: kind.exit_code
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.RunError)
+    }
+    assert found == CODES
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises."""
+
+    def function(*_: object, **__: object) -> Any:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize("name", [*CODES, "KeyboardInterrupt"])
+def test_training_ends_with_the_code_of_its_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    error = KeyboardInterrupt() if name == "KeyboardInterrupt" else getattr(errors, name)("what happened")
+    monkeypatch.setitem(sys.modules, "tests.train", types.SimpleNamespace(main=raising(error)))
+    assert launch.train(toy_config(tmp_path), "toy") == CODES.get(name, 130)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert ("stopped by the keyboard" if name == "KeyboardInterrupt" else "error: what happened") in said
+
+
+def test_a_bug_is_a_traceback_and_an_end_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tests.train", types.SimpleNamespace(main=raising(ZeroDivisionError())))
+    with pytest.raises(ZeroDivisionError):
+        launch.train(toy_config(tmp_path), "toy")
+    monkeypatch.setitem(sys.modules, "tests.train", types.SimpleNamespace(main=lambda *_: None))
+    assert launch.train(toy_config(tmp_path), "toy") == 0
+
+
+def test_a_wrong_command_line_is_64(capsys: pytest.CaptureFixture[str]):
+    assert launch.main(["--config", "configs/qchunk/debug.py", "--train.stepz", "3"]) == 64
+    assert launch.main(["--config", "configs/qchunk/no_such.py"]) == 64
+    assert launch.main(["--config", "configs/qchunk/debug.py", "--train.steps", "-1"]) == 64
+    assert "Traceback" not in capsys.readouterr().err
+    for tool in (checkpoint_tool, qchunk.inspect.main, driving.validate.main, driving.convert.main):
+        with pytest.raises(SystemExit) as end:
+            tool(["--no-such-option"])
+        assert end.value.code == 64
+
+
+class Settings(types.SimpleNamespace):
+    """Stands for a dataclass of settings; `command` reads its fields."""
+
+    __dataclass_fields__: dict[str, Any] = {}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("name", [*CODES, "KeyboardInterrupt"])
+def test_a_recording_ends_with_the_code_of_its_error(name: str):
+    error = KeyboardInterrupt() if name == "KeyboardInterrupt" else getattr(errors, name)("x")
+    made = types.SimpleNamespace(path="somewhere")
+    assert recording.command(Settings, made, raising(error)) == CODES.get(name, 130)
+    assert recording.command(Settings, made, lambda *_: None) == 0
+
+
+def test_sigterm_ends_a_recording_as_preempted(tmp_path: Path):
+    with pytest.raises(errors.PreemptedError, match="stopped by SIGTERM"), recording.sigterm_raises(tmp_path):
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_folder_that_cannot_be_made_is_74(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.StorageError), new_folder(tmp_path / "file" / "out"):
+        pass
+
+
+def test_the_checkpoint_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert checkpoint_tool(["ls", str(tmp_path / "none")]) == 65
+    assert checkpoint_tool(["prune", str(tmp_path), "--keep-last", "0"]) == 64
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_tools_end_with_the_code_of_their_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fails = raising(getattr(errors, name)("x"))
+    monkeypatch.setattr(driving.convert, "convert", fails)
+    assert driving.convert.main([str(tmp_path), str(tmp_path / "out")]) == CODES[name]
+    monkeypatch.setattr(driving.evaluate, "evaluate_run", fails)
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(tmp_path)])
+    assert driving.evaluate.main() == CODES[name]
+    monkeypatch.setattr(Evaluation, "load", fails)
+    assert openpi_ript.evaluate.main(["compare", "a", "b"]) == CODES[name]
+
+
+def test_what_training_would_refuse_is_65(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setattr(driving.validate, "validate", lambda *_, **__: {"refused": True})
+    assert driving.validate.main([str(tmp_path), "--json"]) == 65
+    monkeypatch.setattr(driving.validate, "validate", lambda *_, **__: {"refused": False})
+    assert driving.validate.main([str(tmp_path), "--json"]) == 0
+    for refused, bad in ((True, []), (False, ["an episode that is skipped"])):
+        monkeypatch.setattr(qchunk.inspect, "read", lambda *_: None)
+        monkeypatch.setattr(
+            qchunk.inspect, "describe", lambda *_, refused=refused, bad=bad: {"refused": refused, "bad_episodes": bad}
+        )
+        capsys.readouterr()
+        assert qchunk.inspect.main([str(tmp_path), "--json"]) == (65 if refused else 0)
+        assert json.loads(capsys.readouterr().out)["refused"] is refused
