@@ -1,43 +1,67 @@
 """Saving and restoring a run; with core/saves.py the only place of the train loop that names Orbax.
 
 A checkpoint is the state's arrays, and beside them a note: data position, counters, config fingerprint, tree spec,
-and a checksum of each leaf; and the sums of all files (core/seal.py). Orbax 0.12 does not checksum array data (60 of 60
-flipped bits load silently), casts a changed dtype silently, and removes old steps in a way that a kill can leave half
-done; so `restore` trusts nothing: it walks from the newest step, verifies each, moves what fails to `quarantine/`, and
-goes on to the one before.
+a checksum of each leaf, and the hashes of the run's files that belong to it; and the sums of all files (core/seal.py).
+Orbax 0.12 does not checksum array data (60 of 60 flipped bits load silently) and casts a changed dtype silently; so
+`restore` trusts nothing: it walks from the newest step, verifies each, moves what is proven damaged to `quarantine/`,
+and goes on to the one before. What cannot be read for another reason stays where it is (core/trouble.py).
 
-In several processes each writes and reads the parts of the arrays that lie on its devices. The first one lists, reads
-notes and moves folders; a step counts as whole where every process could read its parts of it. A save that fails on
-any of them ends the run at once: whether the others' parts arrived nobody knows before Orbax has waited for minutes.
-A single process hands its save to a thread of its own: the loop waited 27 ms for Orbax's own threads to start, 100 to
-270 ms on a busy machine.
+What is announced is on the device. Orbax forces out arrays, but neither its metadata, nor its commit marks, nor any
+folder. So a save is written under `<step>.saving`, sealed with its sums, forced out file by file and folder by folder,
+and only then gets its name; the folders above are forced out, `saved.json` notes it, and last of all the saves go that
+it replaces. All of this is done by the thread that saves.
+
+In several processes each writes and reads the parts of the arrays that lie on its devices, and forces out what it
+writes (tensorstore does). The first one lists, reads notes, seals, names and prunes; a step counts as whole where every
+process could read its parts of it, and as durable when the first has told the others that it has its name. A save that
+fails on any of them ends the run at once: whether the others' parts arrived nobody knows before Orbax has waited for
+minutes. A single process hands its save to a thread of its own: the loop waited 27 ms for Orbax's own threads to start,
+100 to 270 ms on a busy machine.
 """
 
 import concurrent.futures
 import dataclasses
 import functools
+import hashlib
+import json
 import logging
 import re
 import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from core import processes
+from core import processes, saved_steps
 from core.checksums import checksums, tree_spec
 from core.config import CheckpointConfig, comparable
-from core.errors import DataError, MismatchError, NonFiniteError, PreemptedError, StorageError, require_equal
-from core.keep_best import KeepBest
-from core.saves import Progress, each_for_itself, note_hash, quiet, read_progress, root_cause, steps_in, whole_note
-from core.seal import broken, seal
+from core.durable import give_name, make_folders, remove_tree, sync_folder, sync_tree, sync_up, write_durably
+from core.errors import DataError, NonFiniteError, PreemptedError, StorageError, require_equal
+from core.keep_best import KeepBest, outdated
+from core.saves import (
+    DamagedError,
+    Progress,
+    UnreadableError,
+    each_for_itself,
+    note_hash,
+    quiet,
+    read_progress,
+    require_same_files,
+    require_whole,
+    verdict,
+    whole_note,
+)
+from core.seal import seal
 from core.state import TrainState
+from core.trouble import is_trouble, retried, root_cause
+
+T = TypeVar("T")
 
 # A save that fails is tried again at the next occasion; after this many in a row the run ends.
 MAX_FAILED_SAVES = 3
@@ -46,18 +70,25 @@ MAX_FAILED_SAVES = 3
 class Checkpoints:
     """The saves of one run, under `<run>/checkpoints`."""
 
-    def __init__(self, run: Path, config: CheckpointConfig, fingerprint: dict[str, Any]) -> None:
-        """Opens the folder.
+    def __init__(
+        self, run: Path, config: CheckpointConfig, fingerprint: dict[str, Any], files: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Touches nothing yet.
 
         Args:
           run: The run's folder, absolute.
           config: How many saves stay.
           fingerprint: JSON values that must be the same when the run goes on: config fields, dataset hash.
+          files: Of the run's folder, by name, that whoever uses a save needs beside it. `restore` writes them; their
+            hashes are a part of each save.
         """
-        self._folder = run / "checkpoints"
+        self._run = run
+        self._folder = run / saved_steps.SAVES
         self._quarantine = run / "quarantine"
         self._config = config
         self._fingerprint = fingerprint
+        self._files = dict(files or {})
+        self._hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self._files.items()}
         self._pending: ocp.AsyncResponse | concurrent.futures.Future[Any] | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._pending_step = -1
@@ -65,31 +96,7 @@ class Checkpoints:
         self._hurrying = threading.Event()
         self._failures = 0
         self._best = KeepBest(config)
-        self._manager: ocp.training.Checkpointer | None = None
-
-    @property
-    def _checkpointer(self) -> ocp.training.Checkpointer:
-        """The manager of saves, opened only after `restore` has cleared damaged steps away: it reads them all."""
-        if self._manager is None:
-            self._manager = self._open()
-        return self._manager
-
-    def _open(self) -> ocp.training.Checkpointer:
-        """A manager with explicit policies: Orbax's own save as often as possible and keep everything."""
-        preserve = ocp.training.preservation_policies
-        save_each: Any = ocp.training.save_decision_policies.FixedIntervalPolicy(1)
-        policies: list[Any] = [preserve.LatestN(self._config.keep_last)]
-        if self._config.keep_every is not None:
-            policies.append(preserve.EveryNSteps(self._config.keep_every))
-        if self._config.keep_best is not None:
-            policies.append(self._best)
-        keep_any: Any = preserve.AnyPreservationPolicy(policies)  # Any: Orbax's v1 protocol and its v0 policies differ
-        return ocp.training.Checkpointer(
-            str(self._folder),
-            save_decision_policy=save_each,
-            preservation_policy=keep_any,
-            cleanup_tmp_directories=True,
-        )
+        self._unread: set[int] = set()
 
     @property
     def durable_step(self) -> int | None:
@@ -120,6 +127,7 @@ class Checkpoints:
             "fingerprint": self._fingerprint,
             "spec": tree_spec(_as_tree(state)),
             "checksums": sums,
+            "files": self._hashes,
         }
         note["sha256"] = note_hash(note)
         self._best.note(progress.step, progress.evaluation)
@@ -131,27 +139,53 @@ class Checkpoints:
 
     def _start(self, step: int, tree: dict[str, Any], note: dict[str, Any]) -> Any:
         """Begins to write, once nothing needs the arrays on the device any more; what it returns can be waited for."""
-        manager = self._checkpointer
-        how: dict[str, Any] = {"force": True, "overwrite": True, "custom_metadata": note}
+        scratch = self._folder / f"{step}.saving"  # the same name on every process
+        how: dict[str, Any] = {"overwrite": True, "custom_metadata": note}
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "save")
+        if processes.is_first():
+            make_folders(self._folder)
         if processes.several():  # Orbax's processes meet while they start; that must stay in the order of the loop
-            under_way = manager.save_checkpointables_async(step, {"state": tree}, **how)
-            return self._thread.submit(self._seal, step, under_way) if processes.is_first() else under_way
+            under_way = ocp.save_checkpointables_async(str(scratch), {"state": tree}, **how)
+            if not processes.is_first():
+                return under_way
+            return self._thread.submit(self._complete, step, scratch, under_way.result)
         copied = jax.tree.map(np.array, tree)  # a copy on CPUs too, where device_get may return the device's memory
 
         def write() -> None:
-            before, sys.unraisablehook = sys.unraisablehook, _say_unless_loop_is_closed
-            manager.save_checkpointables(step, {"state": copied}, **how)
-            seal(self._folder / str(step), self._hurrying.is_set)
-            sys.unraisablehook = before  # after a failure it stays: what was under way still complains
+            ocp.save_checkpointables(str(scratch), {"state": copied}, **how)
 
-        return self._thread.submit(write)
+        return self._thread.submit(self._complete, step, scratch, write)
 
-    def _seal(self, step: int, under_way: Any) -> None:
-        """Waits until every process has written its part, then writes the sums of all files."""
-        under_way.result()
-        seal(self._folder / str(step), self._hurrying.is_set)
+    def _complete(self, step: int, scratch: Path, write: Callable[[], None]) -> None:
+        """Writes the arrays or waits for them, and returns when the save and its name are on the device.
+
+        The order is the promise: what is older goes last, when nothing of the newer one can be lost any more.
+        """
+        before, sys.unraisablehook = sys.unraisablehook, _say_unless_loop_is_closed
+        write()
+        sync_tree(scratch)
+        seal(scratch, self._hurrying.is_set)
+        final = self._folder / str(step)
+        if final.exists():  # from an attempt that failed after the name was given; it was not announced
+            remove_tree(final)
+        give_name(scratch, final)
+        sync_up(self._folder, self._run)
+        saved_steps.announce(self._run, step)
+        self._prune(step)
+        sys.unraisablehook = before  # after a failure it stays: what was under way still complains
+
+    def _prune(self, newest: int) -> None:
+        """Removes the saves that no rule keeps, now that the newest is durable."""
+        steps = [step for step in saved_steps.steps_in(self._folder) if step <= newest]
+        old = outdated(steps, self._config.keep_last, self._config.keep_every, self._best.best(steps))
+        for step in old:
+            if step in self._unread:  # it may be the best, which could not be read
+                continue
+            try:
+                remove_tree(self._folder / str(step))
+            except OSError as error:  # the newest save is whole, whatever becomes of the others
+                print(f"checkpoint of step {step} could not be removed: {error}", flush=True)
 
     def wait(self) -> bool:
         """Waits for the save under way; only then is it durable. Returns whether the last one succeeded.
@@ -162,17 +196,30 @@ class Checkpoints:
         if self._pending is None:
             return self._failures == 0
         pending, self._pending = self._pending, None
-        try:
-            pending.result()
-        except Exception as error:  # the write itself fails here, not when it was started
-            self._failed(self._pending_step, error)
+        if processes.several():
+            if not processes.is_first():
+                self._ended(pending)
+            processes.first_does(lambda: self._ended(pending))  # it seals, names and forces out what all have written
+        elif not self._ended(pending):
             return False
         self._durable_step = self._pending_step
         self._failures = 0
         return True
 
+    def _ended(self, pending: Any) -> bool:
+        """Waits for this process's part of a save; False if it failed."""
+        try:
+            pending.result()
+        except Exception as error:  # the write itself fails here, not when it was started
+            self._failed(self._pending_step, error)
+            return False
+        return True
+
     def hurry(self) -> None:
-        """From now on a save is done when its arrays are; to sum tens of GB may take longer than this machine stays."""
+        """From now on a save has no sums, since reading tens of GB back may take longer than this machine stays.
+
+        It is forced out all the same before it is announced, and proven by the checksums of its arrays.
+        """
         self._hurrying.set()
 
     def save_now(self, state: TrainState, progress: Progress) -> None:
@@ -195,9 +242,8 @@ class Checkpoints:
         reason = root_cause(error)
         limit = 1 if processes.several() else MAX_FAILED_SAVES
         print(f"save of step {step} failed ({self._failures} of {limit}): {reason}", flush=True)
-        for leftover in self._folder.glob("*"):  # "<step>" or "<step>.<suffix of a temporary folder>"
-            if leftover.name.split(".")[0] == str(step):
-                shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in self._folder.glob(f"{step}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         if not processes.several():
             self.close()
         if self._failures >= limit:
@@ -207,74 +253,137 @@ class Checkpoints:
             ) from error
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, Progress] | None:
-        """The newest checkpoint that proves whole, or None if there is none at all.
+        """Restores the newest checkpoint that proves whole; None if nothing has ever been saved.
 
         Args:
           abstract_state: Shapes, dtypes and shardings to restore into.
 
         Raises:
-          MismatchError: Config, dataset or tree differ from the checkpoint's; the message lists the keys.
-          DataError: There are checkpoints, and every one is damaged.
+          MismatchError: Config, dataset, tree or a file of the run differ from the checkpoint's; the message tells.
+          DataError: There are checkpoints and every one is damaged, or there should be some and are none.
+          StorageError: The newest cannot be read, and nothing proves that it is damaged. Nothing is moved.
         """
-        steps = processes.on_first(lambda: steps_in(self._folder))
+        steps = processes.on_first(self._clear)
         restored = None
         for step in steps:
-            reason = ""
+            path = self._folder / str(step)
             try:
                 with quiet():
                     if restored is None:
                         restored = self._load(step, abstract_state)
                     else:
-                        self._read_note(step)  # older steps: only what the manager of saves is going to read
-            except MismatchError:
-                raise
-            except Exception as error:  # a damaged file shows as almost any type
-                reason = root_cause(error)
-            if reason:
-                processes.first_does(functools.partial(self._set_aside, step, reason))
-        if steps and restored is None:
-            raise DataError(
-                f"every checkpoint under {self._folder} is damaged (steps {steps}, now in {self._quarantine}). "
-                "Start anew in another folder"
-            )
+                        self._read_note(step)  # older steps: how good they are, and whether they are any use
+            except DamagedError as error:
+                processes.first_does(functools.partial(self._set_aside, step, str(error)))
+            except UnreadableError as error:
+                if restored is None:
+                    raise StorageError(
+                        f"{path}: the newest checkpoint cannot be read, and nothing shows that it is damaged: {error}. "
+                        "Nothing was moved. Mend what keeps it from being read, then add --run.resume again; if it is "
+                        "lost for good, move this folder away to go on from the one before"
+                    ) from error
+                self._unread.add(step)
+                if processes.is_first():
+                    print(f"{path}: cannot be read at this time ({error}); left as it is", flush=True)
+        if restored is None:
+            processes.first_does(lambda: self._require_fresh(steps))
         self._durable_step = None if restored is None else restored[1].step
+        processes.first_does(lambda: self._write_files(anew=restored is None))
         return restored
 
+    def _clear(self) -> list[int]:
+        """Removes what broken off saves and removals left, and lists the steps, newest first. StorageError if not."""
+        try:
+            for path in retried(lambda: saved_steps.remains_in(self._folder)):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            return retried(lambda: saved_steps.steps_in(self._folder))
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
+
+    def _require_fresh(self, damaged: list[int]) -> None:
+        """Notes that the run begins. DataError if it has begun before, and has lost what it had saved."""
+        anew = "Start anew in another folder"
+        if damaged:
+            raise DataError(
+                f"every checkpoint under {self._folder} is damaged (steps {damaged}, now in {self._quarantine}). {anew}"
+            )
+        try:
+            noted = retried(lambda: saved_steps.announced(self._run))
+            metrics = self._run / "metrics.jsonl"
+            trained = (metrics.exists() and metrics.stat().st_size > 0) or (self._run / "done.json").exists()
+            if noted is not None and noted["step"] is not None:
+                raise DataError(
+                    f"{self._folder}: expected the checkpoint of step {noted['step']}, which {saved_steps.ANNOUNCED} "
+                    f"names, found none. Put it back ({self._quarantine} has those that were damaged). {anew}"
+                )
+            if noted is None and trained:
+                raise DataError(
+                    f"{self._run} holds the metrics of a run and no checkpoint, and no {saved_steps.ANNOUNCED} that "
+                    f"says that none was made. Put {self._folder} back. {anew}"
+                )
+            if trained:
+                print("nothing had been saved when this run ended: starting again from step 0", flush=True)
+            saved_steps.announce(self._run, None)
+        except OSError as error:
+            raise _unusable(self._run, error) from error
+
+    def _write_files(self, *, anew: bool) -> None:
+        """Writes the run's files that belong to its saves: all of a fresh run, else what is missing."""
+        for name, content in self._files.items():
+            path = self._run / name
+            try:
+                if anew or not path.exists():
+                    write_durably(path, content)
+            except OSError as error:
+                raise _unusable(path, error) from error
+
     def _read_note(self, step: int) -> dict[str, Any]:
-        """What `save` wrote beside the arrays. Raises ValueError if it is not whole, or of another step."""
-        note = processes.on_first(lambda: _note_or_damage(self._folder / str(step)))
-        if isinstance(note, str):
-            raise ValueError(note)
+        """What `save` wrote beside the arrays. Raises DamagedError or UnreadableError on every process alike."""
+        path = self._folder / str(step)
+        found = processes.on_first(lambda: _note_or_reason(path))
+        if "note" not in found:
+            raise _KINDS[found["kind"]](found["reason"])
+        note = found["note"]
         self._best.note(step, read_progress(note).evaluation)
         return note
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
-        """One checkpoint, verified. Raises ValueError if its contents contradict its note."""
+        """One checkpoint, verified. Raises DamagedError or UnreadableError on every process alike."""
         note = self._read_note(step)
         saved, now, remark = comparable(note["fingerprint"], self._fingerprint)
         require_equal(saved, now, " ".join(["the checkpoint was made with another config or dataset", remark]).rstrip())
         if remark and processes.is_first():
             print(f"note: {remark}", flush=True)
         require_equal(note["spec"], tree_spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
+        self._hashes |= processes.on_first(lambda: require_same_files(self._run, note, self._hashes))
         path = self._folder / str(step)
-        _raise_first(_reason_of(lambda: broken(path, jax.process_index(), jax.process_count())))
-        tree = _load_everywhere(path, _as_tree(abstract_state))
-        state = TrainState(**tree)
-        sums, _ = checksums(tree)
-        damaged = [path for path in sums if sums[path] != note["checksums"][path]]
-        if damaged:
-            raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
-        return state, read_progress(note)
+        _everywhere(path, lambda: require_whole(path, jax.process_index(), jax.process_count()))
+        abstract = _as_tree(abstract_state)
+        tree = _everywhere(path, lambda: _read_arrays(path, abstract))
+        try:
+            sums, _ = checksums(tree)
+        except Exception as error:
+            if not is_trouble(error):
+                raise
+            raise UnreadableError(root_cause(error)) from error
+        if damaged := [name for name in sums if sums[name] != note["checksums"][name]]:
+            raise DamagedError(f"checksum of {', '.join(damaged[:5])} does not match")
+        return TrainState(**tree), read_progress(note)
 
     def _set_aside(self, step: int, reason: str) -> None:
         """Moves a damaged step out of the way."""
-        self._quarantine.mkdir(exist_ok=True)
         goal = self._quarantine / str(step)
         count = 1
         while goal.exists():
             goal = self._quarantine / f"{step}-{count}"
             count += 1
-        (self._folder / str(step)).rename(goal)
+        try:
+            make_folders(self._quarantine)
+            (self._folder / str(step)).rename(goal)
+            sync_folder(self._quarantine)
+            sync_folder(self._folder)
+        except OSError as error:
+            raise _unusable(self._folder / str(step), error) from error
         print(f"checkpoint of step {step} is damaged ({reason}): moved to {goal}", flush=True)
 
     def close(self) -> None:
@@ -283,53 +392,60 @@ class Checkpoints:
         error = sys.exc_info()[1]
         if processes.several() and error is not None and not isinstance(error, PreemptedError):
             return
-        manager, self._manager = self._manager, None
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.shutdown()
-        if manager is None:
-            return
-        try:
-            manager.close()
-        except Exception:  # a save under way failed as well; the first error says more
-            if error is None:
-                raise
 
 
-def _load_everywhere(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
-    """The arrays of one step, each process reading its parts; ValueError on all if one of them could not."""
-    tree: dict[str, Any] = {}
-    reason = ""
+_KINDS = {kind.__name__: kind for kind in (UnreadableError, DamagedError)}
+
+
+def _everywhere(path: Path, check: Callable[[], T]) -> T:
+    """What `check` returns on this process, if it succeeds on all of them.
+
+    Raises:
+      UnreadableError: One of the processes cannot read its part of the save at `path`; on all.
+      DamagedError: All can, and for one of them it is damaged; on all.
+    """
+    made: list[T] = []
+    said = {"kind": "", "reason": ""}
+    try:
+        made.append(retried(check))
+    except Exception as error:  # a damaged file shows as almost any type
+        said = _kind_and_reason(path, error)
+    all_said = [json.loads(text) for text in processes.gather(json.dumps(said))]
+    for name, kind in _KINDS.items():
+        if reasons := [one["reason"] for one in all_said if one["kind"] == name]:
+            raise kind(reasons[0])
+    return made[0]
+
+
+def _read_arrays(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
+    """This process's parts of the arrays of one step."""
+    with each_for_itself():
+        return ocp.load_checkpointables(str(path), {"state": abstract})["state"]
+
+
+def _note_or_reason(path: Path) -> dict[str, Any]:
+    """The note of one checkpoint, or why there is none, as JSON values."""
     try:
         with each_for_itself():
-            tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
+            return {"note": retried(lambda: whole_note(path))}
     except Exception as error:  # a damaged file shows as almost any type
-        reason = root_cause(error)
-    _raise_first(reason)
-    return tree
+        return _kind_and_reason(path, error)
 
 
-def _reason_of(check: Callable[[], str]) -> str:
-    """What `check` returns, or why it failed: the others wait to hear of this process."""
-    try:
-        return check()
-    except OSError as error:
-        return root_cause(error)
+def _kind_and_reason(path: Path, error: Exception) -> dict[str, str]:
+    """What to tell the other processes of an error."""
+    found = verdict(path, error)
+    return {"kind": type(found).__name__, "reason": str(found)}
 
 
-def _raise_first(reason: str) -> None:
-    """ValueError on all processes if one of them has a reason."""
-    if reasons := [text for text in processes.gather(reason) if text]:
-        raise ValueError(reasons[0])
-
-
-def _note_or_damage(path: Path) -> dict[str, Any] | str:
-    """The note of one checkpoint, or what is wrong with it."""
-    try:
-        with each_for_itself():
-            return whole_note(path)
-    except Exception as error:  # a damaged file shows as almost any type
-        return root_cause(error)
+def _unusable(path: Path, error: OSError) -> StorageError:
+    """What the system says of a path of the run, for people."""
+    return StorageError(
+        f"{path}: {root_cause(error)}. Nothing was moved or cut. Mend it, then start again with --run.resume"
+    )
 
 
 def _say_unless_loop_is_closed(ignored: Any) -> None:

@@ -1,7 +1,8 @@
 """Checkpoints for people: what a run folder holds, whether it is whole, and what can go.
 
 python -m core.checkpoint ls RUN        steps, sizes, and whether each one's note is whole; reads no arrays
-python -m core.checkpoint verify RUN    reads every array and compares checksums; exit code 65 if anything is damaged
+python -m core.checkpoint verify RUN    reads every array and compares checksums; exit code 65 if anything is damaged,
+                                        74 if it cannot be read
 python -m core.checkpoint prune RUN     deletes all but the newest steps, once the newest has been verified; the best
                                         stays too where the run's config has checkpoint.keep_best
 
@@ -10,7 +11,6 @@ python -m core.checkpoint prune RUN     deletes all but the newest steps, once t
 
 import argparse
 import fcntl
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +21,11 @@ from rich.table import Table
 
 from core.cli import Parser
 from core.config import CheckpointConfig, ExperimentConfig
-from core.errors import BusyError, ConfigError, DataError, RunError
-from core.keep_best import KeepBest
+from core.durable import remove_tree
+from core.errors import BusyError, ConfigError, DataError, RunError, StorageError
+from core.keep_best import KeepBest, outdated
 from core.saved_config import read_config
-from core.saves import Save, list_saves, verify
+from core.saves import DamagedError, Save, UnreadableError, list_saves, verify
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,26 +61,33 @@ def _saves(run: Path) -> list[Save]:
 
 
 def _show(run: Path, saves: list[Save], *, deep: bool) -> int:
-    """A table, and 65 if any save is damaged."""
+    """Prints a table; returns 65 if any save is damaged, else 74 if any cannot be read."""
     table = Table(title=f"{run}/checkpoints", title_justify="left")
     for column in ("step", "size", "arrays", "numbers", "saved", "arrays read" if deep else "note"):
         table.add_column(column, justify="right")
-    damaged = 0
+    damaged = unreadable = 0
     for save in track(saves, "verifying", transient=True) if deep else saves:
         reason = save.damage or (verify(save) if deep else None)
-        damaged += reason is not None
+        damaged += isinstance(reason, DamagedError)
+        unreadable += isinstance(reason, UnreadableError)
         table.add_row(
             str(save.step),
             f"{save.size / 2**20:.1f} MiB",
             str(save.leaves),
             f"{save.numbers:,}",
             save.written.strftime("%Y-%m-%d %H:%M:%S"),
-            "whole" if reason is None else f"damaged: {reason}",
+            "whole"
+            if reason is None
+            else f"{'damaged' if isinstance(reason, DamagedError) else 'unreadable'}: {reason}",
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if damaged:
         print(f"{damaged} of {len(saves)} damaged; a resumed run sets them aside and takes the newest whole one")
-    return DataError.exit_code if damaged else 0
+        return DataError.exit_code
+    if unreadable:
+        print(f"{unreadable} of {len(saves)} cannot be read at this time; nothing shows that they are damaged")
+        return StorageError.exit_code
+    return 0
 
 
 def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:
@@ -92,23 +100,27 @@ def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise BusyError(f"{run} is in use; a running training deletes old steps by itself") from error
-        if reason := saves[0].damage or verify(saves[0]):
+        reason = saves[0].damage or verify(saves[0])
+        if isinstance(reason, DamagedError):
             raise DataError(f"step {saves[0].step}, the newest, is damaged ({reason}); nothing was deleted")
-        best = _best(run, saves)
-        gone = [s for s in saves[keep_last:] if s.step not in best and (keep_every is None or s.step % keep_every)]
+        if reason is not None:
+            raise StorageError(f"step {saves[0].step}, the newest, cannot be read ({reason}); nothing was deleted")
+        old = outdated([save.step for save in saves], keep_last, keep_every, _best(run, saves))
+        gone = [save for save in saves if save.step in old]
         for save in gone:
-            doomed = save.path.with_name(f"{save.step}.pruned")  # no longer a step, whatever happens next
-            save.path.rename(doomed)
-            shutil.rmtree(doomed)
+            try:
+                remove_tree(save.path)
+            except OSError as error:
+                raise StorageError(f"{save.path} could not be removed: {error}") from error
     freed = sum(save.size for save in gone)
     print(f"deleted {len(gone)} of {len(saves)} steps, {freed / 2**20:.1f} MiB; the newest, {saves[0].step}, is whole")
     return 0
 
 
-def _best(run: Path, saves: list[Save]) -> list[int]:
+def _best(run: Path, saves: list[Save]) -> int | None:
     """The step that the run keeps as its best, if its config asks for one and an evaluation has been saved."""
     config = read_config(run, ExperimentConfig).checkpoint if (run / "config.json").exists() else CheckpointConfig()
     policy = KeepBest(config)
     for save in saves:
         policy.note(save.step, save.evaluation)
-    return [save.step for save, kept in zip(saves, policy.should_preserve(saves, context=None), strict=True) if kept]
+    return policy.best([save.step for save in saves])

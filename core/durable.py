@@ -16,6 +16,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ THREADS = 8  # a save has up to hundreds of files, and a device takes several fl
 # Some network and user-space file systems know no fsync of a folder, and say so; they write names at once, or at none.
 _FOLDER_HAS_NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 _SCRATCH, _REMOVED = ".part", ".removed"
+_LEFT = re.compile(r".+\.[0-9]+-[0-9]+\.(part|removed)")
 
 _count = itertools.count()
 
@@ -89,6 +91,11 @@ def publish(scratch: Path, out: Path) -> None:
       OSError: Something could not be written, or `out` is there already.
     """
     sync_tree(scratch)
+    give_name(scratch, out)
+
+
+def give_name(scratch: Path, out: Path) -> None:
+    """The second half of `publish`, for what is on the device already."""
     os.rename(scratch, out)
     sync_folder(out.parent)
 
@@ -157,7 +164,7 @@ def remove_tree(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Removes what killed writers left in a folder that nobody else writes to now: scratch names and half removals."""
-    for path in [path for path in folder.glob("*") if path.name.endswith((_SCRATCH, _REMOVED))]:
+    for path in [path for path in folder.glob("*") if _LEFT.fullmatch(path.name)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

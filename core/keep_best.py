@@ -1,8 +1,7 @@
-"""Which save stays because its evaluation was the best so far."""
+"""Which saves stay: the newest, those at multiples of a step, and the one whose evaluation was the best so far."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from core.config import CheckpointConfig
 from core.errors import ConfigError
@@ -20,10 +19,9 @@ def finite_metrics(metrics: Mapping[str, float], wanted: str | None) -> dict[str
 
 
 class KeepBest:
-    """A preservation policy of Orbax: the save with the best evaluation, of equals the newest.
+    """The save with the best evaluation, of equals the newest.
 
-    Evaluations come from the notes beside the saves, which are checked against their hash. Orbax would keep them in
-    files of its own, and one flipped bit there would keep a run from going on.
+    Evaluations come from the notes beside the saves, which are checked against their hash.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -36,9 +34,20 @@ class KeepBest:
         if self._name is not None and self._name in evaluation:
             self._scores[step] = self._sign * evaluation[self._name]
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
-        """Whether each of the saves, which have a `step`, stays."""
-        del context
-        scored = [(self._scores[one.step], one.step) for one in checkpoints if one.step in self._scores]
-        best = max(scored)[1] if scored else None
-        return [one.step == best for one in checkpoints]
+    def best(self, steps: Sequence[int]) -> int | None:
+        """The best of these saves; None if none of them was evaluated, or the config asks for none."""
+        scored = [(self._scores[step], step) for step in steps if step in self._scores]
+        return max(scored)[1] if scored else None
+
+
+def outdated(steps: Sequence[int], keep_last: int, keep_every: int | None, best: int | None) -> list[int]:
+    """Those of the saves that no rule keeps, oldest first.
+
+    Args:
+      steps: Of all saves, in any order.
+      keep_last: Newest ones that stay, at least 1.
+      keep_every: Multiples of this step stay too.
+      best: One more that stays.
+    """
+    older = sorted(steps)[:-keep_last]
+    return [step for step in older if step != best and (keep_every is None or step % keep_every)]

@@ -162,7 +162,7 @@ class _Run:
         marks = fingerprint(flatten(config)) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
         same_everywhere = {name: value for name, value in flatten(config).items() if name != "run.dir"}
         processes.require_same(same_everywhere | marks)
-        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks)
+        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks, folder.kept)
 
     def run(self) -> str:
         """Restores or initialises, then loops."""

@@ -6,7 +6,6 @@ JSON: {"norm_stats": {"state": {"mean": [...], "std": [...], "q01": [...], "q99"
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
 from core import budget
+from core.durable import write_durably
 from core.errors import DataError
 from core.strict_json import parse_json
 
@@ -170,11 +170,14 @@ def normalizer(stats: NormStats, mode: Literal["mean_std", "quantile"], name: st
 
 
 def save(path: Path, stats: Mapping[str, NormStats]) -> None:
-    """Writes the JSON; whole or not at all."""
+    """Writes the JSON, durably."""
+    write_durably(path, to_json(stats))
+
+
+def to_json(stats: Mapping[str, NormStats], **beside: Any) -> str:
+    """The JSON as text; `beside` are further keys, over which openpi passes."""
     tree = {name: {field: getattr(s, field).tolist() for field in _FIELDS} for name, s in stats.items()}
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    scratch.write_text(json.dumps({"norm_stats": tree}, indent=2) + "\n")
-    scratch.replace(path)
+    return json.dumps({"norm_stats": tree, **beside}, indent=2) + "\n"
 
 
 def load(path: Path) -> dict[str, NormStats]:

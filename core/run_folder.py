@@ -1,6 +1,7 @@
 """The folder of one run: its lock, its config, its metrics file and its last word.
 
 config.json      the resolved config, every field
+saved.json       the newest save that was announced (core/saved_steps.py)
 metrics.jsonl    {"step": int, "split": "train"|"eval", name: float ...} a line; no clock in it, so that a run
                  that was killed and resumed writes the same bytes as one that was not
 timing.jsonl     where the wall-clock time went; differs from run to run
@@ -23,8 +24,10 @@ from typing import Any
 
 from core import dataset_files, processes
 from core.config import ExperimentConfig, fingerprint, flatten
+from core.durable import make_folders, sweep, write_durably
 from core.errors import BusyError, ConfigError, StorageError, require_equal
 from core.identity import Files
+from core.saved_steps import SAVES, steps_in
 
 
 class RunFolder:
@@ -47,6 +50,9 @@ class RunFolder:
           StorageError: The folder cannot be written.
         """
         self._files = contextlib.ExitStack()
+        self.kept: dict[str, bytes] = {}
+        """Files that whoever uses a checkpoint needs beside it, by name: set before `fit`, which writes them, binds
+        each checkpoint to their hashes, and refuses to go on where one was changed."""
         self._metrics: Appender | None = None
         self._timing: Appender | None = None
         self._resume = config.run.resume
@@ -59,7 +65,8 @@ class RunFolder:
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(config.run.dir or default).expanduser().resolve()
-        holds_run = _holds_run(self.path)
+        with _storage_error(self.path):
+            holds_run = _holds_run(self.path)
         if holds_run and not config.run.resume:
             raise ConfigError(
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
@@ -74,12 +81,13 @@ class RunFolder:
 
     def _open(self, config: ExperimentConfig, holds_run: bool) -> None:
         """Makes the folder, locks it, and opens its files."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folders(self.path)
         self._lock = self._files.enter_context(open(self.path / "lock", "a+"))
         self._take_lock()
         if holds_run:
             self._require_same_config(config)
-        write_atomically(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
+        sweep(self.path)
+        write_durably(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
         self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab", buffering=0)))
         self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab", buffering=0)))
 
@@ -145,7 +153,7 @@ class RunFolder:
         """Writes done.json."""
         if processes.is_first():
             with _storage_error(self.path, "done.json"):
-                write_atomically(self.path / "done.json", json.dumps(line) + "\n")
+                write_durably(self.path / "done.json", json.dumps(line) + "\n")
 
 
 class Appender:
@@ -183,7 +191,8 @@ class Appender:
 def _holds_run(path: Path) -> bool:
     """Whether there is anything to lose: a run that failed before its first update left a config and nothing else."""
     metrics = path / "metrics.jsonl"
-    trained = (metrics.exists() and metrics.stat().st_size > 0) or any((path / "checkpoints").glob("*"))
+    trained = (metrics.exists() and metrics.stat().st_size > 0) or (path / "done.json").exists()
+    trained = trained or bool(steps_in(path / SAVES))
     return trained and (path / "config.json").exists()
 
 
@@ -193,21 +202,13 @@ def _storage_error(run: Path, name: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        steps = [int(save.name) for save in run.glob("checkpoints/*") if save.name.isascii() and save.name.isdecimal()]
+        steps: list[int] = []
+        with contextlib.suppress(OSError):
+            steps = steps_in(run / SAVES)
         raise StorageError(
             f"cannot write {run / name}: {error.strerror or error}. Last durable step: {max(steps, default=None)}. "
             "Make room or mend the folder, then start it again with --run.resume"
         ) from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file as a whole: a kill leaves the old text or the new."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _finite(value: float) -> float | None:

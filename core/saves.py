@@ -1,7 +1,8 @@
 """Saves as they lie on disk: the note beside the arrays, reading all or part of one, and checking it.
 
 Nothing here writes. A save is trusted only if its note's own hash is right and every array that is read has the
-checksum that the note gives.
+checksum that the note gives. It is called damaged only on proof; what cannot be read for another reason is unreadable
+(core/trouble.py).
 """
 
 import contextlib
@@ -12,9 +13,8 @@ import hashlib
 import json
 import logging
 import math
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,49 @@ import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from core.checksums import checksums, named_leaves, tree_spec
-from core.errors import DataError, MismatchError, require_equal
-from core.seal import broken
+from core.errors import DataError, MismatchError, StorageError, require_equal
+from core.saved_steps import SAVES, step_of, steps_in
+from core.seal import broken, is_sealed, probe
+from core.trouble import is_trouble, retried, root_cause
+
+NOTE = "_CHECKPOINT_METADATA"
+"""Orbax's file of metadata, in which the note is its `custom_metadata`."""
+
+
+class DamagedError(Exception):
+    """A save is not what was written: a sum differs, metadata do not parse, a file is missing."""
+
+
+class UnreadableError(Exception):
+    """A save could not be read, and nothing shows that it is damaged."""
+
+
+def verdict(path: Path, error: Exception) -> DamagedError | UnreadableError:
+    """What an error says of the save at `path` that was being read.
+
+    A library's word that it cannot read something is no proof: where the sums of the files are right, they are what was
+    written, and something else is wrong (a version, a bug). Only a save without sums is judged by that word, provided
+    that all of its files can be read.
+    """
+    if isinstance(error, DamagedError | UnreadableError):
+        return error
+    reason = root_cause(error)
+    if is_trouble(error):
+        return UnreadableError(reason)
+    try:
+        if is_sealed(path):
+            found = broken(path)
+            return DamagedError(found) if found else UnreadableError(f"{reason}, though its files are what was written")
+        probe(path)
+    except Exception as another:  # memory may run out as well
+        return UnreadableError(root_cause(another))
+    return DamagedError(reason)
+
+
+def require_whole(path: Path, share: int = 0, shares: int = 1) -> None:
+    """Raises DamagedError where the files of a save are not those of its sums; as `core.seal.broken`."""
+    if reason := broken(path, share, shares):
+        raise DamagedError(reason)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,13 +89,58 @@ class Progress:
 
 
 def whole_note(path: Path) -> dict[str, Any]:
-    """The note of one checkpoint. Raises ValueError if it is not whole, or of another step than its folder's name."""
-    note: Any = ocp.checkpointables_metadata(str(path)).custom_metadata
+    """The note of one checkpoint, of the step that its folder's name says.
+
+    Read from Orbax's file without Orbax, for which a file that cannot be read is one without a note.
+
+    Raises:
+      DamagedError: It is not whole.
+      OSError: It cannot be read.
+    """
+    try:
+        note: Any = json.loads((path / NOTE).read_bytes())["custom_metadata"]
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{NOTE}: {root_cause(error)}") from error
     if not isinstance(note, dict) or note.get("sha256") != note_hash(note):
-        raise ValueError("the note beside the arrays is missing or damaged")
-    if note["step"] != int(path.name):
-        raise ValueError(f"the folder is named {path.name}, its note says step {note['step']}")
+        raise DamagedError("the note beside the arrays is missing or damaged")
+    if note["step"] != step_of(path):
+        raise DamagedError(f"the folder is named {path.name}, its note says step {note['step']}")
     return note
+
+
+def require_same_files(run: Path, note: dict[str, Any], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Compares the files of a run that belong to a save with their hashes in its note.
+
+    Args:
+      run: The run's folder.
+      note: Of the save.
+      wanted: SHA-256, by name, of what the run would write where a file is missing; {} for those who only read.
+
+    Returns:
+      The hashes in the note; {} if an older version made it, which is said where files are wanted.
+
+    Raises:
+      MismatchError: A file is another one; the message names it.
+      StorageError: It cannot be read.
+    """
+    if "files" not in note:
+        if wanted:
+            print(f"checkpoint of step {note['step']}: made before {', '.join(wanted)} belonged to it; not compared")
+        return {}
+    for name, digest in note["files"].items():
+        path = run / name
+        try:
+            found = retried(lambda path=path: hashlib.sha256(path.read_bytes()).hexdigest())
+        except FileNotFoundError:
+            found = wanted.get(name, "nothing")
+        except OSError as error:
+            raise StorageError(f"{path}: {root_cause(error)}. Mend it, then start again") from error
+        if found != digest:
+            raise MismatchError(
+                f"{path} is not the file that the checkpoint of step {note['step']} was made with: expected SHA-256 "
+                f"{digest}, found {found}. Put that file back, or start anew in another folder"
+            )
+    return note["files"]
 
 
 def note_hash(note: dict[str, Any]) -> str:
@@ -77,12 +163,6 @@ def read_progress(note: dict[str, Any]) -> Progress:
     return Progress(**{field.name: note[field.name] for field in fields if field.name in note})
 
 
-def steps_in(folder: Path) -> list[int]:
-    """Steps under a folder of saves, newest first."""
-    names = (path.name for path in folder.glob("*"))
-    return sorted((int(name) for name in names if name.isascii() and name.isdecimal()), reverse=True)
-
-
 def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Part of the newest checkpoint of a run that proves whole, for those who only use it; nothing is moved.
 
@@ -94,19 +174,29 @@ def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any
       The step, and the arrays.
 
     Raises:
-      MismatchError: The newest checkpoint holds other arrays under these fields.
+      MismatchError: The newest checkpoint holds other arrays under these fields, or a file of the run that belongs to
+        it is another one.
       DataError: There is no checkpoint, or every one is damaged.
+      StorageError: The newest cannot be read, and nothing proves that it is damaged.
     """
-    folder = run.resolve() / "checkpoints"
+    folder = run.resolve() / SAVES
     reasons = []
-    for step in steps_in(folder):
+    try:
+        steps = retried(lambda: steps_in(folder))
+    except OSError as error:
+        raise StorageError(f"{folder}: {root_cause(error)}") from error
+    for step in steps:
+        path = folder / str(step)
         try:
             with quiet():
-                return step, _read_part(folder / str(step), abstract)
-        except MismatchError:
+                return step, retried(lambda path=path: _read_part(path, abstract))
+        except (MismatchError, StorageError):
             raise
         except Exception as error:  # as in restore
-            reasons.append(f"step {step}: {root_cause(error)}")
+            found = verdict(path, error)
+            if isinstance(found, UnreadableError):
+                raise StorageError(f"{path}: cannot be read, and nothing shows that it is damaged: {found}") from error
+            reasons.append(f"step {step}: {found}")
     raise DataError(f"{folder}: expected a checkpoint of a run, found {'; '.join(reasons) or 'none'}")
 
 
@@ -116,6 +206,7 @@ def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     fields = tuple(f"['{field}']" for field in abstract)
     saved = {name: spec for name, spec in note["spec"].items() if name.startswith(fields)}
     require_equal(saved, tree_spec(abstract), "the checkpoint holds another tree of arrays")
+    require_same_files(path.parent.parent, note, {})
     partly = each_for_itself()
     partly.pytree.loading.partial_load = True
     with partly:
@@ -123,7 +214,7 @@ def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     sums, _ = checksums(tree)
     damaged = [name for name in sums if sums[name] != note["checksums"][name]]
     if damaged:
-        raise ValueError(f"checksum of {', '.join(damaged[:5])} does not match")
+        raise DamagedError(f"checksum of {', '.join(damaged[:5])} does not match")
     return tree
 
 
@@ -141,15 +232,17 @@ class Save:
     """Elements of all arrays: weights, optimiser state, target."""
     evaluation: dict[str, float]
     """Finite metrics of the evaluation at this step; empty where there was none."""
-    damage: str | None
-    """Why the note cannot be trusted; None if it can."""
+    damage: DamagedError | UnreadableError | None
+    """Why the note cannot be trusted, or not be read; None if it can."""
 
 
 def list_saves(run: Path) -> list[Save]:
     """The steps under a run's folder, newest first; nothing is moved."""
-    folder = run.resolve() / "checkpoints"
-    paths = [path for path in folder.glob("*") if path.name.isascii() and path.name.isdecimal()]
-    return [_describe(path) for path in sorted(paths, key=lambda path: -int(path.name))]
+    folder = run.resolve() / SAVES
+    try:
+        return [_describe(folder / str(step)) for step in retried(lambda: steps_in(folder))]
+    except OSError as error:
+        raise StorageError(f"{folder}: {root_cause(error)}") from error
 
 
 def _describe(path: Path) -> Save:
@@ -159,10 +252,10 @@ def _describe(path: Path) -> Save:
     damage = None
     try:
         with quiet():
-            note = whole_note(path)
+            note = retried(lambda: whole_note(path))
         spec, evaluation = note["spec"], read_progress(note).evaluation
     except Exception as error:  # a damaged file shows as almost any type
-        damage = root_cause(error)
+        damage = verdict(path, error)
     shapes = [json.loads(text[text.index("[") :]) for text in spec.values()]
     return Save(
         path=path,
@@ -176,24 +269,29 @@ def _describe(path: Path) -> Save:
     )
 
 
-def verify(save: Save) -> str | None:
+def verify(save: Save) -> DamagedError | UnreadableError | None:
     """Reads all arrays of a step and compares them with its note; what is wrong, or None."""
     try:
         with quiet():
-            note = whole_note(save.path)
-            if reason := broken(save.path):
-                return reason
-            leaves = read_arrays(save.path)
-            wanted = {_plain(path): (spec, note["checksums"][path]) for path, spec in note["spec"].items()}
-            if leaves.keys() != wanted.keys():
-                missing = sorted(wanted.keys() ^ leaves.keys())
-                return f"arrays missing or too many: {', '.join(missing[:5])}"
-            sums, _ = checksums(leaves)
+            retried(lambda: _verify(save.path))
     except Exception as error:  # a damaged file shows as almost any type
-        return root_cause(error)
-    found = {_plain(path): total for path, total in sums.items()}
+        return verdict(save.path, error)
+    return None
+
+
+def _verify(path: Path) -> None:
+    """Raises DamagedError if a save is not what was written."""
+    note = whole_note(path)
+    require_whole(path)
+    leaves = read_arrays(path)
+    wanted = {_plain(name): (spec, note["checksums"][name]) for name, spec in note["spec"].items()}
+    if differing := sorted(wanted.keys() ^ leaves.keys()):
+        raise DamagedError(f"arrays missing or too many: {', '.join(differing[:5])}")
+    sums, _ = checksums(leaves)
+    found = {_plain(name): total for name, total in sums.items()}
     bad = [name for name, spec in tree_spec(leaves).items() if (spec, found[_plain(name)]) != wanted[_plain(name)]]
-    return f"checksum of {', '.join(_plain(name) for name in bad[:5])} does not match" if bad else None
+    if bad:
+        raise DamagedError(f"checksum of {', '.join(_plain(name) for name in bad[:5])} does not match")
 
 
 def read_arrays(path: Path) -> dict[str, jax.Array]:
@@ -219,17 +317,6 @@ def each_for_itself() -> ocp.Context:
     context.multiprocessing.primary_host = jax.process_index()
     context.multiprocessing.active_processes = {jax.process_index()}
     return context
-
-
-def root_cause(error: BaseException) -> str:
-    """The last exception of the chain, in which Orbax hides what really happened, as one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = f"{type(error).__name__}: {error}".splitlines()[0]
-    if len(text) <= 240:
-        return text
-    code = re.search(r"os_error_code='(\d+)'", text)  # tensorstore's words for it may be anywhere in a page of JSON
-    return f"{text[:120]}...{text[-120:]}" + (f": {os.strerror(int(code[1]))}" if code else "")
 
 
 @contextlib.contextmanager

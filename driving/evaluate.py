@@ -20,8 +20,8 @@ from jaxtyping import Float32, Float64, Int64
 from core import prng
 from core.arrays import PyTree
 from core.cli import Parser
+from core.durable import write_durably
 from core.errors import RunError
-from core.run_folder import write_atomically
 from core.saved_config import read_config
 from core.saves import read_newest
 from driving import picture, pretrain, probes, waypoints
@@ -143,7 +143,7 @@ def probe(config: DrivingConfig, encoder: PyTree) -> dict[str, Any]:
 
 def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
     """Writes evaluation.json, prints the table, and gives the metrics for the run's log."""
-    write_atomically(folder / REPORT, json.dumps(result, indent=1) + "\n")
+    write_durably(folder / REPORT, json.dumps(result, indent=1) + "\n")
     print(text([(folder.name, result)]), flush=True)
     metrics: dict[str, float] = {}
     for row, values in result["rows"].items():
@@ -235,7 +235,7 @@ def evaluate_run(run: Path) -> dict[str, Any]:
         result = probe(config, arrays[part]["encoder"])
     else:
         result = compare(config, arrays[part], run / PICTURE)
-    write_atomically(run / REPORT, json.dumps(result, indent=1) + "\n")
+    write_durably(run / REPORT, json.dumps(result, indent=1) + "\n")
     return result
 
 

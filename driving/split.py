@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
+from core.durable import write_durably
 from core.errors import DataError
-from core.run_folder import write_atomically
 from core.strict_json import read_json
 from driving.config import Split
 from driving.index import Index
@@ -93,7 +93,7 @@ def _groups(index: Index) -> list[str]:
 
 def save_manifest(manifest: Manifest, file: Path) -> None:
     """Writes a manifest. Raises OSError if the folder cannot be written."""
-    write_atomically(file, json.dumps({"format": FORMAT, **manifest.episodes}, indent=1) + "\n")
+    write_durably(file, json.dumps({"format": FORMAT, **manifest.episodes}, indent=1) + "\n")
 
 
 def load_manifest(file: Path) -> Manifest:

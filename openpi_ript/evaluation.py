@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from core.durable import write_durably
 from core.errors import DataError
 from core.intervals import wilson
-from core.run_folder import write_atomically
 from core.strict_json import read_json
 from openpi_ript.collect import Actor, Collector, Job, environment_seed
 from openpi_ript.paired import Comparison, compare
@@ -49,7 +49,7 @@ class Manifest:
     def save(self, path: Path) -> None:
         """Writes manifest.json."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
@@ -97,7 +97,7 @@ class Evaluation:
     def save(self, path: Path) -> None:
         """Writes the evaluation as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Evaluation":

@@ -6,7 +6,6 @@ batches at a time; mean and deviation are accumulated in 64 bits (openpi: in the
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64
 
 from core import norm_stats
+from core.durable import make_folders, write_durably
 from core.errors import DataError
 from core.lerobot_tables import FrameTable, window
 from core.norm_stats import Affine, NormStats
@@ -151,13 +151,14 @@ def stats_source(table: FrameTable, config: DataConfig) -> dict[str, Any]:
 
 
 def save_stats(path: Path, stats: Mapping[str, NormStats], source: Mapping[str, Any]) -> None:
-    """Writes openpi's norm_stats.json with one key more, "source", which openpi passes over."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    norm_stats.save(path, stats)
-    tree = {**read_json(path), "source": dict(source)}
-    scratch = path.with_name(f"{path.name}.tmp")
-    scratch.write_text(json.dumps(tree, indent=2) + "\n")
-    scratch.replace(path)
+    """Writes `stats_json`, durably; the folder is made."""
+    make_folders(path.parent)
+    write_durably(path, stats_json(stats, source))
+
+
+def stats_json(stats: Mapping[str, NormStats], source: Mapping[str, Any]) -> str:
+    """Text of openpi's norm_stats.json with one key more, "source", which openpi passes over."""
+    return norm_stats.to_json(stats, source=dict(source))
 
 
 def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:

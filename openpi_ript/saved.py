@@ -1,7 +1,6 @@
 """What a policy needs of a folder: config, weights and statistics, from a run of ours or an openpi checkpoint."""
 
 import dataclasses
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,15 +39,6 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
     config = saved_config.read_config(folder, OpenpiRiptConfig)
     own = folder / TOKENIZER
     return dataclasses.replace(config, tokenizer=str(own)) if own.is_file() else config
-
-
-def keep_tokenizer(file: str | Path, folder: Path) -> None:
-    """Copies the tokenizer into a run's folder, which then holds all that its policy needs, wherever it is moved."""
-    own = folder / TOKENIZER
-    if not own.exists():
-        partial = own.with_name(f"{TOKENIZER}.partial")
-        shutil.copyfile(file, partial)
-        partial.replace(own)
 
 
 def read_weights(path: str | Path) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from openpi_ript.guidance import guided_loss
 from openpi_ript.inputs import make_inputs
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, gathered_outside_layers, init_params
-from openpi_ript.norm import save_stats
+from openpi_ript.norm import stats_json
 from openpi_ript.record import record
-from openpi_ript.saved import NORM_STATS, keep_tokenizer, read_weights
+from openpi_ript.saved import NORM_STATS, TOKENIZER, read_weights
 from openpi_ript.weights import fit_to_model
 
 
@@ -146,10 +146,10 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         data = processes.first_then_all(lambda: open_data(config.data))
         for note in data.notes:
             print(f"data: {note}", flush=True)
-        if data.stats and processes.is_first():
-            save_stats(folder.path / NORM_STATS, data.stats, data.stats_source)
+        if data.stats:
+            folder.kept[NORM_STATS] = stats_json(data.stats, data.stats_source).encode()
         task, interaction = _make_task(config, data, folder.path)
-        processes.first_does(lambda: keep_tokenizer(config.tokenizer, folder.path))
+        folder.kept[TOKENIZER] = Path(config.tokenizer).read_bytes()  # a run's policy needs nothing but its folder
         print(task.describe(), flush=True)
         fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction)
 

@@ -64,10 +64,8 @@ def written(folder: Path) -> dict[str, bytes]:
 
 
 def saving(folder: Path) -> bool:
-    """Whether a save is under way: Orbax writes into a folder with a suffix, or one without its commit mark."""
-    return any(
-        "tmp" in path.name or not (path / "commit_success.txt").exists() for path in (folder / "checkpoints").glob("*")
-    )
+    """Whether a save is under way: it is written, and what it replaces is removed, under names with a suffix."""
+    return any(not path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
 
 
 def training(folder: Path) -> int:

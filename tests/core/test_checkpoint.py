@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from core.checkpoint import Checkpoints
 from core.checksums import digest
@@ -209,7 +210,10 @@ def test_a_fake_newest_step_is_set_aside(tmp_path: Path, fake: str):
     found = restored(tmp_path)
     assert found is not None
     assert found[1].step == (1 if fake == "note damaged" else 2)
-    assert len(list((tmp_path / "quarantine").iterdir())) == 1
+    if fake == "empty folder":  # what a removal that was broken off leaves is no damage
+        assert not (tmp_path / "quarantine").exists()
+    else:
+        assert len(list((tmp_path / "quarantine").iterdir())) == 1
     # and the run can go on saving
     checkpoints = opened(tmp_path)
     checkpoints.save_now(make_state(9), progress(9))
@@ -296,7 +300,7 @@ def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Pa
         del args, kwargs
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(checkpoints._checkpointer), "save_checkpointables", full_disk)
+    monkeypatch.setattr(ocp, "save_checkpointables", full_disk)
     checkpoints.save(make_state(2), progress(2))
     checkpoints.save(make_state(3), progress(3))
     checkpoints.save(make_state(4), progress(4))
@@ -320,14 +324,13 @@ def test_a_save_holds_what_the_state_was_though_its_memory_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     checkpoints = opened(tmp_path)
-    manager = type(checkpoints._checkpointer)
-    write, reused = manager.save_checkpointables, threading.Event()
+    write, reused = ocp.save_checkpointables, threading.Event()
 
     def write_late(*args, **kwargs):
         assert reused.wait(timeout=60.0)
         return write(*args, **kwargs)
 
-    monkeypatch.setattr(manager, "save_checkpointables", write_late)
+    monkeypatch.setattr(ocp, "save_checkpointables", write_late)
     state = make_state(1)
     wanted = jax.tree.map(np.array, state.params)
     checkpoints.save(state, progress(1))

@@ -153,9 +153,9 @@ def test_sweep_takes_scratch_alone(tmp_path: Path):
         durable.scratch_name(path).write_text("half")
     durable.scratch_name(tmp_path / "folder").mkdir()
     (tmp_path / "a").write_text("whole")
-    (tmp_path / "party").write_text("whole")
+    (tmp_path / "b.part").write_text("of somebody else")
     durable.sweep(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["a", "party"]
+    assert sorted(os.listdir(tmp_path)) == ["a", "b.part"]
 
 
 def test_scratch_names_differ(tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 
 from core.config import RunConfig
 from core.errors import BusyError, ConfigError, StorageError
-from core.run_folder import RunFolder, write_atomically
+from core.run_folder import RunFolder
 from tests.core.toy import ToyConfig, toy_config
 
 ROOT = Path(__file__).parent.parent.parent
@@ -83,14 +83,6 @@ def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):
         assert len(path.read_text().splitlines()) == 2
         with pytest.raises(ConfigError, match="changed by hand"):
             folder.cut_metrics(10**6)
-
-
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
-    path = tmp_path / "x"
-    write_atomically(path, "a")
-    write_atomically(path, "b")
-    assert path.read_text() == "b"
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
 def test_timing_tells_updates_from_the_seconds_that_they_took(tmp_path: Path):
