@@ -20,6 +20,7 @@ minutes. A single process hands its save to a thread of its own: the loop waited
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -59,7 +60,7 @@ from core.saves import (
 )
 from core.seal import seal
 from core.state import TrainState
-from core.trouble import is_trouble, retried, root_cause
+from core.trouble import SYSTEM, is_trouble, retried, root_cause
 
 T = TypeVar("T")
 
@@ -184,7 +185,7 @@ class Checkpoints:
                 continue
             try:
                 remove_tree(self._folder / str(step))
-            except OSError as error:  # the newest save is whole, whatever becomes of the others
+            except SYSTEM as error:  # the newest save is whole, whatever becomes of the others
                 print(f"checkpoint of step {step} could not be removed: {error}", flush=True)
 
     def wait(self) -> bool:
@@ -242,8 +243,9 @@ class Checkpoints:
         reason = root_cause(error)
         limit = 1 if processes.several() else MAX_FAILED_SAVES
         print(f"save of step {step} failed ({self._failures} of {limit}): {reason}", flush=True)
-        for leftover in self._folder.glob(f"{step}.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        with contextlib.suppress(*SYSTEM):  # whatever stays goes at the next start
+            for leftover in self._folder.glob(f"{step}.*"):
+                shutil.rmtree(leftover, ignore_errors=True)
         if not processes.several():
             self.close()
         if self._failures >= limit:
@@ -297,7 +299,7 @@ class Checkpoints:
             for path in retried(lambda: saved_steps.remains_in(self._folder)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             return retried(lambda: saved_steps.steps_in(self._folder))
-        except OSError as error:
+        except SYSTEM as error:
             raise _unusable(self._folder, error) from error
 
     def _require_fresh(self, damaged: list[int]) -> None:
@@ -324,7 +326,7 @@ class Checkpoints:
             if trained:
                 print("nothing had been saved when this run ended: starting again from step 0", flush=True)
             saved_steps.announce(self._run, None)
-        except OSError as error:
+        except SYSTEM as error:
             raise _unusable(self._run, error) from error
 
     def _write_files(self, *, anew: bool) -> None:
@@ -334,7 +336,7 @@ class Checkpoints:
             try:
                 if anew or not path.exists():
                     write_durably(path, content)
-            except OSError as error:
+            except SYSTEM as error:
                 raise _unusable(path, error) from error
 
     def _read_note(self, step: int) -> dict[str, Any]:
@@ -382,7 +384,7 @@ class Checkpoints:
             (self._folder / str(step)).rename(goal)
             sync_folder(self._quarantine)
             sync_folder(self._folder)
-        except OSError as error:
+        except SYSTEM as error:
             raise _unusable(self._folder / str(step), error) from error
         print(f"checkpoint of step {step} is damaged ({reason}): moved to {goal}", flush=True)
 
@@ -441,7 +443,7 @@ def _kind_and_reason(path: Path, error: Exception) -> dict[str, str]:
     return {"kind": type(found).__name__, "reason": str(found)}
 
 
-def _unusable(path: Path, error: OSError) -> StorageError:
+def _unusable(path: Path, error: Exception) -> StorageError:
     """What the system says of a path of the run, for people."""
     return StorageError(
         f"{path}: {root_cause(error)}. Nothing was moved or cut. Mend it, then start again with --run.resume"

@@ -1,38 +1,56 @@
-"""A folder that appears under its name only when all of it is there."""
+"""A folder that appears under its name only when all of it is there, and on the device."""
 
 import contextlib
+import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.errors import StorageError
+from core.durable import make_folders, publish
+from core.errors import BusyError, StorageError
 
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A scratch folder beside `out`, which becomes `out` at the end of the block; on an error it is removed.
+    """Yields a scratch folder beside `out`, which becomes `out` at the end of the block; on an error it is removed.
+
+    Its name is always the same, so that what a kill leaves, which may be hundreds of GB, is removed by the next one.
 
     Raises:
+      BusyError: Another process is making the same folder.
       StorageError: Anything could not be written, the block's own files included.
     """
-    scratch: Path | None = None
+    scratch = out.with_name(f".{out.name}.part")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-        yield scratch
-        scratch.chmod(0o777 & ~_umask())  # mkdtemp's own folders are for one user alone
-        os.rename(scratch, out)
+        make_folders(out.parent)
+        with _locked(scratch, out):
+            try:
+                for left in list(scratch.iterdir()):
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+                yield scratch
+                publish(scratch, out)
+            except BaseException:
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
     except OSError as error:
         raise StorageError(f"{out} could not be written: {error}") from error
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _umask() -> int:
-    """The process's own; it can be read only by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@contextlib.contextmanager
+def _locked(scratch: Path, out: Path) -> Iterator[None]:
+    """Makes the scratch folder and holds it for this process, however it ends."""
+    while True:
+        scratch.mkdir(exist_ok=True)
+        folder = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BusyError(f"another process is making {out}; wait for it, or choose another name") from error
+            # Else the other one finished in between: what is locked bears the name `out` now, or is gone.
+            if scratch.exists() and os.path.samestat(os.fstat(folder), scratch.stat()):
+                yield
+                return
+        finally:
+            os.close(folder)

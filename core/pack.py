@@ -11,8 +11,6 @@ Records are checksummed by their format: a flipped bit is an error when its reco
 import concurrent.futures
 import dataclasses
 import json
-import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from jaxtyping import UInt8
 from core.errors import DataError
 from core.images import decode, encode_jpeg, resize_with_pad
 from core.lerobot_tables import FrameTable
+from core.new_folder import new_folder
 from core.npz import read_npz
 from core.strict_json import read_json
 
@@ -90,12 +89,24 @@ def write_pack(
 
     Raises:
       DataError: If `out` exists, or a picture is bad.
+      BusyError, StorageError: As `new_folder`.
     """
     if out.exists():
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
-    scratch = out.with_name(f"{out.name}.part")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    with new_folder(out) as scratch:
+        _write_into(scratch, table, open_pictures, cameras, settings, threads, progress)
+
+
+def _write_into(
+    scratch: Path,
+    table: FrameTable,
+    open_pictures: Callable[[], PictureReader],
+    cameras: Sequence[str],
+    settings: PackSettings,
+    threads: int,
+    progress: Callable[[int], None],
+) -> None:
+    """Writes the files of a pack; arguments as of `write_pack`."""
     shards = list(_shards(table))
 
     def write(number: int) -> dict[str, Any]:
@@ -115,7 +126,6 @@ def write_pack(
         "shards": written,
     }
     (scratch / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(scratch, out)
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from core.durable import sweep, write_durably
 from core.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
 
 Settings = TypeVar("Settings")
@@ -66,6 +67,7 @@ def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str
       ConfigError: The folder holds a recording with other settings (the message names them), or other files.
     """
     settings = json.loads(json.dumps(settings))  # as they come back from the file
+    sweep(path)
     for name in (notes.finished, notes.unfinished):
         if (path / name).exists():
             made = json.loads((path / name).read_text())["config"]
@@ -79,9 +81,8 @@ def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str
     if any(path.iterdir()):
         raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
     versions = {package: importlib.metadata.version(package) for package in packages}
-    part = path / f"{notes.unfinished}.part"
-    part.write_text(json.dumps({"made_by": made_by, "config": settings, "versions": versions}, indent=2) + "\n")
-    part.rename(path / notes.unfinished)
+    made = {"made_by": made_by, "config": settings, "versions": versions}
+    write_durably(path / notes.unfinished, json.dumps(made, indent=2) + "\n")
     return True
 
 

@@ -26,7 +26,7 @@ from core.checksums import checksums, named_leaves, tree_spec
 from core.errors import DataError, MismatchError, StorageError, require_equal
 from core.saved_steps import SAVES, step_of, steps_in
 from core.seal import broken, is_sealed, probe
-from core.trouble import is_trouble, retried, root_cause
+from core.trouble import SYSTEM, is_trouble, retried, root_cause
 
 NOTE = "_CHECKPOINT_METADATA"
 """Orbax's file of metadata, in which the note is its `custom_metadata`."""
@@ -133,7 +133,7 @@ def require_same_files(run: Path, note: dict[str, Any], wanted: Mapping[str, str
             found = retried(lambda path=path: hashlib.sha256(path.read_bytes()).hexdigest())
         except FileNotFoundError:
             found = wanted.get(name, "nothing")
-        except OSError as error:
+        except SYSTEM as error:
             raise StorageError(f"{path}: {root_cause(error)}. Mend it, then start again") from error
         if found != digest:
             raise MismatchError(
@@ -183,7 +183,7 @@ def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any
     reasons = []
     try:
         steps = retried(lambda: steps_in(folder))
-    except OSError as error:
+    except SYSTEM as error:
         raise StorageError(f"{folder}: {root_cause(error)}") from error
     for step in steps:
         path = folder / str(step)
@@ -241,7 +241,7 @@ def list_saves(run: Path) -> list[Save]:
     folder = run.resolve() / SAVES
     try:
         return [_describe(folder / str(step)) for step in retried(lambda: steps_in(folder))]
-    except OSError as error:
+    except SYSTEM as error:
         raise StorageError(f"{folder}: {root_cause(error)}") from error
 
 

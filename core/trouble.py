@@ -15,6 +15,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+SYSTEM = (OSError, MemoryError)
+"""What the system raises where files are read and written, for those who say which file it was."""
 TRIES = 4
 SECONDS = 0.25
 """Before the second try, doubled before each further one: 1.75 s in all, for a network disk that hiccups."""

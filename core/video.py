@@ -1,11 +1,12 @@
 """mp4 files that every player opens: H.264 in yuv420p."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
+
+from core.durable import make_folders, scratch_file
 
 
 def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], *, fps: int) -> int:
@@ -27,26 +28,22 @@ def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], 
     import av  # 0.15 s, and only films need it
 
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    make_folders(path.parent)
     count, size = 0, None
-    try:
-        with av.open(str(part), "w", format="mp4", options={"movflags": "faststart"}) as container:
-            stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
-            stream.pix_fmt = "yuv420p"
-            for frame in frames:
-                size = size or frame.shape
-                if frame.shape != size:
-                    raise ValueError(f"frame {count} of {path} has shape {frame.shape}; the first one has {size}")
-                even = np.pad(frame, ((0, size[0] % 2), (0, size[1] % 2), (0, 0)), mode="edge")
-                if not count:
-                    stream.height, stream.width = even.shape[:2]
-                container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")))
-                count += 1
+    faststart = {"movflags": "faststart"}
+    with scratch_file(path) as part, av.open(str(part), "w", format="mp4", options=faststart) as container:
+        stream = container.add_stream("libx264", rate=fps, options={"crf": "20", "preset": "veryfast"})
+        stream.pix_fmt = "yuv420p"
+        for frame in frames:
+            size = size or frame.shape
+            if frame.shape != size:
+                raise ValueError(f"frame {count} of {path} has shape {frame.shape}; the first one has {size}")
+            even = np.pad(frame, ((0, size[0] % 2), (0, size[1] % 2), (0, 0)), mode="edge")
             if not count:
-                raise ValueError(f"{path}: no frames to write")
-            container.mux(stream.encode(None))
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+                stream.height, stream.width = even.shape[:2]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")))
+            count += 1
+        if not count:
+            raise ValueError(f"{path}: no frames to write")
+        container.mux(stream.encode(None))
     return count

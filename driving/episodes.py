@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float64, Int8
 
 from core import budget
+from core.durable import make_folders, write_durably
 from core.errors import DataError
 from core.strict_json import read_json
 from driving.rater import Rated
@@ -103,10 +104,8 @@ def write_episode(path: Path, tree: Mapping[str, Any]) -> None:
         problems = parse(tree, source=path.name)[1]
     if problems:
         raise refuse(problems)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.part")
-    scratch.write_text(json.dumps(tree, allow_nan=False, separators=(",", ":")) + "\n")
-    os.replace(scratch, path)
+    make_folders(path.parent)
+    write_durably(path, json.dumps(tree, allow_nan=False, separators=(",", ":")) + "\n")
 
 
 def examine(path: Path) -> tuple[Episode | None, list[Problem]]:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from core.durable import give_name, make_folders, sync_tree, write_durably
 from core.errors import ConfigError
 from core.images import encode_jpeg
 from core.progress import follow
@@ -57,7 +58,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     """
     path = Path(path)
     _require_simulator()
-    path.mkdir(parents=True, exist_ok=True)
+    make_folders(path)
     with locked(path):
         settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "processes"}
         if not claim(path, NOTES, settings, made_by=MADE_BY, packages=("mujoco",)):
@@ -76,7 +77,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
             seen, done = (float(pictures), "pictures"), "recorded {count} of {total} drives"
             for _ in follow(recorded, len(missing), "recording", done, rate=seen, say=report):
                 pass
-        (path / NOTES.unfinished).rename(path / NOTES.finished)
+        give_name(path / NOTES.unfinished, path / NOTES.finished)
         rate = len(missing) * pictures / max(time.monotonic() - began, 1e-9)
         report(f"recorded {len(missing) * pictures} pictures, {rate:.0f} a second")
 
@@ -97,7 +98,7 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
     seen = pictures_taken(config, episode, len(drove.t))
     name = episode_path(path, episode).stem
     folder = path / "images" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folders(folder)
     frames = []
     town = scene.build(drove, np.random.default_rng([config.seed, episode, 1]), height=height, width=width)
     with contextlib.closing(town):
@@ -121,9 +122,8 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
         "cameras": list(CAMERAS),
         "frames": frames,
     }
-    part = episode_path(path, episode).with_suffix(".part")
-    part.write_text(json.dumps(episode_json))
-    part.rename(episode_path(path, episode))
+    sync_tree(folder)  # the JSON vouches for the pictures
+    write_durably(episode_path(path, episode), json.dumps(episode_json))
 
 
 def pictures_taken(config: RecordConfig, episode: int, frames: int) -> Int64[np.ndarray, "frames k"]:

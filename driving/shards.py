@@ -12,7 +12,6 @@ Records are checksummed by their format: a flipped bit is an error when its reco
 import concurrent.futures
 import hashlib
 import json
-import os
 import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from jaxtyping import Bool, UInt8
 
 from core.errors import ConfigError, DataError
 from core.images import encode_jpeg
+from core.new_folder import new_folder
 from core.pack import PackSettings, open_shards
 from core.strict_json import read_json
 from driving.config import DataConfig
@@ -132,12 +132,18 @@ def write_pack(
 
     Raises:
       DataError: If `out` exists, or a picture cannot be read.
+      BusyError, StorageError: As `new_folder`.
     """
     if out.exists():
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; choose another name")
-    scratch = out.with_name(f"{out.name}.part")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    with new_folder(out) as scratch:
+        _write_into(scratch, index, base, settings, threads, progress)
+
+
+def _write_into(
+    scratch: Path, index: Index, base: Path, settings: PackSettings, threads: int, progress: Callable[[int], None]
+) -> None:
+    """Writes the files of a pack; arguments as of `write_pack`."""
     borders = [*range(0, index.frames, FRAMES_PER_SHARD), index.frames]
     pictures = FilePictures(base, index, index.cameras)
 
@@ -162,7 +168,6 @@ def write_pack(
         "drives": hashlib.sha256("".join(index.drive_hashes).encode()).hexdigest(),
     }
     (scratch / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    os.replace(scratch, out)
 
 
 def _write_shard(

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from core.durable import write_durably
+from core.durable import make_folders, write_durably
 from core.errors import DataError
 from core.intervals import wilson
 from core.strict_json import read_json
@@ -48,7 +48,7 @@ class Manifest:
 
     def save(self, path: Path) -> None:
         """Writes manifest.json."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
@@ -96,7 +96,7 @@ class Evaluation:
 
     def save(self, path: Path) -> None:
         """Writes the evaluation as JSON."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(path.parent)
         write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 from jaxtyping import UInt8
 from PIL import Image
 
+from core.durable import make_folders, publish, scratch_name
 from core.errors import ConfigError
 
 
@@ -45,15 +45,18 @@ def record_once(root: Path, provenance: Mapping[str, Any], write: Callable[[Path
     if root.exists():
         _require_same(root, settings)
         return
-    root.parent.mkdir(parents=True, exist_ok=True)
-    scratch = root.with_name(f"{root.name}.{os.getpid()}.part")
-    shutil.rmtree(scratch, ignore_errors=True)
-    said = write(scratch)
+    make_folders(root.parent)
+    scratch = scratch_name(root)
     try:
-        scratch.rename(root)
-    except OSError:  # another process was faster; its dataset is the same
-        shutil.rmtree(scratch)
-        _require_same(root, settings)
+        said = write(scratch)
+        try:
+            publish(scratch, root)
+        except OSError:  # another process was faster; its dataset is the same
+            if not root.exists():
+                raise
+            _require_same(root, settings)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     print(f"{said}, in {root}", flush=True)
 
 

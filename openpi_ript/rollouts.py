@@ -6,7 +6,6 @@ Pickle is never read or written; zip's checksums tell a damaged file.
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from core.durable import make_folders, write_durably
 from core.errors import DataError
 from core.images import resize_with_pad
 from core.npz import read_npz
@@ -63,14 +63,9 @@ def save(path: Path, rollout: Rollout) -> None:
         for field in dataclasses.fields(rollout)
         if field.name not in ("observations", *_ARRAYS)
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    with open(part, "wb") as file:
-        everything: dict[str, Any] = {"facts": np.array(json.dumps(facts))} | arrays
-        np.savez_compressed(file, **everything)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    everything: dict[str, Any] = {"facts": np.array(json.dumps(facts))} | arrays
+    make_folders(path.parent)
+    write_durably(path, lambda file: np.savez_compressed(file, **everything))
 
 
 def load(path: Path) -> Rollout:

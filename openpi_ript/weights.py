@@ -17,6 +17,7 @@ from flax import traverse_util
 from jaxtyping import Array, Key
 
 from core import budget
+from core.durable import make_folders, publish, scratch_file, scratch_name
 from core.errors import ConfigError, DataError
 from openpi_ript.config import Optimality
 from openpi_ript.model.lora import A_INIT
@@ -71,12 +72,18 @@ def save_openpi(params: Mapping[str, Any], folder: str | Path, *, as_training_ru
         if not path.is_dir() or any(path.iterdir()):
             raise ConfigError(f"{path}: expected no folder, or an empty one, found files; choose another")
         shutil.rmtree(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     flat = traverse_util.flatten_dict(dict(params))
     if as_training_run:
         flat = {(*key, VALUE): leaf for key, leaf in flat.items()}
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(path, {"params": traverse_util.unflatten_dict(flat)})
+    scratch = scratch_name(path)
+    try:
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(scratch, {"params": traverse_util.unflatten_dict(flat)})
+        publish(scratch, path)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 def load_safetensors(file: str | Path) -> dict[str, Any]:
@@ -100,9 +107,8 @@ def save_safetensors(params: Mapping[str, Any], file: str | Path) -> None:
     from safetensors.numpy import save_file
 
     path = Path(file)
-    partial = path.with_name(f"{path.name}.partial")
-    save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, partial)
-    partial.replace(path)
+    with scratch_file(path) as scratch:
+        save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, scratch)
 
 
 def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> dict[str, Any]:

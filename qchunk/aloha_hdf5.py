@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 from jaxtyping import UInt8
 
+from core.durable import make_folders, scratch_file
 from core.errors import ConfigError
 from core.images import encode_jpeg
 from qchunk import aloha_sim
@@ -53,9 +54,8 @@ def write(path: Path, episode: Transfer, config: RecordConfig) -> None:
     """Writes an episode under the name of `path` in its score's folder; it appears there when it is whole."""
     score = config.aloha.success_score if episode.success else config.aloha.failure_score
     folder = path.parent / f"score_{score}"
-    folder.mkdir(exist_ok=True)
-    part = path.with_suffix(".part")
-    with h5py.File(part, "w") as file:
+    make_folders(folder)
+    with scratch_file(folder / path.name) as part, h5py.File(part, "w") as file:
         for name, values in episode.arrays.items():
             file.create_dataset(name, data=values, chunks=values.shape, fletcher32=True)
         _write_pictures(file, episode.pictures, config.aloha.jpeg_quality)
@@ -69,7 +69,6 @@ def write(path: Path, episode: Transfer, config: RecordConfig) -> None:
             source="scripted transfer",
             noise=episode.noise,
         )
-    part.rename(folder / path.name)
 
 
 def _write_pictures(file: h5py.File, pictures: dict[str, list[UInt8[np.ndarray, "h w 3"]]], quality: int) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from core.durable import scratch_file
 from qchunk import environments
 from qchunk.config import RecordConfig
 
@@ -46,12 +47,10 @@ def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
 
     def record(episode: int, path: Path) -> None:
         frames = play_episode(env, config, episode)
-        part = path.with_suffix(".part")
-        with h5py.File(part, "w") as file:
+        with scratch_file(path) as part, h5py.File(part, "w") as file:
             for name, values in frames.items():
                 file.create_dataset(name, data=values, chunks=values.shape, fletcher32=True)
             file.attrs.update(env=config.env, fps=environments.FPS, seed=config.seed, source="ogbench oracle play")
-        part.rename(path)
 
     return record
 

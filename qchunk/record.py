@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from core.durable import give_name, make_folders
 from core.progress import follow
 from core.recording import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
 from qchunk import aloha_hdf5, aloha_sim, play
@@ -46,7 +47,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     path = Path(path)
     if not (path / "dataset.json").exists():  # a wrong name must fail here, before a folder is made and workers start
         open_recorder(config)
-    path.mkdir(parents=True, exist_ok=True)
+    make_folders(path)
     with locked(path):
         if not _claim(config, path):
             return
@@ -68,7 +69,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
             done = "recorded {count} of {total} episodes"
             for _ in follow(recorded, len(missing), "recording", done, rate=steps, say=report):
                 pass
-        (path / NOTES.unfinished).rename(path / NOTES.finished)
+        give_name(path / NOTES.unfinished, path / NOTES.finished)
         rate = len(missing) * config.episode_length / max(time.monotonic() - began, 1e-9)
         report(f"recorded {len(missing)} episodes, about {rate:.0f} transitions a second")
 

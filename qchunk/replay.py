@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
 
+from core.durable import make_folders, sync_folder, write_durably
 from core.episodes import chunk_returns, first_steps, steps_to_termination
 from core.errors import DataError
 from qchunk.config import QChunkConfig
@@ -66,13 +67,14 @@ class Log:
         Raises:
           DataError: There are fewer, or they are not those whose checksum is `crc32`.
         """
-        self._path.parent.mkdir(exist_ok=True)
+        make_folders(self._path.parent)
         described = [(name, self._dtype[name].base.str, self._dtype[name].shape) for name in self._dtype.names or ()]
-        (self._path.parent / "layout.json").write_text(json.dumps(described) + "\n")
+        write_durably(self._path.parent / "layout.json", json.dumps(described) + "\n")
         self.rows = self.crc32 = 0
         records = self.follow(rows, crc32)
         with open(self._path, "ab") as file:
             file.truncate(rows * self._dtype.itemsize)
+        sync_folder(self._path.parent)  # `sync` forces out what is in the file, not its name
         return records
 
     def follow(self, rows: int, crc32: int) -> Records:

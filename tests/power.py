@@ -165,8 +165,9 @@ def cut_once(config: str, image: Path, folder: Path, options: list[str], kind: s
             step = announced(run)
             process.send_signal(signal.SIGSTOP)
         snapshot(image, copy)
-        process.kill()
-        process.communicate()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
     copy.replace(image)
     repair(image)
     found = re.search(r"^done step=(\d+) digest=([0-9a-f]{64})$", output, re.MULTILINE)
