@@ -98,9 +98,10 @@ def whole_note(path: Path) -> dict[str, Any]:
       OSError: It cannot be read.
     """
     try:
-        note: Any = json.loads((path / NOTE).read_bytes())["custom_metadata"]
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, RecursionError) as error:
+        tree: Any = json.loads((path / NOTE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError) as error:
         raise DamagedError(f"{NOTE}: {root_cause(error)}") from error
+    note: Any = tree.get("custom_metadata") if isinstance(tree, dict) else None
     if not isinstance(note, dict) or note.get("sha256") != note_hash(note):
         raise DamagedError("the note beside the arrays is missing or damaged")
     if note["step"] != step_of(path):

@@ -1,0 +1,16 @@
+"""Reads and writes that fail: the short form of `python -m tests.faults`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import faults
+
+
+# Orbax leaves tasks behind where a save fails, and Python reports their exceptions as unraisable.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+@pytest.mark.slow
+def test_a_fault_moves_nothing_and_loses_nothing(tmp_path: Path):
+    endings, cases = faults.run(tmp_path.resolve(), every=97)
+    assert cases >= 10
+    assert {ended for counts in endings.values() for ended in counts} == {"went on", "74"}
