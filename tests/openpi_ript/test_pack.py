@@ -94,7 +94,7 @@ def test_a_place_that_cannot_be_written_ends_with_74(tmp_path: Path, capsys: pyt
     root = write_v21(tmp_path / "set", record(), "image")
     (tmp_path / "file").write_text("in the way")
     assert main([str(root), str(tmp_path / "file/pack")]) == 74
-    assert "file/pack: cannot be written: " in capsys.readouterr().err
+    assert "file/pack could not be written: " in capsys.readouterr().err
 
 
 def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path) -> None:
