@@ -108,6 +108,10 @@ class RunFolder:
             saved = json.loads((self.path / "config.json").read_text())
         except ValueError as error:
             raise ConfigError(f"{self.path / 'config.json'} is not valid JSON: {error}") from error
+        if not isinstance(saved, dict):
+            raise ConfigError(
+                f"{self.path / 'config.json'}: expected a JSON object of config fields, found another value"
+            )
         require_equal(fingerprint(saved), fingerprint(flatten(config)), f"{self.path} was started with another config")
 
     def __enter__(self) -> "RunFolder":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core.cli import Parser
-from core.errors import RunError, StorageError
+from core.errors import RunError
 from core.lerobot import Feature, LeRobotMeta, read_meta
 from core.lerobot_tables import load_table
 from core.lerobot_video import LeRobotPictures
@@ -107,9 +107,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except OSError as error:
-        print(f"{args.out}: cannot be written: {error}", file=sys.stderr)
-        return StorageError.exit_code
     size = sum(file.stat().st_size for file in args.out.iterdir())
     print(f"packed {frames} frames into {args.out}, {size / 1e6:.1f} MB")
     return 0
