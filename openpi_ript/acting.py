@@ -35,8 +35,13 @@ class ActingPolicy(Policy):
     def __call__(
         self, observation: dict[str, Any], noise: Float32[np.ndarray, "b t n"]
     ) -> Float32[np.ndarray, "b t a"]:
-        """Chunks for a batch of observations; `guidance_scale` None takes the config's."""
-        return self.infer(observation, guidance_scale=self.guidance_scale, noise=noise)["actions"]
+        """Chunks for a batch of observations; `guidance_scale` None takes the config's.
+
+        They may hold NaN: the collector looks, and keeps what the policy saw.
+        """
+        prepared = self.prepare(observation, guidance_scale=self.guidance_scale, noise=noise)
+        chunk = self.act([prepared])[0][..., : self.config.data.robot.action_dim]
+        return self._to_openpi.observed_action(chunk, prepared.raw_state)
 
 
 def digest(params: PyTree) -> str:

@@ -126,7 +126,7 @@ def guided_sample(
     context: Context,
     noise: Float32[Array, "b t a"],
     *,
-    scale: float | Float[Array, ""],
+    scale: float | Float[Array, ""] | Float[Array, " b"],
     steps: int | Int[Array, ""],
 ) -> Float32[Array, "b t a"]:
     """Chunks along v = v_none + w (v_positive - v_none), from noise to action.
@@ -139,12 +139,13 @@ def guided_sample(
       params: Its weights.
       context: The encoded observation.
       noise: Sample at t = 1.
-      scale: w; may be traced.
+      scale: w, one for all or one a sample; may be traced.
       steps: Euler steps; may be traced.
     """
     b = noise.shape[0]
     conditions = jnp.stack([jnp.full((b,), c, jnp.int32) for c in (Optimality.NONE, Optimality.POSITIVE)])
     w = jnp.asarray(scale, jnp.float32)
+    w = w[:, None, None] if w.ndim else w
 
     def field(x: Float32[Array, "b t a"], time: Float32[Array, " b"]) -> Float32[Array, "b t a"]:
         def under(condition: Int[Array, " b"]) -> Float32[Array, "b t a"]:

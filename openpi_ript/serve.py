@@ -6,7 +6,9 @@
 The protocol: when a client connects, the server sends one binary frame, a msgpack map of metadata. Then for each
 binary frame with an observation it answers with one frame: a map with "actions", and the times it took. Arrays travel
 as maps with the byte-string keys __ndarray__ (true), data, dtype (numpy's string), shape; numpy scalars as
-__npgeneric__, data, dtype. A text frame is an error message, after which the connection ends. GET /healthz answers OK.
+__npgeneric__, data, dtype. A text frame is an error message, and means that there are no actions for that request: NaN
+and Inf are never sent, nor an older chunk in their place. After a request that was refused the client may send
+another; after what was no message the connection ends. GET /healthz answers OK.
 
 An observation is what `policy.Policy.infer` takes. With `--rename observation/image=image/base_0_rgb` clients written
 for a robot of openpi's work unchanged. A number under "guidance_scale" replaces the policy's own for that request.
@@ -14,15 +16,18 @@ for a robot of openpi's work unchanged. A number under "guidance_scale" replaces
 
 import argparse
 import asyncio
+import dataclasses
 import sys
+import time
 from collections.abc import Sequence
 
 from core.cli import Parser
 from core.config import load
 from core.errors import ConfigError, RunError
+from openpi_ript.access import TOKEN_VARIABLE, Access, is_loopback, read_token
 from openpi_ript.config import OpenpiRiptConfig
 from openpi_ript.policy import Policy
-from openpi_ript.server import PolicyServer
+from openpi_ript.server import Limits, PolicyServer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,13 +35,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         names = dict(_pair(text) for text in arguments.rename)
+        access = _access(arguments)
+        limits = _limits(arguments)
+        if min(arguments.batch_sizes) < 1:
+            raise ConfigError(f"--batch-sizes is {arguments.batch_sizes}; expected numbers of 1 or above")
         config = None if arguments.config is None else load(["--config", arguments.config, *arguments.options])[0]
         if not isinstance(config, OpenpiRiptConfig | None):
             raise ConfigError(f"{arguments.config}: expected a config of openpi_ript, found {type(config).__name__}")
         policy = Policy.from_checkpoint(arguments.folder, config=config, seed=arguments.seed)
-        print("compiling", flush=True)
-        policy.infer(policy.example(), guidance_scale=arguments.guidance_scale)
-        server = PolicyServer(policy, guidance_scale=arguments.guidance_scale, names=names)
+        if arguments.bounds != "off":
+            policy.bound(arguments.bounds, margin=arguments.bounds_margin)
+        sizes = sorted(set(arguments.batch_sizes))
+        print(f"compiling for {', '.join(map(str, sizes))} rows", flush=True)
+        began = time.monotonic()
+        server = PolicyServer(
+            policy,
+            guidance_scale=arguments.guidance_scale,
+            names=names,
+            batch_sizes=sizes,
+            limits=limits,
+            access=access,
+        )
+        print(f"compiled in {time.monotonic() - began:.1f} s", flush=True)
         asyncio.run(_serve_forever(server, arguments.host, arguments.port))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,19 +69,92 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _access(arguments: argparse.Namespace) -> Access:
+    """Who may connect. Raises ConfigError where other machines could and no token is asked for."""
+    token = read_token(arguments.token, arguments.token_file)
+    loopback = is_loopback(arguments.host)
+    if token is not None and arguments.no_token:
+        raise ConfigError("--no-token: expected no token, found one")
+    if not loopback and token is None and not arguments.no_token:
+        raise ConfigError(
+            f"--host {arguments.host} listens to other machines: expected a token in --token-file FILE or in the "
+            f"variable {TOKEN_VARIABLE} (openpi-client sends it as api_key), or --no-token where the network is "
+            "trusted, found none"
+        )
+    return Access(token=token, origins=frozenset(arguments.allow_origin), loopback=loopback)
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    limits = Limits(
+        clients=arguments.max_clients,
+        message_mib=arguments.max_message_mib,
+        rows=arguments.max_rows,
+        idle_s=arguments.idle_timeout,
+    )
+    for flag, value in zip(
+        ("--max-clients", "--max-message-mib", "--max-rows", "--idle-timeout"), dataclasses.astuple(limits), strict=True
+    ):
+        if not value > 0:
+            raise ConfigError(f"{flag} is {value}; expected a number above 0")
+    return limits
+
+
 async def _serve_forever(server: PolicyServer, host: str, port: int) -> None:
-    async with await server.start(host, port) as listening:
-        where = listening.sockets[0].getsockname()
-        print(f"serving on ws://{where[0]}:{where[1]}; Ctrl-C stops", flush=True)
-        await listening.serve_forever()
+    try:
+        async with await server.start(host, port) as listening:
+            where = listening.sockets[0].getsockname()
+            print(f"serving on ws://{where[0]}:{where[1]}; Ctrl-C stops", flush=True)
+            await listening.serve_forever()
+    finally:
+        server.close()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="python -m openpi_ript.serve", description="Serves a policy to openpi-client.")
     parser.add_argument("folder", help="a run's folder, an openpi checkpoint, or a .safetensors file")
     parser.add_argument("--config", help="config file (executed), for weights that are not a run of this project")
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 listens to other machines; nothing asks who calls")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 listens to other machines, and wants a token")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--token", help="what clients must send, openpi-client as its api_key; everybody here sees it")
+    parser.add_argument(
+        "--token-file", metavar="FILE", help=f"file with the token (or put it in the variable {TOKEN_VARIABLE})"
+    )
+    parser.add_argument("--no-token", action="store_true", help="listen to other machines without asking who calls")
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let scripts of this page connect, such as http://localhost:3000; repeatable",
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4],
+        metavar="ROWS",
+        help="rows for which programs are compiled at the start; requests that wait are computed together",
+    )
+    parser.add_argument(
+        "--bounds",
+        choices=("off", "refuse", "clip"),
+        default="off",
+        help="what becomes of actions that are far from those of the training data",
+    )
+    parser.add_argument(
+        "--bounds-margin",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="how far beyond q01 and q99 of norm_stats.json an action may be, as a share of the range between them",
+    )
+    limits = Limits()
+    parser.add_argument("--max-clients", type=int, default=limits.clients, help="connected at once")
+    parser.add_argument("--max-message-mib", type=int, default=limits.message_mib, help="largest message")
+    parser.add_argument("--max-rows", type=int, default=limits.rows, help="of one request")
+    parser.add_argument(
+        "--idle-timeout", type=float, default=limits.idle_s, metavar="SECONDS", help="a client without a request stays"
+    )
     parser.add_argument("--guidance-scale", type=float, help="by default that of the run's config")
     parser.add_argument(
         "--rename",

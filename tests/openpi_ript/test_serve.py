@@ -1,6 +1,7 @@
 """The server, driven by a client that is written here from the protocol's description, and by openpi's own."""
 
 import asyncio
+import contextlib
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -10,27 +11,32 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from core.errors import DataError
 from openpi_ript import serve
+from openpi_ript.access import Access
 from openpi_ript.data import open_data
 from openpi_ript.model.pi0 import Pi0
 from openpi_ript.policy import Policy
 from openpi_ript.server import PolicyServer
 from openpi_ript.wire import pack, rename, unpack
-from tests.openpi_ript.small_run import make_dataset, small_config
+from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.toy_policy import random_params
 
+SIZES = (1, 4)
+TOKEN = "a-token-of-enough-letters"
 NAMES = {"observation/image": "image/base_0_rgb", "observation/wrist_image": "image/left_wrist_0_rgb"}
 
 
 @pytest.fixture(scope="module")
-def acting(tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    root = make_dataset(tmp_path_factory.mktemp("serve"))
+def acting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Policy]:
+    folder = tmp_path_factory.mktemp("serve")
+    root = make_dataset(folder)
     config = small_config(root, root)
-    return Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats, step=7)
+    with quick_compiling(folder / "cache"):
+        yield Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats, step=7)
 
 
 class Running:
@@ -53,17 +59,27 @@ class Running:
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(30)
+        self._server.close()
+
+
+@contextlib.contextmanager
+def running(policy: Policy, **settings: Any) -> Iterator[int]:
+    """The port of a server."""
+    server = Running(PolicyServer(policy, batch_sizes=SIZES, **settings))
+    try:
+        yield server.port
+    finally:
+        server.close()
 
 
 @pytest.fixture(scope="module")
 def port(acting: Policy) -> Iterator[int]:
-    running = Running(PolicyServer(acting, names={}))
-    yield running.port
-    running.close()
+    with running(acting, names={}) as number:
+        yield number
 
 
-def client(port: int) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None)
+def client(port: int, host: str = "127.0.0.1", **settings: Any) -> ClientConnection:
+    return connect(f"ws://{host}:{port}", compression=None, max_size=None, **settings)
 
 
 def wire(array: np.ndarray) -> dict[bytes, Any]:
@@ -105,48 +121,78 @@ def test_a_client_gets_metadata_and_then_actions(acting: Policy, port: int):
         assert set(read(connection.recv())["server_timing"]) == {"infer_ms", "prev_total_ms"}
 
 
-def test_actions_are_the_policys_and_a_request_may_name_its_scale(
-    acting: Policy, port: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_actions_are_the_policys_and_a_request_may_name_its_scale(acting: Policy, monkeypatch: pytest.MonkeyPatch):
     asked = []
 
-    def infer(observation: Any, *, guidance_scale: Any = None) -> dict[str, np.ndarray]:
-        asked.append(guidance_scale)
-        return {"actions": observation["state"] * np.float32(2)}
+    def act(requests: Any) -> list[np.ndarray]:
+        asked.extend(request.scale.tolist() for request in requests)
+        return [np.full((request.rows, 8, 8), 2, np.float32) for request in requests]
 
-    monkeypatch.setattr(acting, "infer", infer)
-    with client(port) as connection:
+    monkeypatch.setattr(acting, "act", act)
+    expected = acting.finish(acting.prepare(acting.example()), np.full((1, 8, 8), 2, np.float32))["actions"]
+    with running(acting) as port, client(port) as connection:
         connection.recv()
+        asked.clear()
         scale = {b"__npgeneric__": True, b"data": 1.5, b"dtype": "<f4"}
         for extra in ({}, {"guidance_scale": 2.0}, {"guidance_scale": scale}):
-            connection.send(request(acting, state=wire(np.array([1.0, 2.0])), **extra))
-            np.testing.assert_array_equal(read(connection.recv())["actions"], [2.0, 4.0])
-    assert asked == [None, 2.0, 1.5]
+            connection.send(request(acting, **extra))
+            np.testing.assert_array_equal(read(connection.recv())["actions"], expected)
+    assert asked == [[3.0], [2.0], [1.5]]
 
 
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
         ({"state": wire(np.zeros(5))}, "state: expected 2 numbers"),
+        (
+            {"state": wire(np.array([3e38, 0], np.float32))},
+            "state: expected at most 1e+06 after normalising, found 3e+38",
+        ),
+        ({"state": wire(np.array([0, -np.inf]))}, "state: expected finite numbers, found -inf at entry 1"),
         ({"guidance_scale": "strong"}, "guidance_scale: expected a number, found 'strong'"),
+        ({"guidance_scale": True}, "guidance_scale: expected a number, found True"),
+        ({"guidance_scale": float("nan")}, "guidance_scale is nan; expected a number of 0 or above"),
+        ({"guidance_scale": -1}, "guidance_scale is -1.0; expected a number of 0 or above"),
+        ({"guidance_scale": wire(np.zeros(2))}, "guidance_scale: expected a number, found array([0., 0.])"),
+        (
+            {"state": wire(np.zeros((17, 2)))},
+            "state: expected at most 16 rows in one request as --max-rows says, found 17",
+        ),
+        ({"prompt": None}, "prompt: expected text, found NoneType"),
+    ],
+)
+def test_a_request_that_is_refused_gets_no_actions_and_the_next_one_its_own(
+    acting: Policy, port: int, message: Any, expected: str
+):
+    with client(port) as connection:
+        connection.recv()
+        connection.send(request(acting))
+        first = read(connection.recv())["actions"]
+        connection.send(request(acting, **message))
+        answer = connection.recv()
+        assert isinstance(answer, str), "openpi's client takes text as an error"
+        assert expected in answer
+        connection.send(request(acting))
+        later = read(connection.recv())["actions"]
+    assert np.abs(later - first).max() > 1e-4, "its own noise"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
         (b"\xc1", "expected msgpack as openpi-client writes it"),
         (msgpack.packb([1, 2]), "expected a map, found list"),
         (msgpack.packb({"state": {**wire(np.zeros(2)), b"shape": [1 << 40]}}), "expected msgpack as openpi-client"),
         (msgpack.packb({"state": {**wire(np.zeros(1)), b"dtype": "|O"}}), "expected msgpack as openpi-client"),
-        (msgpack.packb({"state": {**wire(np.zeros(0)), b"shape": [0, 1 << 63]}}), "expected msgpack as openpi-client"),
-        (msgpack.packb({"x": {b"__npgeneric__": True, b"data": 300, b"dtype": "|u1"}}), "out of bounds for uint8"),
-        (msgpack.packb({"x": {b"__npgeneric__": True, b"data": [1], b"dtype": "|O"}}), "a scalar of object from list"),
-        (msgpack.packb({"x": {b"__npgeneric__": True, b"data": 1 << 40, b"dtype": "|V8"}}), "a scalar of"),
-        ({"prompt": None}, "prompt: expected text, found NoneType"),
         ("hello", "expected a binary frame, found text"),
     ],
 )
-def test_a_bad_request_ends_its_connection_alone(acting: Policy, port: int, message: Any, expected: str):
+def test_what_is_no_message_ends_its_connection_alone(acting: Policy, port: int, message: Any, expected: str):
     with client(port) as other:
         other.recv()
         with client(port) as connection:
             connection.recv()
-            connection.send(request(acting, **message) if isinstance(message, dict) else message)
+            connection.send(message)
             answer = connection.recv()
             assert isinstance(answer, str), "openpi's client takes text as an error"
             assert expected in answer
@@ -162,17 +208,14 @@ def test_health(port: int):
 
 
 def test_clients_of_other_robots_work_by_renaming(acting: Policy):
-    running = Running(PolicyServer(acting, guidance_scale=1.0, names=NAMES | {"observation/state": "state"}))
-    try:
-        with client(running.port) as connection:
-            connection.recv()
-            example = acting.example()
-            picture, state = wire(example["image"]["base_0_rgb"]), wire(example["state"].astype(np.float64))
-            sent = {"observation/image": picture, "observation/wrist_image": picture, "observation/state": state}
-            connection.send(msgpack.packb(sent | {"prompt": "move"}) or b"")
-            assert read(connection.recv())["actions"].shape == (8, 3)
-    finally:
-        running.close()
+    names = NAMES | {"observation/state": "state"}
+    with running(acting, guidance_scale=1.0, names=names) as port, client(port) as connection:
+        connection.recv()
+        example = acting.example()
+        picture, state = wire(example["image"]["base_0_rgb"]), wire(example["state"].astype(np.float64))
+        sent = {"observation/image": picture, "observation/wrist_image": picture, "observation/state": state}
+        connection.send(msgpack.packb(sent | {"prompt": "move"}) or b"")
+        assert read(connection.recv())["actions"].shape == (8, 3)
 
 
 def test_rename_moves_entries_and_names_what_is_missing():
@@ -200,15 +243,17 @@ def test_a_failure_of_the_server_itself_ends_one_connection_and_tells_its_client
     acting: Policy, port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     def broken(*_: Any, **__: Any):
-        raise MemoryError("no room")
+        raise MemoryError("no room in /secret/place")
 
     with client(port) as connection:
         connection.recv()
         with monkeypatch.context() as patch:
-            patch.setattr(acting, "infer", broken)
+            patch.setattr(acting, "finish", broken)
             connection.send(request(acting))
-            assert connection.recv() == "the server failed: MemoryError: no room"
-        assert "MemoryError: no room" in capfd.readouterr().err
+            assert connection.recv() == "the server failed; its log says why (failure 1)"
+        assert "MemoryError: no room in /secret/place" in capfd.readouterr().err
+        with pytest.raises(ConnectionClosed):
+            connection.recv()
     with client(port) as connection:
         connection.recv()
         connection.send(request(acting))
@@ -251,8 +296,8 @@ def test_an_address_that_is_none_ends_with_a_message(
     acting: Policy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(Policy, "from_checkpoint", lambda *_, **__: acting)
-    for host, port in (("127.0.0.1", "99999"), ("192.0.2.1", "8000")):
-        assert serve.main(["run", "--host", host, "--port", port]) == 64
+    for host, port, *more in (("127.0.0.1", "99999"), ("192.0.2.1", "8000", "--no-token")):
+        assert serve.main(["run", "--host", host, "--port", port, "--batch-sizes", "1", *more]) == 64
         assert f"cannot listen at --host {host} --port {port}: " in capsys.readouterr().err
 
 
@@ -268,4 +313,18 @@ def test_openpis_own_client(acting: Policy, port: int):
     assert answer["actions"].shape == (8, 3)
     with pytest.raises(RuntimeError, match="state: expected 2 numbers"):
         its.infer(acting.example() | {"state": np.zeros(9)})
+    assert its.infer(acting.example())["actions"].shape == (8, 3)
     its._ws.close()
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+def test_openpis_own_client_with_its_api_key(acting: Policy):
+    websocket_client_policy = pytest.importorskip(
+        "openpi_client.websocket_client_policy", reason="openpi-client is not installed"
+    )
+    with running(acting, access=Access(token=TOKEN)) as port:
+        its = websocket_client_policy.WebsocketClientPolicy("127.0.0.1", port, api_key=TOKEN)
+        assert its.infer(acting.example())["actions"].shape == (8, 3)
+        its._ws.close()
+        with pytest.raises(InvalidStatus, match="401"):
+            websocket_client_policy.WebsocketClientPolicy("127.0.0.1", port, api_key="another")
