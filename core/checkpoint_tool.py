@@ -26,6 +26,7 @@ from core.errors import BusyError, ConfigError, DataError, RunError, StorageErro
 from core.keep_best import KeepBest, outdated
 from core.saved_config import read_config
 from core.saves import DamagedError, Save, UnreadableError, list_saves, verify
+from core.trust import require_own_files
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,6 +55,7 @@ def _saves(run: Path) -> list[Save]:
     """Newest first; DataError where there is none."""
     if not run.is_dir():
         raise DataError(f"{run}: expected the folder of a run, found {'a file' if run.exists() else 'nothing'}")
+    require_own_files(run)
     saves = list_saves(run)
     if not saves:
         raise DataError(f"{run}: expected checkpoints under checkpoints/, found none")

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from core import dataset_files, processes
+from core import dataset_files, processes, trust
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.durable import make_folders, sweep, write_durably
 from core.errors import BusyError, ConfigError, StorageError, require_equal
@@ -85,6 +85,7 @@ class RunFolder:
         self._lock = self._files.enter_context(open(self.path / "lock", "a+"))
         self._take_lock()
         if holds_run:
+            trust.require_own_files(self.path)
             self._require_same_config(config)
         sweep(self.path)
         write_durably(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")

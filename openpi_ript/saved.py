@@ -13,6 +13,7 @@ from core.norm_stats import NormStats
 from core.prng import key
 from core.saves import read_newest
 from core.state import laid_over
+from core.trust import require_own_files
 from openpi_ript import norm
 from openpi_ript.config import OpenpiRiptConfig
 from openpi_ript.model.lora import only_where, trainable
@@ -31,14 +32,20 @@ def is_run(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> OpenpiRiptConfig:
-    """The config with which a run was started; the tokenizer is the run's own copy, where it has one.
+    """The config with which a run was started; the tokenizer is the run's own copy.
 
     Raises:
-      ConfigError: If config.json is missing, damaged, or of another package or version.
+      ConfigError: If config.json is missing, damaged, or of another package or version; or there is no tokenizer.
+      DataError: If links lead out of the folder.
     """
     config = saved_config.read_config(folder, OpenpiRiptConfig)
     own = folder / TOKENIZER
-    return dataclasses.replace(config, tokenizer=str(own)) if own.is_file() else config
+    if not own.is_file():  # a run that came from elsewhere may name any file of this machine
+        raise ConfigError(
+            f"{folder}: expected the run's tokenizer in {TOKENIZER}, found none. Its config names "
+            f"{config.tokenizer!r}, which is not read from here; if that is PaliGemma's, copy it there"
+        )
+    return dataclasses.replace(config, tokenizer=str(own))
 
 
 def read_weights(path: str | Path) -> dict[str, Any]:
@@ -64,7 +71,11 @@ def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[
 
 
 def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:
-    """Weights of an openpi checkpoint in the config's model. Raises DataError if they do not fit; it lists what."""
+    """Weights of an openpi checkpoint in the config's model.
+
+    Raises DataError if they do not fit, and lists what, or if links lead out of the checkpoint.
+    """
+    require_own_files(path)
     return fit_to_model(read_weights(path), Pi0(config.model), key(config.run.seed, "fresh weights"))
 
 

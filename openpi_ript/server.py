@@ -204,8 +204,8 @@ class PolicyServer:
         self._clients.add(connection)
         try:
             await self._converse(connection, next(self._numbers))
-        except ConnectionClosed:
-            if connection.close_code == CloseCode.MESSAGE_TOO_BIG:
+        except ConnectionClosed as closed:
+            if closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG:
                 self._log(connection, f"dropped: a message above --max-message-mib {self._limits.message_mib}")
         finally:
             self._clients.discard(connection)

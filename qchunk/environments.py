@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
+from core import trust
 from core.errors import ConfigError
 from core.images import resize_into
 from qchunk.aloha_sim import FPS as ALOHA_FPS
@@ -154,6 +155,7 @@ def fps(name: str) -> int:
 
 
 def _make(name: str, **settings: Any) -> Any:
+    trust.require_plain_name(name, where="environment", what="one of OGBench")
     with _quiet():
         try:
             import gymnasium

@@ -1,4 +1,3 @@
-import contextlib
 import dataclasses
 import json
 import shutil
@@ -24,6 +23,7 @@ from openpi_ript.policy import Policy
 from openpi_ript.record import render
 from openpi_ript.train import main
 from openpi_ript.weights import by_path, save_openpi
+from tests.openpi_ript.compilations import compilations
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config, supervised
 from tests.openpi_ript.toy_policy import random_params
 
@@ -151,22 +151,6 @@ def test_after_compile_nothing_compiles_and_a_row_depends_on_no_other(root: Path
     for row in range(3):
         single = ready.prepare(observation(row), noise=noise(3)[row])
         np.testing.assert_array_equal(together[row], ready.finish(single, ready.act([single] * 4)[0])["actions"])
-
-
-@contextlib.contextmanager
-def compilations() -> Iterator[list[str]]:
-    """Gets an entry for each program that XLA compiles, or that jax traces, meanwhile."""
-    counted: list[str] = []
-
-    def listen(event: str, *_: Any, **__: Any) -> None:
-        if "/jax/core/compile/" in event:
-            counted.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield counted
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_compilations_are_counted():
