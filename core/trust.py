@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from core.errors import ConfigError, DataError
+from core.links import Bounds
 
 MAX_LISTED = 5
 
@@ -41,15 +42,13 @@ def require_own_files(folder: Path) -> None:
     folder, such as a .safetensors file, are taken as they are: the user named them.
     """
     root = Path(os.path.realpath(folder))
-    allowed = [root]
-    if root.parent.name == "snapshots":
-        allowed.append(root.parent.parent / "blobs")
+    bounds = Bounds(root)
     out = []
     for parent, folders, files in os.walk(root):
         for name in (*folders, *files):
             path = Path(parent, name)
-            if path.is_symlink() and not any(Path(os.path.realpath(path)).is_relative_to(to) for to in allowed):
-                out.append(f"{path.relative_to(root)} -> {os.readlink(path)}")
+            if path.is_symlink() and bounds.refusal(bounds.relative(path)):
+                out.append(f"{bounds.relative(path)} -> {os.readlink(path)}")
     if out:
         more = f", and {len(out) - MAX_LISTED} more" if len(out) > MAX_LISTED else ""
         raise DataError(
