@@ -95,13 +95,25 @@ def run(*command: object, **settings: Any) -> subprocess.CompletedProcess[str]:
     return found
 
 
+CONFIG = """import dataclasses
+from configs.openpi_ript import debug_ript
+
+def get_config():
+    config = debug_ript.get_config()
+    model = dataclasses.replace(config.model, optimality=False)
+    return dataclasses.replace(config, rollout=None, guidance=None, model=model)
+"""
+
+
 def ript_run(folder: Path) -> None:
-    """A run of openpi_ript with an environment, of four updates; its dataset beside it."""
+    """A run of openpi_ript with an environment, of four updates; its config and dataset beside it."""
     data = folder.with_name("ript_data")
+    folder.with_name("ript_config.py").write_text(CONFIG)
     run(
-        *("launch.py", "--config", "configs/openpi_ript/debug_ript.py", "--run.dir", folder, "--data.path", data),
+        *("launch.py", "--config", folder.with_name("ript_config.py"), "--run.dir", folder, "--data.path", data),
         *("--tokenizer", data / "tokenizer.model", "--train.steps", 4, "--train.updates-per-call", 1),
         *("--checkpoint.every", 2, "--eval.final-episodes", 2, "--eval.episodes", 2, "--train.log-every", 2),
+        *("--train.eval-every", 0),
     )
 
 

@@ -12,13 +12,13 @@ EVALUATE = ("-m", "openpi_ript.evaluate", "run", "{folder}", "--episodes", "1", 
 SERVE = ("-m", "openpi_ript.serve", "{folder}", "--port", "99999", "--batch-sizes", "1")
 SERVE_EXPORT = (
     *("-m", "openpi_ript.serve", "{folder}", "--port", "99999", "--batch-sizes", "1"),
-    *("--config", "configs/openpi_ript/debug_ript.py", "--", "--tokenizer", "{good}/ript_data/tokenizer.model"),
+    *("--config", "{good}/ript_config.py", "--", "--tokenizer", "{good}/ript_data/tokenizer.model"),
 )
 DRIVING = ("-m", "driving.evaluate", "--again", "{folder}")
 VERIFY = ("-m", "core.checkpoint", "verify", "{folder}")
 PRUNE = ("-m", "core.checkpoint", "prune", "{folder}")
 RESUME = (
-    *("launch.py", "--config", "configs/openpi_ript/debug_ript.py", "--run.dir", "{folder}", "--run.resume"),
+    *("launch.py", "--config", "{good}/ript_config.py", "--run.dir", "{folder}", "--run.resume"),
     *("--data.path", "{good}/ript_data", "--tokenizer", "{good}/ript_data/tokenizer.model", "--train.steps", "5"),
     *("--train.updates-per-call", "1", "--eval.final-episodes", "1"),
 )
