@@ -1,0 +1,19 @@
+"""The shipped configs come back from a run's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from core.config import flatten, load
+from core.saved_config import read_config
+
+CONFIGS = sorted(path for path in Path(__file__).parent.parent.glob("configs/*/*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_config_has_values_of_its_fields_types(file: Path, tmp_path: Path):
+    """As the config of a folder from elsewhere must."""
+    config, _ = load(["--config", str(file)])
+    (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
+    assert read_config(tmp_path, type(config)) == config
