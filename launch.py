@@ -3,51 +3,40 @@
 import importlib
 import io
 import sys
-import traceback
 
+from core import cli, processes
 from core import config as config_lib
-from core.errors import RunError
+from core.errors import StopRequested
 
 
 def main(argv: list[str]) -> int:
     """Parses, starts the processes' runtime, trains; returns the exit code (core/errors.py lists them)."""
+    try:
+        launch(argv)
+    except (Exception, KeyboardInterrupt, StopRequested) as error:
+        return processes.report(error)
+    return 0
+
+
+def launch(argv: list[str]) -> None:
+    """Parses, starts the processes' runtime, trains. Raises RunError with what to change."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what is said must not wait in a buffer where a log is followed
         sys.stdout.reconfigure(line_buffering=True)
-    try:
-        config, path = config_lib.load(argv)
-        print(f"{path}: starting (loading jax takes a few seconds)", flush=True)
-        from core import cluster  # jax is imported only once the command line is known to be right
+    config, path = config_lib.load(argv)
+    print(f"{path}: starting (loading jax takes a few seconds)", flush=True)
+    from core import cluster  # jax is imported only once the command line is known to be right
 
-        cluster.initialise()
-    except RunError as error:
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    return train(config, path.stem)
+    cluster.initialise()
+    train(config, path.stem)
 
 
-def train(config: config_lib.ExperimentConfig, name: str) -> int:
-    """Trains; returns the exit code, unless this is one of several processes, which ends here after an error."""
-    from core import processes
-
-    code = 0
-    try:
-        importlib.import_module(f"{config.package}.train").main(config, name)
-    except RunError as error:
-        print(f"\nerror: {error}", file=sys.stderr, flush=True)
-        code = error.exit_code
-    except KeyboardInterrupt:
-        print("\nstopped by the keyboard", file=sys.stderr, flush=True)
-        code = 130
-    except Exception as error:
-        if not processes.several():
-            raise
-        lost = processes.lost(error)
-        text = traceback.format_exc() if lost is None else f"\nerror: {lost}"
-        print(text, file=sys.stderr, flush=True)
-        code = 1 if lost is None else lost.exit_code
-    processes.leave(code)
-    return code
+def train(config: config_lib.ExperimentConfig, name: str) -> None:
+    """Trains what a config describes. Raises RunError with what to change."""
+    importlib.import_module(f"{config.package}.train").main(config, name)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cli.run(
+        lambda: launch(sys.argv[1:]),
+        "asked to stop before the first update of this start: nothing was trained yet, what was saved before stands",
+    )

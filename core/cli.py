@@ -5,8 +5,8 @@ import dataclasses
 import sys
 from typing import Any, NoReturn
 
-from core import budget
-from core.errors import ConfigError
+from core import budget, processes, stopping
+from core.errors import ConfigError, PreemptedError
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,3 +56,18 @@ def add_links_option(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder outside of the dataset that links in it may lead to; may be given several times",
     )
+
+
+def run(main: Callable[[], int | None], unsaved: str = "stopped; what was finished before stands") -> NoReturn:
+    """Runs a command and ends the process with its exit code, without waiting for threads that do not end.
+
+    Args:
+      main: The command; returns the exit code, or raises what `processes.report` has words for.
+      unsaved: As in `stopping.watched`.
+    """
+    with stopping.watched(unsaved):
+        try:
+            code = main() or 0
+        except BaseException as error:  # left from here, where it is alive: what it holds may wait for threads
+            processes.leave(processes.report(error), together=isinstance(error, PreemptedError))
+        processes.leave(code, together=code in (0, PreemptedError.exit_code))

@@ -3,6 +3,15 @@
 from typing import Any
 
 
+class StopRequested(BaseException):
+    """Raised in the main thread to break off what a request to stop finds under way (core/stopping.py).
+
+    Not an Exception: a reader that takes any exception for damage must not take this one.
+    """
+
+    exit_code = 75
+
+
 class RunError(Exception):
     """Base: launch.py prints the message without a traceback and exits with `exit_code`."""
 

@@ -6,6 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 from core import processes
 from core.state import TrainState
 
+Metrics = Mapping[str, Sequence[float]]
+
 
 @runtime_checkable
 class Interaction(Protocol):
@@ -27,16 +29,15 @@ class Interaction(Protocol):
         """Updates between two calls, at least 1."""
         ...
 
-    def interact(
-        self, state: TrainState, step: int, stopping: Callable[[], bool]
-    ) -> Mapping[str, Sequence[float]] | None:
+    def interact(self, state: TrainState, step: int, stopping: Callable[[], bool]) -> Metrics | None:
         """Acts with the weights that `step` updates made; the loop saves before, never in between.
 
         Args:
           state: Not yet donated to the next update.
           step: Updates behind it; start, start + every, ...
-          stopping: True once a request to stop has come. Ask it at least every few seconds: what was begun is then
-            dropped, as if `interact` had not been called.
+          stopping: True once a request to stop has come. Ask it at least every second or two, and return None or raise
+            StopRequested: what was begun is dropped, as if `interact` had not been called. What `position` returns
+            changes in one assignment, the last thing of all: the run may be saved by another thread meanwhile.
 
         Returns:
           Values for the next line of metrics.jsonl by name, each counted once in its mean; None if it was broken off.
@@ -61,8 +62,12 @@ class Interaction(Protocol):
 
 
 def interact(
-    interaction: Interaction, state: TrainState, step: int, stopping: Callable[[], bool]
-) -> Mapping[str, Sequence[float]] | None:
+    interaction: Interaction,
+    state: TrainState,
+    step: int,
+    stopping: Callable[[], bool],
+    unless_stopped: Callable[[Callable[[], Metrics | None]], Metrics | None],
+) -> Metrics | None:
     """Calls `interact` of the first process; the others wait, and then read what it brought home.
 
     Args:
@@ -70,15 +75,17 @@ def interact(
       state: Needed on the first process alone.
       step: As in `Interaction.interact`.
       stopping: As there; the first process asks its own.
+      unless_stopped: Calls what it is given, and returns None where that raises StopRequested; ends the run in its
+        place where it is in a simulator's step that does not end, and so does not ask.
 
     Returns:
       The metrics, on every process; None if it was broken off.
     """
     if not processes.several():
-        return interaction.interact(state, step, stopping)
+        return unless_stopped(lambda: interaction.interact(state, step, stopping))
 
     def act() -> dict[str, Any] | None:
-        metrics = interaction.interact(state, step, stopping)
+        metrics = unless_stopped(lambda: interaction.interact(state, step, stopping))
         return None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
 
     found = processes.on_first(act)

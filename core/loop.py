@@ -15,12 +15,11 @@ process acts, the others read what it brought home (core/interaction.py).
 
 import dataclasses
 import gc
-import signal
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +27,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from core import mesh as mesh_lib
-from core import prng, processes
+from core import prng, processes, stopping
 from core.arrays import NumpyTree
 from core.checkpoint import Checkpoints
 from core.checksums import digest
 from core.clock import Clock
 from core.config import ExperimentConfig, fingerprint, flatten
-from core.errors import NonFiniteError, PreemptedError
+from core.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from core.interaction import Interaction, interact
 from core.keep_best import finite_metrics
 from core.metrics import Mean
@@ -48,6 +47,10 @@ from core.updates import jit_updates, stack
 # Calls that may be under way before the loop waits for the oldest: enough to hide the host's work, few enough that
 # neither batches nor the reaction to SIGTERM pile up.
 CALLS_IN_FLIGHT = 2
+PATIENCE = 2.0
+"""Seconds that a request to stop leaves to the next batches: nearly all come within them, and are used."""
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -119,10 +122,6 @@ def fit(
     return _Run(config, task, folder, load, interaction).run()
 
 
-class _StopRequested(Exception):
-    """Raised inside an evaluation by the signal handler, since an evaluation may last longer than the grace period."""
-
-
 class _Run:
     """State of one call of `fit`."""
 
@@ -142,13 +141,11 @@ class _Run:
         self.clock = Clock()
         self.began = time.perf_counter()
         self.compiled: set[int] = set()
-        self.stop_signal: int | None = None
         self.stop_agreed = False
-        self.in_evaluation = False
         self.window: dict[str, list[float]] = {}
         self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
         self.skipped_in_a_row = 0
-        self.evaluated = False
+        self.evaluated = self.interacted = False
         self.evaluation: dict[str, float] = {}
         mesh = mesh_lib.make_mesh(config.mesh)
         self.everywhere = NamedSharding(mesh, PartitionSpec())
@@ -166,26 +163,45 @@ class _Run:
 
     def run(self) -> str:
         """Restores or initialises, then loops."""
-        handlers = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            self._restore()
-            with ProgressLine(self.step, self.config.train.steps) as self.progress:
-                self._loop()
-            return self._finish()
+            with stopping.watched() as self.watch:
+                self._restore()
+                self.watch.carry_on()
+                with ProgressLine(self.step, self.config.train.steps) as self.progress:
+                    self._loop()
+                return self._finish()
         finally:
             self.checkpoints.close()
             gc.unfreeze()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Notes the first request to stop; a second SIGINT stops at once."""
-        if self.stop_signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.stop_signal = number
-        print(f"\n{signal.Signals(number).name}: saving, then stopping", flush=True)
-        if self.in_evaluation:
-            raise _StopRequested
+    def _unless_stopped(self, work: Callable[[], T], patience: float = math.inf) -> T | None:
+        """Returns what `work` does, or None if a request to stop broke it off; what it began must not count then.
+
+        Where `work` does not come back, be it in a read that never ends, the state is saved without it.
+
+        Args:
+          work: Changes nothing of what is saved before it is done.
+          patience: Seconds after which a request breaks it off; infinite where it must not be broken off at any place.
+        """
+        try:
+            return self.watch.attend(work, self._save_alone, patience)
+        except StopRequested:
+            return None
+        except Exception as error:
+            if not self._requested() or patience == math.inf:
+                raise
+            print(f"dropped, since the run is to stop: {type(error).__name__}: {error}", flush=True)
+            return None
+
+    def _save_alone(self) -> NoReturn:
+        """Ends the run in the place of the main thread, called by another while that one does not answer."""
+        if processes.several():
+            raise PeerError(
+                f"process {jax.process_index()}: asked to stop in the middle of a step, which cannot be saved without "
+                f"the others. The last save is of step {self.checkpoints.durable_step}; start all of them again with "
+                "--run.resume"
+            )
+        self._save_and_stop()
 
     def _restore(self) -> None:
         """The newest whole checkpoint, or fresh weights."""
@@ -211,6 +227,7 @@ class _Run:
             position = progress.position
             self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
             self.skipped_in_a_row, self.evaluation = progress.skipped_in_a_row, progress.evaluation
+            self.interacted = progress.interacted
             self.folder.cut_metrics(progress.metrics_bytes)
             print(f"resumed from step {self.step}", flush=True)
         if self.interaction is not None:
@@ -238,7 +255,11 @@ class _Run:
     @property
     def _stopping(self) -> bool:
         """Whether the run is to stop at this step; the same in all processes."""
-        return self.stop_agreed if processes.several() else self.stop_signal is not None
+        return self.stop_agreed if processes.several() else self._requested()
+
+    def _requested(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self.watch.requested is not None
 
     def _updates_until_due(self) -> int:
         """Updates of the next dispatch: at most updates_per_call, ending where anything else is due."""
@@ -257,8 +278,8 @@ class _Run:
         return min(self.config.train.updates_per_call, self.interaction.every)
 
     def _interact_if_due(self) -> bool:
-        """Lets the interaction act before this update; False if a request to stop broke it off."""
-        if self.interaction is None:
+        """Lets the interaction act once before this update; False if a request to stop broke it off."""
+        if self.interaction is None or self.interacted:
             return True
         past = self.step - self.interaction.start
         if past < 0 or past % self.interaction.every:
@@ -267,8 +288,9 @@ class _Run:
         state = self.state.averaged()
         if processes.several():
             state = mesh_lib.to_one_device(state.replace(opt_state={}, target={}, ema={}))
-        metrics = interact(self.interaction, state, self.step, lambda: self.stop_signal is not None)
+        metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped)
         self.stop_agreed |= metrics is None
+        self.interacted = metrics is not None
         for name, values in ({} if metrics is None else metrics).items():
             entry = self.window.setdefault(name, [0.0, 0.0])
             for value in values:
@@ -278,19 +300,24 @@ class _Run:
         return metrics is not None
 
     def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
-        """Takes batches, dispatches one call, and logs if due."""
+        """Takes batches, dispatches one call, and logs if due; does nothing if a request to stop comes between."""
         began = time.perf_counter()
-        stacked = stack([next(batches) for _ in range(updates)], self._longest_call())
+        # Of several processes each must come to the step on which they agree.
+        patience = math.inf if processes.several() else PATIENCE
+        taken = self._unless_stopped(lambda: [next(batches) for _ in range(updates)], patience)
+        if taken is None:
+            return
+        stacked = stack(taken, self._longest_call())
         on_device = mesh_lib.put_rows(stacked, self.batch_sharding)
         count = mesh_lib.put_same(np.int32(updates), self.everywhere)
         self.clock.charge("data", began)
         began = time.perf_counter()
         length = len(jax.tree.leaves(stacked)[0])
-        if length not in self.compiled:
-            processes.compile_together(self.jit_updates, self.state, on_device, count)
+        if length not in self.compiled and not self._compile(on_device, count):
+            return
         with jax.transfer_guard("disallow"):
             self.state, metrics = self.jit_updates(self.state, on_device, count)
-        if length not in self.compiled:  # a call with a new length returns only when its program is compiled
+        if length not in self.compiled:
             self.compiled.add(length)
             gc.collect()
             gc.freeze()  # else each full collection walks what jax keeps of its traces: 160 ms, seen within saves
@@ -300,17 +327,26 @@ class _Run:
         while len(self.in_flight) > CALLS_IN_FLIGHT:
             self._collect(*self.in_flight.popleft())
         self.step += updates
-        self.evaluated, self.evaluation = False, {}
+        self.evaluated, self.interacted, self.evaluation = False, False, {}
         self.progress.update(self.step)
         if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
             self._log()
         self.clock.charge("step", began)
 
+    def _compile(self, on_device: NumpyTree, count: jax.Array) -> bool:
+        """Compiles the update for batches of these shapes; False if a request to stop broke that off."""
+        if processes.several():  # the others would wait for this one
+            processes.compile_together(self.jit_updates, self.state, on_device, count)
+            return True
+        jitted: Any = self.jit_updates
+        compiled = self._unless_stopped(lambda: jitted.lower(self.state, on_device, count).compile(), patience=0.0)
+        return compiled is not None
+
     def _ask_to_stop(self) -> jax.Array | None:
         """Of several processes: whether any was asked to stop before this call, known when the call is done."""
         if not processes.several():
             return None
-        flags = np.full(jax.local_device_count(), self.stop_signal is not None, np.int32)
+        flags = np.full(jax.local_device_count(), self._requested(), np.int32)
         return self.jit_any(mesh_lib.put_rows(flags, self.flag_sharding))
 
     def _collect(self, first: int, metrics: dict[str, Mean], updates: int, stop: jax.Array | None) -> None:
@@ -384,15 +420,10 @@ class _Run:
 
     def _evaluate(self, state: TrainState, final: bool) -> dict[str, float] | None:
         """Metrics of the weights; None if a request to stop broke the evaluation off."""
-        try:
-            self.in_evaluation = True
-            if self.stop_signal is not None:  # it came a moment ago, and is not agreed on yet
-                return None
-            return {name: float(value) for name, value in self.task.evaluate(state, final=final).items()}
-        except _StopRequested:
+        if self._requested():  # it came a moment ago, and is not agreed on yet
             return None
-        finally:
-            self.in_evaluation = False
+        metrics = self._unless_stopped(lambda: self.task.evaluate(state, final=final), patience=0.0)
+        return None if metrics is None else {name: float(value) for name, value in metrics.items()}
 
     def _progress(self) -> Progress:
         """What to remember beside the arrays."""
@@ -405,6 +436,7 @@ class _Run:
             position=None if self.interaction is None else self.interaction.position(),
             skipped_in_a_row=self.skipped_in_a_row,
             evaluation=self.evaluation,
+            interacted=self.interacted,
         )
 
     def _save(self) -> None:
@@ -421,7 +453,7 @@ class _Run:
             self.checkpoints.save_now(self.state, self._progress())
         self.clock.charge("save", began)
 
-    def _save_and_stop(self) -> None:
+    def _save_and_stop(self) -> NoReturn:
         """Ends a run that was asked to."""
         self.checkpoints.hurry()
         self._save_durably()
@@ -430,7 +462,7 @@ class _Run:
     def _finish(self) -> str:
         """Saves the end durably, and prints the last line."""
         self._save_durably()
-        processes.first_does(self.task.finish)
+        processes.first_does(lambda: self._unless_stopped(self.task.finish))
         position: dict[str, Any] = {"step": self.step}
         if self.interaction is not None:
             position["interaction"] = self.interaction.position()

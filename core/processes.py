@@ -7,17 +7,20 @@ The client is not public in jax 0.10, but the one way to wait for minutes (for a
 a program waiting on the devices; Orbax goes the same way.
 """
 
+import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from core import errors
-from core.errors import ConfigError, PeerError, RunError
+from core.errors import ConfigError, PeerError, RunError, StopRequested
 
 T = TypeVar("T")
 
@@ -121,25 +124,50 @@ def require_same(values: dict[str, Any]) -> None:
             )
 
 
-def leave(code: int) -> None:
-    """Ends this process if it is one of several; returns if it is the only one.
+def report(error: BaseException) -> int:
+    """Prints what ends this process, a traceback only where nobody foresaw it; returns the exit code."""
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr, flush=True)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        print("\nstopped by the keyboard", file=sys.stderr, flush=True)
+        return 130
+    told = error if isinstance(error, RunError | StopRequested) else lost(error)
+    text = "".join(traceback.format_exception(error)) if told is None else f"\nerror: {told}"
+    print(text, file=sys.stderr, flush=True)
+    return 1 if told is None else told.exit_code
 
-    After an error nobody waits for the others as an orderly end does; they notice within seconds. The first process
-    stays a little longer, because the others end with it before they can print an error that all of them met.
+
+def leave(code: int, *, together: bool) -> NoReturn:
+    """Ends this process with an exit code, whatever its threads are doing.
+
+    Python's own end waits for every thread that was begun by a pool, such as a reader of a file system that does not
+    answer, or the storage library's retries (320 s where a folder cannot be written). What must be on disk is there.
+
+    Args:
+      code: Exit code.
+      together: Whether the other processes of this run are about to leave, too; then it waits for them. After an error
+        nobody waits: they notice within seconds. The first process stays a little longer, because the others end with
+        it before they can print an error that all of them met.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if not several():
-        return
-    if code in (0, errors.PreemptedError.exit_code):
-        _jax().shutdown()
-        return
-    _last_words()
+    if "jax" in sys.modules and several():
+        if together:
+            _jax().shutdown()
+        elif code != StopRequested.exit_code:
+            _last_words()
+    for child in multiprocessing.active_children():
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+            stream.flush()
     os._exit(code)
 
 
 def lost(error: BaseException) -> PeerError | None:
     """What an exception of jax means if it came because another process ended; None if it is something else."""
+    if "jax" not in sys.modules:
+        return None
     from jax.errors import JaxRuntimeError
 
     while error.__cause__ is not None:

@@ -26,6 +26,9 @@ from core.errors import BusyError, ConfigError, PreemptedError, RunError, Storag
 
 Settings = TypeVar("Settings")
 
+MAX_DEATHS = 3
+"""Workers that one episode may cost before a recording, or a collection of rollouts, ends."""
+
 Recorder = Callable[[int], None]
 """Plays one episode and writes it; an OSError means that it could not be written."""
 
@@ -116,41 +119,58 @@ def share_out(episodes: list[int], opener: Callable[[], Recorder], processes: in
 
     Raises:
       StorageError: An episode could not be written.
-      RunError: A worker died, or a recorder failed.
+      RunError: Several workers died in one episode, or a recorder failed.
     """
     context = multiprocessing.get_context("spawn")
     waiting = iter(episodes)
-    workers: list[BaseProcess] = []
     busy: dict[Any, tuple[BaseProcess, int]] = {}
+    deaths: dict[int, int] = {}
+
+    def begin(episode: int) -> None:
+        here, there = context.Pipe()
+        worker = context.Process(target=_work, args=(there, opener), daemon=True)
+        worker.start()
+        there.close()
+        busy[here] = (worker, episode)
+        with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is received
+            here.send(episode)
+
+    idle: list[BaseProcess] = []
     try:
         for episode in itertools.islice(waiting, processes):
-            here, there = context.Pipe()
-            workers.append(context.Process(target=_work, args=(there, opener), daemon=True))
-            workers[-1].start()
-            there.close()
-            here.send(episode)
-            busy[here] = (workers[-1], episode)
+            begin(episode)
         while busy:
             ready = wait(list(busy))
             for pipe in [pipe for pipe in busy if pipe in ready]:
                 worker, episode = busy.pop(pipe)
                 try:
                     failure = pipe.recv()
-                    if failure is None and (following := next(waiting, None)) is not None:
-                        pipe.send(following)
-                        busy[pipe] = (worker, following)
                 except (EOFError, OSError) as error:
                     worker.join()
+                    deaths[episode] = deaths.get(episode, 0) + 1
+                    if deaths[episode] < MAX_DEATHS:
+                        print(f"\na worker died ({_exit_reason(worker.exitcode)}); episode {episode} is recorded again")
+                        begin(episode)
+                        continue
                     raise RunError(
-                        f"a worker died while it recorded episode {episode} ({_exit_reason(worker.exitcode)}); "
-                        "run the same command again to record what is missing, with fewer processes if memory is short"
+                        f"{MAX_DEATHS} workers died while they recorded episode {episode} "
+                        f"({_exit_reason(worker.exitcode)}); run the same command again to record what is missing, "
+                        "with fewer processes if memory is short"
                     ) from error
                 if failure is not None:
+                    idle.append(worker)
                     raise failure
+                if (following := next(waiting, None)) is None:
+                    idle.append(worker)
+                else:
+                    busy[pipe] = (worker, following)
+                    with contextlib.suppress(OSError):
+                        pipe.send(following)
                 yield episode
     finally:
+        workers = idle + [worker for worker, _ in busy.values()]
         for worker in workers:
-            worker.terminate()
+            worker.kill()  # also one that has been stopped; episodes get their names when they are whole
         for worker in workers:
             worker.join()
 

@@ -86,6 +86,8 @@ class Progress:
     """Updates before this step that were not applied, without one that was in between."""
     evaluation: dict[str, float] = dataclasses.field(default_factory=dict)
     """Finite metrics of the evaluation at this step; empty where there was none."""
+    interacted: bool = dataclasses.field(default_factory=bool)
+    """Whether `position` is that after the interaction due at this step: the data failed to come, and no update did."""
 
 
 def whole_note(path: Path) -> dict[str, Any]:

@@ -16,13 +16,11 @@ from jaxtyping import Float32
 
 from core.errors import NonFiniteError, RunError
 from core.progress import Lines
+from core.recording import MAX_DEATHS
 from openpi_ript.environments.protocol import Observation, policy_state
 from openpi_ript.rollout_config import EnvConfig
 from openpi_ript.rollouts import Rollout, append_frames, save
 from openpi_ript.workers import Start, Stretch, WorkerDiedError, Workers
-
-MAX_DEATHS = 3
-"""Workers that one rollout may cost before the run ends."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +98,7 @@ class Collector:
           False if it was stopped.
 
         Raises:
+          StopRequested: It was stopped while a worker did not answer.
           NonFiniteError: The policy gave NaN or Inf; the rollout so far is written beside job.path, and named.
           RunError: An environment failed, or workers keep dying in one rollout.
         """
@@ -112,7 +111,7 @@ class Collector:
             while any(slots):
                 for half in self._halves:
                     for i in half:
-                        while (slot := slots[i]) is not None and self._receive(i, slot):
+                        while (slot := slots[i]) is not None and self._receive(i, slot, stopping):
                             done(slot.job, self._rollout(slot, actor))
                             lines.advance()
                             slots[i] = self._begin(i, queues[i].pop()) if queues[i] else None
@@ -133,16 +132,25 @@ class Collector:
         """Ends the workers."""
         self.workers.close()
 
-    def _begin(self, slot: int, job: Job, deaths: int = 0) -> _Slot:
+    def _begin(self, slot: int, job: Job) -> _Slot:
         self.workers.reset(slot, job.seed)
-        return _Slot(job, [], deaths=deaths)
+        return _Slot(job, [])
 
-    def _receive(self, i: int, slot: _Slot) -> bool:
-        """Takes a worker's answer; whether the episode is over. A rollout whose worker died begins again."""
+    def look(self, job: Job) -> Start:
+        """Begins a rollout, and drops it. Raises RunError as `play`."""
+        try:
+            answer = self._answer(0, self._begin(0, job), lambda: False)
+        except BaseException:
+            self.workers.close()
+            raise
+        assert isinstance(answer, Start)
+        return answer
+
+    def _answer(self, i: int, slot: _Slot, stopping: Callable[[], bool]) -> Start | Stretch:
+        """What a worker answers; a rollout whose worker died begins again, and answers with that."""
         while True:
             try:
-                answer: Start | Stretch = self.workers.receive(i)
-                break
+                return self.workers.receive(i, stopping)
             except WorkerDiedError as error:
                 self.deaths += 1
                 slot.deaths += 1
@@ -154,6 +162,10 @@ class Collector:
                 print(f"\nan environment worker died; {slot.job.path.stem} is played again", flush=True)
                 slot.frames, slot.stretches = [], []
                 self.workers.reset(i, slot.job.seed)
+
+    def _receive(self, i: int, slot: _Slot, stopping: Callable[[], bool]) -> bool:
+        """Takes a worker's answer; whether the episode is over."""
+        answer = self._answer(i, slot, stopping)
         if isinstance(answer, Start):
             slot.frames = [{name: value[None] for name, value in answer.observation.items()}]
             slot.init_hash = answer.init_hash

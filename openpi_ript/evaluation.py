@@ -19,7 +19,6 @@ from core.strict_json import read_json
 from openpi_ript.collect import Actor, Collector, Job, environment_seed
 from openpi_ript.paired import Comparison, compare
 from openpi_ript.rollouts import Rollout, save
-from openpi_ript.workers import Start
 
 MANIFEST = "manifest.json"
 """File of initial states, in a run's folder."""
@@ -113,10 +112,13 @@ def make_manifest(collector: Collector, *, seed: int, episodes: int) -> Manifest
     """Draws initial states, and looks at them in the simulator; a longer manifest begins as a shorter one does."""
     states = []
     for number in range(episodes):
-        drawn = environment_seed(seed, number, PURPOSE)
-        collector.workers.reset(0, drawn)
-        start: Start = collector.workers.receive(0)
-        states.append(InitialState(seed=drawn, init_hash=start.init_hash))
+        job = Job(
+            number=number,
+            seed=environment_seed(seed, number, PURPOSE),
+            draw=(seed, number, PURPOSE),
+            path=Path(f"initial_state_{number:04d}"),
+        )
+        states.append(InitialState(seed=job.seed, init_hash=collector.look(job).init_hash))
     config = collector.config
     return Manifest(suite=config.suite, task=config.task, seed=seed, states=tuple(states))
 

@@ -103,24 +103,27 @@ class Ript:
         if groups is None:
             return None
         alike = [group for group in groups if not group.mixed]
-        self._resting = resting + [
+        resting += [
             Rest(state=group.state, init_hash=group.init_hash, step=step, success=group.rollouts[0].success)
             for group in alike
         ]
-        self._remember(Round(step=step, folder=folder.name, groups=[group.files for group in self._useful(groups)]))
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         successes = [float(rollout.success) for rollout in rollouts]
         print(
             f"\nstep {step}: {sum(successes):.0f} of {len(rollouts)} rollouts succeeded, {len(groups) - len(alike)} of "
-            f"{len(groups)} groups hold both outcomes, {len(self._resting)} initial states rest",
+            f"{len(groups)} groups hold both outcomes, {len(resting)} initial states rest",
             flush=True,
         )
-        return {
+        metrics = {
             "rollouts/success": successes,
             "rollouts/length": [float(rollout.length) for rollout in rollouts],
             "rollouts/mixed_groups": [float(group.mixed) for group in groups],
-            "rollouts/resting_states": [float(len(self._resting))],
+            "rollouts/resting_states": [float(len(resting))],
         }
+        new = Round(step=step, folder=folder.name, groups=[group.files for group in self._useful(groups)])
+        rounds = self._remembered(new)
+        self._resting, self._rounds, self._training = resting, rounds, self._load(rounds)
+        return metrics
 
     def batches(
         self,
@@ -174,7 +177,7 @@ class Ript:
             return
         self._resting = [Rest(**one) for one in position["resting"]]
         self._rounds = [Round(**one) for one in position["rounds"]]
-        self._load()
+        self._training = self._load(self._rounds)
 
     def _collect(self, step: int, folder: Path, resting: set[int], stopping: Callable[[], bool]) -> list[Group] | None:
         """Groups in waves of as many as are still wanted, None if stopped."""
@@ -248,27 +251,26 @@ class Ript:
             return [group for group in groups if any(rollout.success for rollout in group.rollouts)]
         return [group for group in groups if group.mixed]
 
-    def _remember(self, new: Round) -> None:
-        """Keeps the newest rounds that have something to train on.
+    def _remembered(self, new: Round) -> list[Round]:
+        """The newest rounds that have something to train on.
 
         Raises:
           ConfigError: There has been none yet.
         """
-        if new.groups:
-            self._rounds = [*self._rounds, new][-self._rollout.replay_rounds :]
-        if not self._rounds:
+        rounds = [*self._rounds, new][-self._rollout.replay_rounds :] if new.groups else self._rounds
+        if not rounds:
             raise ConfigError(
                 f"step {new.step}: every group of the first round ended alike, so there is nothing to learn from. "
                 "Start from a policy that neither always succeeds nor always fails (rollout.start, data.path), or "
                 "raise rollout.max_groups, rollout.size"
             )
-        self._load()
+        return rounds
 
-    def _load(self) -> None:
+    def _load(self, rounds: Sequence[Round]) -> TrainingData | None:
         """Reads the rollouts of the rounds, and prepares their windows."""
         groups = [
             Group(state=-1, files=files, rollouts=[load(self._folder / one.folder / name) for name in files])
-            for one in self._rounds
+            for one in rounds
             for files in one.groups
         ]
-        self._training = training_data(self._data, groups, self._env, self._rollout) if groups else None
+        return training_data(self._data, groups, self._env, self._rollout) if groups else None

@@ -9,19 +9,23 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from core.errors import RunError
+from core.errors import RunError, StopRequested
 from openpi_ript.environments.protocol import Environment, Observation, make, state_hash
 from openpi_ript.rollout_config import EnvConfig
 
 SILENCE = 300.0
 """Seconds after which a worker that does not answer counts as dead; the first answer waits for numba to compile."""
+ASK_AGAIN = 1.0
+"""Seconds between two questions whether the run is to stop, while a worker does not answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,17 +71,26 @@ class Workers:
         """Asks to execute actions; `receive` gives a Stretch."""
         self._send(slot, ("run", actions))
 
-    def receive(self, slot: int) -> Any:
+    def receive(self, slot: int, stopping: Callable[[], bool] = lambda: False) -> Any:
         """The answer to what was asked last.
+
+        Args:
+          slot: Of the worker.
+          stopping: Asked while there is no answer.
 
         Raises:
           WorkerDiedError: There is none; the slot's next request starts a new worker.
+          StopRequested: There is none yet, and `stopping` is true.
           RunError: What the environment raised; any other error of it comes with its traceback.
         """
         pipe = self._pipes[slot]
+        silent_until = time.monotonic() + SILENCE
         try:
-            if pipe is None or not pipe.poll(SILENCE):
-                raise EOFError
+            while pipe is None or not pipe.poll(ASK_AGAIN):
+                if pipe is None or time.monotonic() > silent_until:
+                    raise EOFError
+                if stopping():
+                    raise StopRequested
             answer = pipe.recv()
         except (EOFError, OSError) as error:
             self._end(slot)

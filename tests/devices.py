@@ -163,7 +163,7 @@ def use_64_bits() -> None:
     jnp.float32 = jnp.float64
 
 
-def child(folder: Path, step: str, bits: int, arguments: list[str]) -> int:
+def child(folder: Path, step: str, bits: int, arguments: list[str]) -> None:
     """Trains, and leaves weights and sizes in `folder`."""
     if bits == 64:
         use_64_bits()
@@ -177,30 +177,33 @@ def child(folder: Path, step: str, bits: int, arguments: list[str]) -> int:
         config = with_64_bits(config)
     make = loop._Run.__init__
 
+    class Measured:
+        def __init__(self, jitted: Any) -> None:
+            self.jitted = jitted
+
+        def lower(self, *inputs: Any) -> Any:
+            lowered = self.jitted.lower(*inputs)
+            analysis = lowered.compile().memory_analysis()
+            (folder / "bytes.json").write_text(json.dumps(analysis.argument_size_in_bytes))
+            return lowered
+
+        def __call__(self, *inputs: Any) -> Any:
+            return self.jitted(*inputs)
+
     def make_and_measure(self: Any, *args: Any) -> None:
         make(self, *args)
-        jitted = self.jit_updates
-
-        def updates(*inputs: Any) -> Any:
-            analysis = jitted.lower(*inputs).compile().memory_analysis()
-            (folder / "bytes.json").write_text(json.dumps(analysis.argument_size_in_bytes))
-            self.jit_updates = jitted
-            return jitted(*inputs)
-
-        self.jit_updates = updates
+        self.jit_updates = Measured(self.jit_updates)
 
     patched: Any = loop._Run
     patched.__init__ = make_and_measure
     cluster.initialise()
-    code = launch.train(config, "devices")
-    if code == 0:
-        newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
-        saved = read_arrays(newest)
-        kept: Any = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if name.startswith("params/")}
-        if newest.name == "1":  # a tenth of the gradient is Adam's moment
-            kept = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if "/mu/" in name}
-        np.savez(folder / "arrays.npz", **kept)
-    return code
+    launch.train(config, "devices")
+    newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
+    saved = read_arrays(newest)
+    kept: Any = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if name.startswith("params/")}
+    if newest.name == "1":  # a tenth of the gradient is Adam's moment
+        kept = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if "/mu/" in name}
+    np.savez(folder / "arrays.npz", **kept)
 
 
 def run(
@@ -234,7 +237,8 @@ def run(
 def main() -> int:
     """Command line."""
     if sys.argv[1:2] == ["--child"]:
-        return child(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])
+        child(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])
+        return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", action="append", choices=list(STEPS), help="repeatable; default all")
     parser.add_argument("--steps", type=int, default=20)
