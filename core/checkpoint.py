@@ -39,7 +39,7 @@ import jax
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
-from core import processes, saved_steps
+from core import cli, processes, saved_steps
 from core.checksums import checksums, tree_spec
 from core.config import CheckpointConfig, comparable
 from core.durable import give_name, make_folders, remove_tree, sync_folder, sync_tree, sync_up, write_durably
@@ -481,4 +481,4 @@ def _as_tree(state: TrainState) -> dict[str, Any]:
 if __name__ == "__main__":
     from core.checkpoint_tool import main
 
-    sys.exit(main(sys.argv[1:]))
+    cli.run(lambda: main(sys.argv[1:]))

@@ -1,8 +1,9 @@
-"""Command lines of the small tools: argparse with the project's exit codes and the flags of the limits."""
+"""Command lines of the small tools: argparse with the project's exit codes and the flags of the limits; how a command begins and ends."""
 
 import argparse
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from core import budget, processes, stopping

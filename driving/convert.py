@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
 
+from core import cli
 from core.cli import Parser
 from core.errors import ConfigError, DataError, RunError
 from core.new_folder import new_folder
@@ -176,4 +177,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from core import prng
+from core import cli, prng
 from core.arrays import PyTree
 from core.cli import Parser
 from core.durable import write_durably
@@ -266,4 +266,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from core import cli
 from core.cli import Parser
 from core.errors import ConfigError, DataError, RunError
 from core.pack import PackSettings
@@ -223,4 +224,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -16,7 +16,6 @@ import functools
 import importlib.util
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from core import cli
 from core.durable import give_name, make_folders, sync_tree, write_durably
 from core.errors import ConfigError
 from core.images import encode_jpeg
@@ -190,4 +190,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import UInt8
 
+from core import cli
 from core.cli import Parser
 from core.errors import DataError
 from core.images import decode
@@ -292,4 +293,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

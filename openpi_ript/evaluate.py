@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from core import cli
 from core.errors import ConfigError, RunError
 from openpi_ript import film
 from openpi_ript.collect import Collector
@@ -84,4 +85,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cli.run(lambda: main(sys.argv[1:]))

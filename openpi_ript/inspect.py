@@ -8,7 +8,6 @@ Exit code 65 if training would refuse it. Every episode is walked and every pict
 import dataclasses
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from core import cli
 from core.cli import Parser
 from core.errors import ConfigError, DataError
 from core.lerobot import LeRobotMeta, Problem, read_meta
@@ -230,4 +230,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from core import cli
 from core.cli import Parser
 from core.errors import RunError
 from core.lerobot import Feature, LeRobotMeta, read_meta
@@ -113,4 +114,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

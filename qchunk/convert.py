@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import h5py
 import numpy as np
 
-from core import budget
+from core import budget, cli
 from core.cli import Parser
 from core.errors import ConfigError, DataError, RunError
 from core.identity import content_hash
@@ -273,4 +273,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from core import cli
 from core.cli import Parser, add_links_option
 from core.episodes import manifest_hash
 from core.errors import DataError, RunError
@@ -204,4 +205,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -11,11 +11,11 @@ import contextlib
 import dataclasses
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from core import cli
 from core.durable import give_name, make_folders
 from core.progress import follow
 from core.recording import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
@@ -128,4 +128,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)
