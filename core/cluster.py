@@ -10,14 +10,18 @@ Nothing has to be said on the command line: schedulers describe a job in environ
    no variables.
 6. Otherwise one process.
 
+JAX_COORDINATOR_BIND_ADDRESS is where process 0 listens; by default at the address that the others are given.
 On Kubernetes JOB_COMPLETION_INDEX stands in for a missing JAX_PROCESS_ID or NODE_RANK.
 """
 
 import dataclasses
+import ipaddress
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 from core.errors import ConfigError
 
@@ -27,6 +31,7 @@ HEARTBEAT_SECONDS = 10
 SHUTDOWN_SECONDS = 60
 """How long a process that is done waits for the others."""
 
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 # What jax's own detection needs a platform to answer.
 _ASK_THE_PLATFORM = "JAX_NUM_PROCESSES=auto"
 
@@ -104,6 +109,7 @@ def _join(decision: Decision) -> None:
     try:
         jax.distributed.initialize(
             coordinator_address=decision.coordinator,
+            coordinator_bind_address=_listen_at(decision, os.environ),
             num_processes=decision.processes,
             process_id=decision.index,
             local_device_ids=decision.local_devices,
@@ -115,6 +121,54 @@ def _join(decision: Decision) -> None:
     except (RuntimeError, ValueError) as error:
         where = "" if decision.coordinator is None else f" at {decision.coordinator}"
         raise ConfigError(f"cannot join the other processes{where} ({decision.reason}): {error}") from error
+
+
+def _listen_at(decision: Decision, environment: Mapping[str, str]) -> str | None:
+    """Where the first process listens for the others: at the address by which they know it, and at no other.
+
+    None leaves it to jax: JAX_COORDINATOR_BIND_ADDRESS, or all addresses. So it must be where the name means another
+    address to the others than to this machine (many Linux systems give their own name 127.0.1.1), or none of its own,
+    as that of a service of Kubernetes; then a line says so.
+    """
+    if decision.index != 0 or decision.coordinator is None or _BIND_ADDRESS in environment:
+        return None
+    host = decision.coordinator.rpartition(":")[0].strip("[]")
+    found = [info[4][0] for info in _resolve(host)]
+    loopback = [address for address in found if ipaddress.ip_address(address).is_loopback]
+    if found and (found == loopback) == _is_loopback(host) and all(map(_is_own, found)):
+        return decision.coordinator
+    print(
+        f"listening for the other processes at all addresses, since {host} is none of this machine's as the others see "
+        f"it; {_BIND_ADDRESS}=<address>:<port> names one",
+        flush=True,
+    )
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether everyone means their own machine by this name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _resolve(host: str) -> list[Any]:
+    try:
+        return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine can listen there."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as tried:
+            tried.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def _alone(reason: str) -> Decision:

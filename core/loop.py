@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from core import machine, prng, processes, stopping
 from core import mesh as mesh_lib
-from core import prng, processes, stopping
 from core.arrays import NumpyTree
 from core.checkpoint import Checkpoints
 from core.checksums import digest
@@ -230,6 +230,7 @@ class _Run:
             self.interacted = progress.interacted
             self.folder.cut_metrics(progress.metrics_bytes)
             print(f"resumed from step {self.step}", flush=True)
+        machine.note(self.folder.path, self.step)
         if self.interaction is not None:
             self.interaction.rewind(position)
         self.clock.charge("start", self.began)
@@ -338,6 +339,8 @@ class _Run:
         if processes.several():  # the others would wait for this one
             processes.compile_together(self.jit_updates, self.state, on_device, count)
             return True
+        if self._requested():
+            return False
         jitted: Any = self.jit_updates
         compiled = self._unless_stopped(lambda: jitted.lower(self.state, on_device, count).compile(), patience=0.0)
         return compiled is not None

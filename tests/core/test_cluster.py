@@ -1,5 +1,8 @@
+import socket
+
 import pytest
 
+from core import cluster
 from core.cluster import DEFAULT_PORT, Decision, decide
 from core.errors import ConfigError
 
@@ -170,3 +173,36 @@ def test_what_contradicts_itself_is_named(environment: dict[str, str], message: 
     with pytest.raises(ConfigError) as found:
         decide(environment)
     assert message in str(found.value)
+
+
+def test_process_0_listens_at_its_own_address_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    local = decide(JAX | {"JAX_PROCESS_ID": "0", "JAX_COORDINATOR_ADDRESS": "localhost:77"})
+    assert cluster._listen_at(local, {}) == "localhost:77"
+    assert cluster._listen_at(local, {"JAX_COORDINATOR_BIND_ADDRESS": "[::]:77"}) is None
+    assert cluster._listen_at(decide(JAX | {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:77"}), {}) is None, "not process 0"
+    assert capsys.readouterr().out == ""
+
+    def resolved(*addresses: str) -> None:
+        found = [(0, 0, 0, "", (address, 0)) for address in addresses]
+        monkeypatch.setattr(cluster.socket, "getaddrinfo", lambda *_, **__: found)
+
+    named = decide(JAX | {"JAX_PROCESS_ID": "0"})
+    own = _own_address()
+    resolved(own)
+    assert cluster._listen_at(named, {}) == "node1:1234"
+    for addresses in ([], ["127.0.1.1"], ["192.0.2.1"], [own, "192.0.2.1"]):  # the last is nobody's (RFC 5737)
+        resolved(*addresses)
+        assert cluster._listen_at(named, {}) is None, addresses
+        assert "at all addresses, since node1 is none of this machine's" in capsys.readouterr().out
+
+
+def _own_address() -> str:
+    """An address of this machine that is not the loopback's, without sending anything; skips where there is none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no network")
+        return probe.getsockname()[0]

@@ -25,6 +25,12 @@ me = 0 if processes.is_first() else 1
 
 TALK = """
 assert processes.several()
+if me == 0:
+    port = f":{int(os.environ['JAX_COORDINATOR_ADDRESS'].rpartition(':')[2]):04X}"
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
+    listening = {row[1].removesuffix(port) for row in rows if row[1].endswith(port) and row[3] == "0A"}
+    loopback = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # 127.0.0.1, the same as IPv6, ::1
+    assert listening and listening <= loopback, listening
 assert processes.on_first(lambda: {"me": me, "list": [1, None, 0.1]}) == {"me": 0, "list": [1, None, 0.1]}
 assert processes.gather(f"I am {me}") == ["I am 0", "I am 1"]
 try:
@@ -50,7 +56,7 @@ except ConfigError as error:
 else:
     raise AssertionError
 print("talked", me, file=sys.stderr)
-processes.leave(0)
+processes.leave(0, together=True)
 """
 
 
@@ -83,7 +89,7 @@ def test_they_talk(tmp_path: Path):
 
 
 def test_each_keeps_the_exit_code_of_an_error_that_all_met():
-    assert [code for code, _ in run_two("processes.leave(NonFiniteError.exit_code)")] == [70, 70]
+    assert [code for code, _ in run_two("processes.leave(NonFiniteError.exit_code, together=False)")] == [70, 70]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Claiming a folder, sharing out episodes, and folders that appear when they are whole."""
 
 import functools
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -22,6 +23,9 @@ def _recorder(folder: Path, episode: int) -> None:
         raise ValueError("exploded")
     if episode == 9:
         os.kill(os.getpid(), signal.SIGKILL)
+    if episode == 10 and not (folder / "died").exists():
+        (folder / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     (folder / str(episode)).write_text(str(episode**2))
 
 
@@ -42,12 +46,28 @@ def test_every_episode_is_recorded_once_by_any_number_of_workers(tmp_path: Path)
     [
         (7, StorageError, "episode 7 could not be written: no space"),
         (8, RunError, "episode 8 failed: ValueError: exploded"),
-        (9, RunError, r"a worker died while it recorded episode 9 \(killed by SIGKILL\)"),
+        (9, RunError, r"3 workers died while they recorded episode 9 \(killed by SIGKILL\)"),
     ],
 )
 def test_what_stops_a_recording_is_said(tmp_path: Path, episode: int, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         list(share_out([episode], functools.partial(opener, tmp_path), 1))
+
+
+def test_an_episode_whose_worker_died_is_recorded_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(share_out([0, 10, 2], functools.partial(opener, tmp_path), 2)) == [0, 2, 10]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "10", "2", "died"]
+    assert "a worker died (killed by SIGKILL); episode 10 is recorded again" in capsys.readouterr().out
+
+
+def test_workers_that_were_stopped_end_with_the_recording(tmp_path: Path) -> None:
+    recording = share_out([0, 2, 3], functools.partial(opener, tmp_path), 1)
+    assert next(recording) == 0
+    (worker,) = multiprocessing.active_children()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    recording.close()
+    assert worker.exitcode == -signal.SIGKILL
 
 
 def test_a_folder_is_claimed_for_one_recording(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ConfigError, NonFiniteError, RunError
+from core.errors import ConfigError, NonFiniteError, RunError, StopRequested
 from openpi_ript import collect
 from openpi_ript.collect import Collector, Job, environment_seed
 from openpi_ript.environments.protocol import make
 from openpi_ript.record import DISCS
 from openpi_ript.rollouts import Rollout, load
+from openpi_ript.workers import WorkerDiedError
 from tests.openpi_ript.toy_rollouts import Straight, jobs, point
 
 
@@ -168,6 +169,41 @@ def test_nan_ends_the_run_with_the_rollouts_file(collector: Collector, tmp_path:
 def test_stopping_drops_what_is_under_way(collector: Collector, tmp_path: Path):
     assert not collector.play(jobs(4, tmp_path), Straight(), lambda *_: None, stopping=lambda: True)
     assert len(play(collector, jobs(4, tmp_path), Straight())) == 4
+
+
+def test_a_silent_worker_keeps_nobody_from_stopping(tmp_path: Path):
+    collector, actor = Collector(point()), Straight()
+
+    def stopping() -> bool:
+        return len(actor.batches) == 3
+
+    class Silencer(Straight):
+        def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
+            actor.batches.append(observation)
+            pid = collector.workers.pid(0)
+            if len(actor.batches) == 3 and pid is not None:
+                os.kill(pid, signal.SIGSTOP)
+            return super().__call__(observation, noise)
+
+    with pytest.raises(StopRequested):
+        collector.play(jobs(4, tmp_path), Silencer(), lambda *_: None, stopping=stopping)
+    assert collector.workers.pid(0) is None, "a stopped worker is ended too"
+
+
+def test_a_worker_that_is_silent_for_too_long_is_replaced(monkeypatch: pytest.MonkeyPatch, collector: Collector):
+    collector.workers.reset(0, 5)
+    expected = collector.workers.receive(0)
+    pid = collector.workers.pid(0)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr("openpi_ript.workers.SILENCE", 0.0)
+    monkeypatch.setattr("openpi_ript.workers.ASK_AGAIN", 0.1)
+    collector.workers.reset(0, 5)
+    with pytest.raises(WorkerDiedError):
+        collector.workers.receive(0)
+    monkeypatch.undo()
+    collector.workers.reset(0, 5)
+    assert collector.workers.receive(0).init_hash == expected.init_hash
 
 
 def test_what_an_environment_refuses_is_said(tmp_path: Path):

@@ -1,18 +1,24 @@
 import dataclasses
 import json
-from collections.abc import Iterator
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from core.errors import DataError
+from core.errors import DataError, RunError
 from openpi_ript import evaluate as command
 from openpi_ript import film
 from openpi_ript.collect import Collector
+from openpi_ript.config import EnvConfig
 from openpi_ript.environments.protocol import make
 from openpi_ript.evaluation import Evaluation, Manifest, compare_evaluations, evaluate, make_manifest
 from openpi_ript.rollouts import load
+from openpi_ript.workers import Workers
 from tests.openpi_ript.toy_rollouts import Straight, point
 
 
@@ -45,6 +51,49 @@ def test_a_manifest_is_the_same_for_every_run_and_survives_its_file(collector: C
     (tmp_path / "m.json").write_text("[1]")
     with pytest.raises(DataError, match="expected a manifest"):
         Manifest.load(tmp_path / "m.json")
+
+
+class Mortal(Workers):
+    """Kills its worker before it answers, at each of some answers."""
+
+    def __init__(self, config: EnvConfig, at: set[int]) -> None:
+        super().__init__(config)
+        self.answers, self.at = 0, at
+
+    def receive(self, slot: int, stopping: Callable[[], bool] = lambda: False) -> Any:
+        self.answers += 1
+        pid = self.pid(slot)
+        if self.answers in self.at and pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            while (process := self._processes[slot]) is not None and process.is_alive():
+                time.sleep(0.01)
+            self._pipes[slot].poll(0) and self._pipes[slot].recv()  # what it may have answered before
+        return super().receive(slot, stopping)
+
+
+def test_a_worker_that_dies_while_the_manifest_is_made_is_replaced(collector: Collector):
+    mortal = Collector(point())
+    mortal.workers = Mortal(mortal.config, {1, 3, 4})
+    assert make_manifest(mortal, seed=3, episodes=4) == make_manifest(collector, seed=3, episodes=4)
+    assert mortal.deaths == 3
+    mortal.close()
+
+
+def test_an_initial_state_that_kills_every_worker_ends_the_run_with_its_name():
+    mortal = Collector(point())
+    mortal.workers = Mortal(mortal.config, {2, 3, 4})
+    with pytest.raises(RunError, match=r"initial_state_0001: 3 workers died in this rollout \(seed \d+\)"):
+        make_manifest(mortal, seed=3, episodes=4)
+    assert mortal.workers.pid(0) is None
+
+
+def test_an_evaluation_survives_the_death_of_a_worker(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=4)
+    mortal = Collector(point())
+    mortal.workers = Mortal(mortal.config, {1, 6})
+    assert run(mortal, manifest, tmp_path) == run(collector, manifest, tmp_path)
+    assert mortal.deaths == 2
+    mortal.close()
 
 
 def test_an_evaluation_repeats_and_is_compared_state_by_state(collector: Collector, tmp_path: Path):

@@ -213,21 +213,20 @@ def _alive(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(
-    ("victim", "number", "code", "message"),
+    ("number", "code", "message"),
     [
-        ("worker", signal.SIGKILL, 70, "a worker died while it recorded episode"),
-        ("recorder", signal.SIGTERM, 75, "stopped by SIGTERM"),
-        ("recorder", signal.SIGINT, 130, "stopped"),
-        ("recorder", signal.SIGKILL, -9, ""),
+        (signal.SIGTERM, 75, "stopped by SIGTERM"),
+        (signal.SIGINT, 130, "stopped"),
+        (signal.SIGKILL, -9, ""),
     ],
 )
 def test_deaths_leave_whole_episodes_and_no_processes(
-    tmp_path: Path, victim: str, number: signal.Signals, code: int, message: str
+    tmp_path: Path, number: signal.Signals, code: int, message: str
 ) -> None:
     process = _start(tmp_path / "cube")
     workers = _workers(process.pid)
     assert len(workers) == 2
-    os.kill(process.pid if victim == "recorder" else workers[0], number)
+    os.kill(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert message in errors
