@@ -67,7 +67,8 @@ class Mortal(Workers):
             os.kill(pid, signal.SIGKILL)
             while (process := self._processes[slot]) is not None and process.is_alive():
                 time.sleep(0.01)
-            self._pipes[slot].poll(0) and self._pipes[slot].recv()  # what it may have answered before
+            if self._pipes[slot].poll(0):
+                self._pipes[slot].recv()  # what it had answered before
         return super().receive(slot, stopping)
 
 
