@@ -172,18 +172,21 @@ def test_stopping_drops_what_is_under_way(collector: Collector, tmp_path: Path):
 
 
 def test_a_silent_worker_keeps_nobody_from_stopping(tmp_path: Path):
-    collector, actor = Collector(point()), Straight()
-
-    def stopping() -> bool:
-        return len(actor.batches) == 3
+    collector = Collector(point(num_envs=1))
+    asked: list[int] = []
 
     class Silencer(Straight):
         def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
-            actor.batches.append(observation)
             pid = collector.workers.pid(0)
-            if len(actor.batches) == 3 and pid is not None:
+            if len(self.batches) == 2 and pid is not None:
                 os.kill(pid, signal.SIGSTOP)
+                asked.append(0)
             return super().__call__(observation, noise)
+
+    def stopping() -> bool:
+        """True at the second question after that: the first one is the empty half's, the second while it is silent."""
+        asked.extend([1] * len(asked[:1]))
+        return len(asked) > 2
 
     with pytest.raises(StopRequested):
         collector.play(jobs(4, tmp_path), Silencer(), lambda *_: None, stopping=stopping)

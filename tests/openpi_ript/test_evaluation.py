@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import os
@@ -67,7 +68,7 @@ class Mortal(Workers):
             os.kill(pid, signal.SIGKILL)
             while (process := self._processes[slot]) is not None and process.is_alive():
                 time.sleep(0.01)
-            if self._pipes[slot].poll(0):
+            with contextlib.suppress(EOFError, OSError):
                 self._pipes[slot].recv()  # what it had answered before
         return super().receive(slot, stopping)
 
