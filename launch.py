@@ -3,19 +3,11 @@
 import importlib
 import io
 import sys
+from collections.abc import Callable
 
 from core import cli, processes
 from core import config as config_lib
-from core.errors import StopRequested
-
-
-def main(argv: list[str]) -> int:
-    """Parses, starts the processes' runtime, trains; returns the exit code (core/errors.py lists them)."""
-    try:
-        launch(argv)
-    except (Exception, KeyboardInterrupt, StopRequested) as error:
-        return processes.report(error)
-    return 0
+from core.errors import RunError
 
 
 def launch(argv: list[str]) -> None:
@@ -27,12 +19,29 @@ def launch(argv: list[str]) -> None:
     from core import cluster  # jax is imported only once the command line is known to be right
 
     cluster.initialise()
-    train(config, path.stem)
+    _train(config, path.stem)
 
 
-def train(config: config_lib.ExperimentConfig, name: str) -> None:
-    """Trains what a config describes. Raises RunError with what to change."""
+def main(argv: list[str]) -> int:
+    """Does what `launch` does, in a process that goes on; returns the exit code (core/errors.py lists them)."""
+    return _code_of(lambda: launch(argv))
+
+
+def train(config: config_lib.ExperimentConfig, name: str) -> int:
+    """Trains what a config describes, in a process that goes on; returns the exit code."""
+    return _code_of(lambda: _train(config, name))
+
+
+def _train(config: config_lib.ExperimentConfig, name: str) -> None:
     importlib.import_module(f"{config.package}.train").main(config, name)
+
+
+def _code_of(act: Callable[[], None]) -> int:
+    try:
+        act()
+    except (RunError, KeyboardInterrupt) as error:
+        return processes.report(error)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Command lines of the small tools: argparse with the project's exit codes and the flags of the limits; how a command begins and ends."""
+"""Command lines: argparse with the exit codes, the flags of the limits; how a command begins and ends."""
 
 import argparse
 import dataclasses

@@ -163,7 +163,7 @@ def use_64_bits() -> None:
     jnp.float32 = jnp.float64
 
 
-def child(folder: Path, step: str, bits: int, arguments: list[str]) -> None:
+def child(folder: Path, step: str, bits: int, arguments: list[str]) -> int:
     """Trains, and leaves weights and sizes in `folder`."""
     if bits == 64:
         use_64_bits()
@@ -197,13 +197,15 @@ def child(folder: Path, step: str, bits: int, arguments: list[str]) -> None:
     patched: Any = loop._Run
     patched.__init__ = make_and_measure
     cluster.initialise()
-    launch.train(config, "devices")
-    newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
-    saved = read_arrays(newest)
-    kept: Any = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if name.startswith("params/")}
-    if newest.name == "1":  # a tenth of the gradient is Adam's moment
-        kept = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if "/mu/" in name}
-    np.savez(folder / "arrays.npz", **kept)
+    code = launch.train(config, "devices")
+    if code == 0:
+        newest = max((folder / "run/checkpoints").iterdir(), key=lambda path: int(path.name))
+        saved = read_arrays(newest)
+        kept: Any = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if name.startswith("params/")}
+        if newest.name == "1":  # a tenth of the gradient is Adam's moment
+            kept = {name: np.asarray(x, f"float{bits}") for name, x in saved.items() if "/mu/" in name}
+        np.savez(folder / "arrays.npz", **kept)
+    return code
 
 
 def run(
@@ -237,8 +239,7 @@ def run(
 def main() -> int:
     """Command line."""
     if sys.argv[1:2] == ["--child"]:
-        child(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])
-        return 0
+        return child(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", action="append", choices=list(STEPS), help="repeatable; default all")
     parser.add_argument("--steps", type=int, default=20)
