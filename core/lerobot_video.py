@@ -18,6 +18,7 @@ from core.images import decode, require_pixels
 from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, inside, one_line
 from core.lerobot_tables import TIME_TOLERANCE_S
 from core.parquet import open_parquet, read_columns
+from core.trouble import TRIES, is_system_error, retried
 
 OPEN_FILES = 16
 """Video files kept open, each with its decoder (about 10 MB at 480 x 640)."""
@@ -26,7 +27,6 @@ TABLES = 65_536
 IMAGE_BYTES = 1 << 29
 """Encoded images that are kept in memory, by whole row groups. Rows are drawn at random: where a dataset is larger, a
 row group is read and thrown away for nearly every picture, and a pack is many times faster."""
-READ_TRIES = 3
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 """Containers that are videos themselves. Others, such as playlists, name further files, and those would be read."""
 
@@ -219,17 +219,17 @@ class LeRobotPictures:
         Raises:
           DataError: If a picture is missing or damaged; names episode, camera and frame.
         """
-        for attempt in range(READ_TRIES):
-            try:
-                return {
-                    camera: self._read_camera(self.meta.episodes[episode], frame, camera) for camera in self.cameras
-                }
-            except (OSError, pa.ArrowException) as error:  # a network disk that hiccups; pyarrow's damaged page is both
-                if attempt == READ_TRIES - 1:
-                    where = f"{self.meta.root}: episode {episode}, {self.meta.episodes[episode].file}, row {frame}"
-                    found = f"{one_line(error)} in {READ_TRIES} tries"
-                    raise DataError(f"{where}: expected pictures of {list(self.cameras)}, found {found}") from error
-        raise AssertionError("unreachable")
+        file = self.meta.episodes[episode]
+
+        def read() -> dict[str, UInt8[np.ndarray, "h w 3"]]:
+            return {camera: self._read_camera(file, frame, camera) for camera in self.cameras}
+
+        try:
+            return retried(read, again=is_system_error)
+        except (OSError, pa.ArrowException) as error:  # pyarrow's damaged page is both
+            where = f"{self.meta.root}: episode {episode}, {file.file}, row {frame}"
+            found = f"{one_line(error)} in up to {TRIES} tries"
+            raise DataError(f"{where}: expected pictures of {list(self.cameras)}, found {found}") from error
 
     def check(self, episode: int) -> list[Problem]:
         """What is wrong with an episode's pictures, as far as it shows without decoding.

@@ -35,6 +35,12 @@ def is_trouble(error: BaseException) -> bool:
     return any(_troubled(one) for one in _chain(error))
 
 
+def is_system_error(error: Exception) -> bool:
+    """Whether an error is the system's own, or of a library that calls its own so: for readers of data, to whom a file
+    that is gone for a moment may come back."""
+    return isinstance(error, OSError)
+
+
 def root_cause(error: BaseException) -> str:
     """The last exception of the chain, in which Orbax hides what really happened, as one line."""
     while error.__cause__ is not None:

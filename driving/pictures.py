@@ -1,7 +1,6 @@
 """Pictures of frames at training size, from the files of episodes; `driving/pack.py` gives the same from a pack."""
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -14,10 +13,8 @@ from PIL import Image
 from core import budget
 from core.errors import DataError
 from core.images import decode, picture_size, require_few_scans
+from core.trouble import TRIES, is_system_error, retried
 from driving.index import Index
-
-TRIES = 3
-SECONDS_BETWEEN_TRIES = 0.2
 
 
 @runtime_checkable
@@ -108,15 +105,12 @@ def columns(index: Index, cameras: Sequence[str]) -> list[int]:
 
 
 def read_bytes(file: str) -> bytes:
-    """A file's bytes, tried three times. Raises DataError with its path, at once if it is no file or too large."""
-    for attempt in range(TRIES):
-        try:
-            return budget.read_bytes(file, "image_mib")
-        except OSError as error:
-            if attempt + 1 == TRIES:
-                raise DataError(f"{file}: expected a readable picture, found {error} in {TRIES} tries") from error
-            time.sleep(SECONDS_BETWEEN_TRIES)
-    raise AssertionError
+    """A file's bytes, tried again if reading fails. Raises DataError with its path, at once if it is no file or too
+    large."""
+    try:
+        return retried(lambda: budget.read_bytes(file, "image_mib"), again=is_system_error)
+    except OSError as error:
+        raise DataError(f"{file}: expected a readable picture, found {error} in up to {TRIES} tries") from error
 
 
 def decode_into(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, source: str) -> None:

@@ -1,7 +1,6 @@
 """An indexed dataset with the normalisation that a run applies to it, and reading its episodes."""
 
 import dataclasses
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,13 +10,11 @@ from core.episodes import Episode, EpisodeSource
 from core.errors import DataError
 from core.identity import Files
 from core.norm_stats import Affine, NormStats, RunningStats
+from core.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
 from qchunk.frames import picture_form
 from qchunk.index import dataset_files, open_source
 from qchunk.sources.aloha import AlohaSource
-
-READ_TRIES = 3
-RETRY_SECONDS = 0.2  # before the second try; twice as long before the third
 
 Read = TypeVar("Read")
 
@@ -157,26 +154,22 @@ def dims(config: QChunkConfig) -> Dims:
 
 
 def load_episode(source: EpisodeSource, index: int) -> Episode:
-    """Loads an episode, three times if reading fails.
+    """Loads an episode, again if reading fails.
 
     Raises:
-      DataError: With the path, after the third failure.
+      DataError: With the path, after the last failure.
     """
     return read_again(lambda: source.load(index), source.ids[index])
 
 
 def read_again(read: Callable[[], Read], name: str) -> Read:
-    """What `read` returns, called three times if reading fails.
+    """What `read` returns, called again if reading fails.
 
     Raises:
-      DataError: With the name, after the third failure.
+      DataError: With the name, after the last failure.
     """
-    for attempt in range(READ_TRIES):
-        try:
-            return read()
-        except OSError as error:
-            if attempt == READ_TRIES - 1:
-                reason = " ".join(str(error).split())
-                raise DataError(f"{name}: could not be read in {READ_TRIES} tries: {reason}") from error
-            time.sleep(RETRY_SECONDS * 2**attempt)
-    raise AssertionError("unreachable")
+    try:
+        return retried(read, again=is_system_error)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{name}: could not be read in up to {TRIES} tries: {reason}") from error

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from core import budget
 from core.config import RunConfig, TrainConfig
 from core.errors import ConfigError, DataError
 from driving.augment import draw
@@ -224,13 +225,13 @@ def test_absent_files_are_refused_or_masked_and_counted(tmp_path: Path):
 def test_a_picture_that_goes_away_while_training_is_an_error_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("driving.pictures.SECONDS_BETWEEN_TRIES", 0.0)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     write_drive(tmp_path, "a", frames=4)
     data = open_data(config(tmp_path).data, "all")
     file = tmp_path / "a_images" / "0002_front.jpg"
     whole = file.read_bytes()
     file.unlink()
-    with pytest.raises(DataError, match=r"0002_front.jpg.* 3 tries"):
+    with pytest.raises(DataError, match=r"0002_front.jpg.* up to 4 tries"):
         data.batch(np.array([2]))
     file.write_bytes(whole[: 2 * len(whole) // 3])
     with pytest.raises(DataError, match=r"0002_front.jpg: expected a whole JPEG of 32 x 48"):
@@ -238,20 +239,20 @@ def test_a_picture_that_goes_away_while_training_is_an_error_with_its_path(
 
 
 def test_a_read_error_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("driving.pictures.SECONDS_BETWEEN_TRIES", 0.0)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
     write_drive(tmp_path, "a", frames=4)
     data = open_data(config(tmp_path).data, "all")
     expected = data.batch(np.array([1]))
-    failures = 2
+    failures, read = 2, budget.read_bytes
 
-    def flaky(file: str, *arguments: Any, **options: Any) -> Any:
+    def flaky(file: str, name: str) -> bytes:
         nonlocal failures
         if file.endswith("0001_front.jpg") and failures:
             failures -= 1
             raise OSError(5, "Input/output error")
-        return open(file, *arguments, **options)
+        return read(file, name)
 
-    monkeypatch.setattr("driving.pictures.open", flaky, raising=False)
+    monkeypatch.setattr(budget, "read_bytes", flaky)
     assert_equal(data.batch(np.array([1])), expected)
     assert failures == 0
 

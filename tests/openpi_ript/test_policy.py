@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from core.config import flatten
-from core.errors import ConfigError, DataError, NonFiniteError
+from core.errors import ConfigError, DataError, MismatchError, NonFiniteError
 from core.images import resize_with_pad
 from core.norm_stats import NormStats
 from openpi_ript import norm, policy, saved
@@ -341,6 +341,13 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     moved = Policy.from_checkpoint(run.rename(tmp_path / "moved"))
     np.testing.assert_array_equal(moved.infer(moved.example(), noise=noise()[0])["actions"], actions)
     run = tmp_path / "moved"
+
+    for name in (saved.NORM_STATS, saved.TOKENIZER):
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(whole + b"\n")
+        with pytest.raises(MismatchError, match=rf"{name} is not the file that the checkpoint of step 6 was made with"):
+            Policy.from_checkpoint(run)
+        (run / name).write_bytes(whole)
 
     shutil.rmtree(run / "checkpoints/6/state")
     assert Policy.from_checkpoint(run).step == 4
