@@ -82,10 +82,10 @@ class RunFolder:
     def _open(self, config: ExperimentConfig, holds_run: bool) -> None:
         """Makes the folder, locks it, and opens its files."""
         make_folders(self.path)
+        trust.require_own_files(self.path)  # before anything is written through a link
         self._lock = self._files.enter_context(open(self.path / "lock", "a+"))
         self._take_lock()
         if holds_run:
-            trust.require_own_files(self.path)
             self._require_same_config(config)
         sweep(self.path)
         write_durably(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")

@@ -17,13 +17,14 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from core import cli, prng
+from core import budget, cli, prng
 from core.arrays import PyTree
 from core.cli import Parser
 from core.durable import write_durably
-from core.errors import RunError
+from core.errors import DataError, RunError
 from core.saved_config import read_config
 from core.saves import read_newest
+from core.trust import require_own_files
 from driving import picture, pretrain, probes, waypoints
 from driving.blind import EgoStates, blind_predictions
 from driving.config import DrivingConfig
@@ -239,6 +240,23 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     return result
 
 
+def read_report(run: Path) -> dict[str, Any]:
+    """What an evaluation wrote into a run's folder.
+
+    Raises:
+      DataError: If it is nothing that can be shown, or links lead out of the folder.
+    """
+    require_own_files(run)
+    try:
+        result = json.loads(budget.read_bytes(run / REPORT))
+        text([(run.name, result)])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        found = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        path = run / REPORT
+        raise DataError(f"{path}: expected what an evaluation wrote, found {found}; --again writes it anew") from error
+    return result
+
+
 def main() -> int:
     """Command line."""
     parser = Parser(
@@ -257,7 +275,7 @@ def main() -> int:
         for run in arguments.runs:
             made = run / REPORT
             fresh = arguments.again or not made.exists()
-            results.append((run.name, evaluate_run(run) if fresh else json.loads(made.read_text())))
+            results.append((run.name, evaluate_run(run) if fresh else read_report(run)))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -6,6 +6,11 @@ from typing import Literal
 from core.config import require_fraction, require_non_negative, require_positive
 from openpi_ript.data_config import AdvantageConfig
 
+MAX_ENVS = 1024
+"""Processes of one machine; a run from elsewhere may ask for any number."""
+MAX_SIDE = 4096
+"""Pixels; the largest framebuffers of software renderers are as large."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvConfig:
@@ -36,6 +41,10 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "max_steps", "execute", "num_envs")
+        if self.num_envs > MAX_ENVS:
+            raise ValueError(f"env.num_envs is {self.num_envs}; expected at most {MAX_ENVS} processes")
+        if not all(0 < side <= MAX_SIDE for side in self.image_size):
+            raise ValueError(f"env.image_size is {self.image_size}; expected two numbers from 1 to {MAX_SIDE}")
         if self.num_envs > 1 and self.num_envs % 2:
             raise ValueError(f"env.num_envs is {self.num_envs}; expected 1, or an even number for two equal halves")
         if self.rendering == "fast" and self.suite not in ("robosuite", "libero"):

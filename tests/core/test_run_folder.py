@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.config import RunConfig
-from core.errors import BusyError, ConfigError, StorageError
+from core.errors import BusyError, ConfigError, DataError, StorageError
 from core.run_folder import RunFolder
 from tests.core.toy import ToyConfig, toy_config
 
@@ -89,3 +89,16 @@ def test_timing_tells_updates_from_the_seconds_that_they_took(tmp_path: Path):
     with RunFolder(toy_config(tmp_path), "test") as folder:
         folder.log_timing(7, {"step": 1.23456, "wall": 2.0})
     assert json.loads((tmp_path / "timing.jsonl").read_text()) == {"step": 7, "seconds": {"step": 1.2346, "wall": 2.0}}
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "timing.jsonl", "checkpoints"])
+def test_nothing_is_written_through_a_link_that_leads_out(tmp_path: Path, name: str):
+    other, run = tmp_path / "other", tmp_path / "run"
+    other.write_text("mine")
+    with RunFolder(toy_config(run), "toy") as folder:
+        folder.log(1, "train", {})
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(other)
+    with pytest.raises(DataError, match=f"links inside the folder alone, found {name} -> "):
+        RunFolder(resumed(toy_config(run)), "toy")
+    assert other.read_text() == "mine"

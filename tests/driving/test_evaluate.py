@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from core.config import OptimConfig, RunConfig, TrainConfig
+from core.errors import DataError
 from core.state import TrainState
 from driving import blind, evaluate, probes
 from driving.blind import EgoStates
@@ -429,3 +430,27 @@ def test_the_table_by_hand():
         "",
         "one: a note",
     ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04pickle",
+        b"[]",
+        b"{}",
+        b'{"kind": "waypoints", "drives": 1, "split": "test", "rows": []}',
+        b'{"kind": "waypoints", "drives": 1, "split": "test", "rows": {"model": {"ade": {"mean": "x"}}}}',
+        b'{"kind": "waypoints", "drives": 1, "split": "test", "rows": {"blind": {}}}',
+    ],
+)
+def test_a_report_that_is_none_is_refused(content: bytes, tmp_path: Path):
+    (tmp_path / evaluate.REPORT).write_bytes(content)
+    with pytest.raises(DataError, match=r"evaluation\.json: expected what an evaluation wrote, found .*--again"):
+        evaluate.read_report(tmp_path)
+
+
+def test_a_report_comes_back(tmp_path: Path):
+    score = {"mean": 1.5, "low": 1.0, "high": 2.0}
+    result = {"kind": "waypoints", "drives": 2, "split": "test", "rows": {"model": {"ade": score}}, "notes": ["x"]}
+    (tmp_path / evaluate.REPORT).write_text(json.dumps(result))
+    assert evaluate.read_report(tmp_path) == result
