@@ -32,14 +32,16 @@ from openpi_ript.server import Limits, PolicyServer
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line: loads, compiles, serves until it is stopped."""
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    own = words.index("--") if "--" in words else len(words)
+    arguments = _parser().parse_args(words[:own])
     try:
         names = dict(_pair(text) for text in arguments.rename)
         access = _access(arguments)
         limits = _limits(arguments)
         if min(arguments.batch_sizes) < 1:
             raise ConfigError(f"--batch-sizes is {arguments.batch_sizes}; expected numbers of 1 or above")
-        config = None if arguments.config is None else load(["--config", arguments.config, *arguments.options])[0]
+        config = None if arguments.config is None else load(["--config", arguments.config, *words[own + 1 :]])[0]
         if not isinstance(config, OpenpiRiptConfig | None):
             raise ConfigError(f"{arguments.config}: expected a config of openpi_ript, found {type(config).__name__}")
         policy = Policy.from_checkpoint(arguments.folder, config=config, seed=arguments.seed)
@@ -110,7 +112,11 @@ async def _serve_forever(server: PolicyServer, host: str, port: int) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m openpi_ript.serve", description="Serves a policy to openpi-client.")
+    parser = Parser(
+        prog="python -m openpi_ript.serve",
+        description="Serves a policy to openpi-client.",
+        epilog="Fields of --config come at the end, after --, such as: -- --tokenizer FILE",
+    )
     parser.add_argument("folder", help="a run's folder, an openpi checkpoint, or a .safetensors file")
     parser.add_argument("--config", help="config file (executed), for weights that are not a run of this project")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 listens to other machines, and wants a token")
@@ -164,7 +170,6 @@ def _parser() -> argparse.ArgumentParser:
         help="the client's key of an entry, and the policy's, such as observation/image=image/base_0_rgb; repeatable",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
-    parser.add_argument("options", nargs="*", help="fields of the config, after --: -- --tokenizer FILE")
     return parser
 
 

@@ -121,6 +121,7 @@ def _attacks() -> list[Attack]:
             write("evaluation.json", lambda p: p.pickled),
             ("-m", "driving.evaluate", "{folder}"),
         ),
+        Attack("export: untouched, for comparison", "export", lambda place: None, SERVE_EXPORT, says="cannot listen"),
         Attack(
             "export: statistics a link",
             "export",

@@ -216,6 +216,20 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.Capt
     assert "expected CLIENT=POLICY" in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--config", "configs/qchunk/debug.py"]) == 64
     assert "expected a config of openpi_ript" in capsys.readouterr().err
+    command = [
+        str(tmp_path),
+        "--config",
+        "configs/openpi_ript/debug.py",
+        "--port",
+        "1",
+        "--",
+        "--tokenizer",
+        "none.model",
+    ]
+    assert serve.main(command) == 65
+    assert "expected" in capsys.readouterr().err
+    assert serve.main([*command[:-2], "--tokeniser", "none.model"]) == 64
+    assert "--tokeniser" in capsys.readouterr().err
 
 
 def test_other_machines_are_listened_to_with_a_token_alone(
