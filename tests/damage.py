@@ -105,10 +105,15 @@ def run(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = 
 
 
 def _was_set_aside(copy: Path, what: str) -> bool:
-    """AssertionError if it was not, and should have been."""
-    if not (copy / "quarantine").exists() and what not in (f"{NAME} removed", EMPTY):
+    """Whether the damage is in quarantine, or gone where it was nothing. AssertionError if not, and it should be."""
+    aside = (copy / "quarantine").exists()
+    if what == EMPTY:
+        if aside or any(not list(path.iterdir()) for path in (copy / "checkpoints").iterdir()):
+            raise AssertionError(f"{what}: it was set aside, or stayed")
+        return True
+    if not aside and what != f"{NAME} removed":
         raise AssertionError(f"{what}: nothing was set aside")
-    return (copy / "quarantine").exists()
+    return aside
 
 
 def restore_only(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = CONFIG) -> int:
