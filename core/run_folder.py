@@ -28,6 +28,7 @@ from core.durable import make_folders, sweep, write_durably
 from core.errors import BusyError, ConfigError, StorageError, require_equal
 from core.identity import Files
 from core.saved_steps import SAVES, steps_in
+from core.trouble import SYSTEM
 
 
 class RunFolder:
@@ -206,12 +207,13 @@ def _storage_error(run: Path, name: str = "") -> Iterator[None]:
     """What the system says of the run's folder or a file in it, as a StorageError that names the newest save."""
     try:
         yield
-    except OSError as error:
+    except SYSTEM as error:
         steps: list[int] = []
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*SYSTEM):
             steps = steps_in(run / SAVES)
+        said = "out of memory" if isinstance(error, MemoryError) else error.strerror or error
         raise StorageError(
-            f"cannot write {run / name}: {error.strerror or error}. Last durable step: {max(steps, default=None)}. "
+            f"cannot write {run / name}: {said}. Last durable step: {max(steps, default=None)}. "
             "Make room or mend the folder, then start it again with --run.resume"
         ) from error
 
