@@ -5,6 +5,7 @@ saved.json       the newest save that was announced (core/saved_steps.py)
 metrics.jsonl    {"step": int, "split": "train"|"eval", name: float ...} a line; no clock in it, so that a run
                  that was killed and resumed writes the same bytes as one that was not
 timing.jsonl     where the wall-clock time went; differs from run to run
+machine.json     on which cores, devices and versions, core/machine.py
 checkpoints/     core/checkpoint.py
 dataset_files.gz core/dataset_files.py
 done.json        the line that a finished run prints

@@ -248,8 +248,8 @@ def act(case: Case, process: subprocess.Popen[str], folder: Path) -> float:
     return time.monotonic()
 
 
-def run(name: str, folder: Path) -> tuple[bool, str]:
-    """Plays a case; whether it passed, and a line of the table."""
+def run(name: str, folder: Path, *, patience: float = 1.0) -> tuple[bool, str]:
+    """Plays a case; whether it passed, and a line of the table. `patience` stretches the bounds on a busy machine."""
     case = CASES[name]
     if "place of checkpoints" in case.act:
         folder.mkdir(parents=True)
@@ -258,7 +258,7 @@ def run(name: str, folder: Path) -> tuple[bool, str]:
     bound = FAIL_SECONDS if case.how.startswith("raise") or "checkpoints" in case.act else STOP_SECONDS
     try:
         began = act(case, process, folder)
-        process.wait(START_SECONDS if case.code == 0 else 60)
+        process.wait(START_SECONDS if case.code == 0 else 60 * patience)
         seconds = time.monotonic() - began
     except subprocess.TimeoutExpired:
         seconds = float("inf")
@@ -267,7 +267,7 @@ def run(name: str, folder: Path) -> tuple[bool, str]:
         process.wait()
     said = folder.with_suffix(".log").read_text()
     found = re.search(case.said, said)
-    passed = process.returncode == case.code and found is not None and (seconds <= bound or case.code == 0)
+    passed = process.returncode == case.code and found is not None and (seconds <= bound * patience or case.code == 0)
     saved = f"step {found[1]}" if found and found.groups() else ""
     if passed and case.resumes and found is not None:
         again = launch(case, folder, "")

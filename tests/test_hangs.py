@@ -1,0 +1,24 @@
+"""The short form of `python -m tests.hangs`; the bounds in seconds are the long form's."""
+
+from pathlib import Path
+
+import pytest
+
+from tests import hangs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "restore",
+        "reader_after_interaction",
+        "evaluation",
+        "compile",
+        "checkpoints_unwritable",
+        "evaluation_worker_killed",
+    ],
+)
+def test_a_run_that_is_blocked_or_broken_ends_as_it_must(name: str, tmp_path: Path):
+    passed, line = hangs.run(name, tmp_path / name, patience=6.0)
+    assert passed, line
