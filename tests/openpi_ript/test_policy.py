@@ -217,6 +217,11 @@ def test_bounds_hold_relative_actions_before_they_become_absolute(root: Path):
     np.testing.assert_allclose(answer["actions"][0], low + state, rtol=1e-6)
     np.testing.assert_allclose(answer["actions"][1], high + state, rtol=1e-6)
     assert answer["clipped"] == 24
+    for value in (np.inf, np.nan):  # no bound makes an action of it
+        chunk[0, 3, 1] = value
+        with pytest.raises(NonFiniteError, match="step 3, dimension 1"):
+            bounded.finish(prepared, chunk)
+    chunk[0, 3, 1] = 0
     bounded.bound("refuse", margin=0.0)
     with pytest.raises(OutOfBoundsError, match="no action is sent"):
         bounded.finish(prepared, chunk)

@@ -1,5 +1,6 @@
 """The server, driven by a client that is written from the protocol's description, and by openpi's own."""
 
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_what_is_no_message_ends_its_connection_alone(acting: Policy, port: int,
             assert isinstance(answer, str), "openpi's client takes text as an error"
             assert expected in answer
             with pytest.raises(ConnectionClosed):
-                connection.recv()
+                connection.recv(timeout=30)
         other.send(request(acting))
         assert read(other.recv())["actions"].shape == (8, 3)
 
@@ -179,7 +180,7 @@ def test_a_failure_of_the_server_itself_ends_one_connection_and_tells_its_client
             assert connection.recv() == "the server failed; its log says why (failure 1)"
         assert "MemoryError: no room in /secret/place" in capfd.readouterr().err
         with pytest.raises(ConnectionClosed):
-            connection.recv()
+            connection.recv(timeout=30)
     with client(port) as connection:
         connection.recv()
         connection.send(request(acting))
@@ -264,7 +265,9 @@ def test_an_address_that_is_none_ends_with_a_message(
     monkeypatch.setattr(Policy, "from_checkpoint", lambda *_, **__: acting)
     for host, port, *more in (("127.0.0.1", "99999"), ("192.0.2.1", "8000", "--no-token")):
         assert serve.main(["run", "--host", host, "--port", port, "--batch-sizes", "1", *more]) == 64
-        assert f"cannot listen at --host {host} --port {port}: " in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert f"cannot listen at --host {host} --port {port}: " in said.err
+        assert re.fullmatch(r"compiling for 1 rows\ncompiled in \d+\.\d s\n", said.out)
 
 
 # websockets 17.1 deprecates the way in which openpi-client 0.1.0 connects.

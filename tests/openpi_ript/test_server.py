@@ -127,7 +127,7 @@ def test_limits_name_their_flags(acting: Policy, capfd: pytest.CaptureFixture[st
             assert "expected at most 2 rows in one request as --max-rows says, found 3" in str(connection.recv())
             connection.send(b"x" * ((1 << 20) + 1))
             with pytest.raises(ConnectionClosed) as closed:
-                connection.recv()
+                connection.recv(timeout=30)
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1009
         with client(port) as connection:
