@@ -124,7 +124,7 @@ def read_meta(root: str | Path) -> LeRobotMeta:
     """
     root = Path(root)
     info_file = root / "meta" / "info.json"
-    if not info_file.is_file():
+    if not info_file.exists():
         raise DataError(f"{root}: expected a LeRobot dataset with meta/info.json, found none; is the path right?")
     info = read_json(info_file)
     problems = _check_info(info)

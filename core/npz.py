@@ -4,6 +4,7 @@ import io
 import math
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -19,8 +20,19 @@ MAX_HEADER = 1 << 16
 """Bytes of an array's header; numpy writes 128 and reads at most 10,000, after it has allocated what is declared."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a bound
 _PIECE = 1 << 20
-_BAD_HEADER = (ValueError, TypeError, KeyError, AttributeError, SyntaxError, OverflowError, RecursionError, MemoryError)
-"""What numpy's parser of a header raises, which is Python's own parser: unbalanced parentheses are a SyntaxError."""
+_BAD_HEADER = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    SyntaxError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    tokenize.TokenError,
+)
+"""What numpy's parser of a header raises, which is Python's own parser, after Python 2's as a second try."""
 
 
 def read_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
