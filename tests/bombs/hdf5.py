@@ -181,7 +181,7 @@ def _share(dataset: h5py.Dataset, text: str, count: int) -> None:
     mask, chunk = dataset.id.read_direct_chunk((0,))
     del mask
     pointer = zlib.decompress(chunk)[:16]
-    rows = dataset.chunks[0]
+    (rows,) = dataset.chunks or (1,)
     packed = zlib.compress(pointer * rows, 9)
     for first in range(0, count, rows):
         dataset.id.write_direct_chunk((first,), packed)

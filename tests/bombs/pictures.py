@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import av
 import h5py
@@ -50,16 +51,16 @@ def drive(folder: Path, picture: bytes) -> Path:
 def video(path: Path, size: tuple[int, int], frames: int, codec: str = "mpeg4") -> None:
     """A black video of height x width."""
     with av.open(str(path), "w", format="mp4") as container:
-        stream = container.add_stream(codec, rate=10)
-        stream.height, stream.width = size  # pyright: ignore[reportAttributeAccessIssue]
-        stream.pix_fmt = "yuv420p"  # pyright: ignore[reportAttributeAccessIssue]
+        stream: Any = container.add_stream(codec, rate=10)
+        stream.height, stream.width = size
+        stream.pix_fmt = "yuv420p"
         frame = av.VideoFrame(size[1], size[0], "yuv420p")
         for plane in frame.planes:
             plane.update(bytes(plane.buffer_size))
         for number in range(frames):
             frame.pts = number
-            container.mux(stream.encode(frame))  # pyright: ignore[reportAttributeAccessIssue]
-        container.mux(stream.encode())  # pyright: ignore[reportAttributeAccessIssue]
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
 
 
 @case
