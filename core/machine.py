@@ -31,7 +31,7 @@ def describe() -> dict[str, Any]:
 
     devices = jax.devices()
     return {
-        "cores": cores(),
+        "cores": _cores_of_xla(),
         "devices": f"{len(devices)} {devices[0].device_kind}",
         "processes": jax.process_count(),
         **{name: importlib.metadata.version(name) for name in _VERSIONS},
@@ -43,6 +43,12 @@ def describe() -> dict[str, Any]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cores_of_xla() -> int:
+    """Cores among which XLA divides its work on a CPU: NPROC where that is set, else all that there are."""
+    text = os.environ.get("NPROC", "")
+    return int(text) if text.isdecimal() and int(text) > 0 else cores()
 
 
 def note(run: Path, step: int) -> None:

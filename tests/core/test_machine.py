@@ -31,6 +31,13 @@ def test_what_a_digest_depends_on_is_printed_and_written(tmp_path: Path, capsys:
     assert {"step", "cores", "devices", "processes", "jax", "jaxlib", "numpy", "XLA_FLAGS", "cpu"} <= entry.keys()
 
 
+def test_nproc_stands_for_the_cores(monkeypatch: pytest.MonkeyPatch, on: Any):
+    on(4)
+    for text, expected in (("2", 2), ("", 4), ("0", 4), ("all", 4)):
+        monkeypatch.setenv("NPROC", text)
+        assert machine.describe()["cores"] == expected
+
+
 def test_going_on_elsewhere_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], on: Any):
     on(4)
     machine.note(tmp_path, 0)
