@@ -99,6 +99,8 @@ def test_tuples_and_dicts_are_looked_into(tmp_path: Path):
         assert _fits(fits[name], good)
         for value in bad:
             assert not _fits(fits[name], value), (name, value)
+    assert _fits(typing.Literal[1, 2], 1)
+    assert not _fits(typing.Literal[1, 2], True)
 
 
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path):
