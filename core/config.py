@@ -138,7 +138,7 @@ class CheckpointConfig:
     keep_every: int | None = None
     """Saves at multiples of this step stay for good."""
     keep_best: str | None = None
-    """Metric of the evaluation by which the best save so far stays too, for example policy_success. Only a save at a
+    """Metric of the evaluation by which the best save so far stays too, for example policy/success. Only a save at a
     step that is evaluated can be it: let train.eval_every be `every`, or a multiple."""
     best: Literal["highest", "lowest"] = "highest"
     """Which value of `keep_best` is the best."""

@@ -36,8 +36,13 @@ def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: 
     retrieval_top1         share of moments, in changed colours, whose frame half a second before is found among frames
                            of the same drive at least 2 s apart, by the cosine of the centred scene vectors
     retrieval_chance       one over the number of candidates, mean over queries
+
+    What no frame of the drives can tell is left out: probes where speed, yaw rate or a moment is never known,
+    retrieval where no frame has one half a second later, as in recordings of 1 Hz.
     """
     fitted, tested = _spaced(train), _spaced(held_out)
+    if not len(fitted) or not len(tested):
+        return retrieval(config, encoder, held_out)
     x, x_test = (encode(config, encoder, data, rows) for data, rows in ((train, fitted), (held_out, tested)))
     out = {}
     for name in ("speed_mps", "yaw_rate_radps"):
@@ -109,6 +114,8 @@ def r_squared(
 def retrieval(config: DrivingConfig, encoder: PyTree, data: DrivingData) -> dict[str, float]:
     """As in `probe`."""
     chosen = [_apart(data, episode) for episode in data.episodes.tolist()]
+    if not any(len(rows) for rows, _ in chosen):
+        return {}
     clean = encode(config, encoder, data, np.concatenate([rows for rows, _ in chosen]))
     changed = encode(config, encoder, data, np.concatenate([later for _, later in chosen]), jitter=True)
     width = clean.shape[1] // len(config.data.offsets_s)
@@ -129,7 +136,7 @@ def _spaced(data: DrivingData) -> Int64[np.ndarray, " b"]:
     """Anchors of a split at which every moment, speed and yaw rate are known, at most MOST_ROWS."""
     tables, rows = data.tables, data.anchors
     rows = rows[tables.time_valid[rows].all(axis=1) & tables.speed_valid[rows] & tables.yaw_rate_valid[rows]]
-    return rows[:: -(-len(rows) // MOST_ROWS)]
+    return rows[:: max(-(-len(rows) // MOST_ROWS), 1)]
 
 
 def _apart(data: DrivingData, episode: int) -> tuple[Int64[np.ndarray, " b"], Int64[np.ndarray, " b"]]:

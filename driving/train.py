@@ -40,11 +40,15 @@ class EvaluatedWaypoints(WaypointTask):
         self.folder = folder
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Errors on the validation drives; at the end on those of eval.split, beside every blind predictor."""
-        if not final:
-            return evaluate.quick(self.config, state.params)
-        picture = self.folder / evaluate.PICTURE
-        return evaluate.report(evaluate.compare(self.config, state.params, picture), self.folder)
+        """Errors on the validation drives; at the end also on those of eval.split, beside every blind predictor.
+
+        The first are there at the end as well, so that checkpoint.keep_best has one metric at every evaluation.
+        """
+        metrics = evaluate.quick(self.config, state.params)
+        if final:
+            picture = self.folder / evaluate.PICTURE
+            metrics |= evaluate.report(evaluate.compare(self.config, state.params, picture), self.folder)
+        return metrics
 
     def finish(self) -> None:
         """Says where the picture is, which the last evaluation drew."""

@@ -15,7 +15,17 @@ from core import cli
 from core.errors import ConfigError, RunError
 from openpi_ript import film
 from openpi_ript.collect import Collector
-from openpi_ript.evaluation import MANIFEST, Evaluation, compare_evaluations, evaluate, manifest_of
+from openpi_ript.evaluation import MANIFEST, Evaluation, Manifest, compare_evaluations, evaluate, manifest_of
+
+
+def initial_states(collector: Collector, run: Path, given: Path | None, *, seed: int, episodes: int) -> Manifest:
+    """Reads the manifest that the user named, which may be another run's and is never changed, or else the run's own.
+
+    Where the file does not exist it is made from `seed`, and so is the run's own if it is too short.
+    """
+    if given is not None and given.exists():
+        return Manifest.load(given)
+    return manifest_of(collector, given or run / MANIFEST, seed=seed, episodes=episodes)
 
 
 def evaluate_run(arguments: argparse.Namespace) -> None:
@@ -38,9 +48,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     episodes = arguments.episodes or config.eval.final_episodes
     collector = Collector(config.env)
     try:
-        manifest = manifest_of(
-            collector, arguments.manifest or run / MANIFEST, seed=config.eval.seed, episodes=episodes
-        )
+        manifest = initial_states(collector, run, arguments.manifest, seed=config.eval.seed, episodes=episodes)
         out: Path = arguments.out or run / f"evaluations/step_{step:08d}.json"
         result = evaluate(
             collector,
@@ -56,12 +64,15 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     result.save(out)
     print(f"step {step}: {result}\n{out}")
     if arguments.video:
-        film.film(config.env, out.with_suffix(""), out.with_suffix(".mp4"), episodes=arguments.video)
+        count = min(arguments.video, episodes)
+        film.film(config.env, out.with_suffix(""), out.with_suffix(".mp4"), episodes=count)
 
 
 def main(argv: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(
+        prog="python -m openpi_ript.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     run = commands.add_parser("run", help="evaluate the newest checkpoint of a run")
     run.add_argument("run", type=Path)

@@ -350,6 +350,20 @@ def test_the_frames_of_a_probe_know_speed_and_yaw_rate(root: Path):
     assert rows.tolist() == [row for row in whole.tolist() if row not in data.anchors[[1, 2, 3]].tolist()]
 
 
+def test_what_no_frame_can_tell_is_left_out_and_said(root: Path, monkeypatch: pytest.MonkeyPatch):
+    config = pretraining(root)
+    Encoder(monkeypatch)
+    train, held_out = open_data(config.data, "train"), open_data(config.data, "test")
+    unknown = dataclasses.replace(train.tables, yaw_rate_valid=np.zeros_like(train.tables.yaw_rate_valid))
+    blind_to_speed = dataclasses.replace(train, tables=unknown)
+    assert set(probes.probe(config, "good", blind_to_speed, held_out)) == {"retrieval_top1", "retrieval_chance"}
+    monkeypatch.setattr(probes, "LATER_S", 0.25)  # no frame lies there: they are half a second apart
+    assert set(probes.probe(config, "good", train, held_out)) == {"speed_r2", "yaw_rate_r2"}
+    assert probes.probe(config, "good", blind_to_speed, held_out) == {}
+    monkeypatch.setattr(probes, "probe", lambda *_: {"speed_r2": 0.5})
+    assert evaluate.probe(config, "any")["notes"] == ["retrieval_top1: no frame has another 0.25 s later"]
+
+
 def test_retrieval_finds_the_frame_half_a_second_before_among_those_of_its_drive(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -403,7 +417,8 @@ def test_a_run_logs_validation_errors_and_at_its_end_the_table(
     metrics = task.evaluate(state, final=True)
     assert metrics["model/ade_1s"] == pytest.approx(0.5)
     assert metrics["history_mlp/fde_2s_low"] == pytest.approx(2.0)
-    assert len(metrics) == 6 * 4 * 3
+    assert metrics["val/ade_1s"] == pytest.approx(0.5), "at the end too, for checkpoint.keep_best"
+    assert len(metrics) == 6 * 4 * 3 + 4
     assert json.loads((tmp_path / evaluate.REPORT).read_text())["rows"]["ego_mlp"]["ade_1s"]["mean"] == pytest.approx(3)
 
 

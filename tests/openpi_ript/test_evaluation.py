@@ -54,6 +54,30 @@ def test_a_manifest_is_the_same_for_every_run_and_survives_its_file(collector: C
         Manifest.load(tmp_path / "m.json")
 
 
+def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, tmp_path: Path):
+    given = tmp_path / "theirs.json"
+    make_manifest(collector, seed=5, episodes=2).save(given)
+    before = given.read_bytes()
+    found = command.initial_states(collector, tmp_path, given, seed=0, episodes=4)  # another seed, and too short
+    assert (found.seed, len(found.states)) == (5, 2)
+    assert given.read_bytes() == before
+    with pytest.raises(DataError, match="expected 4 initial states"):
+        evaluate(collector, Straight(0.0), found, episodes=4, guidance_scale=None, folder=tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
+    own = command.initial_states(collector, tmp_path, None, seed=0, episodes=2)
+    assert Manifest.load(tmp_path / "manifest.json") == own
+    assert command.initial_states(collector, tmp_path, None, seed=0, episodes=3).states[:2] == own.states
+    new = command.initial_states(collector, tmp_path, tmp_path / "new.json", seed=0, episodes=2)
+    assert Manifest.load(tmp_path / "new.json") == new == own
+
+
+def test_a_wrong_option_ends_with_64(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["run", "somewhere", "--episode", "x"])
+    assert ended.value.code == 64
+    assert "usage" in capsys.readouterr().err
+
+
 class Mortal(Workers):
     """Kills its worker before it answers, at each of some answers."""
 
