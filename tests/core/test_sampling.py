@@ -19,10 +19,37 @@ def test_a_block_is_a_function_of_its_place():
     assert starts().max() < 1000
 
 
+def philox(seed: int, epoch: int, purpose: int, shard: int, step: int) -> np.random.Generator:
+    """The documented law: key (seed, epoch), counter (0, step, shard, purpose) from the lowest word up."""
+    key, counter = np.array([seed, epoch], np.uint64), np.array([0, step, shard, purpose], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+@pytest.mark.parametrize("place", [PLACE, {"seed": 0, "epoch": 0, "shard": 0, "block": 0}, PLACE | {"seed": 1 << 62}])
+def test_starts_follow_the_documented_law(place: dict[str, int]):
+    """Runs of earlier versions go on from what it gave."""
+    for total, size in ((1000, 32), (7, 3)):
+        found = sampling.block_of_starts(total, size, **place)
+        rng = philox(place["seed"], place["epoch"], 1, place["shard"], place["block"])
+        np.testing.assert_array_equal(found, rng.integers(0, total, (64, size)))
+
+
+def test_episodes_follow_the_documented_law():
+    positives, negatives = np.arange(10, 30), np.arange(50, 60)
+    for seed, epoch, shard in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        found = sampling.draw_episodes(
+            positives, negatives, count=9, positive_ratio=0.6, seed=seed, epoch=epoch, shard=shard
+        )
+        rng = philox(seed, epoch, 0, shard, 0)
+        expected = [rng.choice(positives, 5, replace=False), rng.choice(negatives, 4, replace=False)]
+        np.testing.assert_array_equal(found.indices, np.concatenate(expected))
+
+
 def test_every_coordinate_gives_other_starts():
     blocks = [starts()] + [starts(**{name: value + 1}) for name, value in PLACE.items()]
     # Two unrelated draws of 1 in 1000 agree in about 2 of 2048 places.
     for i, one in enumerate(blocks):
+        assert len(np.unique(one, axis=0)) == len(one), "no step has the starts of another one"
         for other in blocks[:i]:
             assert (one == other).sum() < 20
 

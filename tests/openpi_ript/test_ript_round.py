@@ -173,12 +173,13 @@ def test_a_state_rests_until_just_before_the_update_at_which_it_may_return(root:
         again = Round(root, tmp_path / str(step), lambda state, k: state == good and k < 2,
                       groups=1, max_groups=STATES, retry_after=8)  # fmt: skip
         again.ript._resting = list(one.ript._resting)
-        again.interact(step, "b")
+        told = again.interact(step, "b")
         wanted = [state for state in order[: order.index(good) + 1] if not (rests and state == bad)]
         assert again.tried() == wanted
         still = [rest["state"] for rest in again.ript.position()["resting"]]
         assert sorted(still) == sorted(({bad} if rests else set()) | (set(wanted) - {good}))
         assert len(still) == len(set(still))
+        assert told["rollouts/resting_states"] == [float(len(still))]
 
 
 def test_each_update_draws_its_rows_from_all_windows(root: Path, tmp_path: Path):
