@@ -4,11 +4,13 @@
 
 prints a line per quantity, `name max_abs_diff rel_diff`, and exits with 1 if any rel_diff is over its bound: 1e-5 in
 float32 and 5e-2 in bfloat16, which is how far openpi itself moves between two versions of jax. The fixture holds, for
-pi0, pi05 and pi0_lora (rank 4): weights, inputs, noise and times; the loss per step, the velocity, the loss at fixed
-times, sampled chunks of 1, 4 and 10 Euler steps in both dtypes, and every gradient of the mean loss in float32.
+pi0, pi05 and pi0_lora: weights, inputs, noise and times; the loss per step, the velocity, the loss at fixed times,
+sampled chunks of 1, 4 and 10 Euler steps in both dtypes, and every gradient of the mean loss in float32; its `meta` may
+hold the models' sizes, which are those of openpi's `dummy` otherwise. One is in the repository: tests/fixtures.
 """
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,7 +26,7 @@ from core.cli import Parser
 from core.errors import DataError
 from core.flow import straight_path
 from core.npz import read_npz
-from openpi_ript.config import LoraConfig, ModelConfig, dummy
+from openpi_ript.config import GemmaConfig, LoraConfig, ModelConfig, SiglipConfig, dummy
 from openpi_ript.model.pi0 import Observation, Pi0, encode, flow_error, sample_actions, velocity
 from openpi_ript.weights import by_path, model_shapes
 
@@ -76,13 +78,30 @@ def load_fixture(path: str | Path) -> dict[str, np.ndarray]:
         raise DataError(f"{expected} {str(error).removeprefix(f'{path}: ')}") from error
 
 
-def model_config(name: str, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:
-    """Sizes of the fixture's model `name`."""
-    config = dataclasses.replace(dummy("pi05" if name == "pi05" else "pi0"), dtype=dtype)
+def model_config(fixture: Arrays, name: str, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:
+    """Sizes of the fixture's model `name`.
+
+    Raises:
+      DataError: If the fixture's `meta` does not say them as it should.
+    """
+    kind = "pi05" if name == "pi05" else "pi0"
+    config = dataclasses.replace(dummy(kind), dtype=dtype)
+    lora = LoraConfig(rank=4, alpha=4.0)
+    try:
+        meta = json.loads(fixture["meta"].tobytes()) if "meta" in fixture else {}
+        if "sizes" in meta:
+            sizes = dict(meta["sizes"])
+            parts = {part: GemmaConfig(**sizes.pop(part)) for part in ("language", "expert")}
+            vision = SiglipConfig(**sizes.pop("vision"))
+            tokens = meta["prompt_tokens"][kind]
+            config = dataclasses.replace(config, **parts, vision=vision, prompt_tokens=tokens, **sizes)
+            lora = LoraConfig(**meta["lora"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"meta: expected the sizes of the models in JSON, found {error!r}") from error
     if name != "pi0_lora":
         return config
-    gemma = dataclasses.replace(config.language, lora=LoraConfig(rank=4, alpha=4.0))
-    return dataclasses.replace(config, language=gemma, expert=gemma)
+    language, expert = (dataclasses.replace(part, lora=lora) for part in (config.language, config.expert))
+    return dataclasses.replace(config, language=language, expert=expert)
 
 
 def model_params(fixture: Arrays, name: str) -> Any:
@@ -93,7 +112,7 @@ def model_params(fixture: Arrays, name: str) -> Any:
     """
     prefix = f"{name}/params/"
     flat = {key.removeprefix(prefix): value for key, value in fixture.items() if key.startswith(prefix)}
-    shapes = {key: leaf.shape for key, leaf in model_shapes(Pi0(model_config(name, "float32"))).items()}
+    shapes = {key: leaf.shape for key, leaf in model_shapes(Pi0(model_config(fixture, name, "float32"))).items()}
     if shapes != {key: value.shape for key, value in flat.items()}:
         differ = sorted(set(shapes.items()) ^ {(key, value.shape) for key, value in flat.items()})
         raise DataError(f"{prefix}: expected the names and shapes of the model, these differ: {differ}")
@@ -121,7 +140,7 @@ def compare(name: str, got: Any, expected: np.ndarray, bound: float, floor: floa
 
 def outputs(fixture: Arrays, name: str, dtype: str) -> Iterator[Difference]:
     """Loss, velocity, loss at fixed times and sampled chunks of one model in one dtype ("f32" or "bf16")."""
-    config = model_config(name, DTYPES[dtype])
+    config = model_config(fixture, name, DTYPES[dtype])
     model, params, seen = Pi0(config), model_params(fixture, name), observation(fixture, config)
     actions, noise = jnp.asarray(fixture["inputs/actions"]), jnp.asarray(fixture[f"{name}/loss_noise"])
 
@@ -151,7 +170,7 @@ def outputs(fixture: Arrays, name: str, dtype: str) -> Iterator[Difference]:
 
 def gradients(fixture: Arrays, name: str) -> Iterator[Difference]:
     """Gradient of the mean loss for every weight of one model, in float32."""
-    config = model_config(name, "float32")
+    config = model_config(fixture, name, "float32")
     model, params, seen = Pi0(config), model_params(fixture, name), observation(fixture, config)
     actions, noise = jnp.asarray(fixture["inputs/actions"]), jnp.asarray(fixture[f"{name}/loss_noise"])
     time = jnp.asarray(fixture[f"{name}/loss_time"])

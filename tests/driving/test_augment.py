@@ -10,7 +10,7 @@ from driving.augment import draw, kept_cameras, mirror_order
 from driving.batch import Batch
 from driving.config import CAMERAS, AugmentConfig, DataConfig
 from driving.data import DrivingData, open_data
-from tests.driving.drives import SIZE, write_drive
+from tests.driving.drives import SIZE, SPEED, TURN, write_drive
 
 HEIGHT, WIDTH = SIZE
 POINTS = np.array([[12.0, 1.0, 0.5, 1.0], [15.0, -3.0, 2.0, 1.0], [6.0, 8.0, 1.0, 1.0], [7.0, -6.0, 0.2, 1.0]])
@@ -21,11 +21,16 @@ POINTS = np.array([[12.0, 1.0, 0.5, 1.0], [15.0, -3.0, 2.0, 1.0], [6.0, 8.0, 1.0
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("augment")
 
-    def commands(tree: dict) -> None:
+    def change(tree: dict) -> None:
+        """Nothing is the same from frame to frame, or on both sides, which a mirror could leave as it is unnoticed."""
         for i, frame in enumerate(tree["frames"]):
-            frame["observations"]["route_command"] = ("left", "right", "straight", None)[i % 4]
+            seen = frame["observations"]
+            seen["route_command"] = ("left", "right", "straight", None)[i % 4]
+            seen["state"] |= {"speed_mps": SPEED + 2 * frame["t"], "yaw_rate_radps": TURN + 0.3 * frame["t"]}
+            for k, camera in enumerate(seen["cameras"].values()):
+                camera["t_offset_s"] = 0.004 * k
 
-    write_drive(folder, "a", frames=30, change=commands)
+    write_drive(folder, "a", frames=30, change=change)
     return folder
 
 
@@ -101,8 +106,11 @@ def test_flip_mirrors_the_world(root: Path):
     np.testing.assert_allclose(changed["yaw_rad"], -plain["yaw_rad"], atol=1e-6)
     np.testing.assert_array_equal(changed["yaw_rate_radps"], -plain["yaw_rate_radps"])
     np.testing.assert_array_equal(changed["speed_mps"], plain["speed_mps"])
+    assert (plain["past_motion"][10:] != 0).all(), "after the first second"
     np.testing.assert_array_equal(changed["past_motion"][:, :3], plain["past_motion"][:, :3])
     np.testing.assert_array_equal(changed["past_motion"][:, 3:], -plain["past_motion"][:, 3:])
+    assert len(np.unique(plain["camera_t"][0, 0])) == 5
+    np.testing.assert_array_equal(changed["camera_t"], plain["camera_t"][:, :, order])
     np.testing.assert_array_equal(plain["route_command"], [1, 3, 2, 0] * 3)
     np.testing.assert_array_equal(changed["route_command"], [3, 1, 2, 0] * 3)
 

@@ -47,6 +47,22 @@ def test_waypoints_go_by_time_where_frames_were_dropped():
     assert np.abs(by_index - expected_waypoints()).max() > 1.0
 
 
+def test_a_frame_whose_own_pose_is_unknown_has_no_waypoints():
+    """Its future is known in the world, and nobody knows where the car stood to see it."""
+    t = DT * np.arange(40)
+    pose = circle(t)
+    known = np.ones(40, bool)
+    known[[3, 4, 20]] = False
+    pose[~known] = 0.0  # as tables.py leaves them
+    waypoints, valid = targets.waypoints_from_poses(t, pose, known, steps=STEPS, dt_s=DT, max_gap_s=0.5)
+    assert not valid[[3, 4, 20]].any()
+    assert (waypoints[[3, 4, 20]] == 0).all()
+    assert valid[[2, 5, 19]].all(), "the frames beside it see past it"
+    np.testing.assert_allclose(waypoints[5], expected_waypoints(), atol=0.04)
+    none = targets.waypoints_from_poses(t, pose, np.zeros(40, bool), steps=STEPS, dt_s=DT, max_gap_s=0.5)
+    assert not none[1].any()
+
+
 def test_a_gap_is_not_bridged():
     t = np.concatenate([DT * np.arange(10), 2.0 + DT * np.arange(30)])
     waypoints, valid = from_poses(t, circle(t))

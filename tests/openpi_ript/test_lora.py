@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -14,12 +15,12 @@ from openpi_ript.model.lora import Einsum, FeedForward, count, stop_frozen, trai
 from openpi_ript.model.pi0 import Pi0, encode, flow_error, init_params
 from openpi_ript.weights import by_path, fit_to_model
 from tests.openpi_ript.toy_policy import (
+    PARITY,
     compiled,
     make_actions,
     make_model,
     make_observation,
     random_params,
-    require_fixture,
 )
 
 LORA = LoraConfig(rank=2, alpha=6.0)  # scale 3
@@ -72,8 +73,9 @@ def adapted_model(**changes: Any) -> Pi0:
     return make_model("pi0", language=gemma, expert=gemma, **changes)
 
 
-def test_freezing_both_transformers_freezes_what_openpi_freezes() -> None:
-    with np.load(require_fixture("openpi_tiny.npz")) as recorded:
+@pytest.mark.parametrize("fixture", PARITY, ids=lambda path: path.stem)
+def test_freezing_both_transformers_freezes_what_openpi_freezes(fixture: Path) -> None:
+    with np.load(fixture) as recorded:
         frozen = json.loads(recorded["meta"].tobytes())["models"]["pi0_lora"]["frozen"]
     model = adapted_model(freeze=("language", "expert"))
     trains = by_path(trainable(random_params(model), model.config))

@@ -8,15 +8,15 @@ import pytest
 
 from openpi_ript import parity
 from openpi_ript.parity import Difference, compare
-from tests.openpi_ript.toy_policy import require_fixture
+from tests.openpi_ript.toy_policy import PARITY
 
 # The run computes little and compiles much: see `compiled` in toy_policy.py.
 QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.mark.slow
-def test_everything_recorded_from_openpi_agrees() -> None:
-    fixture = require_fixture("openpi_tiny.npz")
+@pytest.mark.parametrize("fixture", PARITY, ids=lambda path: path.stem)
+def test_everything_recorded_from_openpi_agrees(fixture: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "openpi_ript.parity", str(fixture)],
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILE},
@@ -61,7 +61,7 @@ def test_exit_code_tells_the_verdict(
 
 def test_unusable_fixture_is_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(tmp_path / "missing.npz")]) == 65
-    np.savez(tmp_path / "empty.npz", meta=np.zeros(1))
+    np.savez(tmp_path / "empty.npz", other=np.zeros(1))
     assert parity.main([str(tmp_path / "empty.npz")]) == 65
     (tmp_path / "text.npz").write_text("{}")
     assert parity.main([str(tmp_path / "text.npz")]) == 65
@@ -72,3 +72,7 @@ def test_unusable_fixture_is_bad_data(tmp_path: Path, capsys: pytest.CaptureFixt
         in errors
     )
     assert "pi0/params/: expected the names and shapes of the model" in errors
+    for meta in (b"{", b'{"sizes": {}}', b'{"sizes": {"language": {"width": 4}, "expert": {}}}'):
+        np.savez(tmp_path / "meta.npz", meta=np.frombuffer(meta, np.uint8))
+        assert parity.main([str(tmp_path / "meta.npz")]) == 65
+        assert "meta: expected the sizes of the models in JSON, found" in capsys.readouterr().err

@@ -150,6 +150,7 @@ def test_waves_fill_what_is_missing_and_stop_when_there_is_enough(root: Path, tm
     def tried(name: str, alike: set[int], **rollout: Any) -> tuple[list[int], list[int]]:
         one = Round(root, tmp_path / name, lambda state, k: state not in alike and k < 2, **rollout)
         one.interact(2)
+        assert [job.number for job in one.collector.jobs] == list(range(len(one.collector.jobs)))
         used = list(dict.fromkeys(state_and_number(Path(name))[0] for name in one.files()))
         return one.tried(), used
 

@@ -21,12 +21,12 @@ from openpi_ript.weights import (
     save_safetensors,
 )
 from tests.openpi_ript.toy_policy import (
+    CHECKPOINTS,
     compiled,
     make_actions,
     make_model,
     make_observation,
     random_params,
-    require_fixture,
 )
 
 
@@ -47,13 +47,11 @@ def small_tree() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["pi0", "pi05"])
-@pytest.mark.parametrize("flavour", ["params", "params_trained"])
-def test_openpis_checkpoints_load_and_save_unchanged(kind: str, flavour: str, tmp_path: Path) -> None:
-    folder = require_fixture("openpi_tiny_ckpt") / kind / flavour
+@pytest.mark.parametrize(("fixture", "folder"), CHECKPOINTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_openpis_checkpoints_load_and_save_unchanged(fixture: Path, folder: Path, tmp_path: Path) -> None:
     params = load_openpi(folder)
-    with np.load(require_fixture("openpi_tiny.npz")) as recorded:
-        prefix = f"{kind}/params/"
+    with np.load(fixture) as recorded:
+        prefix = f"{folder.parent.name}/params/"
         names = [name.removeprefix(prefix) for name in recorded.files if name.startswith(prefix)]
         flat = by_path(params)
         assert sorted(flat) == sorted(names)

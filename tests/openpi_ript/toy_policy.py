@@ -9,7 +9,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from openpi_ript.config import ModelConfig, toy
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
@@ -19,15 +18,22 @@ compiled = functools.partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 )
 
-FIXTURES = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
-
-
-def require_fixture(name: str) -> Path:
-    """Path of a recorded fixture; skips the test where the folder beside the repository is missing."""
-    path = FIXTURES / name
-    if not path.exists():  # openpi's numbers are kept beside the repository, not in it; a plain clone has none
-        pytest.skip(f"no {name} in ../shared/fixtures beside the repository")
-    return path
+OWN = Path(__file__).resolve().parents[1] / "fixtures"
+"""Recorded from openpi's own code by record_openpi.py there, at small sizes."""
+BESIDE = Path(__file__).resolve().parents[3] / "shared" / "fixtures"
+"""The same of openpi's `dummy` sizes, 15 MB: beside the repository, where somebody has put them there."""
+PARITY = [
+    path for path in (OWN / "openpi.npz", BESIDE / "openpi_tiny.npz") if path == OWN / "openpi.npz" or path.exists()
+]
+"""Fixtures for `openpi_ript.parity`."""
+CHECKPOINTS = [(PARITY[0], OWN / "openpi_checkpoints" / folder) for folder in ("pi0/params", "pi05/params_trained")] + [
+    (fixture, BESIDE / "openpi_tiny_ckpt" / kind / flavour)
+    for fixture in PARITY[1:]
+    for kind in ("pi0", "pi05")
+    for flavour in ("params", "params_trained")
+]
+"""Checkpoints that openpi's own code wrote, each beside the fixture that holds the same weights. `params_trained` is
+of a training run, which nests every leaf a level deeper."""
 
 
 def make_model(kind: Literal["pi0", "pi05"], **changes: Any) -> Pi0:
