@@ -154,12 +154,13 @@ def test_pictures_that_are_no_whole_number_of_tokens_are_refused():
 
 
 def test_a_constant_turn_is_a_circle():
-    motion = jnp.array([[5.0, 0.5], [4.0, 0.0], [6.0, -1e-4]])
+    motion = jnp.array([[5.0, 0.5], [4.0, 0.0], [6.0, -1e-4], [5.0, -0.5]])
     path = np.asarray(constant_turn(motion, 20, 0.1))
     t = np.arange(1, 21) * 0.1
     np.testing.assert_allclose(path[0], np.stack([10 * np.sin(0.5 * t), 10 * (1 - np.cos(0.5 * t))], -1), atol=1e-5)
     np.testing.assert_allclose(path[1], np.stack([4 * t, 0 * t], -1), atol=1e-6)
     np.testing.assert_allclose(path[2][:, 0], 6 * t, atol=1e-5)
+    np.testing.assert_allclose(path[3], path[0] * [1, -1], atol=1e-6)  # to the right
 
 
 @pytest.mark.slow

@@ -43,6 +43,14 @@ def test_the_interval_is_over_drives():
     assert score(with_gaps, drive, draws=10).mean == pytest.approx(level.mean())
 
 
+def test_the_mean_is_over_samples_and_the_interval_over_drives_of_any_length():
+    """A drive of three samples of 1 m and one of a single sample of 9 m: 3 m, where drives alike would give 5 m."""
+    values, drive = np.array([1.0, 1.0, 9.0, 1.0, np.nan]), np.array([4, 4, 7, 4, 7])
+    found = score(values, drive, draws=1000)
+    assert found.mean == 3
+    assert (found.low, found.high) == (1, 9)  # either drive drawn twice
+
+
 def path(speed: float, lateral: float = 0.0) -> np.ndarray:
     t = np.arange(1, 21) / 4
     return np.stack([speed * t, np.full(20, lateral)], axis=-1)

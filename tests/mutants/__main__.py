@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--at-least", type=float, default=95.0, metavar="PERCENT")
     parser.add_argument("--fresh", action="store_true", help="use no verdict of an earlier run")
     parser.add_argument(
-        "--old-times", action="store_true", help="do not run the unchanged tests again where only the program changed"
+        "--trust-tests", action="store_true", help="do not run the tests on the unchanged program first"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
@@ -64,7 +64,7 @@ def main() -> None:
     work = [(mutant, tests_of(mutant, table, root)) for mutant in fitting]
     tests = list(dict.fromkeys(test for _, listed in work for test in listed))
     with Runner(root, ROOT / ".cache", options.workers, lambda text: print(text, flush=True)) as runner:
-        verdicts = runner.judge(work, runner.baseline(tests, old_times=options.old_times), fresh=options.fresh)
+        verdicts = runner.judge(work, runner.baseline(tests, trusted=options.trust_tests), fresh=options.fresh)
 
     lines = [Line(mutant, verdicts[mutant], accepted().get(mutant.name)) for mutant in fitting]
     text, enough = table_of(lines, options.at_least)

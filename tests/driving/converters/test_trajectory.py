@@ -61,3 +61,9 @@ def test_matrices_and_quaternions():
     np.testing.assert_allclose(turn @ [1, 0, 0], [math.cos(2 * half), math.sin(2 * half), 0], atol=1e-12)
     tilt = rotation_of_quaternion([math.cos(half), math.sin(half), 0.0, 0.0])
     np.testing.assert_allclose(tilt @ [0, 1, 0], [0, math.cos(2 * half), math.sin(2 * half)], atol=1e-12)
+
+
+@pytest.mark.parametrize(("apart", "known"), [(0.0015, True), (0.0005, False)])
+def test_positions_within_a_millisecond_give_no_speed(apart: float, known: bool):
+    line = Trajectory([(0.0, (0.0, 0.0, 0.0)), (apart, (10 * apart, 0.0, 0.0))])
+    assert line.speed(0.0) == (pytest.approx(10.0) if known else None)

@@ -11,7 +11,7 @@ from core.errors import ConfigError, DataError
 from core.images import decode
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
-from driving.converters.waymo_frames import camera_name, extrinsics_of
+from driving.converters.waymo_frames import camera_name, exposure_time, extrinsics_of
 from driving.episodes import Episode, load_episode
 from tests.driving.converters import waymo_files as files
 from tests.driving.converters.waymo_files import DELAYS, SEGMENT, SPEED, TURN, pose_at
@@ -310,3 +310,10 @@ class TestEndToEnd:
 )
 def test_camera_names(value: Any, expected: str | None):
     assert camera_name(value) == expected
+
+
+def test_the_time_of_a_picture():
+    assert exposure_time(3.0, 1.0, 2.0) == 3.0
+    assert exposure_time(None, 1.0, 2.0) == exposure_time(0.0, 1.0, 2.0) == 1.5
+    assert exposure_time(None, 1.0, None) is exposure_time(None, None, 2.0) is None
+    assert exposure_time(0.0, 1.0, 0.0) is exposure_time(0.0, 0.0, 2.0) is None  # protobuf's 0 is "not set"
