@@ -40,4 +40,6 @@ def test_every_field_is_read(module: str):
 def test_fingerprint_leaves_out_what_may_change_on_resume():
     flat = {"run.dir": "a", "run.seed": 1, "train.steps": 5, "optim.schedule": "constant", "checkpoint.every": 3}
     assert core.config.fingerprint(flat) == {"run.seed": 1, "optim.schedule": "constant"}
+    kept = dict.fromkeys(["train.batch_size", "train.accumulate", "train.ema", "data.horizon", "agent.alpha"], 2)
+    assert core.config.fingerprint(kept) == kept
     assert "train.steps" in core.config.fingerprint(flat | {"optim.schedule": "cosine"})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.config import MeshConfig, OptimConfig, TrainConfig, flatten, load
+from core.config import CheckpointConfig, MeshConfig, OptimConfig, TrainConfig, flatten, load
 from core.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -107,3 +107,10 @@ def test_configs_are_frozen():
     config, _ = load(DEBUG)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.run.seed = 3  # type: ignore[misc]  the point of the test
+
+
+def test_the_smallest_numbers_of_saves_are_taken():
+    assert CheckpointConfig(keep_every=1, keep_last=1, every=1).keep_every == 1
+    for wrong in ({"keep_every": 0}, {"keep_last": 0}, {"every": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            CheckpointConfig(**wrong)

@@ -75,6 +75,21 @@ def test_rater_feedback_score():
         rater_feedback_score(path(6)[:12], rated[:, :12], scores, **fast)
 
 
+def test_ahead_and_beside_are_seen_along_the_raters_way():
+    """12 m/s straight on, and to the left from the fourth second on: 5 m too far along the way is inside 7.2 m, 5 m
+    beside it outside 1.8 m."""
+    t = np.arange(1, 21) / 4
+    rated = np.stack([12 * np.minimum(t, 4), 12 * np.maximum(t - 4, 0)], axis=-1)
+    along, beside = rated.copy(), rated.copy()
+    along[-1, 1] += 5
+    beside[-1, 0] += 5
+    for other in (path(6), rated):
+        raters, scores = np.stack([rated, other]), np.array([9.0, 9.0 if other is rated else 1.0])
+        assert rater_feedback_score(along, raters, scores, speed_mps=12.0) == 9
+        expected = np.mean([9, 9 * 0.1 ** (5 / 1.8 - 1)])
+        assert rater_feedback_score(beside, raters, scores, speed_mps=12.0) == pytest.approx(expected)
+
+
 def test_a_standing_rater_has_a_direction():
     rated = np.zeros((1, 20, 2))
     assert rater_feedback_score(np.zeros((20, 2)), rated, np.array([9.0]), speed_mps=0.0) == 9

@@ -56,7 +56,9 @@ def tests_of(mutant: Mutant, table: dict[str, Area], root: Path) -> list[str]:
     listed = area.files.get(mutant.file)
     if listed is None:
         elsewhere = [other.files[mutant.file] for other in table.values() if mutant.file in other.files]
-        listed = elsewhere[0] if elsewhere else [test for tests in area.files.values() for test in tests]
+        listed = elsewhere[0] if elsewhere else []
+        if not elsewhere and not (root / named).exists():
+            listed = [test for tests in area.files.values() for test in tests]
     tests = [test for test in dict.fromkeys([named, *listed]) if (root / test).exists()]
     if not tests:
         raise ValueError(f"{mutant.name}: no test file for {mutant.file}; name some in {HERE / 'areas.toml'}")

@@ -60,7 +60,7 @@ TRANSPARENT = {"abs", "sorted", "stop_gradient", "reversed", "absolute", "sqrt",
 DEFAULTS = {"bool": "not ({})", "int": "({}) + 1", "float": "({}) + 1.0", "str": '""', "list": "[]", "dict": "{{}}"}
 SYMMETRIC = {"isinstance", "getattr", "minimum", "maximum", "min", "max", "array_equal", "gcd"}
 """Functions whose arguments are not swapped."""
-UNREAD = {"main", "__str__", "__repr__", "_parser"}
+UNREAD = {"main", "__str__", "__repr__", "_parser", "describe"}
 """Functions that only put words together."""
 SILENT = {"print", "warn", "info", "debug", "warning", "error", "exception", "log_timing", "say", "_say", "_print"}
 """Calls that only tell a person something."""

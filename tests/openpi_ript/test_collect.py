@@ -166,6 +166,17 @@ def test_nan_ends_the_run_with_the_rollouts_file(collector: Collector, tmp_path:
     assert play(collector, jobs(1, tmp_path), Straight()), "the collector is fit for use"
 
 
+def test_nan_in_a_later_action_of_a_chunk_ends_the_run_too(collector: Collector, tmp_path: Path):
+    class Broken(Straight):
+        def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
+            chunk = np.array(super().__call__(observation, noise))
+            chunk[:, 1, 0] = np.nan
+            return chunk
+
+    with pytest.raises(NonFiniteError, match="answered with NaN"):
+        play(collector, jobs(1, tmp_path), Broken())
+
+
 def test_stopping_drops_what_is_under_way(collector: Collector, tmp_path: Path):
     assert not collector.play(jobs(4, tmp_path), Straight(), lambda *_: None, stopping=lambda: True)
     assert len(play(collector, jobs(4, tmp_path), Straight())) == 4
