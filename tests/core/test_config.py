@@ -111,6 +111,6 @@ def test_configs_are_frozen():
 
 def test_the_smallest_numbers_of_saves_are_taken():
     assert CheckpointConfig(keep_every=1, keep_last=1, every=1).keep_every == 1
-    for wrong in ({"keep_every": 0}, {"keep_last": 0}, {"every": 0}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            CheckpointConfig(**wrong)
+    for name in ("keep_every", "keep_last", "every"):
+        with pytest.raises(ValueError, match=name):
+            dataclasses.replace(CheckpointConfig(), **{name: 0})
