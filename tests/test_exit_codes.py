@@ -1,5 +1,6 @@
 """What a scheduler reads: the exit code of every kind of end, of launch.py and of the tools."""
 
+import builtins
 import json
 import signal
 import sys
@@ -16,7 +17,7 @@ import driving.validate
 import launch
 import openpi_ript.evaluate
 import qchunk.inspect
-from core import errors, recording
+from core import cli, errors, processes, recording
 from core.checkpoint_tool import main as checkpoint_tool
 from core.new_folder import new_folder
 from openpi_ript.evaluation import Evaluation
@@ -64,6 +65,24 @@ def test_training_ends_with_the_code_of_its_error(
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert ("stopped by the keyboard" if name == "KeyboardInterrupt" else "error: what happened") in said
+
+
+@pytest.mark.parametrize("name", [*CODES, "KeyboardInterrupt", "an end", "ZeroDivisionError"])
+def test_a_command_leaves_with_its_code_and_waits_for_the_others_only_after_an_orderly_end(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    left: list[tuple[int, bool]] = []
+
+    def leave(code: int, *, together: bool) -> None:
+        left.append((code, together))
+        raise SystemExit
+
+    monkeypatch.setattr(processes, "leave", leave)
+    error = getattr(errors, name, getattr(builtins, name, None))
+    with pytest.raises(SystemExit):
+        cli.run((lambda: None) if error is None else raising(error("x")))
+    expected = {"an end": 0, "KeyboardInterrupt": 130, "ZeroDivisionError": 1} | CODES
+    assert left[0] == (expected[name], name in ("an end", "PreemptedError"))
 
 
 def test_a_bug_is_a_traceback_and_an_end_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

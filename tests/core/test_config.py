@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.config import CheckpointConfig, MeshConfig, OptimConfig, TrainConfig, flatten, load
+from core.config import CheckpointConfig, MeshConfig, OptimConfig, TrainConfig, comparable, flatten, load
 from core.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -114,3 +114,15 @@ def test_the_smallest_numbers_of_saves_are_taken():
     for name in ("keep_every", "keep_last", "every"):
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(CheckpointConfig(), **{name: 0})
+
+
+def test_a_checkpoint_without_a_list_of_files_is_compared_in_the_rest_and_that_is_said():
+    current = {"run.seed": 1, "dataset.files": "f"}
+    assert comparable({"run.seed": 1, "dataset.files": "g"}, current) == (
+        {"run.seed": 1, "dataset.files": "g"},
+        current,
+        "",
+    )
+    saved, now, remark = comparable({"run.seed": 2}, current)
+    assert (saved, now) == ({"run.seed": 2}, {"run.seed": 1})
+    assert remark.startswith("the checkpoint is an earlier version's, which kept no list of the dataset's files")

@@ -26,6 +26,9 @@ def _recorder(folder: Path, episode: int) -> None:
     if episode == 10 and not (folder / "died").exists():
         (folder / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
+    if episode == 11 and len(died := list(folder.glob("died*"))) < 2:
+        (folder / f"died{len(died)}").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
     (folder / str(episode)).write_text(str(episode**2))
 
 
@@ -58,6 +61,11 @@ def test_an_episode_whose_worker_died_is_recorded_again(tmp_path: Path, capsys: 
     assert sorted(share_out([0, 10, 2], functools.partial(opener, tmp_path), 2)) == [0, 2, 10]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "10", "2", "died"]
     assert "a worker died (killed by SIGKILL); episode 10 is recorded again" in capsys.readouterr().out
+
+
+def test_two_deaths_in_one_episode_are_survived(tmp_path: Path) -> None:
+    assert list(share_out([11], functools.partial(opener, tmp_path), 1)) == [11]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["11", "died0", "died1"]
 
 
 def test_workers_that_were_stopped_end_with_the_recording(tmp_path: Path) -> None:

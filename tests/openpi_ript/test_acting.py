@@ -86,5 +86,5 @@ def test_guidance_can_be_set_from_outside(config: OpenpiRiptConfig):
 def test_the_digest_knows_values_names_and_types():
     tree = {"a": jnp.arange(3.0), "b": {"c": jnp.zeros((2, 2))}}
     assert digest(tree) == digest(jax.tree.map(jnp.copy, tree))
-    others = [tree | {"a": jnp.arange(3.0) + 1e-7}, {"x": tree["a"], "b": tree["b"]}, tree | {"a": jnp.arange(3)}]
+    others = [tree | {"a": jnp.arange(3.0) + 1e-7}, {"aa": tree["a"], "b": tree["b"]}, tree | {"a": jnp.arange(3)}]
     assert len({digest(one) for one in [tree, *others]}) == 4
