@@ -357,7 +357,13 @@ def _fill(root: Path, info: Mapping[str, Any], key: str, values: Mapping[str, An
     template = info.get(key)
     if not isinstance(template, str):
         raise DataError(f"{root}/meta/info.json: expected a path template at {key}, found {template!r}")
-    for _, name, width, conversion in string.Formatter().parse(template):
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise DataError(
+            f"{root}/meta/info.json: expected a path template at {key}, found {template!r}: {error}"
+        ) from error
+    for _, name, width, conversion in parts:
         plain = name is None or (name in values and not conversion and width in ("", *(f"0{n}d" for n in range(1, 10))))
         if not plain:
             raise DataError(

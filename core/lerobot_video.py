@@ -74,6 +74,8 @@ class VideoFile:
             self._container = av.open(str(path), container_options={"format_whitelist": _FORMATS})
             self._stream = self._container.streams.video[0]
             codec = self._stream.codec_context
+            if codec is None:
+                raise ValueError("a codec that there is no decoder for")
             self.size = codec.height, codec.width
             require_pixels(*self.size, str(path))
             # A stream may change its size on the way: the decoder itself is told the limit.
@@ -81,7 +83,7 @@ class VideoFile:
             packets = self._packets()
         except FileNotFoundError as error:
             raise DataError(f"{path}: expected a video, found no such file") from error
-        except (OSError, IndexError, ValueError) as error:  # av's errors are both
+        except (OSError, IndexError, ValueError, EOFError) as error:  # av's errors are one of them
             raise DataError(f"{path}: expected a video, found {error}") from error
         self._stream.thread_type = "AUTO"
         self._pts = sorted(pts for pts, _ in packets)
@@ -163,7 +165,7 @@ class VideoFile:
                         self._position = index
                         return frame.to_ndarray(format="rgb24")
                     break
-        except (av.error.FFmpegError, OSError, ValueError) as error:
+        except (av.error.FFmpegError, OSError, ValueError, EOFError) as error:
             self._position = -1
             self._frames = iter(())
             raise DataError(f"{self.path}: expected a whole frame {index}, found damaged data: {error}") from error

@@ -1,5 +1,6 @@
 """Reading .npz files that others wrote: sizes checked before they are believed, no pickle, one kind of error."""
 
+import errno
 import io
 import math
 import os
@@ -55,6 +56,10 @@ def read_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str
             return {name: _read_member(archive, members[name], spent, f"{path}: {name}") for name in wanted}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeError) as error:
         raise DataError(f"{path}: expected a whole .npz file, found {error}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DataError(f"{path}: expected a whole .npz file, found a place outside of it: {error}") from error
     except (ValueError, RuntimeError) as error:  # an offset before the file's begin, an encrypted member
         raise DataError(f"{path}: expected a whole .npz file, found {error}") from error
 

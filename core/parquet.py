@@ -26,7 +26,11 @@ def open_parquet(path: Path) -> pq.ParquetFile:
       DataError: It is no regular file, or costs more than a limit.
     """
     budget.regular(path)
-    parquet = pq.ParquetFile(path)
+    try:
+        parquet = pq.ParquetFile(path)
+        _ = parquet.schema_arrow.names  # names that are no text show here
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid(f"a name of a column is no text: {error}") from error
     budget.require("table_rows", parquet.metadata.num_rows, str(path))
     budget.require("table_columns", parquet.metadata.num_columns, str(path))
     return parquet
