@@ -13,16 +13,15 @@ import concurrent.futures
 import hashlib
 import json
 import os
-import stat as stat_lib
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from core import cache
+from core import budget, cache
 from core.config import FilesConfig
 from core.errors import DataError
 from core.links import Bounds
@@ -65,7 +64,8 @@ def content_hash(path: Path | str, verify: Verify = "sample") -> str:
     """SHA-256 of a file's bytes; of a large one's size and a fixed sample of them, unless `verify` is "full".
 
     Raises:
-      OSError: The file is missing, no regular file, or cannot be read.
+      OSError: The file is missing, or cannot be read.
+      DataError: It is no regular file.
     """
     return _hash(str(path), verify)[1].hex()
 
@@ -73,12 +73,9 @@ def content_hash(path: Path | str, verify: Verify = "sample") -> str:
 def _hash(path: str, verify: Verify) -> tuple[Stat, bytes]:
     """Stat and hash of one moment: a file that is written to meanwhile is hashed again."""
     for _ in range(_TRIES):
-        # Without O_NONBLOCK a pipe would block until somebody writes to it.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            if not stat_lib.S_ISREG(status.st_mode):
-                raise OSError(f"{path}: expected a regular file, found a folder, pipe or device")
-            before, size = stat_of(status), status.st_size
+        with budget.open_file(path) as file:
+            before = stat_of(os.fstat(file.fileno()))
+            size = before.size
             if size <= WHOLE_BYTES or verify == "full":
                 found = hashlib.file_digest(file, "sha256").digest()
             else:
@@ -122,13 +119,14 @@ class Entry(NamedTuple):
 class Files:
     """The files of one dataset as they were when it was opened."""
 
-    def __init__(self, bounds: Bounds, *, verify: Verify = "sample") -> None:
+    def __init__(self, bounds: Bounds, *, verify: Verify = "sample", remember: bool = True) -> None:
         """Holds no file yet.
 
         Args:
           bounds: Of the dataset.
           verify: sample: files that were not touched since they were hashed are not read, and of large ones a sample
             is. full: every byte of every file is read.
+          remember: Use the cache of hashes; False reads every file, and writes nothing.
         """
         self.bounds, self.verify = bounds, verify
         self.names: list[str] = []
@@ -139,7 +137,8 @@ class Files:
         self._full: dict[int, bytes] = {}
         self.errors: dict[str, str] = {}
         """By name, why a file could not be read; one that is missing has none."""
-        self._known: dict[bytes, bytes] | None = None
+        self._remembers = remember
+        self._known: dict[bytes, bytes] | None = None if remember else {}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -234,6 +233,8 @@ class Files:
             again, full = _hash(path, "full")
         except OSError as error:
             return error
+        except DataError as error:  # a pipe or a device: not to be read, and no content
+            return OSError(str(error))
         return (now, sample, full) if again == now else OSError(f"{path}: is being written to")
 
     def _remember(self, place: int, now: Stat, sample: bytes, full: bytes) -> None:
@@ -308,6 +309,17 @@ class Files:
             "go on with --run.resume, or start anew in another folder"
         )
 
+    def require_equal(self, now: "Files") -> None:
+        """Compares with the same dataset, opened anew. Raises DataError that names what is not what it was."""
+        found = compare(self.entries(), now.entries())
+        names = [f"{kind}: {name}" for kind, names in found._asdict().items() for name in names]
+        if names:
+            more = f", and {len(names) - 20} more" if len(names) > 20 else ""
+            raise DataError(
+                f"{self.bounds.root}: changed since the run opened it: {', '.join(names[:20])}{more}. Restore these "
+                "files and go on with --run.resume, or start anew in another folder"
+            )
+
     def entries(self) -> dict[str, Entry]:
         """What is remembered of each file, by name."""
         rows = zip(self.names, self._stats[:, 2].tolist(), strict=True)
@@ -337,6 +349,8 @@ class Files:
 
     def _save(self, known: dict[bytes, bytes], hashed: list[int]) -> None:
         """Adds to the cache what was hashed and was not changed just now."""
+        if not self._remembers:
+            return
         recent = time.time_ns() - RACY_NS
         for place in hashed:
             now = self._stats[place].tolist()
@@ -350,6 +364,14 @@ class Files:
 def open_files(root: str | Path, data: FilesConfig) -> Files:
     """No file of a dataset yet, as its config wants them looked at. Raises DataError as `Bounds`."""
     return Files(Bounds(root, data.allow_links_to), verify=data.verify)
+
+
+Check = Callable[[Files], None]
+"""Told which files a dataset is made of, before any of them is judged; raises if they are not those that it expects."""
+
+
+def any_files(files: Files) -> None:
+    """A Check that expects nothing."""
 
 
 def digest(entries: Mapping[str, Entry]) -> str:

@@ -34,7 +34,7 @@ class Bounds:
           DataError: A folder of `allow` does not exist.
         """
         named = Path(os.path.abspath(root))
-        self.root = named.parent if named.is_file() else named
+        self.root = named.parent if named.exists() and not named.is_dir() else named
         """Folder that all names are relative to."""
         self._allowed = [os.path.realpath(self.root)]
         self._blobs = _blobs(Path(self._allowed[0]))

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -47,21 +47,31 @@ def read_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str
       OSError: It cannot be read.
       DataError: It is no regular file, no .npz file, damaged, holds objects, or costs more than a limit.
     """
+    with budget.open_file(path) as file:
+        return _read(file, os.fstat(file.fileno()).st_size, str(path), names)
+
+
+def parse_npz(content: bytes, *, source: str) -> dict[str, np.ndarray]:
+    """Arrays of the bytes of an .npz file; `source` names it in errors. Raises DataError as `read_npz`."""
+    return _read(io.BytesIO(content), len(content), source, None)
+
+
+def _read(file: BinaryIO, size: int, source: str, names: Collection[str] | None) -> dict[str, np.ndarray]:
     try:
-        with budget.open_file(path) as file, zipfile.ZipFile(file) as archive:
+        with zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            budget.require("table_columns", len(members), str(path), "arrays")
-            spent = budget.Spent(str(path), os.fstat(file.fileno()).st_size)
+            budget.require("table_columns", len(members), source, "arrays")
+            spent = budget.Spent(source, size)
             wanted = [name for name in members if names is None or name in names]
-            return {name: _read_member(archive, members[name], spent, f"{path}: {name}") for name in wanted}
+            return {name: _read_member(archive, members[name], spent, f"{source}: {name}") for name in wanted}
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeError) as error:
-        raise DataError(f"{path}: expected a whole .npz file, found {error}") from error
+        raise DataError(f"{source}: expected a whole .npz file, found {error}") from error
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise DataError(f"{path}: expected a whole .npz file, found a place outside of it: {error}") from error
+        raise DataError(f"{source}: expected a whole .npz file, found a place outside of it: {error}") from error
     except (ValueError, RuntimeError) as error:  # an offset before the file's begin, an encrypted member
-        raise DataError(f"{path}: expected a whole .npz file, found {error}") from error
+        raise DataError(f"{source}: expected a whole .npz file, found {error}") from error
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, spent: budget.Spent, source: str) -> np.ndarray:

@@ -8,6 +8,7 @@ A pack is a folder:
 Records are checksummed by their format: a flipped bit is an error when its record is read.
 """
 
+import bisect
 import concurrent.futures
 import dataclasses
 import json
@@ -20,8 +21,10 @@ import numpy as np
 from jaxtyping import UInt8
 
 from core.errors import DataError
+from core.identity import Files
 from core.images import decode, encode_jpeg, resize_with_pad
 from core.lerobot_tables import FrameTable
+from core.links import Bounds
 from core.new_folder import new_folder
 from core.npz import read_npz
 from core.strict_json import read_json
@@ -137,31 +140,71 @@ class Records(Protocol):
     def __getitem__(self, record: int, /) -> bytes: ...
 
 
-def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int) -> Records:
+def shard_names(path: Path, shards: Any) -> list[str]:
+    """File names of the shards that a manifest lists. Raises DataError if it lists anything but files of the pack."""
+    good = isinstance(shards, list) and all(
+        isinstance(shard, dict)
+        and isinstance(shard.get("file"), str)
+        and Path(shard["file"]).name == shard["file"]
+        and isinstance(shard.get("rows"), int)
+        and shard["rows"] >= 0
+        for shard in shards
+    )
+    if not good:
+        raise DataError(
+            f'{path}/manifest.json: expected shards inside the pack, [{{"file": name, "rows": number}}, ...], found '
+            f"{str(shards)[:120]}"
+        )
+    return [shard["file"] for shard in shards]
+
+
+class _WatchedRecords:
+    """Records of shards that are compared with what they were when the pack was opened, each time one is read."""
+
+    def __init__(self, records: Records, files: Files, shards: Sequence[Mapping[str, Any]]) -> None:
+        self._records, self._files = records, files
+        self._places = [files.place(shard["file"]) for shard in shards]
+        self._ends = np.cumsum([shard["rows"] for shard in shards]).tolist()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, record: int, /) -> bytes:
+        try:
+            return self._records[record]
+        finally:  # what was changed is named as that, and not as damaged
+            self._files.require_unchanged(self._places[bisect.bisect_right(self._ends, record)])
+
+
+def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int, *, files: Files | None = None) -> Records:
     """The records of a pack's shards, one a frame, to be read at random from any thread.
 
     Args:
       path: The pack.
       shards: Of its manifest.
       frames: Records that there must be, by its tables.
+      files: Of the pack, as it was opened; a shard that changed since is an error when it is read. None: not compared.
 
     Raises:
       DataError: If a shard is missing or damaged, or the records are too few or too many.
     """
     from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
 
-    files = [path / shard["file"] for shard in shards]
-    missing = [str(file) for file in files if not file.is_file()]
+    bounds = Bounds(path) if files is None else files.bounds
+    found = [bounds.require(name) for name in shard_names(path, shards)]
+    missing = [str(file) for file in found if not file.is_file()]
     if missing:
         raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
     try:
-        records: Any = ArrayRecordDataSource([str(file) for file in files])
+        records: Any = ArrayRecordDataSource([str(file) for file in found])
         count = len(records)
     except (RuntimeError, ValueError) as error:
         raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
     if count != frames:
         raise DataError(f"{path}: expected {frames} records as in its tables, found {count}")
-    return records
+    if sum(shard["rows"] for shard in shards) != frames:
+        raise DataError(f"{path}/manifest.json: expected shards of {frames} rows in all, found {str(shards)[:120]}")
+    return records if files is None else _WatchedRecords(records, files, shards)
 
 
 class PackedPictures:
@@ -171,12 +214,13 @@ class PackedPictures:
       path: The pack.
       table: Its table, as `read_pack_table` gives it.
       cameras: Camera keys to decode; the others of a record are passed over.
+      files: As of `open_shards`.
 
     Raises:
       DataError: If a shard is missing or damaged, or a camera is not in the pack.
     """
 
-    def __init__(self, path: Path, table: FrameTable, cameras: Sequence[str]) -> None:
+    def __init__(self, path: Path, table: FrameTable, cameras: Sequence[str], *, files: Files | None = None) -> None:
         self.path = path
         manifest = read_manifest(path)
         self.image_size: tuple[int, int] = tuple(manifest["image_size"])
@@ -185,7 +229,7 @@ class PackedPictures:
         self._cameras = frozenset(cameras)
         if not self._cameras <= set(self._order):
             raise DataError(f"{path}: expected cameras {sorted(self._cameras)}, found {self._order}")
-        self._records = open_shards(path, manifest["shards"], table.frames)
+        self._records = open_shards(path, manifest["shards"], table.frames, files=files)
         self._start = dict(zip(table.episodes.tolist(), table.starts.tolist(), strict=True))
 
     def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
@@ -193,7 +237,7 @@ class PackedPictures:
         source = f"{self.path}: episode {episode}, row {frame}"
         try:
             record = memoryview(self._records[self._start[episode] + frame])
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (OSError, RuntimeError, ValueError, IndexError) as error:
             raise DataError(f"{source}: expected a whole record, found {error}") from error
         pictures, offset = {}, 0
         try:
@@ -238,10 +282,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     missing = sorted({"fps", "cameras", "image_size", "encoding", "tasks", "shards"} - set(manifest))
     if missing:
         raise DataError(f"{path}/manifest.json: expected the keys {missing}, found {sorted(manifest)}")
-    outside = [shard["file"] for shard in manifest["shards"] if Path(shard["file"]).name != shard["file"]]
-    if outside:
-        raise DataError(f"{path}/manifest.json: expected shards inside the pack, found {outside}")
+    shard_names(path, manifest["shards"])
     return manifest
+
+
+def add_pack(files: Files, *names: str) -> None:
+    """Takes in the files of a pack: its manifest, its shards, and those named. Raises DataError if one leads out."""
+    files.require(["manifest.json", *names])
+    shards = read_json(files.bounds.require("manifest.json"))
+    files.require(shard_names(files.bounds.root, shards.get("shards") if isinstance(shards, dict) else None))
 
 
 def _shards(table: FrameTable) -> Iterator[list[int]]:

@@ -18,11 +18,13 @@ from core import budget
 from core.config import RunConfig, TrainConfig
 from core.episodes import manifest_hash
 from core.errors import ConfigError, DataError
+from core.identity import Check, Files, any_files, open_files
+from core.pack import add_pack
 from driving.augment import Draws, augment, kept_cameras, mirror_order
 from driving.batch import Batch, Sample, collate
 from driving.config import DataConfig, Split
 from driving.fitness import check_absent, members, without_bad
-from driving.index import PRESENT, Index
+from driving.index import INDEX_FILE, PRESENT, Index
 from driving.pictures import CachedPictures, FilePictures, Pictures, columns
 from driving.rig import Rig, make_rig
 from driving.scan import scan
@@ -66,6 +68,8 @@ class DrivingData:
     """All episodes of the dataset, whatever their split."""
     tables: Tables
     rig: Rig
+    files: Files
+    """That it was read from."""
     pictures: Pictures
     seen: Bool[np.ndarray, "F k"]
     """Whether there is a picture, by frame and camera of the config."""
@@ -187,6 +191,7 @@ class DrivingData:
             "split": self.split,
             "manifest": manifest_hash(rows),
             "frames": len(self.anchors),
+            "files": self.files.digest(),
             **self.pictures.identity,
         }
 
@@ -203,8 +208,13 @@ def _masked(
     return {key: np.where(known, values[frames], 0).astype(np.float32), mask_key: known}
 
 
-def open_data(config: DataConfig, split: Split = "train") -> DrivingData:
+def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_files) -> DrivingData:
     """Opens one split of a dataset or a pack: index, checks, manifest of the split, targets.
+
+    Args:
+      config: Which dataset, and how to take it.
+      split: Which part of it.
+      check: Told which files the dataset is made of, before any of them is judged.
 
     Raises:
       DataError: If episodes are bad (all problems in one error), named files are absent and data.missing_files is
@@ -214,12 +224,18 @@ def open_data(config: DataConfig, split: Split = "train") -> DrivingData:
     budget.use(config.limits)
     path, notes = Path(config.path), []
     mirror = tuple(mirror_order(config.cameras)) if config.augment.flip else ()
+    files = open_files(path, config)
     if is_pack(path):
-        index, pictures = open_pack(path, config)
+        add_pack(files, INDEX_FILE)
+        check(files)
+        index, pictures = open_pack(path, config, files)
     else:
-        index, problems = scan(path)
+        index, problems = scan(path, files)
+        check(files)
         index = without_bad(index, problems, config, notes)
-        pictures = FilePictures((path.parent if path.is_file() else path).resolve(), index, config.cameras)
+        pictures = FilePictures(files.bounds.root, index, config.cameras, files)
+        if (files.bounds.root / INDEX_FILE).exists():
+            notes.append(f"{files.bounds.root / INDEX_FILE} is ignored, and may be removed: indexes lie in the cache")
     if config.cache_mb:
         pictures = CachedPictures(pictures, config.cache_mb * 1_000_000)
     if not set(config.cameras) & set(index.cameras):
@@ -246,6 +262,7 @@ def open_data(config: DataConfig, split: Split = "train") -> DrivingData:
         config=config,
         split=split,
         index=index,
+        files=files,
         tables=tables,
         rig=make_rig(index, tables, config),
         pictures=pictures,

@@ -10,6 +10,7 @@ frame: x right, y down, z along the view. Unknown numbers are NaN here, and mask
 import dataclasses
 import json
 import os
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jaxtyping import Float64, Int8
 from core import budget
 from core.durable import make_folders, write_durably
 from core.errors import DataError
+from core.links import Bounds
 from core.strict_json import read_json
 from driving.rater import Rated
 from driving.schema import Problem, problem_of, refuse, schema_problems
@@ -65,20 +67,20 @@ class Episode:
     """Of each frame, the trajectories that people rated."""
 
 
-def episode_files(root: Path) -> list[Path]:
-    """Episode files of a dataset in sorted order: below a folder, or the one file that `root` is.
+def episode_names(root: Path, bounds: Bounds) -> list[str]:
+    """Names of a dataset's episode files in sorted order: below a folder, or of the one file that `root` is.
 
     Raises:
-      DataError: If `root` does not exist, or holds none.
+      DataError: If `root` does not exist, or holds none; or links lead out of it.
     """
     if root.exists() and not root.is_dir():
-        return [root]
+        return [root.name]
     if not root.is_dir():
         raise DataError(f"{root}: expected a folder of driving episodes, found no such folder")
-    files = sorted(path for path in root.rglob("*.json") if not path.name.startswith(("_", ".")))
-    if not files:
+    names = [name for name in bounds.walk((".json",)) if not posixpath.basename(name).startswith(("_", "."))]
+    if not names:
         raise DataError(f"{root}: expected episodes (*.json, names not beginning with '_' or '.'), found none")
-    return files
+    return names
 
 
 def load_episode(path: Path) -> Episode:
@@ -257,23 +259,23 @@ def _matrix_e(numbers: tuple[float, ...]) -> Float64[np.ndarray, "4 4"] | None:
     return matrix if rigid and (matrix[3] == (0, 0, 0, 1)).all() else None
 
 
-def picture_file(root: Path, episode_file: Path, image_path: str) -> Path | str:
-    """File of a picture, or words for why the path is refused. The file itself need not exist.
+def picture_name(episode_name: str, image_path: str) -> tuple[str, str]:
+    """Name of a picture in its dataset, and words for why the path is refused; empty where it is not.
+
+    What the name leads to is another question, which `core.links.Bounds` answers.
 
     Args:
-      root: Folder that nothing may leave, resolved.
-      episode_file: JSON that names the picture.
+      episode_name: Of the JSON that names the picture, relative to the dataset.
       image_path: As written in it.
     """
     if "://" in image_path:
-        return "a URL"
-    if os.path.isabs(image_path) or "\\" in image_path or "\0" in image_path:
-        return "an absolute path" if os.path.isabs(image_path) else "a backslash or NUL in it"
-    try:
-        file = (episode_file.parent / image_path).resolve()
-    except (OSError, RuntimeError):  # links in a circle
-        return "a path that cannot be followed"
-    return file if file.is_relative_to(root) else "a path that leads out of the dataset"
+        return "", "a URL"
+    if os.path.isabs(image_path):
+        return "", "an absolute path"
+    if "\\" in image_path or "\0" in image_path:
+        return "", "a backslash or NUL in it"
+    name = posixpath.normpath(posixpath.join(posixpath.dirname(episode_name), image_path))
+    return name, "a path that leads out of the dataset" if name.split("/")[0] == ".." else ""
 
 
 def iter_pictures(episode: Episode) -> Iterator[tuple[int, int, str]]:

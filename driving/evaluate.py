@@ -22,6 +22,7 @@ from core.arrays import PyTree
 from core.cli import Parser
 from core.durable import write_durably
 from core.errors import DataError, RunError
+from core.identity import Check, any_files
 from core.saved_config import read_config
 from core.saves import read_newest
 from core.trust import require_own_files
@@ -39,21 +40,24 @@ MODEL = "model"
 RATER = "rater_feedback"
 
 
-def quick(config: DrivingConfig, params: PyTree) -> dict[str, float]:
-    """Mean errors on the validation drives, for the curve during training."""
-    data = open_data(config.data, "val")
+def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files) -> dict[str, float]:
+    """Mean errors on the validation drives, for the curve during training; `check` as of `open_data`."""
+    data = open_data(config.data, "val", check=check)
     states = EgoStates(data, data.anchors[:: config.eval.every])
     values = measures(predict(config, params, data, states.rows), states.waypoints, states.valid, _dt(config))
     return {f"val/{name}": float(np.nanmean(value)) for name, value in values.items() if np.isfinite(value).any()}
 
 
-def compare(config: DrivingConfig, params: PyTree, out: Path | None = None) -> dict[str, Any]:
+def compare(
+    config: DrivingConfig, params: PyTree, out: Path | None = None, *, check: Check = any_files
+) -> dict[str, Any]:
     """Errors of the run's waypoints and of every blind predictor on the drives of eval.split.
 
     Args:
       config: Of the run.
       params: Its weights.
       out: Where to draw the picture, or None.
+      check: As of `open_data`.
 
     Returns:
       {"split", "drives", "samples", "rated", "rows": {predictor: {measure: {mean, low, high}}}, "gain": {measure:
@@ -61,7 +65,7 @@ def compare(config: DrivingConfig, params: PyTree, out: Path | None = None) -> d
       where cameras help, or, for the rater feedback score, model - history_mlp. A measure that no sample has is left
       out.
     """
-    data, train = open_data(config.data, config.eval.split), open_data(config.data, "train")
+    data, train = (open_data(config.data, split, check=check) for split in (config.eval.split, "train"))
     states = EgoStates(data, _held_out(data, config.eval.every))
     predicted = {MODEL: predict(config, params, data, states.rows)}
     predicted |= blind_predictions(config, EgoStates(train), states)
@@ -131,9 +135,12 @@ def _rater_feedback(
     return scores, left
 
 
-def probe(config: DrivingConfig, encoder: PyTree) -> dict[str, Any]:
-    """Linear probes and retrieval of an encoder and of one with fresh weights, on the drives of eval.split."""
-    train, held_out = open_data(config.data, "train"), open_data(config.data, config.eval.split)
+def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -> dict[str, Any]:
+    """Linear probes and retrieval of an encoder and of one with fresh weights, on the drives of eval.split.
+
+    `check` as of `open_data`.
+    """
+    train, held_out = (open_data(config.data, split, check=check) for split in ("train", config.eval.split))
     init = jax.jit(lambda key: pretrain.init_params(config, key)["encoder"])  # not layer by layer
     fresh = init(prng.key(config.run.seed, "untrained"))
     rows = {

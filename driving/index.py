@@ -1,27 +1,32 @@
-"""The index of a dataset: what its JSON files say, as flat arrays over all frames, kept in `_index.npz` beside them.
+"""The index of a dataset: what its JSON files say, as flat arrays over all frames.
 
-An episode is parsed once, and again only when its file's content changes; paths in it are relative, so that a dataset
-can be moved. Training reads the index and the pictures, never JSON.
+An episode is parsed once, and again only when a file's content changes; names in it are relative, so that a dataset
+can be moved. Training reads the index and the pictures, never JSON. It is kept in the cache (driving/scan.py), and as
+`_index.npz` in a pack, of which it is a part; wherever it comes from, its arrays are checked against one another.
 """
 
 import dataclasses
 import functools
+import io
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int8, Int32, Int64, UInt8
 
+from core import budget
 from core.errors import DataError
-from core.npz import read_npz
+from core.npz import parse_npz
 from core.strict_json import parse_json
+from driving.episodes import ROUTE_COMMANDS
 from driving.rater import Rated
 
 INDEX_FILE = "_index.npz"
+"""In a pack. Earlier versions kept one beside the episodes of any dataset; such a file is ignored."""
 FORMAT = "chunkwise-driving-index-2"
+MAX_SIDE = 1 << 20
 NONE, PRESENT, ABSENT = 0, 1, 2
 """Picture not named; named and there; named, and its file is absent."""
 
@@ -116,6 +121,14 @@ class Index:
         end = int(self._path_ends[place])
         return self._path_text[end - length : end].decode() if length else None
 
+    def paths(self, episode: int) -> Iterator[str]:
+        """Names of the pictures that an episode names, in the order of `picture`."""
+        rows = self.rows(episode)
+        for row, camera in np.argwhere(self.path_lengths[rows] > 0).tolist():
+            name = self.path(rows.start + row, camera)
+            assert name is not None
+            yield name
+
     def expert_waypoints(self, episode: int) -> Float32[np.ndarray, "T m 2"]:
         """What an episode lists as waypoints."""
         length, count = int(self.lengths[episode]), int(self.waypoint_counts[episode])
@@ -209,33 +222,101 @@ def _widen(array: np.ndarray, own: Sequence[str], cameras: Sequence[str], empty:
     return out
 
 
-def save(index: Index, file: Path) -> None:
-    """Writes an index, whole or not at all. Raises OSError if the folder cannot be written."""
+def pack(index: Index) -> bytes:
+    """An index as an uncompressed .npz file."""
     names = {name: getattr(index, name) for name in ("cameras", *_NAMES)}
     head = np.frombuffer(json.dumps({"format": FORMAT, **names}).encode(), np.uint8)
     arrays = {f.name: getattr(index, f.name) for f in dataclasses.fields(Index) if f.name not in names}
-    scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
+    out = io.BytesIO()
+    np.savez(out, head=head, **arrays)
+    return out.getvalue()
+
+
+def unpack(content: bytes, *, source: str) -> Index:
+    """Inverse of `pack`.
+
+    Raises:
+      DataError: If it is damaged, of another format, or its arrays contradict one another.
+    """
     try:
-        with scratch.open("wb") as handle:
-            np.savez(handle, head=head, **arrays)
-        os.replace(scratch, file)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise
+        values: dict[str, Any] = parse_npz(content, source=source)
+        head = parse_json(values.pop("head").tobytes().decode(), source=f"{source}: head")
+        found = head.pop("format")
+        if found != FORMAT:
+            raise DataError(f"{source}: expected format {FORMAT!r}, found {found!r} of another version; pack again")
+        values |= {name: tuple(names) for name, names in head.items()}
+        sizes, wrong = _sizes(values)
+        index = None if wrong else Index(**values)
+        if index is not None:
+            wrong = _contradiction(index, sizes)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{source}: expected an index of driving episodes, found {error!r}") from error
+    if wrong or index is None:
+        raise DataError(f"{source}: expected an index of driving episodes, found {wrong}")
+    return index
 
 
 def load(file: Path) -> Index:
-    """Reads an index.
-
-    Raises:
-      DataError: If it is missing, damaged, or of another format.
-    """
+    """Reads an index. Raises DataError if it is missing, or as `unpack`."""
     try:
-        values: dict[str, Any] = read_npz(file)
-        head = parse_json(values.pop("head").tobytes().decode(), source=f"{file}: head")
-        found = head.pop("format")
-        if found != FORMAT:
-            raise DataError(f"{file}: expected format {FORMAT!r}, found {found!r} of another version; pack again")
-        return Index(**{name: tuple(names) for name, names in head.items()}, **values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return unpack(budget.read_bytes(file, "decoded_mib"), source=str(file))
+    except OSError as error:
         raise DataError(f"{file}: expected an index of driving episodes, found {error!r}") from error
+
+
+def _sizes(values: Mapping[str, Any]) -> tuple[dict[str, int], str]:
+    """Sizes of the dimensions of an index's arrays by their letters, and which array has another dtype or shape."""
+    sizes = {"e": len(values["files"]), "c": len(values["cameras"])}
+    for field in dataclasses.fields(Index):
+        value = values[field.name]
+        if field.name in ("cameras", *_NAMES):
+            wanted = sizes["c" if field.name == "cameras" else "e"]
+            if len(value) != wanted or not all(isinstance(name, str) for name in value):
+                return sizes, f"{field.name}: {str(value)[:80]}, expected {wanted} texts"
+            continue
+        kind: Any = field.type
+        shape, dims = value.shape, kind.dim_str.split()
+        if value.dtype.name not in kind.dtypes or len(shape) != len(dims):
+            return sizes, f"{field.name} as {value.dtype} of shape {shape}"
+        for size, dim in zip(shape, dims, strict=True):
+            wanted = int(dim) if dim.isdigit() else sizes.setdefault(dim, size)
+            if size != wanted:
+                return sizes, f"{field.name} of shape {shape}, where {wanted} are expected of {size}"
+    return sizes, ""
+
+
+def _contradiction(index: Index, sizes: Mapping[str, int]) -> str:
+    """What is wrong with the values of an index, each array on its own and beside the others; empty if nothing is."""
+    if list(index.cameras) != sorted(set(index.cameras)):
+        return f"cameras {list(index.cameras)}, which are not sorted and different"
+    sums = (
+        ("lengths", index.lengths, sizes["F"], 1),
+        ("path_lengths", index.path_lengths, sizes["bytes"], 0),
+        ("waypoint_counts", index.waypoint_counts, None, 0),
+        ("rated_counts", index.rated_counts, sizes["r"], 0),
+        ("rated_lengths", index.rated_lengths, sizes["places"], 0),
+    )
+    for name, counts, total, least in sums:
+        if counts.size and int(counts.min()) < least:
+            return f"{name} with {int(counts.min())}"
+        if total is not None and sum(counts.reshape(-1).tolist()) != total:
+            return f"{name} that do not add up to {total}"
+    waypoints = sum(a * b for a, b in zip(index.lengths.tolist(), index.waypoint_counts.tolist(), strict=True))
+    if waypoints != sizes["all"]:
+        return f"{sizes['all']} waypoints, where the counts say {waypoints}"
+    ranges = (
+        ("picture", index.picture, NONE, ABSENT),
+        ("calibration", index.calibration, -1, sizes["m"] - 1),
+        ("picture_size", index.picture_size, 0, MAX_SIDE),
+        ("route_command", index.route_command, 0, len(ROUTE_COMMANDS) - 1),
+    )
+    for name, values, low, high in ranges:
+        if values.size and not low <= int(values.min()) <= int(values.max()) <= high:
+            return f"{name} from {values.min()} to {values.max()}, expected {low} to {high}"
+    if ((index.picture != NONE) & (index.path_lengths == 0)).any():
+        return "pictures without a name"
+    for episode in range(sizes["e"]):
+        for name in (index.files[episode], *index.paths(episode)):
+            if name.startswith("/") or ".." in name.split("/") or "\0" in name:
+                return f"the name {name!r}, which leads out of the dataset"
+    return ""

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from core import cli
-from core.cli import Parser
+from core.cli import Parser, add_links_option
 from core.errors import ConfigError, DataError, RunError
+from core.identity import open_files
 from core.pack import PackSettings
 from driving.config import DataConfig
 from driving.fitness import check_absent, without_bad
@@ -39,7 +40,7 @@ def open_episodes(config: DataConfig) -> Index:
       DataError: If the dataset is bad, or names no picture.
     """
     notes: list[str] = []
-    index, problems = scan(Path(config.path))
+    index, problems = scan(Path(config.path), open_files(config.path, config))
     index = without_bad(index, problems, config, notes)
     print("".join(f"{note}\n" for note in notes), end="")
     if not index.cameras:
@@ -197,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=2, help="shards written at a time; default: 2")
     parser.add_argument("--check", action="store_true", help="compare OUT with SRC, and time both")
+    add_links_option(parser)
     return parser
 
 
@@ -207,7 +209,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
         config = DataConfig(
-            path=str(args.source), image_size=(height, width), on_bad=args.on_bad, missing_files=args.missing_files
+            path=str(args.source),
+            image_size=(height, width),
+            on_bad=args.on_bad,
+            missing_files=args.missing_files,
+            allow_links_to=tuple(args.allow_links_to),
         )
         index = open_episodes(config)
         config = dataclasses.replace(config, cameras=index.cameras)

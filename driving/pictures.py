@@ -12,6 +12,7 @@ from PIL import Image
 
 from core import budget
 from core.errors import DataError
+from core.identity import Files
 from core.images import decode, picture_size, require_few_scans
 from core.trouble import TRIES, is_system_error, retried
 from driving.index import Index
@@ -42,13 +43,22 @@ class FilePictures:
       base: Dataset.
       index: Its index.
       cameras: Order of the camera axis; a name that the index lacks is never wanted.
+      files: The dataset's, as it was opened; a picture that changed since is an error when it is read. None: not
+        compared.
     """
 
     identity: Mapping[str, str] = {"pictures": "files"}
 
-    def __init__(self, base: Path, index: Index, cameras: Sequence[str]) -> None:
-        self._base, self._index = str(base), index
+    def __init__(self, base: Path, index: Index, cameras: Sequence[str], files: Files | None = None) -> None:
+        self._base, self._index, self._files = str(base), index, files
         self._columns = columns(index, cameras)
+        self._places = np.full(index.picture.shape, -1, np.int32)
+        if files is not None:
+            for episode in range(len(index.files)):
+                rows = index.rows(episode)
+                named = np.argwhere(index.path_lengths[rows] > 0)
+                places = [files.place(name) for name in index.paths(episode)]
+                self._places[rows.start + named[:, 0], named[:, 1]] = places
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
         """As in Pictures."""
@@ -57,11 +67,22 @@ class FilePictures:
             file = self.file(row, k)
             size = self._index.picture_size[row, self._columns[k]]
             decode = decode_same_size if size[0] == height and size[1] == width else decode_into
-            decode(read_bytes(file), out[k], source=file)
+            data = read_bytes(file)
+            if self._files is not None:
+                require_unchanged(self._files, int(self._places[row, self._columns[k]]))
+            decode(data, out[k], source=file)
 
     def file(self, row: int, k: int) -> str:
         """File of a picture that there is."""
         return f"{self._base}/{self._index.path(row, self._columns[k])}"
+
+
+def require_unchanged(files: Files, place: int) -> None:
+    """As `Files.require_unchanged`, with a DataError where a file was touched and cannot be read."""
+    try:
+        files.require_unchanged(place)
+    except OSError as error:
+        raise DataError(f"{files.path(place)}: expected a readable picture, found {error}") from error
 
 
 class CachedPictures:

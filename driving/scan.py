@@ -1,7 +1,9 @@
 """From the JSON files of a dataset to its index: each file parsed once, each picture's header looked at."""
 
 import contextlib
+import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,12 +11,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from core import budget
+from core import budget, cache
 from core.errors import DataError
-from core.identity import content_hash
+from core.identity import Files
 from core.images import picture_size
-from driving.episodes import Episode, episode_files, examine, iter_pictures, picture_file
-from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load, save
+from core.links import Bounds
+from driving.episodes import Episode, episode_names, examine, iter_pictures, picture_name
+from driving.index import ABSENT, PRESENT, Index, concatenate, pack, unpack
 from driving.rater import Rated
 from driving.schema import Problem
 
@@ -26,107 +29,176 @@ MAX_HEADER_BYTES = 1 << 24
 END_MARKERS = (b"\xff\xd9", b"IEND")
 
 
-def scan(root: Path) -> tuple[Index | None, list[Problem]]:
+def scan(root: Path, files: Files | None = None) -> tuple[Index | None, list[Problem]]:
     """The index of a dataset's good episodes (None if there is none), and what is wrong with the others.
 
-    Files whose content the index beside them knows are not parsed again. The index is written back if something
-    changed; a folder that cannot be written costs time only.
+    Episodes that the cache knows, and none of whose files has another content than then, are not parsed again.
+
+    Args:
+      root: Folder of episodes, or the only one.
+      files: Takes in the dataset's files: every JSON, and every picture that one names.
 
     Raises:
-      DataError: If the folder is missing or holds no episode.
+      DataError: If the folder is missing or holds no episode, or links lead out of it.
     """
-    files = episode_files(root)
-    base = (root.parent if root.is_file() else root).resolve()
-    before = _known(base)
-    known = {} if before is None else dict(zip(before.files, range(len(before.files)), strict=True))
-    names = [file.resolve().relative_to(base).as_posix() for file in files]
-    same = [
-        before is not None and n in known and _same(before, known[n], f, base)
-        for n, f in zip(names, files, strict=True)
-    ]
-    if before is not None and all(same) and len(files) == len(before.files):
-        return before, []
+    files = Files(Bounds(root)) if files is None else files
+    names = episode_names(root, files.bounds)
+    files.require(names)
+    contents = hashlib.sha256(repr([(name, files.hash(name)) for name in names]).encode()).hexdigest()
+    known = _known(root, contents)
+    same = _same(known, names, files)
+    if known is not None and all(same) and len(names) == len(known.index.files):
+        _point(root, contents[:32])
+        return known.index, []
     parts: list[Index] = []
+    shown: list[str] = []
     problems: list[Problem] = []
-    for name, file, unchanged in zip(names, files, same, strict=True):
-        if before is not None and unchanged:
-            parts.append(before.one(known[name]))
+    for name, unchanged in zip(names, same, strict=True):
+        if known is not None and unchanged:
+            episode = known.index.files.index(name)
+            parts.append(known.index.one(episode))
+            shown.append(known.shown[episode])
             continue
-        part, found = scan_file(file, base)
+        part, found = scan_file(Path(files.bounds.path(name)), files.bounds.root, files=files)
         problems += found
         if part is not None:
             parts.append(part)
+            shown.append(_shown(part, 0, files))
     if not parts:
         return None, problems
     index = concatenate(parts)
-    if not root.is_file():
-        with contextlib.suppress(OSError):
-            save(index, base / INDEX_FILE)
+    _keep(root, contents, Known(index=index, shown=tuple(shown)))
     return index, problems
 
 
-def _same(before: Index, episode: int, file: Path, base: Path) -> bool:
-    """Whether an indexed file is what it was, and the pictures that it lacked are lacking still."""
-    if before.content_hashes[episode] != content_hash(file):
-        return False
-    first = before.rows(episode).start
-    absent = np.argwhere(before.picture[before.rows(episode)] == ABSENT).tolist()
-    return not any((base / (before.path(first + i, k) or "")).exists() for i, k in absent)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Known:
+    """What the cache knows of a dataset."""
+
+    index: Index
+    shown: tuple[str, ...]
+    """Of each episode the hash of its pictures' names and contents."""
 
 
-def scan_file(file: Path, base: Path) -> tuple[Index | None, list[Problem]]:
-    """The index of one episode file, or the problems for which it is refused."""
+def _same(known: Known | None, names: Sequence[str], files: Files) -> list[bool]:
+    """Whether each episode is what it was when it was indexed: its JSON, and every picture, those absent as well.
+
+    The names of the pictures are looked at as if they were new: a cache is not asked where they lead.
+    """
+    if known is None:
+        return [False] * len(names)
+    index = known.index
+    place = {name: episode for episode, name in enumerate(index.files)}
+    candidates = {
+        name: place[name] for name in names if name in place and index.content_hashes[place[name]] == files.hash(name)
+    }
+    pictures = [name for episode in candidates.values() for name in index.paths(episode)]
+    refused = files.add(pictures)
+    return [
+        name in candidates
+        and not any(path in refused for path in index.paths(candidates[name]))
+        and known.shown[candidates[name]] == _shown(index, candidates[name], files)
+        for name in names
+    ]
+
+
+def _shown(index: Index, episode: int, files: Files) -> str:
+    """Hash of the names and contents of an episode's pictures."""
+    digest = hashlib.sha256()
+    for name in index.paths(episode):
+        digest.update(f"{name} {files.hash(name)}\n".encode())
+    return digest.hexdigest()
+
+
+def _known(root: Path, contents: str) -> Known | None:
+    """The index of exactly these JSON files, wherever they lie, or else the newest that was made of this folder."""
+    last = cache.read("driving-last", cache.key_of(root))
+    for key in (contents[:32], None if last is None else last.decode(errors="replace")):
+        content = None if key is None or not key.isalnum() else cache.read("driving", key)
+        if content is None:
+            continue
+        with contextlib.suppress(DataError, ValueError, AttributeError, RecursionError):
+            head, _, arrays = content.partition(b"\n")
+            shown = tuple(json.loads(head))
+            index = unpack(arrays, source="the cache of indexes")
+            if len(shown) == len(index.files) and all(isinstance(one, str) for one in shown):
+                return Known(index=index, shown=shown)
+    return None
+
+
+def _keep(root: Path, contents: str, known: Known) -> None:
+    key = contents[:32]
+    cache.write("driving", key, json.dumps(known.shown).encode() + b"\n" + pack(known.index))
+    _point(root, key)
+
+
+def _point(root: Path, key: str) -> None:
+    """Notes which index is a folder's newest: where one episode changes, the others are taken from it."""
+    if cache.read("driving-last", cache.key_of(root)) != key.encode():
+        cache.write("driving-last", cache.key_of(root), key.encode())
+
+
+def scan_file(file: Path, base: Path, *, files: Files | None = None) -> tuple[Index | None, list[Problem]]:
+    """The index of one episode file, or the problems for which it is refused.
+
+    Args:
+      file: The JSON.
+      base: The dataset's folder.
+      files: Takes in the JSON and the pictures; by default they are read anew, and nothing is remembered of them.
+    """
+    files = Files(Bounds(base), remember=False) if files is None else files
+    name = files.bounds.relative(file)
+    refused = files.add([name])
     episode, problems = examine(file)
-    return (None, problems) if episode is None else of_episode(episode, root=base, file=file)
+    if episode is None or refused:
+        outside = [
+            Problem(file=str(file), key="", expected="a file of the dataset", found=why) for why in refused.values()
+        ]
+        return None, problems + outside
+    return of_episode(episode, name=name, files=files)
 
 
-def _known(base: Path) -> Index | None:
-    try:
-        return load(base / INDEX_FILE)
-    except DataError:  # none yet, damaged, or of an older format: the files are parsed again
-        return None
-
-
-def of_episode(episode: Episode, *, root: Path, file: Path) -> tuple[Index | None, list[Problem]]:
-    """The index of one episode; looks at the header of every picture.
+def of_episode(episode: Episode, *, name: str, files: Files) -> tuple[Index | None, list[Problem]]:
+    """The index of one episode; looks at the header of every picture, and takes it into `files`.
 
     Args:
       episode: As parsed.
-      root: Dataset, resolved; nothing outside it is read.
-      file: The episode's JSON file.
+      name: Of the episode's JSON file, which `files` has.
+      files: Of the dataset; nothing outside it is read.
 
     Returns:
       The index, or the problems for which the episode is refused. A named picture whose file is absent is none.
     """
+    file = str(files.bounds.path(name))
     size = (len(episode.t), len(episode.cameras))
     picture, sizes = np.zeros(size, np.uint8), np.zeros((*size, 2), np.int32)
+    named = {(i, k): (path, *picture_name(name, path)) for i, k, path in iter_pictures(episode)}
+    refused = files.add([found for _, found, why in named.values() if not why])
     paths: dict[tuple[int, int], bytes] = {}
     digest = hashlib.sha256()
     problems: list[Problem] = []
-    for i, k, named in iter_pictures(episode):
+    for (i, k), (path, found, why) in named.items():
         key = f"frames[{i}].observations.cameras.{episode.cameras[k]}.image_path"
-        found = picture_file(root, file, named)
-        if isinstance(found, str):
-            problems.append(
-                Problem(file=str(file), key=key, expected="a path inside the dataset", found=f"{found}: {named}")
-            )
+        if why := why or refused.get(found, ""):
+            problems.append(Problem(file=file, key=key, expected="a path inside the dataset", found=f"{why}: {path}"))
             continue
-        paths[i, k] = found.relative_to(root).as_posix().encode()
+        paths[i, k] = found.encode()
         try:
-            sizes[i, k], content = _look_at(found)
+            sizes[i, k], content = _look_at(Path(files.bounds.path(found)))
             digest.update(f"{i} {episode.cameras[k]} ".encode() + content)
             picture[i, k] = PRESENT
+            files.require_unchanged(files.place(found))
         except FileNotFoundError:
             picture[i, k] = ABSENT
         except (OSError, DataError) as error:
-            text = str(error).removeprefix(f"{found}: ")
-            problems.append(Problem(file=str(file), key=key, expected="a readable picture", found=f"{named}: {text}"))
-    problems += size_problems(episode.cameras, sizes, str(file))
+            text = str(error).removeprefix(f"{files.bounds.path(found)}: ")
+            problems.append(Problem(file=file, key=key, expected="a readable picture", found=f"{path}: {text}"))
+    problems += size_problems(episode.cameras, sizes, file)
     if problems:
         return None, problems
     for array in (episode.t, episode.pose, episode.speed_mps):
         digest.update(array.tobytes())
-    return _from_arrays(episode, root, file, picture, sizes, paths, digest.hexdigest()), []
+    return _from_arrays(episode, name, files.hash(name) or "", picture, sizes, paths, digest.hexdigest()), []
 
 
 def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
@@ -168,8 +240,8 @@ def size_problems(cameras: Sequence[str], sizes: Int32[np.ndarray, "T k 2"], fil
 
 def _from_arrays(
     episode: Episode,
-    root: Path,
-    file: Path,
+    name: str,
+    content: str,
     picture: UInt8[np.ndarray, "T k"],
     sizes: Int32[np.ndarray, "T k 2"],
     paths: Mapping[tuple[int, int], bytes],
@@ -185,10 +257,10 @@ def _from_arrays(
     calibration[known] = inverse.reshape(-1)
     return Index(
         cameras=episode.cameras,
-        files=(file.resolve().relative_to(root).as_posix(),),
+        files=(name,),
         ids=(episode.id,),
         recordings=(episode.recording,),
-        content_hashes=(content_hash(file),),
+        content_hashes=(content,),
         drive_hashes=(drive_hash,),
         lengths=np.array([len(episode.t)], np.int64),
         t=episode.t,

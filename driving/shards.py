@@ -16,18 +16,20 @@ import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Bool, UInt8
 
 from core.errors import ConfigError, DataError
+from core.identity import Files
 from core.images import encode_jpeg
 from core.new_folder import new_folder
-from core.pack import PackSettings, open_shards
+from core.pack import Encoding, PackSettings, open_shards, shard_names
 from core.strict_json import read_json
 from driving.config import DataConfig
-from driving.index import INDEX_FILE, PRESENT, Index, load, save
+from driving.index import INDEX_FILE, PRESENT, Index, load
+from driving.index import pack as pack_index
 from driving.pictures import FilePictures, decode_into, decode_same_size, read_bytes
 from driving.split import SPLIT_FILE
 
@@ -47,11 +49,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         raise DataError(f"{path}/manifest.json: expected format {FORMAT!r}, found {found!r}")
+    size, encoding = manifest.get("image_size"), manifest.get("encoding")
+    two = isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+    if not two or encoding not in get_args(Encoding):
+        raise DataError(
+            f"{path}/manifest.json: expected image_size of two numbers and an encoding of {get_args(Encoding)}, found "
+            f"{str(size)[:40]} and {str(encoding)[:40]}"
+        )
+    shard_names(path, manifest.get("shards"))
     return manifest
 
 
-def open_pack(path: Path, config: DataConfig) -> tuple[Index, "PackedPictures"]:
+def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tuple[Index, "PackedPictures"]:
     """Index and pictures of a pack.
+
+    Args:
+      path: The pack.
+      config: Its cameras and its picture size.
+      files: The pack's, as of `open_shards`.
 
     Raises:
       DataError: If a part is missing or damaged.
@@ -63,7 +78,9 @@ def open_pack(path: Path, config: DataConfig) -> tuple[Index, "PackedPictures"]:
             f"data.image_size is {config.image_size}, and {path} was packed at {tuple(manifest['image_size'])}; change "
             "the field, or pack again"
         )
-    return index, PackedPictures(path, index, config.cameras)
+    if files is not None:
+        files.require_unchanged(files.place(INDEX_FILE))
+    return index, PackedPictures(path, index, config.cameras, files)
 
 
 class PackedPictures:
@@ -73,12 +90,13 @@ class PackedPictures:
       path: The pack.
       index: Its index.
       cameras: Order of the camera axis; a name that the pack lacks is never wanted.
+      files: As of `open_shards`.
 
     Raises:
       DataError: If a shard is missing or damaged.
     """
 
-    def __init__(self, path: Path, index: Index, cameras: Sequence[str]) -> None:
+    def __init__(self, path: Path, index: Index, cameras: Sequence[str], files: Files | None = None) -> None:
         self._path = path
         manifest = read_manifest(path)
         self._raw = manifest["encoding"] == "raw"
@@ -86,7 +104,7 @@ class PackedPictures:
         self._places = {column: cameras.index(name) for column, name in enumerate(index.cameras) if name in cameras}
         text = json.dumps(manifest, sort_keys=True).encode()
         self.identity: Mapping[str, str] = {"pictures": hashlib.sha256(text).hexdigest()}
-        self._records = open_shards(path, manifest["shards"], index.frames)
+        self._records = open_shards(path, manifest["shards"], index.frames, files=files)
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
         """As in Pictures."""
@@ -95,7 +113,7 @@ class PackedPictures:
         source = f"{self._path}: record {row}"
         try:
             record = memoryview(self._records[row])
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (OSError, RuntimeError, ValueError, IndexError) as error:
             raise DataError(f"{source}: expected a whole record, found {error}") from error
         offset = 0
         for column in range(self._width):
@@ -155,7 +173,7 @@ def _write_into(
 
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         written = list(pool.map(write, range(len(borders) - 1)))
-    save(index, scratch / INDEX_FILE)
+    (scratch / INDEX_FILE).write_bytes(pack_index(index))
     if (base / SPLIT_FILE).is_file():
         shutil.copyfile(base / SPLIT_FILE, scratch / SPLIT_FILE)
     manifest = {

@@ -26,7 +26,9 @@ class EvaluatedPretrain(PretrainTask):
         """Probes and retrieval, beside those of an encoder that learnt nothing; during training nothing."""
         if not final:
             return {}
-        return evaluate.report(evaluate.probe(self.config, state.params["encoder"]), self.folder)
+        return evaluate.report(
+            evaluate.probe(self.config, state.params["encoder"], check=self.data.files.require_equal), self.folder
+        )
 
     def finish(self) -> None:
         """Nothing to draw."""
@@ -44,10 +46,12 @@ class EvaluatedWaypoints(WaypointTask):
 
         The first are there at the end as well, so that checkpoint.keep_best has one metric at every evaluation.
         """
-        metrics = evaluate.quick(self.config, state.params)
+        check = self.data.files.require_equal
+        metrics = evaluate.quick(self.config, state.params, check=check)
         if final:
             picture = self.folder / evaluate.PICTURE
-            metrics |= evaluate.report(evaluate.compare(self.config, state.params, picture), self.folder)
+            compared = evaluate.compare(self.config, state.params, picture, check=check)
+            metrics |= evaluate.report(compared, self.folder)
         return metrics
 
     def finish(self) -> None:
@@ -61,7 +65,7 @@ def main(config: DrivingConfig, name: str) -> None:
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))
-        data = processes.first_then_all(lambda: open_data(config.data))
+        data = processes.first_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
             print(f"data: {note}", flush=True)
         if config.objective is not None:

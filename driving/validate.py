@@ -20,13 +20,15 @@ import numpy as np
 from jaxtyping import UInt8
 
 from core import cli
-from core.cli import Parser
+from core.cli import Parser, add_links_option
 from core.errors import DataError
+from core.identity import Files
 from core.images import decode
+from core.links import Bounds
 from core.progress import follow
 from driving.checks import BLACK, Findings, Look, check_numbers, check_pictures
 from driving.config import CAMERAS, DataConfig
-from driving.episodes import episode_files
+from driving.episodes import episode_names
 from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load
 from driving.pictures import read_bytes
 from driving.scan import scan_file
@@ -40,7 +42,12 @@ MAX_PRINTED = 40
 
 
 def validate(
-    paths: Sequence[Path], *, pictures: bool = True, threads: int = 2, say: Callable[[str], None] | None = None
+    paths: Sequence[Path],
+    *,
+    pictures: bool = True,
+    threads: int = 2,
+    say: Callable[[str], None] | None = None,
+    allow_links_to: Sequence[str] = (),
 ) -> Report:
     """Looks at everything; raises nothing for bad data.
 
@@ -49,6 +56,7 @@ def validate(
       pictures: Decode every picture; otherwise only headers are read.
       threads: Episodes looked at at a time.
       say: Takes lines on how far it is; None: nothing is said, and no bar shown.
+      allow_links_to: Folders outside of the datasets that links in them may lead to.
 
     Returns:
       A dict for JSON: "paths", "episodes" (file, id, frames, rated: frames with rated trajectories, seconds, rate_hz,
@@ -57,7 +65,7 @@ def validate(
     """
     report: Report = {"paths": [str(path) for path in paths], "episodes": [], "cameras": {}}
     found = Findings()
-    walk = _Walk(pictures=pictures, report=report, found=found, say=say)
+    walk = _Walk(pictures=pictures, report=report, found=found, say=say, allow_links_to=allow_links_to)
     for path in paths:
         try:
             _walk_path(path, walk, threads)
@@ -76,6 +84,7 @@ class _Walk:
     report: Report
     found: Findings
     say: Callable[[str], None] | None
+    allow_links_to: Sequence[str]
 
     def follow(self, items: Iterable[Item], total: int) -> Iterable[Item]:
         """The items, with what shows how far it is."""
@@ -98,11 +107,12 @@ def _walk_path(path: Path, walk: _Walk, threads: int) -> None:
     if is_pack(path):
         _walk_pack(path, walk)
         return
-    base = (path.parent if path.is_file() else path).resolve()
+    bounds = Bounds(path, walk.allow_links_to)
+    base = bounds.root
     parts: list[Index] = []
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        files = episode_files(path)
-        looked_at = zip(files, pool.map(lambda f: _one(f, base, walk.pictures), files), strict=True)
+        files = [Path(bounds.path(name)) for name in episode_names(path, bounds)]
+        looked_at = zip(files, pool.map(lambda f: _one(f, bounds, walk.pictures), files), strict=True)
         for file, (index, look, found) in walk.follow(looked_at, len(files)):
             walk.add(str(file), index, look, found)
             parts += [] if index is None else [index]
@@ -110,9 +120,9 @@ def _walk_path(path: Path, walk: _Walk, threads: int) -> None:
         _check_split(base / SPLIT_FILE, parts, walk.found)
 
 
-def _one(file: Path, base: Path, pictures: bool) -> tuple[Index | None, Look | None, Findings]:
+def _one(file: Path, bounds: Bounds, pictures: bool) -> tuple[Index | None, Look | None, Findings]:
     found = Findings()
-    index, problems = scan_file(file, base)
+    index, problems = scan_file(file, bounds.root, files=Files(bounds, remember=False))
     found.problems.extend(problems)
     if index is None:
         return None, None, found
@@ -120,7 +130,7 @@ def _one(file: Path, base: Path, pictures: bool) -> tuple[Index | None, Look | N
     if pictures:
 
         def picture(row: int, column: int) -> np.ndarray:
-            name = f"{base}/{index.path(row, column)}"
+            name = bounds.path(index.path(row, column) or "")
             return decode(read_bytes(name), source=name)
 
         look = _look(index, picture, str(file), found)
@@ -285,9 +295,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--no-pictures", action="store_true", help="decode no picture; look at headers only")
     parser.add_argument("--threads", type=int, default=2, help="episodes looked at at a time; default: 2")
+    add_links_option(parser)
     args = parser.parse_args(argv)
     say = None if args.json else lambda line: print(line, file=sys.stderr)
-    report = validate(args.paths, pictures=not args.no_pictures, threads=args.threads, say=say)
+    report = validate(
+        args.paths,
+        pictures=not args.no_pictures,
+        threads=args.threads,
+        say=say,
+        allow_links_to=args.allow_links_to,
+    )
     print(json.dumps(report, indent=1)) if args.json else _print(report)
     return DataError.exit_code if report["refused"] else 0
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from core import norm_stats
 from core.episodes import Episode, EpisodeSource
 from core.errors import DataError
-from core.identity import Files
+from core.identity import Check, Files, any_files
 from core.norm_stats import Affine, NormStats, RunningStats
 from core.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
@@ -64,7 +64,7 @@ class Dataset:
         return self.source.manifest_hash()
 
 
-def open_dataset(config: QChunkConfig, *, check: Callable[[Files], None] = lambda files: None) -> Dataset:
+def open_dataset(config: QChunkConfig, *, check: Check = any_files) -> Dataset:
     """Indexes the dataset (cached) and makes its normalisation.
 
     Args:

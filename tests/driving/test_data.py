@@ -234,7 +234,7 @@ def test_a_picture_that_goes_away_while_training_is_an_error_with_its_path(
     with pytest.raises(DataError, match=r"0002_front.jpg.* up to 4 tries"):
         data.batch(np.array([2]))
     file.write_bytes(whole[: 2 * len(whole) // 3])
-    with pytest.raises(DataError, match=r"0002_front.jpg: expected a whole JPEG of 32 x 48"):
+    with pytest.raises(DataError, match=r"0002_front.jpg: changed since .* found content \w+ of \d+ bytes"):
         data.batch(np.array([2]))
 
 

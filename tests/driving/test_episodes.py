@@ -1,7 +1,10 @@
 """Bad episodes are refused with file and key; legal ones, however bare, are read."""
 
+import dataclasses
+import io
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +15,24 @@ import pytest
 import simplejpeg
 from PIL import Image
 
+from core import cache
+from core.budget import LimitError
 from core.errors import DataError
+from driving.config import DataConfig
+from driving.data import open_data
 from driving.episodes import examine, load_episode, write_episode
+from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, load, pack, unpack
 from driving.scan import scan, scan_file
 from driving.schema import schema
+from driving.validate import validate
 from tests.driving.drives import SIZE, extrinsics, frame_tree, picture, write_drive
 
 Change = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
 def camera(tree: dict[str, Any], frame: int = 2, name: str = "front") -> dict[str, Any]:
@@ -273,14 +287,174 @@ def test_an_absent_picture_that_comes_back_is_seen(tmp_path: Path):
     assert index.picture[:, front].tolist() == [1, 1, 1, 1]
 
 
-def test_a_damaged_index_costs_time_only(tmp_path: Path):
-    write_drive(tmp_path, "a", frames=4)
-    before, _ = scan(tmp_path)
-    (tmp_path / "_index.npz").write_bytes(b"PK\x03\x04 nothing")
-    after, _ = scan(tmp_path)
+def test_an_index_beside_the_episodes_is_not_read(tmp_path: Path):
+    write_drive(tmp_path / "set", "a", frames=4)
+    before, _ = scan(tmp_path / "set")
     assert before is not None
+    (tmp_path / "secret.jpg").write_bytes(simplejpeg.encode_jpeg(np.zeros((32, 48, 3), np.uint8)))
+    name = b"../secret.jpg"
+    lengths = before.path_lengths.copy()
+    first = before.path_bytes.tobytes()
+    lengths[0, 0], text = len(name), name + first[before.path_lengths[0, 0] :]
+    false = dataclasses.replace(before, path_bytes=np.frombuffer(text, np.uint8), path_lengths=lengths)
+    assert false.path(0, 0) == "../secret.jpg"
+    (tmp_path / "set" / INDEX_FILE).write_bytes(pack(false))
+    data = open_data(DataConfig(path=str(tmp_path / "set"), image_size=SIZE), "all")
+    assert data.index.path(0, 0) == before.path(0, 0)
+    assert [note for note in data.notes if "_index.npz is ignored" in note]
+    assert data.batch(np.array([0]))["images"][0, 0, 0].any()
+
+
+def test_a_cached_index_is_asked_neither_for_paths_nor_for_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_drive(tmp_path / "set", "a", frames=4)
+    before, _ = scan(tmp_path / "set")
+    assert before is not None
+    (tmp_path / "secret.jpg").write_bytes(simplejpeg.encode_jpeg(np.zeros((32, 48, 3), np.uint8)))
+    (tmp_path / "set" / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    name = b"link.jpg"
+    lengths = before.path_lengths.copy()
+    lengths[0, 0], text = len(name), name + before.path_bytes.tobytes()[before.path_lengths[0, 0] :]
+    false = dataclasses.replace(before, path_bytes=np.frombuffer(text, np.uint8), path_lengths=lengths)
+    read = cache.read
+
+    def poisoned(kind: str, key: str) -> bytes | None:
+        return b'["x"]\n' + pack(false) if kind == "driving" else read(kind, key)
+
+    monkeypatch.setattr(cache, "read", poisoned)
+    after, problems = scan(tmp_path / "set")
+    assert problems == []
     assert after is not None
-    assert before.content_hashes == after.content_hashes
+    assert after.path(0, 0) == before.path(0, 0)
+
+
+@pytest.mark.parametrize("change", ["other pixels", "another size", "gone", "back", "replaced by a link"])
+def test_pictures_that_change_are_seen_when_the_dataset_is_opened_again(tmp_path: Path, change: str):
+    write_drive(tmp_path / "set", "a", frames=4, dt=0.1)
+    file = tmp_path / "set" / "a_images" / "0002_front.jpg"
+    whole = file.read_bytes()
+    if change == "back":
+        file.unlink()
+    index, _ = scan(tmp_path / "set")
+    assert index is not None
+    front = index.cameras.index("front")
+    black = simplejpeg.encode_jpeg(np.zeros((32, 48, 3), np.uint8))
+    if change == "other pixels":
+        file.write_bytes(black)
+        again, _ = scan(tmp_path / "set")
+        assert again is not None
+        assert again.drive_hashes != index.drive_hashes
+    elif change == "another size":
+        for each in (tmp_path / "set" / "a_images").glob("*_front.jpg"):
+            each.write_bytes(simplejpeg.encode_jpeg(np.zeros((64, 96, 3), np.uint8)))
+        again, _ = scan(tmp_path / "set")
+        assert again is not None
+        assert again.picture_size[:, front].tolist() == [[64, 96]] * 4
+        # 40 pixels of focal length in pictures of 64 x 96 are 20 in a batch of 32 x 48.
+        batch = open_data(DataConfig(path=str(tmp_path / "set"), image_size=SIZE), "all").batch(np.array([2]))
+        assert batch["intrinsics"][0, 0, 0, 0, 0] == 20.0
+    elif change in ("gone", "back"):
+        file.write_bytes(whole) if change == "back" else file.unlink()
+        again, _ = scan(tmp_path / "set")
+        assert again is not None
+        assert again.picture[2, front] == (PRESENT if change == "back" else ABSENT)
+    else:
+        (tmp_path / "secret.jpg").write_bytes(black)
+        file.unlink()
+        file.symlink_to(tmp_path / "secret.jpg")
+        again, problems = scan(tmp_path / "set")
+        assert again is None
+        assert "leads out of the dataset" in problems[0].found
+        assert "--data.allow-links-to" in problems[0].found
+
+
+def test_a_hub_snapshot_of_episodes_is_read(tmp_path: Path):
+    plain = tmp_path / "plain"
+    write_drive(plain, "a", frames=4)
+    blobs, root = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "0123"
+    blobs.mkdir(parents=True)
+    for number, file in enumerate(sorted(path for path in plain.rglob("*") if path.is_file())):
+        file.rename(blobs / f"{number:040x}")
+        link = root / file.relative_to(plain)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.relpath(blobs / f"{number:040x}", link.parent))
+    (tmp_path / "mine").symlink_to(root)
+    for path in (root, tmp_path / "mine", root / "a.json"):
+        data = open_data(DataConfig(path=str(path), image_size=SIZE), "all")
+        assert data.index.files == ("a.json",)
+        assert data.index.path(2, data.index.cameras.index("front")) == "a_images/0002_front.jpg"
+        assert data.batch(np.array([2]))["images"].any()
+    assert validate([root])["problems"] == []
+    (root / "a_images" / "0002_front.jpg").unlink()
+    (root / "a_images" / "0002_front.jpg").symlink_to(plain / "x.jpg")
+    _, problems = scan(root)
+    assert "leads out of the dataset" in problems[0].found
+
+
+def whole_index(tmp_path: Path) -> Index:
+    write_drive(tmp_path, "a", frames=4)
+    index, _ = scan(tmp_path)
+    assert index is not None
+    return index
+
+
+CONTRADICTIONS: dict[str, Callable[[Index], dict[str, Any]]] = {
+    "expected of": lambda i: {"speed_mps": i.speed_mps[:3]},
+    "speed_mps as float32": lambda i: {"speed_mps": i.speed_mps.astype(np.float32)},
+    "pose of shape (4, 2)": lambda i: {"pose": i.pose[:, :2]},
+    "picture of shape": lambda i: {"picture": i.picture[:, :4]},
+    "lengths that do not add up": lambda i: {"lengths": i.lengths + 1},
+    "lengths with 0": lambda i: {"lengths": i.lengths * 0},
+    "path_lengths that do not add up": lambda i: {"path_lengths": i.path_lengths + 1},
+    "path_lengths with -": lambda i: {"path_lengths": -i.path_lengths},
+    "waypoints, where the counts say": lambda i: {"waypoint_counts": i.waypoint_counts + 1},
+    "rated_counts that do not add up": lambda i: {"rated_counts": i.rated_counts + 1},
+    "picture from": lambda i: {"picture": i.picture + np.uint8(2)},
+    "calibration from": lambda i: {"calibration": i.calibration + np.int32(99)},
+    "picture_size from": lambda i: {"picture_size": i.picture_size - np.int32(99)},
+    "route_command from": lambda i: {"route_command": i.route_command + np.int8(9)},
+    "ids: ": lambda i: {"ids": (*i.ids, "b", "c", "d", "e")},
+    "which are not sorted": lambda i: {"cameras": i.cameras[::-1]},
+    "which leads out": lambda i: {"files": ("../a.json",)},
+    "pictures without a name": lambda i: {
+        "path_lengths": np.where(
+            np.arange(i.path_lengths.size).reshape(i.path_lengths.shape) == 0, 0, i.path_lengths
+        ).astype(np.int32),
+        "path_bytes": i.path_bytes[int(i.path_lengths[0, 0]) :],
+    },
+}
+
+
+@pytest.mark.parametrize("words", CONTRADICTIONS)
+def test_an_index_whose_arrays_contradict_one_another_is_refused(tmp_path: Path, words: str):
+    index = whole_index(tmp_path)
+    assert unpack(pack(index), source="x").ids == ("a",)
+    with np.load(io.BytesIO(pack(index))) as arrays:
+        values = dict(arrays)
+    head = json.loads(values.pop("head").tobytes())
+    for name, value in CONTRADICTIONS[words](index).items():
+        (head if name in head else values)[name] = value
+    np.savez(tmp_path / "false.npz", head=np.frombuffer(json.dumps(head).encode(), np.uint8), **values)
+    with pytest.raises(DataError) as error:
+        load(tmp_path / "false.npz")
+    assert any(word in str(error.value) for word in words.split("|")), str(error.value)
+
+
+def test_an_index_that_would_take_more_memory_than_its_file_is_refused(tmp_path: Path):
+    index = whole_index(tmp_path)
+    head = np.frombuffer(json.dumps({"format": "chunkwise-driving-index-2"}).encode(), np.uint8)
+    np.savez_compressed(tmp_path / "bomb.npz", head=head, t=np.zeros(40_000_000))
+    with pytest.raises(LimitError, match="--data.limits.expansion"):
+        load(tmp_path / "bomb.npz")
+    claims = np.lib.format.header_data_from_array_1_0(index.t) | {"shape": (10**12,)}
+    with zipfile.ZipFile(tmp_path / "claims.npz", "w") as archive, archive.open("t.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(member, claims)
+    with pytest.raises(DataError, match=r"t: expected 8000000000000 bytes for float64"):
+        load(tmp_path / "claims.npz")
+    (tmp_path / "text.npz").write_bytes(b"PK\x03\x04 nothing")
+    with pytest.raises(DataError, match="expected an index of driving episodes"):
+        load(tmp_path / "text.npz")
 
 
 def test_the_drive_hash_does_not_see_names(tmp_path: Path):
