@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from core.errors import DataError
+from core.links import Bounds
 from core.parquet import open_parquet, read_rows
 from core.strict_json import read_json, read_json_lines
 
@@ -96,6 +97,8 @@ class LeRobotMeta:
     """A dataset's description; `read_meta` makes it."""
 
     root: Path
+    bounds: Bounds
+    """What its names may lead to."""
     version: str
     fps: float
     robot_type: str | None
@@ -116,8 +119,12 @@ class LeRobotMeta:
         return self.features[key]
 
 
-def read_meta(root: str | Path) -> LeRobotMeta:
+def read_meta(root: str | Path, *, bounds: Bounds | None = None) -> LeRobotMeta:
     """Opens a dataset: reads and checks meta/, touches no table and no picture.
+
+    Args:
+      root: The dataset.
+      bounds: What links in it may lead to; by default nothing outside of it but a hub's blobs.
 
     Raises:
       DataError: With every problem in meta/, each with file, key, expected and found.
@@ -126,15 +133,16 @@ def read_meta(root: str | Path) -> LeRobotMeta:
     info_file = root / "meta" / "info.json"
     if not info_file.exists():
         raise DataError(f"{root}: expected a LeRobot dataset with meta/info.json, found none; is the path right?")
-    info = read_json(info_file)
+    bounds = Bounds(root) if bounds is None else bounds
+    info = read_json(bounds.require("meta/info.json"))
     problems = _check_info(info)
     refuse(problems, what=str(info_file))
     features = {key: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for key, f in info["features"].items()}
     version = info["codebase_version"]
     if version in ("v2.0", "v2.1"):
-        tasks, episodes = _meta_v21(root, info, features, problems)
+        tasks, episodes = _meta_v21(bounds, info, features, problems)
     else:
-        tasks, episodes = _meta_v30(root, info, features, problems)
+        tasks, episodes = _meta_v30(bounds, info, features, problems)
     refuse(problems, what=f"{root}/meta")
     episodes = sorted(episodes, key=lambda episode: episode.index)
     _check_episodes(episodes, info, problems)
@@ -142,6 +150,7 @@ def read_meta(root: str | Path) -> LeRobotMeta:
     refuse(problems, what=f"{root}/meta")
     return LeRobotMeta(
         root=root,
+        bounds=bounds,
         version=version,
         fps=float(info["fps"]),
         robot_type=info.get("robot_type"),
@@ -149,21 +158,6 @@ def read_meta(root: str | Path) -> LeRobotMeta:
         tasks=tasks,
         episodes=tuple(episodes),
     )
-
-
-def inside(root: Path, name: str) -> Path:
-    """Path of a file that a dataset names. Raises DataError for absolute paths, "..", URLs and links that lead out.
-
-    A snapshot in the Hugging Face cache is made of links into the `blobs` folder beside it; those are followed.
-    """
-    path = root / name
-    real = path.resolve()
-    allowed = [root.resolve()]
-    if root.resolve().parent.name == "snapshots":
-        allowed.append(root.resolve().parent.parent / "blobs")
-    if "://" in name or ".." in Path(name).parts or not any(real.is_relative_to(folder) for folder in allowed):
-        raise DataError(f"{root}: expected a path inside the dataset, found {name!r}")
-    return path
 
 
 def _check_info(info: Any) -> list[Problem]:
@@ -250,14 +244,14 @@ def _add_task(tasks: dict[int, str], index: Any, task: Any, file: str, problems:
 
 
 def _meta_v21(
-    root: Path, info: Mapping[str, Any], features: Mapping[str, Feature], problems: list[Problem]
+    bounds: Bounds, info: Mapping[str, Any], features: Mapping[str, Feature], problems: list[Problem]
 ) -> tuple[dict[int, str], list[EpisodeMeta]]:
     tasks: dict[int, str] = {}
-    for row in read_json_lines(root / "meta" / "tasks.jsonl"):
+    for row in read_json_lines(bounds.require("meta/tasks.jsonl")):
         cells = row if isinstance(row, dict) else {}
         _add_task(tasks, cells.get("task_index"), cells.get("task"), "meta/tasks.jsonl", problems)
     episodes = []
-    for row in read_json_lines(root / "meta" / "episodes.jsonl"):
+    for row in read_json_lines(bounds.require("meta/episodes.jsonl")):
         if not _has(row, {"episode_index": int, "length": int}):
             found = repr(row)[:120]
             problems.append(
@@ -267,32 +261,32 @@ def _meta_v21(
         index = row["episode_index"]
         where = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
         videos = {
-            key: VideoSpan(file=_fill(root, info, "video_path", {**where, "video_key": key}), start_s=0.0)
+            key: VideoSpan(file=_fill(bounds.root, info, "video_path", {**where, "video_key": key}), start_s=0.0)
             for key, feature in features.items()
             if feature.dtype == "video"
         }
-        file = _fill(root, info, "data_path", where)
+        file = _fill(bounds.root, info, "data_path", where)
         episodes.append(EpisodeMeta(index=index, length=row["length"], file=file, videos=videos))
     return tasks, episodes
 
 
 def _meta_v30(
-    root: Path, info: Mapping[str, Any], features: Mapping[str, Feature], problems: list[Problem]
+    bounds: Bounds, info: Mapping[str, Any], features: Mapping[str, Feature], problems: list[Problem]
 ) -> tuple[dict[int, str], list[EpisodeMeta]]:
-    tasks = _read_tasks_v30(root, problems)
+    tasks = _read_tasks_v30(bounds, problems)
     cameras = [key for key, feature in features.items() if feature.dtype == "video"]
     columns = ["episode_index", "length", "data/chunk_index", "data/file_index"]
     for key in cameras:
         columns += [f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
     episodes = []
-    files = sorted((root / "meta" / "episodes").glob("*/*.parquet"))
+    files = [bounds.root / name for name in _episode_tables(bounds)]
     if not files:
         problems.append(Problem(file="meta/episodes", expected="chunk-*/file-*.parquet", found="no such file"))
     for path in files:
-        for row in _read_columns(root, path, columns):
+        for row in _read_columns(bounds, path, columns):
             wrong = {key: value for key, value in row.items() if not _is_cell(key, value)}
             if wrong:
-                name, expected = str(path.relative_to(root)), "whole numbers, and seconds in from_timestamp"
+                name, expected = bounds.relative(path), "whole numbers, and seconds in from_timestamp"
                 where = None if "episode_index" in wrong else row["episode_index"]
                 problems.append(Problem(file=name, episode=where, expected=expected, found=repr(wrong)[:200]))
                 continue
@@ -302,10 +296,22 @@ def _meta_v30(
                 chunk, number = row[f"videos/{key}/chunk_index"], row[f"videos/{key}/file_index"]
                 names = {"video_key": key, "chunk_index": chunk, "file_index": number}
                 start = float(row[f"videos/{key}/from_timestamp"])
-                videos[key] = VideoSpan(file=_fill(root, info, "video_path", names), start_s=start)
-            file = _fill(root, info, "data_path", where)
+                videos[key] = VideoSpan(file=_fill(bounds.root, info, "video_path", names), start_s=start)
+            file = _fill(bounds.root, info, "data_path", where)
             episodes.append(EpisodeMeta(index=row["episode_index"], length=row["length"], file=file, videos=videos))
     return tasks, episodes
+
+
+def _episode_tables(bounds: Bounds) -> list[str]:
+    """Names of v3.0's tables of episodes."""
+    return sorted(bounds.relative(path) for path in (bounds.root / "meta" / "episodes").glob("*/*.parquet"))
+
+
+def meta_files(meta: "LeRobotMeta") -> list[str]:
+    """Names of the files below meta/ that are read."""
+    if meta.version == "v3.0":
+        return ["meta/info.json", "meta/tasks.parquet", *_episode_tables(meta.bounds)]
+    return ["meta/info.json", "meta/tasks.jsonl", "meta/episodes.jsonl"]
 
 
 def _is_cell(key: str, value: Any) -> bool:
@@ -314,23 +320,23 @@ def _is_cell(key: str, value: Any) -> bool:
     return isinstance(value, types) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _read_tasks_v30(root: Path, problems: list[Problem]) -> dict[int, str]:
+def _read_tasks_v30(bounds: Bounds, problems: list[Problem]) -> dict[int, str]:
     """tasks.parquet is a pandas frame: the instruction is its index, stored as column "task" or without a name."""
-    path = root / "meta" / "tasks.parquet"
-    schema = _open_parquet(root, path).schema_arrow
+    path = bounds.root / "meta" / "tasks.parquet"
+    schema = _open_parquet(bounds, path).schema_arrow
     text = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)]
     if len(text) != 1 or "task_index" not in schema.names:
         raise DataError(
             f"{path}: expected columns task_index and one text column with the instruction, found {schema.names}"
         )
     tasks: dict[int, str] = {}
-    for row in _read_columns(root, path, ["task_index", text[0]]):
+    for row in _read_columns(bounds, path, ["task_index", text[0]]):
         _add_task(tasks, row["task_index"], row[text[0]], "meta/tasks.parquet", problems)
     return tasks
 
 
-def _read_columns(root: Path, path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    file = _open_parquet(root, path)
+def _read_columns(bounds: Bounds, path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    file = _open_parquet(bounds, path)
     missing = sorted(set(columns) - set(file.schema_arrow.names))
     if missing:
         raise DataError(f"{path}: expected columns {missing}, found {file.schema_arrow.names}")
@@ -340,8 +346,8 @@ def _read_columns(root: Path, path: Path, columns: Sequence[str]) -> list[dict[s
         raise DataError(f"{path}: expected a whole parquet file, found {one_line(error)}") from error
 
 
-def _open_parquet(root: Path, path: Path) -> pq.ParquetFile:
-    inside(root, str(path.relative_to(root)))
+def _open_parquet(bounds: Bounds, path: Path) -> pq.ParquetFile:
+    bounds.require(bounds.relative(path))
     try:
         return open_parquet(path)
     except (OSError, pa.ArrowException) as error:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int, Int64
 
 from core.errors import DataError
-from core.lerobot import EpisodeMeta, Feature, LeRobotMeta, Problem, inside, one_line, refuse
+from core.lerobot import EpisodeMeta, Feature, LeRobotMeta, Problem, one_line, refuse
 from core.parquet import open_parquet, read_columns
 
 TIME_TOLERANCE_S = 1e-4
@@ -174,7 +174,7 @@ def window(
 
 
 def _read_file(meta: LeRobotMeta, file: str, columns: Sequence[str], rows: int) -> pa.Table:
-    path = inside(meta.root, file)
+    path = meta.bounds.require(file)
     try:
         parquet = open_parquet(path)
         missing = [key for key in columns if key not in parquet.schema_arrow.names]

@@ -14,8 +14,9 @@ from jaxtyping import UInt8
 
 from core import budget
 from core.errors import DataError
+from core.identity import Files
 from core.images import decode, require_pixels
-from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, inside, one_line
+from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, meta_files, one_line
 from core.lerobot_tables import TIME_TOLERANCE_S
 from core.parquet import open_parquet, read_columns
 from core.trouble import TRIES, is_system_error, retried
@@ -193,14 +194,23 @@ class LeRobotPictures:
       meta: The opened dataset.
       cameras: Camera keys to read.
       tolerance_s: How far a video frame may lie from the time of its row.
+      files: The dataset's, as it was opened; one that changed since is an error when it is read. None: not compared.
     """
 
-    def __init__(self, meta: LeRobotMeta, cameras: Sequence[str], *, tolerance_s: float = TIME_TOLERANCE_S) -> None:
+    def __init__(
+        self,
+        meta: LeRobotMeta,
+        cameras: Sequence[str],
+        *,
+        tolerance_s: float = TIME_TOLERANCE_S,
+        files: Files | None = None,
+    ) -> None:
         self.meta = meta
+        self._files = files
         self.cameras = tuple(cameras)
         self._tolerance_s = tolerance_s
         self._videos: _Cache[Path, VideoFile] = _Cache(OPEN_FILES, VideoFile)
-        self._tables: _Cache[str, _Table] = _Cache(TABLES, lambda file: _read_layout(inside(meta.root, file)))
+        self._tables: _Cache[str, _Table] = _Cache(TABLES, lambda file: _read_layout(meta.bounds.require(file)))
         self._groups: _Cache[tuple[str, str, int], pa.Array] = _Cache(
             IMAGE_BYTES, self._read_group, lambda images: images.nbytes
         )
@@ -275,12 +285,15 @@ class LeRobotPictures:
         span = episode.videos[camera]
         try:
             video = self._video(span.file, camera)
-            return video.frame_at(span.start_s + frame / self.meta.fps, self._tolerance_s)
+            shown = video.frame_at(span.start_s + frame / self.meta.fps, self._tolerance_s)
+            self._require_unchanged(span.file)
+            return shown
         except DataError as error:
+            self._require_unchanged(span.file)  # what was changed is named as that, and not as damaged
             raise DataError(f"{source}: {error}") from error
 
     def _video(self, file: str, camera: str) -> VideoFile:
-        video = self._videos.get(inside(self.meta.root, file))
+        video = self._videos.get(self.meta.bounds.require(file))
         video.require_size(self.meta.feature(camera).shape)
         return video
 
@@ -297,14 +310,61 @@ class LeRobotPictures:
             if value["bytes"] is not None:
                 return value["bytes"]
             name = value["path"] or name
-        path = inside(self.meta.root, name)
+        path = self.meta.bounds.require(name)
         if not path.exists():
             raise DataError(f"episode {episode.index}, {camera}, row {frame}: expected the image {name}, found no file")
-        return budget.read_bytes(path, "image_mib")
+        data = budget.read_bytes(path, "image_mib")
+        self._require_unchanged(name)
+        return data
+
+    def _require_unchanged(self, name: str) -> None:
+        """Raises DataError if a file is not what it was when the dataset was opened."""
+        if self._files is not None and name in self._files:
+            self._files.require_unchanged(self._files.place(name))
 
     def _read_group(self, key: tuple[str, str, int]) -> pa.Array:
         file, camera, group = key
-        path = inside(self.meta.root, file)
+        path = self.meta.bounds.require(file)
         with open_parquet(path) as table:
             images = read_columns(path, table, [camera], groups=[group])[camera].combine_chunks()
+            self._require_unchanged(file)
             return images.chunk(0) if isinstance(images, pa.ChunkedArray) else images
+
+
+def file_names(meta: LeRobotMeta, cameras: Sequence[str]) -> Iterator[str]:
+    """Names of all files that a dataset is read from: meta/, tables, and the videos and images of some cameras.
+
+    A table or a video that cannot be read is named; what is in it is not.
+    """
+    yield from meta_files(meta)
+    yield from dict.fromkeys(episode.file for episode in meta.episodes)
+    for camera in cameras:
+        yield from (episode.videos[camera].file for episode in meta.episodes if camera in episode.videos)
+    images = [camera for camera in cameras if camera in meta.features and meta.features[camera].dtype == "image"]
+    layouts: dict[str, frozenset[str]] = {}
+    for episode in meta.episodes if images else ():
+        if episode.file not in layouts:
+            try:
+                layouts[episode.file] = _read_layout(meta.bounds.require(episode.file)).columns
+            except (DataError, OSError, pa.ArrowException):  # a reader says more of it
+                layouts[episode.file] = frozenset(images)
+            yield from _named_in_table(meta, episode.file, [c for c in images if c in layouts[episode.file]])
+        for camera in images:
+            if camera not in layouts[episode.file]:
+                for frame in range(episode.length):
+                    yield DEFAULT_IMAGE_PATH.format(image_key=camera, episode_index=episode.index, frame_index=frame)
+
+
+def _named_in_table(meta: LeRobotMeta, file: str, cameras: Sequence[str]) -> Iterator[str]:
+    """Images that a table names and does not hold, as far as their files exist inside the dataset."""
+    for camera in cameras:
+        try:
+            path = meta.bounds.require(file)
+            with open_parquet(path) as table:
+                column = read_columns(path, table, [f"{camera}.path"])[camera]
+        except (DataError, OSError, pa.ArrowException, KeyError):
+            continue
+        for value in column.to_pylist():
+            name = value.get("path") if isinstance(value, Mapping) else None
+            if isinstance(name, str) and meta.bounds.refusal(name) is None and (meta.root / name).is_file():
+                yield name

@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +56,9 @@ def parse_npz(content: bytes, *, source: str) -> dict[str, np.ndarray]:
     return _read(io.BytesIO(content), len(content), source, None)
 
 
-def _read(file: BinaryIO, size: int, source: str, names: Collection[str] | None) -> dict[str, np.ndarray]:
+def _read(
+    file: io.BufferedReader | io.BytesIO, size: int, source: str, names: Collection[str] | None
+) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}

@@ -19,11 +19,12 @@ from jaxtyping import Int64
 from core import budget
 from core.config import RunConfig, TrainConfig
 from core.errors import ConfigError, DataError
+from core.identity import Check, Files, any_files, open_files
 from core.lerobot import Problem, read_meta
 from core.lerobot_tables import FrameTable, delta_indices, load_table, window
-from core.lerobot_video import LeRobotPictures
+from core.lerobot_video import LeRobotPictures, file_names
 from core.norm_stats import NormStats
-from core.pack import PackedPictures, PictureReader, is_pack, read_pack_table
+from core.pack import PackedPictures, PictureReader, add_pack, is_pack, read_pack_table
 from openpi_ript import norm
 from openpi_ript.advantage import label, process, rloo, uniform_groups
 from openpi_ript.batch import TrainingBatch, to_training_batch
@@ -51,6 +52,8 @@ class TrainingData:
     """A dataset that was opened, checked, and found fit for training; `open_data` makes it."""
 
     config: DataConfig
+    files: Files
+    """That it was read from, and the data.norm_stats that it uses."""
     table: FrameTable
     pictures: PictureReader
     stats: Mapping[str, NormStats]
@@ -160,8 +163,12 @@ def make_batches(
     )
 
 
-def open_data(config: DataConfig) -> TrainingData:
+def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
     """Opens a dataset or a pack, checks every episode, and prepares statistics, advantages and transforms.
+
+    Args:
+      config: Which dataset, and how to take it.
+      check: Told which files the dataset is made of, data.norm_stats among them, before any of them is judged.
 
     Raises:
       DataError: If the dataset is bad (all problems in one error), does not fit the config, has no outcome to compute
@@ -169,7 +176,8 @@ def open_data(config: DataConfig) -> TrainingData:
       ConfigError: If the pack's picture size is not the config's, or no frame is left to draw.
     """
     budget.use(config.limits)
-    table, pictures, skipped = _open_source(config)
+    files = open_files(config.path, config)
+    table, pictures, skipped = _open_source(config, files, check)
     _check_against_config(table, config)
     notes = [f"skipped {problem}" for problem in skipped]
     notes += [config.robot.adaptation, *_relative_notes(table, config)]
@@ -189,6 +197,7 @@ def open_data(config: DataConfig) -> TrainingData:
         )
     return TrainingData(
         config=config,
+        files=files,
         table=table,
         pictures=pictures,
         stats=stats,
@@ -201,23 +210,32 @@ def open_data(config: DataConfig) -> TrainingData:
     )
 
 
-def _open_source(config: DataConfig) -> tuple[FrameTable, PictureReader, Sequence[Problem]]:
+def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameTable, PictureReader, Sequence[Problem]]:
     path, cameras = Path(config.path), tuple(config.cameras.values())
     skipped: Sequence[Problem] = ()
+    if config.norm_stats is not None:
+        files.add_other("data.norm_stats", norm.stats_file(Path(config.norm_stats)))
     if is_pack(path):
+        add_pack(files, "tables.npz")
+        check(files)
         table = read_pack_table(path)
-        pictures = PackedPictures(path, table, cameras)
+        pictures = PackedPictures(path, table, cameras, files=files)
         if pictures.image_size != config.image_size:
             raise ConfigError(
                 f"data.image_size is {config.image_size}, and {path} was packed at {pictures.image_size}; change the "
                 "field, or pack again"
             )
     else:
-        meta = read_meta(path)
-        pictures = LeRobotPictures(meta, cameras, tolerance_s=config.tolerance_s)
+        meta = read_meta(path, bounds=files.bounds)
+        files.require(file_names(meta, cameras))
+        check(files)
+        pictures = LeRobotPictures(meta, cameras, tolerance_s=config.tolerance_s, files=files)
         outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
         keys = (config.state_key, config.action_key, *([config.init_key] if config.init_key else []), *outcomes)
         table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=pictures.check)
+    for name in files.names:  # what was read just now is what was hashed
+        if name.endswith((".parquet", ".npz", ".json", ".jsonl")):
+            files.require_unchanged(files.place(name))
     columns = dict(table.columns)
     for key in (config.init_key or config.state_key, config.state_key, config.action_key):
         if key not in columns:

@@ -161,6 +161,11 @@ def stats_json(stats: Mapping[str, NormStats], source: Mapping[str, Any]) -> str
     return norm_stats.to_json(stats, source=dict(source))
 
 
+def stats_file(path: Path) -> Path:
+    """norm_stats.json of a folder, or the file itself."""
+    return path / "norm_stats.json" if path.is_dir() else path
+
+
 def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
     """Reads norm_stats.json, or the one in a folder.
 
@@ -168,7 +173,7 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
       DataError: If the file is missing or bad, or says that it belongs to another dataset, horizon or set of relative
         dimensions than `source`. Files without "source", such as openpi's own, are taken as they are.
     """
-    path = path / "norm_stats.json" if path.is_dir() else path
+    path = stats_file(path)
     tree = read_json(path)
     if not isinstance(tree, dict) or not isinstance(tree.get("norm_stats"), dict):
         raise DataError(f'{path}: expected {{"norm_stats": {{"state": ..., "actions": ...}}}}, found {str(tree)[:80]}')

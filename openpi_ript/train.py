@@ -120,10 +120,11 @@ class RiptTask:
         """Nothing to draw."""
 
     def data_fingerprint(self) -> dict[str, Any]:
-        """Hashes of all that makes the batches: tables, labels, statistics, tokenizer."""
+        """Hashes of all that makes the batches: files, tables, labels, statistics, tokenizer."""
         rollouts, prompts = self.data.to_ript.rollouts, self.data.table.columns["task_index"]
         stats = {name: {k: v.tolist() for k, v in vars(one).items()} for name, one in sorted(self.data.stats.items())}
         return {
+            "files": self.data.files.digest(),
             "tables": self.data.stats_source["fingerprint"],
             "prompts": _sha256(prompts.tobytes()),
             "labels": _sha256(rollouts.optimality.tobytes() + rollouts.advantage.tobytes() + self.data.rows.tobytes()),
@@ -143,7 +144,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))
-        data = processes.first_then_all(lambda: open_data(config.data))
+        data = processes.first_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
             print(f"data: {note}", flush=True)
         if data.stats:

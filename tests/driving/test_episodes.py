@@ -445,7 +445,7 @@ def test_an_index_that_would_take_more_memory_than_its_file_is_refused(tmp_path:
     index = whole_index(tmp_path)
     head = np.frombuffer(json.dumps({"format": "chunkwise-driving-index-2"}).encode(), np.uint8)
     np.savez_compressed(tmp_path / "bomb.npz", head=head, t=np.zeros(40_000_000))
-    with pytest.raises(LimitError, match="--data.limits.expansion"):
+    with pytest.raises(LimitError, match=r"--data.limits.expansion"):
         load(tmp_path / "bomb.npz")
     claims = np.lib.format.header_data_from_array_1_0(index.t) | {"shape": (10**12,)}
     with zipfile.ZipFile(tmp_path / "claims.npz", "w") as archive, archive.open("t.npy", "w") as member:
