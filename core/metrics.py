@@ -33,8 +33,3 @@ def mean_of(x: Float[Array, "*shape"], mask: Float[Array, "*shape"] | Bool[Array
         return Mean(x.sum(), jnp.full((), x.size, jnp.float32))
     kept = mask.astype(bool)
     return Mean(jnp.where(kept, x, 0).sum(), kept.sum(dtype=jnp.float32))
-
-
-def masked_mean(x: Float[Array, "*shape"], mask: Float[Array, "*shape"] | Bool[Array, "*shape"]) -> Float[Array, ""]:
-    """Mean of the entries of `x` where `mask` is not 0; divides by their number, and is 0 if there is none."""
-    return mean_of(x, mask).value()

@@ -26,11 +26,6 @@ def _generator(seed: int, epoch: int, purpose: int, shard: int, step: int) -> np
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def epoch_and_step(step: int, steps_per_epoch: int) -> tuple[int, int]:
-    """Epoch of a global step, and the step inside it."""
-    return divmod(step, steps_per_epoch)
-
-
 def block_of_starts(
     total: int, size: int, *, seed: int, epoch: int, shard: int, block: int
 ) -> Int64[np.ndarray, "steps b"]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from core import prng
-from core.config import ExperimentConfig, RunConfig, TrainConfig
+from core.config import CheckpointConfig, ExperimentConfig, RunConfig, TrainConfig
 from core.errors import MismatchError, NonFiniteError, PreemptedError
 from core.loop import fit
 from core.run_folder import RunFolder
@@ -118,6 +118,54 @@ def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, whole: tuple[str, by
     with pytest.raises(Crash):
         train(config, on_batch=crash)
     assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """Digest and metrics of a run that is evaluated and saved at the same steps."""
+    folder = tmp_path_factory.mktemp("together")
+    return train(evaluated_when_saved(folder)), (folder / "metrics.jsonl").read_bytes()
+
+
+def evaluated_when_saved(folder: Path) -> ToyConfig:
+    train = TrainConfig(steps=20, batch_size=8, log_every=5, eval_every=6)
+    return toy_config(folder, train=train, checkpoint=CheckpointConfig(every=6))
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("when", ["in the evaluation", "after the save"])
+def test_a_step_that_is_evaluated_and_saved_is_so_once(
+    tmp_path: Path, together: tuple[str, bytes], how: str, when: str
+):
+    """Step 12 is both. Whatever ends the run there, the next start evaluates it exactly if no evaluation is saved."""
+    config = evaluated_when_saved(tmp_path)
+    evaluated: list[int] = []
+
+    def end() -> None:
+        if how == "killed":
+            raise Crash
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_evaluate(step: int) -> None:
+        if step == 12 and when == "in the evaluation":
+            end()
+        evaluated.append(step)
+
+    def on_batch(step: int) -> None:
+        if step == 12 and when == "after the save":
+            end()
+
+    with pytest.raises(Crash if how == "killed" else PreemptedError):
+        train(config, on_batch=on_batch, on_evaluate=on_evaluate)
+    assert evaluated == ([6] if when == "in the evaluation" else [6, 12])
+    saves = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert saves[-1] == {"killed": {"in the evaluation": 6, "after the save": 12}[when], "stopped": 12}[how] + (
+        how == "stopped" and when == "after the save"  # the update under way is made before it stops
+    )
+    again: list[int] = []
+    assert train(resumed(config), on_evaluate=again.append) == together[0]
+    assert again == ([12, 18, 20] if when == "in the evaluation" else [18, 20])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == together[1]
 
 
 @pytest.mark.slow

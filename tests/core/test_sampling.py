@@ -72,11 +72,6 @@ def test_a_seed_out_of_range_is_refused(seed: int):
         starts(seed=seed)
 
 
-def test_epoch_and_step():
-    assert sampling.epoch_and_step(5, 5) == (1, 0)
-    assert sampling.epoch_and_step(14, 5) == (2, 4)
-
-
 def draw(positives: int, negatives: int, count: int, ratio: float, epoch: int = 0) -> sampling.EpisodeDraw:
     return sampling.draw_episodes(
         np.arange(positives),

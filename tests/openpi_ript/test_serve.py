@@ -287,9 +287,7 @@ def test_openpis_own_client(acting: Policy, port: int):
 
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
 def test_openpis_own_client_with_its_api_key(acting: Policy):
-    websocket_client_policy = pytest.importorskip(
-        "openpi_client.websocket_client_policy", reason="openpi-client is not installed"
-    )
+    websocket_client_policy = importlib.import_module("openpi_client.websocket_client_policy")
     with running(acting, access=Access(token=TOKEN)) as port:
         its = websocket_client_policy.WebsocketClientPolicy("127.0.0.1", port, api_key=TOKEN)
         assert its.infer(acting.example())["actions"].shape == (8, 3)
