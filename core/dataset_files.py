@@ -6,14 +6,16 @@ without a wrong resume: then the digests differ, and only the names are not know
 """
 
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from core.durable import write_durably
-from core.errors import MismatchError
+from core.errors import MismatchError, StorageError
 from core.identity import Entry, Files, compare
+from core.trouble import SYSTEM, retried, root_cause
 
 NAME = "dataset_files.gz"
 FINGERPRINT = "files"
@@ -70,9 +72,21 @@ def _pack(entries: Mapping[str, Entry]) -> bytes:
 
 
 def _load(file: Path) -> dict[str, Entry] | None:
-    """The list; None where it is missing or damaged, which the digest in the checkpoint still covers."""
+    """The list; None where it is missing or damaged, which the digest in the checkpoint still covers.
+
+    Raises:
+      StorageError: It is there and cannot be read, which is no reason to write another in its place.
+    """
     try:
-        with gzip.open(file) as packed:
+        content = retried(file.read_bytes)
+    except FileNotFoundError:
+        return None
+    except SYSTEM as error:
+        raise StorageError(
+            f"cannot read {file}: {root_cause(error)}. Mend that, then add --run.resume again"
+        ) from error
+    try:
+        with gzip.open(io.BytesIO(content)) as packed:
             text = packed.read(MAX_BYTES).decode()
         head, *lines = text.splitlines()
         if head != _HEAD:

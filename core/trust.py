@@ -44,7 +44,7 @@ def require_own_files(folder: Path) -> None:
     root = Path(os.path.realpath(folder))
     bounds = Bounds(root)
     out = []
-    for parent, folders, files in os.walk(root):
+    for parent, folders, files in os.walk(root, onerror=_raise):
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink() and bounds.refusal(bounds.relative(path)):
@@ -55,3 +55,10 @@ def require_own_files(folder: Path) -> None:
             f"{folder}: expected links inside the folder alone, found {', '.join(sorted(out)[:MAX_LISTED])}{more}. Put "
             "the files themselves there, or move the whole folder and link to it"
         )
+
+
+def _raise(error: OSError) -> None:
+    """What `os.walk` would pass over: a folder that cannot be listed may hold such a link."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):  # whoever reads it says so in the words of its kind
+        return
+    raise DataError(f"{error.filename}: expected a folder that can be looked through for links, found {error.strerror}")

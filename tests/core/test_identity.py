@@ -1,5 +1,6 @@
 """A dataset is its names, sizes and contents: what is hashed, what is remembered, and what is noticed."""
 
+import errno
 import hashlib
 import itertools
 import os
@@ -11,7 +12,7 @@ import pytest
 
 from core import identity
 from core.dataset_files import NAME, require_same
-from core.errors import DataError, MismatchError
+from core.errors import DataError, MismatchError, StorageError
 from core.identity import Files, content_hash
 from core.links import Bounds
 
@@ -323,3 +324,21 @@ class TestTheRunsList:
         run, root = made(tmp_path / "run"), made(tmp_path / "set", **{"a b": "1", "ä\nö": "2", "-": ""})
         require_same(run, files_of(root), resume=False)
         require_same(run, files_of(root), resume=True)
+
+
+def test_a_list_that_cannot_be_read_is_not_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    root, run = made(tmp_path / "data", a="1"), made(tmp_path / "run")
+    require_same(run, Files(Bounds(root)), resume=False)
+    files = Files(Bounds(root))
+    files.add(["a"])
+    before = (run / NAME).read_bytes()
+
+    def fail(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        patch.setattr("time.sleep", lambda _: None)
+        with pytest.raises(StorageError, match=NAME):
+            require_same(run, files, resume=True)
+    assert (run / NAME).read_bytes() == before

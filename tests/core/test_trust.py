@@ -1,6 +1,9 @@
 """What a folder brings is not run, and its links lead nowhere else."""
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +60,17 @@ def test_names_that_import_are_refused():
     for name in ("evil:cube-single-v0", "folder/cube-v0", "a\\b"):
         with pytest.raises(ConfigError, match=r"env: expected the name of a task, found .* would import Python code"):
             require_plain_name(name, where="env", what="a task")
+
+
+def test_a_folder_that_cannot_be_looked_through_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "run/secret").mkdir(parents=True)
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("secret"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match="secret: expected a folder that can be looked through"):
+        require_own_files(tmp_path / "run")
