@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from core import prng
 from core.config import OptimConfig, RunConfig, TrainConfig
 from core.errors import DataError
 from core.state import TrainState
@@ -183,7 +184,7 @@ def test_every_so_many_frames_are_measured_and_all_that_were_rated(root: Path, m
 
 def test_the_rater_feedback_is_of_each_predictor_at_its_speed(root: Path, monkeypatch: pytest.MonkeyPatch):
     """One frame of the faster test drive was rated: what was driven got 8 of 10."""
-    fake = Predictors(monkeypatch, 0.3, **BLIND | {"history_mlp": 3.5})
+    fake = Predictors(monkeypatch, 1.2, **BLIND | {"history_mlp": 1.9})
     data = DataConfig(path=str(root), image_size=(16, 24), waypoint_steps=10, waypoint_dt_s=DT, max_gap_s=0.6)
     config = make_config(root, data=data)
     opened = open_data(config.data, "test")
@@ -193,7 +194,7 @@ def test_the_rater_feedback_is_of_each_predictor_at_its_speed(root: Path, monkey
     monkeypatch.setattr(type(opened.index), "rated", lambda self, at: (rated,) if at == row else ())
     result = evaluate.compare(config, {})
     assert result["rated"] == 1
-    for name, off in {"model": 0.3, "history_mlp": 3.5, "mean_trajectory": 9.0}.items():
+    for name, off in {"model": 1.2, "history_mlp": 1.9, "mean_trajectory": 9.0}.items():
         beside = places + np.array([0, off])
         expected = rater_feedback_score(beside, places[None], np.array([8.0]), speed_mps=9.0)
         assert result["rows"][name]["rater_feedback"]["mean"] == pytest.approx(expected, abs=1e-4)
@@ -254,7 +255,9 @@ def compiled_quickly() -> Iterator[None]:
 
 @pytest.mark.parametrize("by", ["command", "past"])
 @pytest.mark.usefixtures("compiled_quickly")
-def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(root: Path, by: str):
+def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(
+    root: Path, by: str, monkeypatch: pytest.MonkeyPatch
+):
     """Every training car that is told to go left, or has begun to turn left, goes 1 m to the left, and nothing else was
     seen; the held-out ones say so to either side, and go 5 m to the left."""
     left = np.zeros((64, 4, 2), np.float32)
@@ -267,7 +270,17 @@ def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(roo
     seen: dict[str, Any] = {"command": np.full(64, 1, np.int32)} if by == "command" else {"past": turned}
     asked: dict[str, Any] = {"command": np.array([1, 3], np.int32)} if by == "command" else {"past": turned[:2] * signs}
     train, held_out = make_states(64, waypoints=left, **seen), make_states(2, waypoints=wrong, **asked)
+    keys: dict[str, Any] = {}
+    plain = prng.key
+
+    def key(seed: int, name: str, step: Any = None) -> Any:
+        keys[name] = (seed, step)
+        return plain(seed, name, 0 if step is None else step)
+
+    monkeypatch.setattr(blind.prng, "key", key)
     found = blind._mlp(config, train, held_out, use_past=by == "past")
+    assert keys["blind MLP"][1] is not None, "each update draws samples of its own"
+    assert {seed for seed, _ in keys.values()} == {config.run.seed}
     np.testing.assert_allclose(found[0, :, 1], 1.0, atol=0.15)
     np.testing.assert_allclose(found[1, :, 1], -1.0, atol=0.15)
     np.testing.assert_allclose(found[:, :, 0], 0.0, atol=0.15)
@@ -292,7 +305,7 @@ def pretraining(root: Path, **more: Any) -> DrivingConfig:
 
 
 class Encoder:
-    """In the place of an encoder: a frame's speed and time, or a number that says nothing."""
+    """In the place of an encoder: what tells a frame's time, and its speed; or the same for all frames."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[set[str], bool]] = []
@@ -302,10 +315,10 @@ class Encoder:
         self, config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray, *, jitter: bool = False
     ) -> np.ndarray:
         self.calls.append((ids(data), jitter))
-        angle = data.index.t[rows] - (probes.LATER_S if jitter else 0)
-        if params == "blind":
-            angle = 0 * angle
-        place = np.stack([np.cos(angle), np.sin(angle)], -1)
+        t = data.index.t[rows] - (probes.LATER_S if jitter else 0)
+        moment = np.round(2 * t).astype(int) * (params != "blind")
+        # Unrelated from moment to moment, but for what all have in common.
+        place = np.stack([np.random.default_rng([1, i + 9]).normal(size=8) + 5 for i in moment.tolist()])
         moments = [np.random.default_rng(0).normal(size=place.shape)] * len(config.data.offsets_s)
         moments[config.data.anchor] = place
         speed = data.tables.speed_mps[rows][:, None] * (params != "blind")
@@ -371,7 +384,7 @@ def test_retrieval_finds_the_frame_half_a_second_before_among_those_of_its_drive
     fake = Encoder(monkeypatch)
 
     def encode(*args: Any, **more: Any) -> np.ndarray:
-        return fake.encode(*args, **more)[:, :4]  # of two moments, without the speed
+        return fake.encode(*args, **more)[:, :16]  # of two moments, without the speed
 
     monkeypatch.setattr(probes, "encode", encode)
     data = open_data(config.data, "test")

@@ -1,5 +1,6 @@
 """Splits: whole recordings, the same each time, and nothing on two sides."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -48,6 +49,26 @@ def test_the_split_depends_on_the_recordings_alone(tmp_path: Path):
     again, _ = scan(tmp_path / "other")
     assert again is not None
     assert make_manifest(again, val_fraction=0.25, test_fraction=0.25) == one
+
+
+def test_recordings_are_drawn_by_their_hash(tmp_path: Path):
+    """In the order of SHA-256 of "split <recording>": first those of validation, then those of testing."""
+    root = tmp_path / "set"
+    for i in range(11):
+        source = {"dataset": "d", "scene_id": f"s{i}"}
+        write_drive(root, f"e{i}", frames=2, start_yaw=0.1 * i, source=source, pictures=False)
+    index, _ = scan(root)
+    assert index is not None
+    recordings = dict(zip(index.ids, index.recordings, strict=True))
+    order = sorted(index.ids, key=lambda name: hashlib.sha256(f"split {recordings[name]}".encode()).digest())
+    for val, test in ((4, 2), (2, 4)):  # of 11: 0.34 and 0.15 round to 3.74 and 1.65
+        shares = {4: 0.34, 2: 0.15}
+        found = make_manifest(index, val_fraction=shares[val], test_fraction=shares[test]).episodes
+        assert set(found["val"]) == set(order[:val])
+        assert set(found["test"]) == set(order[val : val + test])
+        assert set(found["train"]) == set(order[val + test :])
+        for members in found.values():
+            assert dict(members) == {name: index.drive_hashes[index.ids.index(name)] for name in members}
 
 
 def test_copies_of_a_drive_stay_together(tmp_path: Path):
