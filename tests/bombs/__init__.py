@@ -23,7 +23,20 @@ from typing import NamedTuple, overload
 Command = list[str]
 Build = Callable[[Path], Command]
 
-CASES = ("arrays", "hdf5", "metadata", "pictures", "pipes", "tables")
+CASES = (
+    "arrays",
+    "hdf5",
+    "metadata",
+    "pictures",
+    "pipes",
+    "tables",
+    "odd_hdf5",
+    "odd_files",
+    "odd_pictures",
+    "odd_numbers",
+    "odd_sources",
+    "odd_runs",
+)
 """Modules of this folder that hold cases."""
 PEAK_MB = 1000
 """Memory that a case may take beyond what its program takes to start."""
@@ -37,6 +50,8 @@ class Case(NamedTuple):
     name: str
     build: Build
     may_read: bool
+    codes: tuple[int, ...]
+    """Exit codes of a refusal."""
 
 
 _cases: dict[str, Case] = {}
@@ -45,15 +60,17 @@ _cases: dict[str, Case] = {}
 @overload
 def case(build: Build, /) -> Build: ...
 @overload
-def case(*, may_read: bool) -> Callable[[Build], Build]: ...
-def case(build: Build | None = None, /, *, may_read: bool = False) -> Build | Callable[[Build], Build]:
-    """Adds a case. `may_read`: that the program reads the file is as good as that it refuses it."""
+def case(*, may_read: bool = False, codes: tuple[int, ...] = (65,)) -> Callable[[Build], Build]: ...
+def case(
+    build: Build | None = None, /, *, may_read: bool = False, codes: tuple[int, ...] = (65,)
+) -> Build | Callable[[Build], Build]:
+    """Adds a case. `may_read`: reading the file is as good as refusing it; `codes`: exit codes of a refusal."""
 
     def add(build: Build) -> Build:
         name = build.__name__
         if name in _cases:
             raise ValueError(f"there are two cases {name}")
-        _cases[name] = Case(name, build, may_read)
+        _cases[name] = Case(name, build, may_read, codes)
         return build
 
     return add if build is None else add(build)

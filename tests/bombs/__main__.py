@@ -94,11 +94,11 @@ def judge(case: Case, found: Run, start_mb: int) -> Result:
     if "Traceback (most recent call last)" in found.output:
         reasons.append("a traceback")
         told = lines[-1]
-    elif found.code not in ((0, 65) if case.may_read else (65,)) and not found.ended:
+    elif found.code not in ((0, *case.codes) if case.may_read else case.codes) and not found.ended:
         reasons.append(f"exit code {found.code}")
     if over > PEAK_MB:
         reasons.append(f"{over} MB over the start")
-    outcome = f"FAILED: {', '.join(reasons)}" if reasons else ("refused" if found.code == 65 else "read")
+    outcome = f"FAILED: {', '.join(reasons)}" if reasons else ("refused" if found.code in case.codes else "read")
     return Result(case.name, outcome, found.code, found.peak_mb, over, found.seconds, told)
 
 

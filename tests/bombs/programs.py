@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.bombs import Command
+from tests.openpi_ript.small_run import other_tokenizer
 
 ROOT = Path(__file__).parents[2]
 DATA = {"qchunk": {"task": None, "observation": "qpos"}}
@@ -46,3 +47,13 @@ def train(package: str, path: Path, *more: str) -> Command:
         f"DATA = {DATA.get(package, {})}\n"
     )
     return [str(ROOT / "launch.py"), "--config", str(config), "--data.path", str(path), "--run.dir", run, *more]
+
+
+def train_lerobot(path: Path, *more: str) -> Command:
+    """Trains openpi_ript's debug config for an update, on three episodes or more of tests.lerobot_files."""
+    tokenizer = path.parent / "good_tokenizer.model"
+    if "--tokenizer" not in more:
+        tokenizer.write_bytes(other_tokenizer(300))
+        more = (*more, "--tokenizer", str(tokenizer))
+    widths = ("--data.robot.state-dim", "6", "--data.robot.target-state-dim", "6", "--data.robot.action-dim", "7")
+    return train("openpi_ript", path, *widths, "--data.advantage.group-by", "dataset", "--train.steps", "1", *more)
