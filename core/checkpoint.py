@@ -45,6 +45,7 @@ from core.config import CheckpointConfig, comparable
 from core.durable import give_name, make_folders, remove_tree, sync_folder, sync_tree, sync_up, write_durably
 from core.errors import DataError, NonFiniteError, PreemptedError, StorageError, require_equal
 from core.keep_best import KeepBest, outdated
+from core.orbax_files import require_metadata
 from core.saves import (
     DamagedError,
     Progress,
@@ -424,6 +425,7 @@ def _everywhere(path: Path, check: Callable[[], T]) -> T:
 
 def _read_arrays(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     """This process's parts of the arrays of one step."""
+    require_metadata(path)
     with each_for_itself():
         return ocp.load_checkpointables(str(path), {"state": abstract})["state"]
 

@@ -2,16 +2,22 @@
 
 import argparse
 import dataclasses
+import errno
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from core import budget, processes, stopping
-from core.errors import ConfigError, PreemptedError
+from core.errors import ConfigError, DataError, PreemptedError
+from core.named_paths import require_reachable
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with 64 where argparse would end with 2; has a flag for each limit of core/budget.py, and obeys it."""
+    """Ends with 64 where argparse would end with 2; has a flag for each limit of core/budget.py, and obeys it.
+
+    A path that cannot be looked at ends it with 65.
+    """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Takes what argparse.ArgumentParser takes."""
@@ -35,6 +41,13 @@ class Parser(argparse.ArgumentParser):
         given = {name: value for name, value in vars(found).items() if name.startswith("limits.")}
         for name in given:
             delattr(found, name)
+        words = [value if isinstance(value, list | tuple) else [value] for value in vars(found).values()]
+        try:
+            for path in (path for many in words for path in many if isinstance(path, Path)):
+                require_reachable({f"{self.prog}:": path}, allowed=(errno.ENOENT, errno.ENOTDIR))
+        except DataError as error:
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
         try:
             budget.override(**{name.removeprefix("limits."): value for name, value in given.items()})
         except ValueError as error:

@@ -12,9 +12,11 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from core import budget
 from core.durable import write_durably
-from core.errors import MismatchError, StorageError
+from core.errors import DataError, MismatchError, StorageError
 from core.identity import Entry, Files, compare
+from core.strict_json import parse_json
 from core.trouble import SYSTEM, retried, root_cause
 
 NAME = "dataset_files.gz"
@@ -22,8 +24,7 @@ FINGERPRINT = "files"
 """Key of a task's data fingerprint that holds the digest of its files."""
 _HEAD = "chunkwise-dataset-files-1"
 MAX_NAMED = 20
-MAX_BYTES = 1 << 30
-"""Of the list, unpacked: more than five million files."""
+_PIECE = 1 << 20
 
 
 def require_same(run: Path, files: Files, *, resume: bool) -> None:
@@ -76,9 +77,10 @@ def _load(file: Path) -> dict[str, Entry] | None:
 
     Raises:
       StorageError: It is there and cannot be read, which is no reason to write another in its place.
+      DataError: It is no regular file, or costs more than a limit.
     """
     try:
-        content = retried(file.read_bytes)
+        content = retried(lambda: budget.read_bytes(file, "decoded_mib"))
     except FileNotFoundError:
         return None
     except SYSTEM as error:
@@ -86,15 +88,33 @@ def _load(file: Path) -> dict[str, Entry] | None:
             f"cannot read {file}: {root_cause(error)}. Mend that, then add --run.resume again"
         ) from error
     try:
-        with gzip.open(io.BytesIO(content)) as packed:
-            text = packed.read(MAX_BYTES).decode()
-        head, *lines = text.splitlines()
-        if head != _HEAD:
-            return None
-        entries = {}
-        for line in lines:
-            found, size, full, name = line.split(" ", 3)
-            entries[json.loads(name)] = Entry(found.strip("-"), int(size), full.strip("-"))
-        return entries
+        text = _unpack(content, str(file)).decode()
     except (OSError, ValueError, EOFError, zlib.error):
         return None
+    budget.require("metadata_values", text.count("\n"), str(file))
+    head, *lines = text.removesuffix("\n").split("\n")
+    if head != _HEAD:
+        return None
+    entries = {}
+    try:
+        for line in lines:
+            found, size, full, quoted = line.split(" ", 3)
+            name = parse_json(quoted, source=str(file))
+            if not isinstance(name, str):
+                return None
+            entries[name] = Entry(found.strip("-"), int(size), full.strip("-"))
+    except budget.LimitError:
+        raise
+    except (ValueError, DataError):
+        return None
+    return entries
+
+
+def _unpack(content: bytes, source: str) -> bytes:
+    """The text of a list, whose size is asked for as it comes. Raises LimitError, and what gzip raises."""
+    spent, pieces = budget.Spent(source, len(content)), []
+    with gzip.open(io.BytesIO(content)) as packed:
+        while piece := packed.read(_PIECE):
+            spent.add(len(piece))
+            pieces.append(piece)
+    return b"".join(pieces)

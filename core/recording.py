@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from core.durable import sweep, write_durably
 from core.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
+from core.strict_json import read_json
 
 Settings = TypeVar("Settings")
 
@@ -73,7 +74,12 @@ def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str
     sweep(path)
     for name in (notes.finished, notes.unfinished):
         if (path / name).exists():
-            made = json.loads((path / name).read_text())["config"]
+            tree = read_json(path / name)
+            made = tree.get("config") if isinstance(tree, dict) else None
+            if not isinstance(made, dict):
+                raise ConfigError(
+                    f"{path / name}: expected the settings of a recording, found none; choose another path"
+                )
             differing = [key for key in settings if made.get(key) != settings[key]]
             if differing:
                 fields = "; ".join(f"record.{key} is {settings[key]!r}, there {made.get(key)!r}" for key in differing)

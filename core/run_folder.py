@@ -23,12 +23,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from core import dataset_files, processes, trust
+from core import budget, dataset_files, processes, trust
 from core.config import ExperimentConfig, fingerprint, flatten
 from core.durable import make_folders, sweep, write_durably
-from core.errors import BusyError, ConfigError, StorageError, require_equal
+from core.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from core.identity import Files
 from core.saved_steps import SAVES, steps_in
+from core.strict_json import parse_json
 from core.trouble import SYSTEM
 
 
@@ -66,7 +67,7 @@ class RunFolder:
             raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
-        self.path = Path(config.run.dir or default).expanduser().resolve()
+        self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing
         with _storage_error(self.path):
             holds_run = _holds_run(self.path)
         if holds_run and not config.run.resume:
@@ -107,14 +108,15 @@ class RunFolder:
 
     def _require_same_config(self, config: ExperimentConfig) -> None:
         """Compares with the config.json of the run that is to go on, before anything of it is touched."""
+        path = self.path / "config.json"
         try:
-            saved = json.loads((self.path / "config.json").read_text())
-        except ValueError as error:
-            raise ConfigError(f"{self.path / 'config.json'} is not valid JSON: {error}") from error
+            saved = parse_json(budget.read_bytes(path).decode(), source=str(path), finite=False)
+        except budget.LimitError:
+            raise
+        except (ValueError, DataError) as error:
+            raise ConfigError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(saved, dict):
-            raise ConfigError(
-                f"{self.path / 'config.json'}: expected a JSON object of config fields, found another value"
-            )
+            raise ConfigError(f"{path}: expected a JSON object of config fields, found another value")
         require_equal(fingerprint(saved), fingerprint(flatten(config)), f"{self.path} was started with another config")
 
     def __enter__(self) -> "RunFolder":

@@ -1,7 +1,6 @@
 """The config of a run, read back from its folder."""
 
 import dataclasses
-import json
 import math
 import types
 import typing
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from core import budget, trust
 from core.config import ExperimentConfig
 from core.errors import ConfigError, DataError
+from core.strict_json import parse_json
 
 LARGEST = 2**63
 """No number of a config is as large: what computes with it has 64 bits."""
@@ -25,15 +25,17 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     Raises:
       ConfigError: If config.json is missing, damaged, or of another package or version, or a value is of another type
         than its field.
-      DataError: If links lead out of the folder.
+      DataError: If links lead out of the folder, or config.json costs more than a limit.
     """
     trust.require_own_files(folder)
     path = folder / "config.json"
     try:
-        flat = json.loads(budget.read_bytes(path))
+        flat = parse_json(budget.read_bytes(path).decode(), source=str(path), finite=False)
     except FileNotFoundError as error:
         raise ConfigError(f"{folder}: expected the folder of a run, found no config.json in it") from error
-    except (OSError, ValueError, RecursionError, DataError) as error:
+    except budget.LimitError:
+        raise
+    except (OSError, ValueError, DataError) as error:
         raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
     if not isinstance(flat, dict):
         raise ConfigError(f"{path}: expected the config of a run, an object of fields; found {type(flat).__name__}")

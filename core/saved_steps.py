@@ -14,8 +14,10 @@ import os
 import re
 from pathlib import Path
 
+from core import budget
 from core.durable import write_durably
 from core.errors import DataError
+from core.strict_json import parse_json
 
 SAVES = "checkpoints"
 ANNOUNCED = "saved.json"
@@ -61,21 +63,18 @@ def announced(run: Path) -> dict[str, int | None] | None:
     """What `announce` noted: {"step": step or None}; None if it never did, as in runs of older versions.
 
     Raises:
-      DataError: The file was changed by hand.
+      DataError: The file was changed by hand, or costs more than a limit.
       OSError: It cannot be read.
     """
     path = run / ANNOUNCED
     try:
-        text = path.read_text()
+        text = budget.read_bytes(path).decode(errors="replace")
     except FileNotFoundError:
         return None
-    try:
-        step = json.loads(text)["step"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f'{path}: expected {{"step": number or null}}, found {text[:80]!r}') from error
-    if not (step is None or isinstance(step, int)):
+    tree = parse_json(text, source=str(path))
+    if not isinstance(tree, dict) or not (tree.get("step", "") is None or isinstance(tree.get("step"), int)):
         raise DataError(f'{path}: expected {{"step": number or null}}, found {text[:80]!r}')
-    return {"step": step}
+    return {"step": tree["step"]}
 
 
 def _listed(folder: Path) -> list[Path]:

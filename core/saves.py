@@ -22,10 +22,13 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
+from core import budget
 from core.checksums import checksums, named_leaves, tree_spec
 from core.errors import DataError, MismatchError, StorageError, require_equal
+from core.orbax_files import require_arrays, require_metadata
 from core.saved_steps import SAVES, step_of, steps_in
 from core.seal import broken, is_sealed, probe
+from core.strict_json import parse_json
 from core.trouble import SYSTEM, is_trouble, retried, root_cause
 
 NOTE = "_CHECKPOINT_METADATA"
@@ -50,6 +53,8 @@ def verdict(path: Path, error: Exception) -> DamagedError | UnreadableError:
     if isinstance(error, DamagedError | UnreadableError):
         return error
     reason = root_cause(error)
+    if isinstance(error, budget.LimitError):  # it may be whole, and only larger than what this machine is to bear
+        return UnreadableError(str(error))
     if is_trouble(error):
         return UnreadableError(reason)
     try:
@@ -98,10 +103,14 @@ def whole_note(path: Path) -> dict[str, Any]:
     Raises:
       DamagedError: It is not whole.
       OSError: It cannot be read.
+      LimitError: It costs more than a limit.
     """
     try:
-        tree: Any = json.loads((path / NOTE).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError) as error:
+        # A metric may be NaN, in the sums since the last line that the note holds.
+        tree = parse_json(budget.read_bytes(path / NOTE).decode(), source=str(path / NOTE), finite=False)
+    except budget.LimitError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, ValueError, DataError) as error:
         raise DamagedError(f"{NOTE}: {root_cause(error)}") from error
     note: Any = tree.get("custom_metadata") if isinstance(tree, dict) else None
     if not isinstance(note, dict) or note.get("sha256") != note_hash(note):
@@ -210,6 +219,7 @@ def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     saved = {name: spec for name, spec in note["spec"].items() if name.startswith(fields)}
     require_equal(saved, tree_spec(abstract), "the checkpoint holds another tree of arrays")
     require_same_files(path.parent.parent, note, {})
+    require_metadata(path)
     partly = each_for_itself()
     partly.pytree.loading.partial_load = True
     with partly:
@@ -250,22 +260,22 @@ def list_saves(run: Path) -> list[Save]:
 
 def _describe(path: Path) -> Save:
     files = [file for file in path.rglob("*") if file.is_file()]
-    spec: dict[str, str] = {}
+    shapes: list[list[int]] = []
     evaluation: dict[str, float] = {}
     damage = None
     try:
         with quiet():
             note = retried(lambda: whole_note(path))
-        spec, evaluation = note["spec"], read_progress(note).evaluation
+        evaluation = read_progress(note).evaluation
+        shapes = [json.loads(text[text.index("[") :]) for text in note["spec"].values()]
     except Exception as error:  # a damaged file shows as almost any type
         damage = verdict(path, error)
-    shapes = [json.loads(text[text.index("[") :]) for text in spec.values()]
     return Save(
         path=path,
         step=int(path.name),
         size=sum(file.stat().st_size for file in files),
         written=datetime.datetime.fromtimestamp(path.stat().st_mtime),
-        leaves=len(spec),
+        leaves=len(shapes),
         numbers=sum(math.prod(shape) for shape in shapes),
         evaluation=evaluation,
         damage=damage,
@@ -300,10 +310,13 @@ def _verify(path: Path) -> None:
 def read_arrays(path: Path) -> dict[str, jax.Array]:
     """All arrays of one step's folder on one device, by the names on their way through the state: params/critic/...
 
-    The tree comes back as plain dicts and lists, whatever it was made of. Nothing is checked: see `verify`.
+    The tree comes back as plain dicts and lists, whatever it was made of. Nothing is checked but what they
+    would cost: see `verify`. Raises LimitError before anything is allocated.
     """
+    require_metadata(path)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     described: Any = ocp.checkpointables_metadata(str(path)).metadata["state"]
+    require_arrays(path, jax.tree.leaves(described))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), described)
     tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
     return {_plain(name): jnp.asarray(leaf) for name, leaf in named_leaves(tree).items()}

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from core import budget
 from core.durable import write_durably
 
 NAME = "SHA256SUMS"
@@ -39,9 +40,9 @@ def is_sealed(step: Path) -> bool:
 
 
 def probe(step: Path) -> None:
-    """Opens every file of a save and reads its first byte. Raises OSError if one cannot be read."""
+    """Opens every file of a save and reads its first byte. Raises OSError or DataError if one cannot be read."""
     for name in _names(step):
-        with open(step / name, "rb") as file:
+        with budget.open_file(step / name) as file:
             file.read(1)
 
 
@@ -55,9 +56,10 @@ def broken(step: Path, share: int = 0, shares: int = 1) -> str:
 
     Raises:
       OSError: A file or folder cannot be read.
+      DataError: The sums cost more than a limit, or something in the folder is no regular file.
     """
     try:
-        text = (step / NAME).read_bytes().decode(errors="replace")
+        text = budget.read_bytes(step / NAME).decode(errors="replace")
     except FileNotFoundError:
         return ""
     lines = text.removesuffix("\n").split("\n")  # not splitlines, for which a flipped newline may still be one
@@ -84,7 +86,7 @@ def _sums(step: Path, names: Iterable[str], given_up: Callable[[], bool] = lambd
     def digest(name: str) -> str:
         if given_up():
             return ""
-        with open(step / name, "rb") as file:
+        with budget.open_file(step / name) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     names = list(names)

@@ -32,22 +32,31 @@ def read_json_lines(path: Path) -> list[Any]:
     _require_few_values(text, str(path))
     clock = budget.Clock(str(path))
     values = []
-    for n, line in enumerate(text.splitlines(), start=1):
+    for n, line in enumerate(text.split("\n"), start=1):  # not splitlines: a text may hold U+2028
         clock.check()
         if line.strip():
             values.append(parse_json(line, source=f"{path}, line {n}"))
     return values
 
 
-def parse_json(text: str, *, source: str) -> Any:
-    """Parses JSON text; `source` names it in errors. Raises DataError as `read_json`."""
+def parse_json(text: str, *, source: str, finite: bool = True) -> Any:
+    """Parses JSON text.
+
+    Args:
+      text: One value.
+      source: Names it in errors.
+      finite: Refuse NaN and Infinity, which notes of our own runs may hold; without, they become floats.
+
+    Raises:
+      DataError: As `read_json`.
+    """
 
     def refuse(found: str) -> NoReturn:
         raise DataError(f"{source}: expected JSON with finite numbers and unique keys, found {found}")
 
     def number(literal: str) -> float:
         value = float(literal)
-        if not math.isfinite(value):
+        if finite and not math.isfinite(value):
             refuse(f"the number {literal}, which is infinite as a float")
         return value
 
@@ -69,7 +78,11 @@ def parse_json(text: str, *, source: str) -> Any:
     _require_few_values(text, source)
     try:
         value = json.loads(
-            text, parse_int=whole, parse_constant=_Constant, parse_float=number, object_pairs_hook=unique
+            text,
+            parse_int=whole,
+            parse_constant=_Constant if finite else float,
+            parse_float=number,
+            object_pairs_hook=unique,
         )
         constant = _first_constant(value, source)
     except json.JSONDecodeError as error:

@@ -25,6 +25,7 @@ from core.errors import DataError, RunError
 from core.identity import Check, any_files
 from core.saved_config import read_config
 from core.saves import read_newest
+from core.strict_json import parse_json
 from core.trust import require_own_files
 from driving import picture, pretrain, probes, waypoints
 from driving.blind import EgoStates, blind_predictions
@@ -264,9 +265,11 @@ def read_report(run: Path) -> dict[str, Any]:
     """
     require_own_files(run)
     try:
-        result = json.loads(budget.read_bytes(run / REPORT))
+        result = parse_json(budget.read_bytes(run / REPORT).decode(), source=str(run / REPORT), finite=False)
         text([(run.name, result)])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except budget.LimitError:
+        raise
+    except (DataError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         found = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         path = run / REPORT
         raise DataError(f"{path}: expected what an evaluation wrote, found {found}; --again writes it anew") from error

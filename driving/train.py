@@ -4,6 +4,7 @@ from pathlib import Path
 
 from core import processes
 from core.loop import fit
+from core.named_paths import require_reachable
 from core.run_folder import RunFolder
 from core.state import TrainState
 from core.strict_json import read_json
@@ -62,6 +63,9 @@ class EvaluatedWaypoints(WaypointTask):
 
 def main(config: DrivingConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
+    require_reachable(
+        {"data.path": config.data.path, "waypoints.weights": config.waypoints and config.waypoints.weights}
+    )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))

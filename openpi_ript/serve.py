@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from core.cli import Parser
 from core.config import load
 from core.errors import ConfigError, RunError
+from core.named_paths import require_reachable
 from openpi_ript.access import TOKEN_VARIABLE, Access, is_loopback, read_token
 from openpi_ript.config import OpenpiRiptConfig
 from openpi_ript.policy import Policy
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         limits = _limits(arguments)
         if min(arguments.batch_sizes) < 1:
             raise ConfigError(f"--batch-sizes is {arguments.batch_sizes}; expected numbers of 1 or above")
+        require_reachable({"folder": arguments.folder, "--config": arguments.config})
         config = None if arguments.config is None else load(["--config", arguments.config, *words[own + 1 :]])[0]
         if not isinstance(config, OpenpiRiptConfig | None):
             raise ConfigError(f"{arguments.config}: expected a config of openpi_ript, found {type(config).__name__}")

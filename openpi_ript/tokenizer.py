@@ -34,10 +34,10 @@ class PromptTokenizer:
             f"download PaliGemma's tokenizer.model once, with `gsutil cp {SOURCE} {path}` (public, 4 MB; it also lies "
             "in each of the google/paligemma repositories on Hugging Face), and name it in the config"
         )
-        if not path.exists():
-            raise ConfigError(f"tokenizer {path}: no such file; {where}")
         try:
             self._pieces = SentencePieceProcessor(model_proto=budget.read_bytes(path))
+        except FileNotFoundError as error:
+            raise ConfigError(f"tokenizer {path}: no such file; {where}") from error
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"tokenizer {path}: expected a sentencepiece model, found {error}; {where}") from error
         self._max_tokens = max_tokens

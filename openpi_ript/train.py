@@ -17,6 +17,7 @@ from core.errors import ConfigError
 from core.interaction import Interaction
 from core.loop import fit
 from core.metrics import Mean, mean_of
+from core.named_paths import require_reachable
 from core.optim import make_optimiser
 from core.run_folder import RunFolder
 from core.state import TrainState
@@ -141,6 +142,14 @@ class RiptTask:
 
 def main(config: OpenpiRiptConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
+    require_reachable(
+        {
+            "data.path": config.data.path,
+            "data.norm_stats": config.data.norm_stats,
+            "tokenizer": config.tokenizer,
+            "weights": config.weights,
+        }
+    )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))

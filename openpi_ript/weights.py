@@ -19,6 +19,7 @@ from jaxtyping import Array, Key
 from core import budget
 from core.durable import make_folders, publish, scratch_file, scratch_name
 from core.errors import ConfigError, DataError
+from core.orbax_files import require_arrays, require_metadata
 from openpi_ript.config import Optimality
 from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params
@@ -34,16 +35,20 @@ def load_openpi(folder: str | Path) -> dict[str, Any]:
       folder: The Orbax folder, or the one above it that holds it as `params`.
 
     Raises:
-      DataError: If there is no such checkpoint, or it can't be read.
+      DataError: If there is no such checkpoint, it can't be read, or costs more than a limit.
     """
     import orbax.checkpoint as ocp
 
     path = _orbax_folder(Path(folder).resolve())
     try:
+        require_metadata(path)
         with ocp.PyTreeCheckpointer() as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
+            require_arrays(path, jax.tree.leaves(tree))
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             stored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    except budget.LimitError:
+        raise
     except Exception as error:  # a damaged folder shows as almost any type
         raise DataError(f"{path}: expected an openpi checkpoint, reading it failed: {_root_cause(error)}") from error
     if list(stored) != ["params"]:

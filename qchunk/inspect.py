@@ -8,6 +8,7 @@ default data settings, or with any of the cameras, would refuse the dataset.
 
 import argparse
 import dataclasses
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from core.cli import Parser, add_links_option
 from core.episodes import manifest_hash
 from core.errors import DataError, RunError
 from core.identity import Files
+from core.named_paths import require_reachable
 from qchunk.config import DataConfig, Format
 from qchunk.index import dataset_files, read_index
 from qchunk.selection import Selection, select
@@ -180,6 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.picture is not None and arguments.picture.suffix != ".png":
         parser.error(f"--picture is {arguments.picture}; expected a file whose name ends in .png")
     try:
+        require_reachable({"DIR": arguments.dir}, allowed=(errno.ENOENT, errno.ENOTDIR))
         walked = read(arguments.dir, arguments.allow_links_to)
         found = describe(walked, arguments.dir)
         if arguments.picture is not None:

@@ -11,6 +11,7 @@ from core import processes
 from core.arrays import NumpyTree
 from core.loop import fit
 from core.metrics import Mean
+from core.named_paths import require_reachable
 from core.run_folder import RunFolder
 from core.state import TrainState
 from qchunk import data, environments, picture, stream
@@ -130,6 +131,7 @@ class QChunkTask:
 
 def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
+    require_reachable({"data.path": config.data.path})
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.first_does(lambda: _record_if_missing(config))

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Before jax is imported: tests run on the CPU, and 32-bit as in training.
@@ -42,6 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_rank_promotion", "raise")
     if config.getoption("--typecheck"):
         install_import_hook(PACKAGES, "beartype.beartype")
+
+
+@pytest.fixture(autouse=True)
+def same_limits_afterwards() -> Iterator[None]:
+    """Limits hold for the process: those that a test's config or command line set must not reach the next test."""
+    from core import budget  # after pytest_configure has hooked the imports
+
+    with budget.using():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

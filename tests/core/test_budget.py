@@ -6,7 +6,7 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,6 @@ from core.npz import read_npz
 from core.parquet import open_parquet, read_columns, read_rows
 from core.strict_json import parse_json, read_json
 from tests.lerobot_files import write_video
-
-
-@pytest.fixture(autouse=True)
-def same_limits_afterwards() -> Iterator[None]:
-    with budget.using():
-        yield
 
 
 def refused(do: Callable[[], object], name: str) -> str:
@@ -260,6 +254,13 @@ def test_the_command_line_of_a_tool_goes_over_any_config() -> None:
     with pytest.raises(SystemExit) as stop:
         Parser().parse_args(["--data.limits.image-pixels", "0"])
     assert stop.value.code == 64
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_limits_of_one_test_do_not_reach_the_next(turn: int) -> None:
+    assert budget.current() == budget.LIMITS
+    budget.use(dataclasses.replace(budget.LIMITS, image_pixels=1))
+    budget.override(image_scans=1)
 
 
 def test_every_limit_has_its_line_in_the_docs() -> None:

@@ -333,11 +333,11 @@ def test_a_list_that_cannot_be_read_is_not_written_anew(tmp_path: Path, monkeypa
     files.add(["a"])
     before = (run / NAME).read_bytes()
 
-    def fail(_: Path) -> bytes:
+    def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
+        patch.setattr("core.budget.read_bytes", fail)
         patch.setattr("time.sleep", lambda _: None)
         with pytest.raises(StorageError, match=NAME):
             require_same(run, files, resume=True)

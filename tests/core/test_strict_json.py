@@ -44,3 +44,20 @@ def test_files_and_lines_are_named(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(DataError, match="UTF-8"):
         read_json(tmp_path / "latin.json")
+
+
+def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    texts = ["a\u2028b", "c\x85d\x1ee", "f"]
+    lines = [f'{{"task": "{text}"}}' for text in texts[:1]] + [f'["{texts[1]}"]'.replace("\x1e", "\\u001e")]
+    (tmp_path / "rows.jsonl").write_bytes("\n".join([*lines, '["f"]\r', ""]).encode())
+    assert read_json_lines(tmp_path / "rows.jsonl") == [{"task": texts[0]}, [texts[1]], ["f"]]
+
+
+def test_numbers_that_are_not_finite_where_they_are_allowed() -> None:
+    assert parse_json('[Infinity, {"a": -Infinity}, 1e999]', source="f", finite=False) == [
+        float("inf"),
+        {"a": -float("inf")},
+        float("inf"),
+    ]
+    with pytest.raises(DataError, match="'a' twice"):
+        parse_json('{"a": NaN, "a": 1}', source="f", finite=False)
