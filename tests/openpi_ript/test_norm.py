@@ -197,3 +197,10 @@ def test_values_far_out_are_noted() -> None:
     assert list(norm.plausible(x, "state")) == [
         "state, dimension 1: normalised values average 41.0; are these another dataset's statistics?"
     ]
+
+
+def test_two_rows_are_enough() -> None:
+    running = norm.RunningStats()
+    running.update(np.array([[[1.0], [3.0]]], np.float32))
+    found = running.result()
+    assert (found.mean[0], found.std[0]) == (2.0, 1.0)

@@ -426,3 +426,9 @@ def test_loading_stops_when_the_run_ends(tmp_path: Path):
     stop.set()
     with pytest.raises(CancelledError):
         Pool(config(dataset(tmp_path)), 0, 0, cancelled=stop)
+
+
+def test_labels_are_dealt_at_their_even_share():
+    """Two positives of six: at 1/4 and 3/4, the others at 1/8, 3/8, 5/8 and 7/8."""
+    positive = np.array([True, False, True, False, False, False])
+    np.testing.assert_array_equal(refresh._dealt(positive), [1, 0, 3, 4, 2, 5])
