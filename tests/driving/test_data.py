@@ -311,6 +311,25 @@ def test_the_time_of_each_exposure_is_in_the_extrinsics(tmp_path: Path):
     assert x > 0.39
 
 
+def test_a_recorded_pose_of_an_exposure_counts_more_than_speed_and_yaw_rate(tmp_path: Path):
+    """The car skids: 0.5 m ahead and 0.2 m to the left of where its frame is, turned by 0.1."""
+
+    def change(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            camera, (x, y, yaw) = frame["observations"]["cameras"]["side_left"], pose_at(frame["t"])
+            place = {"x_m": x + 0.5 * np.cos(yaw) - 0.2 * np.sin(yaw), "y_m": y + 0.5 * np.sin(yaw) + 0.2 * np.cos(yaw)}
+            camera |= {"t_offset_s": 0.05, "pose": {**place, "yaw_rad": yaw + 0.1}}
+
+    write_drive(tmp_path, "a", frames=6, change=change)
+    write_drive(tmp_path, "b", frames=6)
+    data = open_data(config(tmp_path).data, "all")
+    late, plain = data.batch(np.array([3])), data.batch(np.array([9]))
+    c, s = np.cos(0.1), np.sin(0.1)
+    moved = np.array([[c, -s, 0, 0.5], [s, c, 0, 0.2], [0, 0, 1, 0], [0, 0, 0, 1]])
+    side = CAMERAS.index("side_left")
+    np.testing.assert_allclose(late["extrinsics"][0, 0, side], moved @ plain["extrinsics"][0, 0, side], atol=1e-5)
+
+
 def test_waypoints_come_from_the_episode_or_from_poses(tmp_path: Path):
     def change(tree: dict[str, Any]) -> None:
         for i, frame in enumerate(tree["frames"]):

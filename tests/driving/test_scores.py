@@ -31,6 +31,22 @@ def test_measures_by_hand():
     assert slow["fde_5s"][0] == 20
 
 
+def test_a_hole_before_the_horizon_leaves_a_sample_out():
+    valid = np.ones((2, 20), bool)
+    valid[0, 3] = False
+    found = measures(np.ones((2, 20, 2)), np.zeros((2, 20, 2)), valid, 0.1)
+    for name in ("ade_1s", "fde_1s", "ade_2s", "fde_2s"):
+        assert np.isnan(found[name][0])
+        assert found[name][1] == pytest.approx(np.sqrt(2))
+
+
+def test_an_interval_is_the_same_each_time():
+    values, drive = np.random.default_rng(0).normal(size=60), np.repeat(np.arange(6), 10)
+    one = score(values, drive, draws=50)
+    assert one == score(values, drive, draws=50)
+    assert one != score(values, drive, draws=50, seed=1)
+
+
 def test_the_interval_is_over_drives():
     rng = np.random.default_rng(0)
     level = np.repeat(rng.normal(1.0, 0.5, 12), 100)  # all the spread is between drives
