@@ -85,7 +85,7 @@ def sparse_parquet_of_a_terabyte(folder: Path) -> Command:
     return openpi_inspect(root)
 
 
-@case
+@case(may_read=True)
 def sparse_video_of_a_terabyte(folder: Path) -> Command:
     """A good video with a terabyte of nothing behind it, in training."""
     root = write_v21(folder / "data", record(), "video")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bombs import Command, case
-from tests.bombs.odd_files import sparse
+from tests.bombs.odd_files import ONE, sparse
 from tests.bombs.programs import ROOT, train, train_lerobot
 from tests.hostile import artefacts
 from tests.lerobot_files import record, write_v21
@@ -85,14 +85,18 @@ def statistics(folder: Path, content: str) -> Command:
 
     stats = folder / "norm_stats.json"
     stats.write_text(content)
-    return train("qchunk", dataset(folder / "data"), "--data.norm-stats", str(stats), "--data.action-norm", "mean_std")
+    return train(
+        "qchunk", dataset(folder / "data"), "--data.norm-stats", str(stats), "--data.action-norm", "mean_std", *ONE
+    )
 
 
 def stats_of(**values: str) -> str:
-    """norm_stats.json of three actions, with texts of JSON for some of its values."""
-    fields = {"mean": "[0, 0, 0]", "std": "[1, 1, 1]", "q01": "[-1, -1, -1]", "q99": "[1, 1, 1]"} | values
-    inner = "{" + ", ".join(f'"{key}": {value}' for key, value in fields.items()) + "}"
-    return f'{{"norm_stats": {{"state": {inner}, "actions": {inner}}}}}'
+    """norm_stats.json of good positions and four actions, with texts of JSON for some values of the actions."""
+    good = {"mean": 0, "std": 1, "q01": -1, "q99": 1}
+    actions = {key: str([value] * 4) for key, value in good.items()} | values
+    inner = "{" + ", ".join(f'"{key}": {value}' for key, value in actions.items()) + "}"
+    state = json.dumps({key: [value] * 6 for key, value in good.items()})
+    return f'{{"norm_stats": {{"state": {state}, "actions": {inner}}}}}'
 
 
 def tokenizer(folder: Path, content: bytes) -> Command:
@@ -305,38 +309,38 @@ def weights_with_a_deep_header(folder: Path) -> Command:
 @case(codes=(64, 65))
 def statistics_beyond_floats(folder: Path) -> Command:
     """A mean of 1e999."""
-    return statistics(folder, stats_of(mean="[1e999, 0, 0]"))
+    return statistics(folder, stats_of(mean="[1e999, 0, 0, 0]"))
 
 
 @case(codes=(64, 65))
 def statistics_below_zero(folder: Path) -> Command:
     """Deviations below 0."""
-    return statistics(folder, stats_of(std="[-1, -1, -1]"))
+    return statistics(folder, stats_of(std="[-1, -1, -1, -1]"))
 
 
 @case(codes=(64, 65))
 def statistics_beyond_float32(folder: Path) -> Command:
     """A mean of 1e300."""
-    return statistics(folder, stats_of(mean="[1e300, 0, 0]"))
+    return statistics(folder, stats_of(mean="[1e300, 0, 0, 0]"))
 
 
 @case(codes=(64, 65))
 def statistics_of_true(folder: Path) -> Command:
     """Deviations that are true."""
-    return statistics(folder, stats_of(std="[true, true, true]"))
+    return statistics(folder, stats_of(std="[true, true, true, true]"))
 
 
 @case(codes=(64, 65))
 def statistics_upside_down(folder: Path) -> Command:
     """q01 above q99."""
-    text = stats_of(q01="[1, 1, 1]", q99="[-1, -1, -1]")
+    text = stats_of(q01="[1, 1, 1, 1]", q99="[-1, -1, -1, -1]")
     return [*statistics(folder, text), "--data.action-norm", "quantile"]
 
 
 @case(codes=(64, 65))
 def statistics_twice(folder: Path) -> Command:
     """Two means."""
-    return statistics(folder, stats_of().replace('"mean"', '"mean": [5, 5, 5], "mean"'))
+    return statistics(folder, stats_of().replace('"mean"', '"mean": [5, 5, 5, 5], "mean"', 1))
 
 
 @case(codes=(64, 65))
