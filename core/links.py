@@ -36,6 +36,7 @@ class Bounds:
         named = Path(os.path.abspath(root))
         self.root = named.parent if named.exists() and not named.is_dir() else named
         """Folder that all names are relative to."""
+        self._prefix = f"{self.root}/"
         self._allowed = [os.path.realpath(self.root)]
         self._blobs = _blobs(Path(self._allowed[0]))
         if named != self.root:
@@ -48,7 +49,7 @@ class Bounds:
 
     def path(self, name: str) -> str:
         """Where a name lies; nothing is checked."""
-        return f"{self.root}/{name}"
+        return self._prefix + name
 
     def relative(self, path: Path) -> str:
         """The name of a path below the root, as it is written, without following links."""
