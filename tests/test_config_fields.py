@@ -43,3 +43,16 @@ def test_fingerprint_leaves_out_what_may_change_on_resume():
     kept = dict.fromkeys(["train.batch_size", "train.accumulate", "train.ema", "data.horizon", "agent.alpha"], 2)
     assert core.config.fingerprint(kept) == kept
     assert "train.steps" in core.config.fingerprint(flat | {"optim.schedule": "cosine"})
+
+
+def test_a_checkpoint_of_before_the_list_of_files_is_comparable():
+    before = {"run.seed": 1, "data.path": "a", "optim.schedule": "constant", "dataset.manifest": "x"}
+    now = {"run.seed": 1, "optim.schedule": "constant", "dataset.manifest": "x", "dataset.files": "y"}
+    saved, current, note = core.config.comparable(before, now)
+    assert saved == current
+    assert "earlier version" in note
+    assert core.config.comparable(now, now) == (now, now, "")
+    saved, current, _ = core.config.comparable(now, now | {"dataset.files": "z"})
+    assert saved != current
+    saved, current, _ = core.config.comparable(before, now | {"dataset.manifest": "z"})
+    assert saved != current

@@ -197,7 +197,7 @@ def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_
 def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     config = small_config(root, tmp_path / "run")
     marks = make_task(config).data_fingerprint()
-    assert set(marks) == {"tables", "prompts", "labels", "norm_stats", "tokenizer"}
+    assert set(marks) == {"files", "tables", "prompts", "labels", "norm_stats", "tokenizer"}
     weighted = dataclasses.replace(config.data, advantage=None)
     other = make_task(supervised(config, data=weighted)).data_fingerprint()
     assert {name for name in marks if marks[name] != other[name]} == {"labels"}
