@@ -15,11 +15,12 @@ import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
 
+from core import budget
 from core.errors import DataError
 from core.identity import Files
 from core.images import decode, encode_jpeg, resize_with_pad
@@ -62,6 +63,24 @@ class PackSettings:
                 f"image size {self.image_size}, quality {self.quality}; expected height and width of at least 1, and a "
                 "quality of 1 to 100"
             )
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 1 << 16 for n in value)
+
+
+_MANIFEST: Mapping[str, Callable[[Any], bool]] = {
+    "fps": lambda value: type(value) in (int, float) and 0 < value < 1e6,
+    "cameras": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    "image_size": _is_size,
+    "encoding": lambda value: value in get_args(Encoding),
+    "tasks": lambda value: (
+        isinstance(value, dict)
+        and all(number.isdecimal() and number.isascii() and len(number) < 19 for number in value)
+        and all(isinstance(task, str) for task in value.values())
+    ),
+}
+"""What each value of a manifest must be."""
 
 
 def is_pack(path: Path) -> bool:
@@ -159,11 +178,14 @@ def shard_names(path: Path, shards: Any) -> list[str]:
 
 
 class _WatchedRecords:
-    """Records of shards that are compared with what they were when the pack was opened, each time one is read."""
+    """Records of shards that are compared with what they were when the pack was opened, each time one is read.
 
-    def __init__(self, records: Records, files: Files, shards: Sequence[Mapping[str, Any]]) -> None:
-        self._records, self._files = records, files
-        self._places = [files.place(shard["file"]) for shard in shards]
+    One above record_mib is not handed on; the library has unpacked it by then, and tells no size before.
+    """
+
+    def __init__(self, records: Records, path: Path, files: Files | None, shards: Sequence[Mapping[str, Any]]) -> None:
+        self._records, self._path, self._files = records, path, files
+        self._places = [] if files is None else [files.place(shard["file"]) for shard in shards]
         self._ends = np.cumsum([shard["rows"] for shard in shards]).tolist()
 
     def __len__(self) -> int:
@@ -171,9 +193,12 @@ class _WatchedRecords:
 
     def __getitem__(self, record: int, /) -> bytes:
         try:
-            return self._records[record]
+            data = self._records[record]
+            budget.require("record_mib", len(data), f"{self._path}: record {record}")
+            return data
         finally:  # what was changed is named as that, and not as damaged
-            self._files.require_unchanged(self._places[bisect.bisect_right(self._ends, record)])
+            if self._files is not None:
+                self._files.require_unchanged(self._places[bisect.bisect_right(self._ends, record)])
 
 
 def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int, *, files: Files | None = None) -> Records:
@@ -204,7 +229,7 @@ def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int, *,
         raise DataError(f"{path}: expected {frames} records as in its tables, found {count}")
     if sum(shard["rows"] for shard in shards) != frames:
         raise DataError(f"{path}/manifest.json: expected shards of {frames} rows in all, found {str(shards)[:120]}")
-    return records if files is None else _WatchedRecords(records, files, shards)
+    return _WatchedRecords(records, path, files, shards)
 
 
 class PackedPictures:
@@ -283,6 +308,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if missing:
         raise DataError(f"{path}/manifest.json: expected the keys {missing}, found {sorted(manifest)}")
     shard_names(path, manifest["shards"])
+    wrong = {key: str(manifest[key])[:80] for key, fits in _MANIFEST.items() if not fits(manifest[key])}
+    if wrong:
+        raise DataError(f"{path}/manifest.json: expected values as a pack has them, found {wrong}")
     return manifest
 
 

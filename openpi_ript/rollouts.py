@@ -83,12 +83,28 @@ def load(path: Path) -> Rollout:
         facts |= {"draw": tuple(facts["draw"])}
         parts: dict[str, Any] = {"observations": observations} | arrays | facts
         rollout = Rollout(**parts)
+        _require_types(rollout)
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: expected a rollout, found {type(error).__name__}: {error}") from error
     rows = {len(value) for value in observations.values()}
     if rows != {rollout.length + 1} or len(rollout.rewards) != rollout.length:
         raise DataError(f"{path}: expected {rollout.length + 1} rows of observations, found {sorted(rows)}")
     return rollout
+
+
+def _require_types(rollout: Rollout) -> None:
+    """Raises TypeError where a file holds values of other types than a rollout has."""
+    arrays = {"rewards": rollout.rewards, **rollout.observations}
+    wrong = [name for name, array in arrays.items() if array.ndim < 1 or array.dtype.kind not in "fiub"]
+    wrong += ["actions"] if rollout.actions.ndim != 2 or rollout.actions.dtype.kind != "f" else []
+    wrong += ["rewards"] if rollout.rewards.ndim != 1 else []
+    texts = {name: getattr(rollout, name) for name in ("init_hash", "prompt", "weights")}
+    wrong += [name for name, value in texts.items() if not isinstance(value, str)]
+    numbers = {"seed": rollout.seed, "step": rollout.step} | {f"draw {n}": seed for n, seed in enumerate(rollout.draw)}
+    wrong += [name for name, value in numbers.items() if type(value) is not int]
+    wrong += [] if isinstance(rollout.success, bool) else ["success"]
+    if wrong:
+        raise TypeError(f"{', '.join(wrong)} of another type or shape")
 
 
 def layer_4(

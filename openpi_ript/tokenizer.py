@@ -38,7 +38,7 @@ class PromptTokenizer:
             self._pieces = SentencePieceProcessor(model_proto=budget.read_bytes(path))
         except FileNotFoundError as error:
             raise ConfigError(f"tokenizer {path}: no such file; {where}") from error
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, ValueError) as error:
             raise ConfigError(f"tokenizer {path}: expected a sentencepiece model, found {error}; {where}") from error
         self._max_tokens = max_tokens
 

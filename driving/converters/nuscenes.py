@@ -64,6 +64,7 @@ _TABLES: Mapping[str, tuple[str, ...]] = {
         "width",
     ),
 }
+_MATRICES = ("translation", "rotation", "camera_intrinsic")
 
 Row = Mapping[str, Any]
 
@@ -269,11 +270,24 @@ def _read_table(path: Path, keys: Sequence[str]) -> dict[str, Row]:
             what = f"no {missing}" if missing else f"token {row['token']!r}, which is no text or is there twice"
             bad.append(f"  {path.name}: row {number}: expected the keys {list(keys)}, found {what}")
             continue
+        wrong = {key: repr(row[key])[:80] for key in keys if not _fits(key, row[key])}
+        if wrong:
+            bad.append(f"  {path.name}: row {number}: expected values of nuScenes' own types, found {wrong}")
+            continue
         found[row["token"]] = {key: row[key] for key in keys}
     if bad:
         more = f"\n  and {len(bad) - 20} more" if len(bad) > 20 else ""
         raise DataError(f"{path}: {len(bad)} bad row(s)\n" + "\n".join(bad[:20]) + more)
     return found
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether a value is of the type that its column has; matrices are looked at where they are used."""
+    if key in ("timestamp", "height", "width"):
+        return type(value) is int and 0 <= value < 2**62
+    if key == "is_key_frame":
+        return isinstance(value, bool)
+    return key in _MATRICES or isinstance(value, str)
 
 
 def _matrix(row: Row) -> np.ndarray:

@@ -1,41 +1,23 @@
 """Bytes changed and files cut at random: a reader raises errors of the project, never others."""
 
-import contextlib
 import random
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from core import norm_stats
-from core.errors import RunError
+from core import budget, norm_stats
 from core.images import decode
 from core.lerobot import read_meta
-from core.lerobot_tables import iter_tables
+from core.lerobot_tables import iter_tables, load_table
 from core.lerobot_video import LeRobotPictures
 from core.npz import read_npz
+from core.pack import PackedPictures, PackSettings, open_shards, read_manifest, read_pack_table, write_pack
+from tests.fuzz import attack, attempt, damaged
 from tests.lerobot_files import png, record, write_v21, write_v30
 
 TRIES = 25
-
-
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Cut short, or with up to eight bytes changed, more often at the begin and at the end."""
-    if rng.random() < 0.25:
-        return data[: rng.randrange(len(data))]
-    changed = bytearray(data)
-    for _ in range(rng.choice((1, 1, 2, 8))):
-        place = rng.randrange(min(len(data), rng.choice((64, 512, len(data)))))
-        place = place if rng.random() < 0.7 else len(data) - 1 - place
-        changed[place] = rng.choice((0, 255, changed[place] ^ (1 << rng.randrange(8)), rng.randrange(256)))
-    return bytes(changed)
-
-
-def attempt(read: Callable[[], object]) -> None:
-    """Reads; an error of the project is as good as none."""
-    with contextlib.suppress(RunError):
-        read()
 
 
 @pytest.mark.parametrize("kind", ["npz", "png", "norm_stats"])
@@ -60,8 +42,6 @@ def test_a_damaged_file(kind: str, tmp_path: Path) -> None:
 def test_a_damaged_file_of_a_lerobot_dataset(version: str, tmp_path: Path) -> None:
     write, storage = (write_v21, "image") if version == "v2.1" else (write_v30, "video")
     root = write(tmp_path / "data", record((5, 4)), storage)
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    rng = random.Random(0)
 
     def read() -> None:
         meta = read_meta(root)
@@ -70,9 +50,43 @@ def test_a_damaged_file_of_a_lerobot_dataset(version: str, tmp_path: Path) -> No
             pictures.check(episode.meta.index)
         pictures.read(0, 0)
 
-    for _ in range(TRIES):
-        file = rng.choice(files)
-        good = file.read_bytes()
-        file.write_bytes(damaged(good, rng))
-        attempt(read)
-        file.write_bytes(good)
+    attack(root, read, TRIES)
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+def test_a_damaged_pack(encoding: Any, tmp_path: Path) -> None:
+    meta = read_meta(write_v21(tmp_path / "data", record((3, 2)), "image"))
+    table, _ = load_table(meta, ["action"], on_bad="refuse")
+    write_pack(
+        tmp_path / "pack",
+        table,
+        lambda: LeRobotPictures(meta, meta.cameras),
+        meta.cameras,
+        PackSettings(image_size=(8, 10), encoding=encoding),
+        threads=1,
+        progress=lambda _: None,
+    )
+
+    def read() -> None:
+        table = read_pack_table(tmp_path / "pack")
+        pictures = PackedPictures(tmp_path / "pack", table, read_manifest(tmp_path / "pack")["cameras"])
+        for episode, length in zip(table.episodes.tolist(), table.lengths.tolist(), strict=True):
+            for frame in range(length):
+                pictures.read(episode, frame)
+
+    read()
+    attack(tmp_path / "pack", read, 2 * TRIES)
+
+
+def test_a_record_of_a_pack_has_a_limit(tmp_path: Path) -> None:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(tmp_path / "a"), "group_size:1,uncompressed")
+    for size in (1 << 20, (1 << 20) + 1):
+        writer.write(bytes(size))
+    writer.close()
+    records = open_shards(tmp_path, [{"file": "a", "rows": 2}], 2)
+    with budget.using(record_mib=1):
+        assert len(records[0]) == 1 << 20
+        with pytest.raises(budget.LimitError, match="record 1: expected at most 1 MiB"):
+            records[1]

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core import budget
 from core.errors import DataError
 from driving.converters.crc32c import crc32c, masked
 from driving.converters.tfrecord import read_records
@@ -102,3 +103,17 @@ class TestRecords:
         (tmp_path / "a").write_bytes(length + struct.pack("<I", masked(crc32c(length))))
         with pytest.raises(DataError, match=f"expected {(1 << 60) + 4} more bytes, found 0"):
             list(read_records(tmp_path / "a"))
+
+    def test_a_record_has_a_limit(self, tmp_path: Path):
+        path = tmp_path / "a.tfrecord"
+        for size in (1 << 20, (1 << 20) + 1):
+            payload = bytes(size)
+            header = struct.pack("<Q", size)
+            sums = [struct.pack("<I", masked(crc32c(data))) for data in (header, payload)]
+            path.write_bytes(header + sums[0] + payload + sums[1])
+            with budget.using(record_mib=1):
+                if size == 1 << 20:
+                    assert [len(data) for _, data in read_records(path)] == [size]
+                else:
+                    with pytest.raises(budget.LimitError, match=r"record 0 at byte 0: expected at most 1 MiB"):
+                        list(read_records(path))

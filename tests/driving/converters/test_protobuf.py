@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core import budget
 from core.errors import DataError
 from driving.converters.protobuf import Message
 from tests.driving.converters.waymo_files import doubles, field, float32, packed, varint
@@ -80,3 +81,11 @@ def test_any_bytes_are_read_or_refused(data: bytes):
             message.numbers(number)
     except DataError as error:
         assert str(error).startswith("m: ")  # noqa: PT017
+
+
+def test_fields_of_a_message_have_a_limit():
+    data = b"".join(field(1, number) for number in range(5))
+    with budget.using(metadata_values=5):
+        assert Message(data, "m").integer(1) == 4
+    with budget.using(metadata_values=4), pytest.raises(budget.LimitError, match="m: expected at most 4 values"):
+        Message(data, "m")
