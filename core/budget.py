@@ -38,7 +38,9 @@ def _limit(default: int, unit: str, meaning: str) -> Any:
 class Limits:
     """What one file may cost. Each default is far above what recordings need; a file above it is refused."""
 
-    metadata_mib: int = _limit(64, "MiB", "size of a file of metadata: JSON, JSON Lines, a tokenizer")
+    metadata_mib: int = _limit(
+        64, "MiB", "size of a file of metadata: JSON, JSON Lines, a tokenizer; of the footer of a parquet table"
+    )
     metadata_values: int = _limit(
         4_000_000, "values", "values of a JSON file, a table of metadata or a protobuf message"
     )
@@ -51,6 +53,7 @@ class Limits:
     expansion: int = _limit(50, "times", "how many times larger than their file its unpacked arrays may be")
     table_rows: int = _limit(50_000_000, "rows", "rows of one table")
     table_columns: int = _limit(4096, "columns", "columns of one table, arrays of one .npz file")
+    table_groups: int = _limit(100_000, "row groups", "row groups of one parquet table")
     image_mib: int = _limit(64, "MiB", "size of an encoded image")
     image_pixels: int = _limit(7680 * 4320, "pixels", "height x width of an image, depth map or video frame")
     image_scans: int = _limit(64, "scans", "passes over the image of a progressive JPEG")

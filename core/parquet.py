@@ -3,6 +3,7 @@
 Encodings of runs and dictionaries make any number of rows out of a few bytes: 0.6 MB of metadata has become 4 GB.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,25 @@ from core import budget
 
 _WIDTH = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 """Bytes of a value once it is decoded; texts and bytes have none of their own."""
+_TAIL = struct.Struct("<I4s")
+"""Length of the footer, and PAR1: the end of a file."""
 _BATCH_BYTES = 32 << 20
 _BATCH_ROWS = 65_536
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
-    """Opens a file, and asks for its number of rows and columns.
+    """Opens a file, and asks for its footer's size and its number of rows, columns and row groups.
 
     Raises:
       OSError, pa.ArrowException: It is missing or damaged.
       DataError: It is no regular file, or costs more than a limit.
     """
-    budget.regular(path)
+    size = budget.regular(path).st_size
+    with budget.open_file(path) as file:  # the footer is parsed whole when the file is opened
+        file.seek(max(size - _TAIL.size, 0))
+        tail = file.read(_TAIL.size)
+    if len(tail) == _TAIL.size and (footer := _TAIL.unpack(tail))[1] == b"PAR1":
+        budget.require("metadata_mib", min(footer[0], size), str(path), "size of the footer of a table")
     try:
         parquet = pq.ParquetFile(path)
         _ = parquet.schema_arrow.names  # names that are no text show here
@@ -33,6 +41,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise pa.ArrowInvalid(f"a name of a column is no text: {error}") from error
     budget.require("table_rows", parquet.metadata.num_rows, str(path))
     budget.require("table_columns", parquet.metadata.num_columns, str(path))
+    budget.require("table_groups", parquet.num_row_groups, str(path))
     return parquet
 
 

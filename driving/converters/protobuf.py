@@ -23,21 +23,24 @@ class Message:
     Asking for a field as another kind than it has raises Refused.
     """
 
-    def __init__(self, data: bytes | memoryview, where: str) -> None:
+    def __init__(self, data: bytes | memoryview, where: str, *, within: "Message | None" = None) -> None:
         """Walks over the fields.
 
         Args:
           data: The message.
           where: Names it in errors.
+          within: The message around it, with which it shares the limit of values.
 
         Raises:
           Refused: The bytes are no message.
+          LimitError: Fields and packed numbers, those of the messages inside among them, are above metadata_values.
         """
         self._where = where
+        self._values: list[int] = [0] if within is None else within._values
         self._fields: dict[int, list[tuple[int, int | memoryview]]] = collections.defaultdict(list)
         view = memoryview(data)
         at = fields = 0
-        most = budget.current().metadata_values
+        most = budget.current().metadata_values - self._values[0]
         while at < len(view):
             tag, at = self._varint(view, at)
             number, kind = tag >> 3, tag & 7
@@ -56,7 +59,8 @@ class Message:
             self._fields[number].append((kind, value))
             fields += 1
             if fields > most:
-                raise budget.LimitError(where, "metadata_values", f"more than {most} fields")
+                raise budget.LimitError(where, "metadata_values", "more fields")
+        self._values[0] += fields
 
     def integer(self, number: int) -> int | None:
         """A signed integer or an enum."""
@@ -89,7 +93,7 @@ class Message:
     def messages(self, number: int) -> "list[Message]":
         """A repeated message."""
         values = self._of(number, BYTES)
-        return [Message(value, f"{self._where}, field {number}") for value in values]  # pyright: ignore[reportArgumentType]
+        return [Message(value, f"{self._where}, field {number}", within=self) for value in values]  # pyright: ignore[reportArgumentType]
 
     def number(self, number: int) -> float | None:
         """A float or a double."""
@@ -112,6 +116,9 @@ class Message:
             if kind == BYTES and len(value) % size:
                 raise self._bad(f"field {number}", f"packed numbers of {size} bytes", f"{len(value)} bytes")
             code = {EIGHT: "<f8", FOUR: "<f4", BYTES: packed}[kind]
+            if kind == BYTES:
+                self._values[0] += len(value) // size
+                budget.require("metadata_values", self._values[0], f"{self._where}, field {number}")
             found.append(np.frombuffer(value, code).astype(np.float64))
         return np.concatenate(found)
 

@@ -273,3 +273,17 @@ def test_one_key_twice_among_many_is_found_in_linear_time() -> None:
     text = json.dumps({f"k{n}": 0 for n in range(100_000)})[:-1] + ', "k99999": 1}'
     with pytest.raises(DataError, match="'k99999' twice"):
         parse_json(text, source="a")
+
+
+def test_row_groups_and_the_footer_of_a_parquet_file_are_asked_for(tmp_path: Path):
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": [1, 2, 3]}), file, row_group_size=1)
+    with budget.using(table_groups=3):
+        assert open_parquet(file).num_row_groups == 3
+    with budget.using(table_groups=2):
+        refused(lambda: open_parquet(file), "table_groups")
+    pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({"note": "x" * (2 << 20)}), file)
+    with budget.using(metadata_mib=1):
+        assert "footer" in refused(lambda: open_parquet(file), "metadata_mib")
+    with budget.using(metadata_mib=6):
+        assert open_parquet(file).num_row_groups == 1

@@ -89,3 +89,15 @@ def test_fields_of_a_message_have_a_limit():
         assert Message(data, "m").integer(1) == 4
     with budget.using(metadata_values=4), pytest.raises(budget.LimitError, match="m: expected at most 4 values"):
         Message(data, "m")
+
+
+def test_packed_numbers_and_the_fields_of_inner_messages_count_as_values():
+    data = field(1, packed(1, [0.0] * 5)) + field(2, packed(1, [0.0] * 4))
+    with budget.using(metadata_values=13):  # two messages, their field each, and nine numbers
+        outer = Message(data, "m")
+        assert [len(inner.packed_floats(1)) for inner in (*outer.messages(1), *outer.messages(2))] == [5, 4]
+    with budget.using(metadata_values=12):
+        outer = Message(data, "m")
+        assert [len(inner.packed_floats(1)) for inner in outer.messages(1)] == [5]
+        with pytest.raises(budget.LimitError, match="field 2, field 1: expected at most 12 values"):
+            outer.messages(2)[0].packed_floats(1)
