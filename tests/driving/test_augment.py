@@ -176,6 +176,15 @@ def test_the_camera_that_stays_is_one_that_saw_something():
     assert keep[np.arange(50) != 7, 3].all()
 
 
+def test_a_camera_comes_back_only_where_none_is_left():
+    draws = draw([(0, i) for i in range(50)], seed=0, times=1, cameras=5)
+    keep = kept_cameras(draws, np.ones((50, 5), bool), 0.3)
+    drawn = draws.dropout >= 0.3
+    some = drawn.any(1)
+    assert some.sum() > 40
+    np.testing.assert_array_equal(keep[some], drawn[some])
+
+
 def test_draws_are_a_function_of_seed_epoch_and_index():
     one = draw([(2, 5), (2, 6)], seed=1, times=2, cameras=3)
     other = draw([(0, 0), (2, 6)], seed=1, times=2, cameras=3)

@@ -6,14 +6,15 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from core.errors import DataError, RunError
+from openpi_ript import acting, film, saved
 from openpi_ript import evaluate as command
-from openpi_ript import film
 from openpi_ript.collect import Collector
 from openpi_ript.config import EnvConfig
 from openpi_ript.environments.protocol import make
@@ -69,6 +70,39 @@ def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, t
     assert command.initial_states(collector, tmp_path, None, seed=0, episodes=3).states[:2] == own.states
     new = command.initial_states(collector, tmp_path, tmp_path / "new.json", seed=0, episodes=2)
     assert Manifest.load(tmp_path / "new.json") == new == own
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), (None, 1.5)), (("--guidance-scale", "3"), (3.0, 3.0))])
+def test_the_scale_that_is_written_down_is_the_one_that_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], expected: tuple[float | None, float]
+):
+    class Acting(Straight):
+        """Stands for the run's policy: without a scale of its own it takes the config's."""
+
+        def __init__(self, *_: Any) -> None:
+            super().__init__(0.0)
+            self.guidance_scale: float | None = None
+
+        def use(self, *_: Any) -> None:
+            pass
+
+    scales: list[Any] = []
+
+    def watched(collector: Collector, actor: Any, manifest: Manifest, **more: Any) -> Evaluation:
+        scales.append((actor.guidance_scale, more["guidance_scale"]))
+        return evaluate(collector, actor, manifest, **more)
+
+    settings = SimpleNamespace(seed=0, final_episodes=2)
+    config = SimpleNamespace(env=point(), eval=settings, guidance=SimpleNamespace(scale=1.5))
+    monkeypatch.setattr(saved, "read_config", lambda _: config)
+    monkeypatch.setattr(saved, "read_run_weights", lambda *_: (7, {}))
+    monkeypatch.setattr(saved, "read_stats", lambda *_: {})
+    monkeypatch.setattr(acting, "ActingPolicy", Acting)
+    monkeypatch.setattr(command, "evaluate", watched)
+    assert command.main(["run", str(tmp_path), *given]) == 0
+    assert scales == [expected]
+    written = Evaluation.load(tmp_path / "evaluations/step_00000007.json")
+    assert (written.guidance_scale, len(written.outcomes)) == (expected[1], 2)
 
 
 def test_a_wrong_option_ends_with_64(capsys: pytest.CaptureFixture[str]):

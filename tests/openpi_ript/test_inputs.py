@@ -108,6 +108,11 @@ def test_what_does_not_fit_is_refused(tokenizer: str, tmp_path: Path):
     small = dataclasses.replace(toy("pi0"), vocab_size=100)
     with pytest.raises(ConfigError, match=r"pieces and model\.vocab_size is 100"):
         make_inputs(small, ROBOT, CAMERAS, str(big))
+    pieces = PromptTokenizer(str(big), 8).vocab_size
+    exact = dataclasses.replace(toy("pi0"), vocab_size=pieces)
+    assert make_inputs(exact, ROBOT, CAMERAS, str(big)).tokenizer.vocab_size == pieces
+    with pytest.raises(ConfigError, match=rf"it has {pieces} pieces"):
+        make_inputs(dataclasses.replace(exact, vocab_size=pieces - 1), ROBOT, CAMERAS, str(big))
 
 
 def test_pad_last_leaves_what_is_wide_enough():
