@@ -93,8 +93,8 @@ class Bounds:
         """Names of all files below the root with one of these suffixes, through links to folders as well, in order.
 
         Raises:
-          DataError: Links lead out of the dataset, nowhere, or to a folder twice; all of them in one error. A folder
-            that is reached in two ways would count its episodes twice, or lead in a circle.
+          DataError: Links lead out of the dataset, nowhere, or to a folder twice, or names are not UTF-8; all of them
+            in one error. A folder that is reached in two ways would count its episodes twice, or lead in a circle.
         """
         refused: list[str] = []
         seen: dict[tuple[int, int], str] = {}
@@ -102,7 +102,9 @@ class Bounds:
         if refused:
             more = [f"and {len(refused) - MAX_LISTED} more"] if len(refused) > MAX_LISTED else []
             lines = "".join(f"\n  {line}" for line in (*refused[:MAX_LISTED], *more))
-            raise DataError(f"{self.root}: expected regular files, and links inside the dataset, found:{lines}")
+            raise DataError(
+                f"{self.root}: expected regular files of names in UTF-8, and links inside the dataset, found:{lines}"
+            )
         yield from found
 
     def _below(
@@ -122,6 +124,9 @@ class Bounds:
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
             wanted = os.path.splitext(entry.name)[1] in suffixes
+            if (wanted or entry.is_dir()) and not _is_utf8(entry.name):
+                refused.append(f"{name!a}: a name that is not UTF-8, which no index can hold; rename it")
+                continue
             if entry.is_symlink():
                 missing = not os.path.exists(entry.path)
                 if missing and not wanted:
@@ -152,3 +157,12 @@ def _blobs(root: Path) -> str | None:
         if folder.name == "snapshots" and blobs.is_dir() and not blobs.is_symlink():
             return str(blobs)
     return None
+
+
+def _is_utf8(name: str) -> bool:
+    """Whether a name that the file system gave is text; other bytes come as half surrogate pairs."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

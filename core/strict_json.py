@@ -1,4 +1,4 @@
-"""JSON read strictly: NaN, Infinity, duplicate keys and endless nesting are errors that name file and key.
+"""JSON read strictly: NaN, Infinity, duplicate keys, half characters and endless nesting are errors that name the key.
 
 Size, number of values, nesting and time have limits (core/budget.py), asked before the text is parsed.
 """
@@ -6,11 +6,16 @@ Size, number of values, nesting and time have limits (core/budget.py), asked bef
 import collections
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
 from core import budget
 from core.errors import DataError
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""How such a text is written; a pair is found as well, and read as one character."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 MAX_DIGITS = 4000
 """Of an integer; Python itself refuses 4,300, with an error that names no file."""
@@ -20,8 +25,8 @@ def read_json(path: Path) -> Any:
     """Parses one JSON file.
 
     Raises:
-      DataError: If the file is missing, is not UTF-8 JSON, holds NaN, Infinity or a duplicate key, or costs more than
-        a limit.
+      DataError: If the file is missing, is not UTF-8 JSON, holds NaN, Infinity, a duplicate key or half a surrogate
+        pair, or costs more than a limit.
     """
     return parse_json(_read_text(path), source=str(path))
 
@@ -91,7 +96,30 @@ def parse_json(text: str, *, source: str, finite: bool = True) -> Any:
         raise DataError(f"{source}: expected JSON of a few levels, found nesting too deep to read") from error
     if constant is not None:
         refuse(constant)
+    if _HALF.search(text) and (half := _first_half(value)) is not None:
+        raise DataError(f"{source}: expected text of whole characters, found half a surrogate pair {half}")
     return value
+
+
+def _first_half(value: Any) -> str | None:
+    """Where a text or key has half of a surrogate pair, which nothing can write or look up, as words; None: nowhere."""
+    level = [("the top level", value)]
+    while level:
+        key, item = level.pop()
+        if isinstance(item, str) and not _is_whole(item):
+            return f"at {key!r:.200}: {item!r:.80}"
+        if isinstance(item, dict):
+            for name in item:
+                if not _is_whole(name):
+                    return f"in the key {name!r:.80} of {key!r:.200}"
+            level += item.items()
+        elif isinstance(item, list):
+            level += [(key, part) for part in item]
+    return None
+
+
+def _is_whole(text: str) -> bool:
+    return not _SURROGATE.search(text)
 
 
 class _Constant:

@@ -16,6 +16,9 @@ from driving.episodes import Problem, parse, schema_problems, write_episode
 from driving.rater import Rated
 from driving.schema import problem_of
 
+MAX_NAME = 200
+"""Letters of a drive's name; names of files end at 255 bytes, and endings come behind it."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvertSettings:
@@ -94,7 +97,7 @@ class EpisodeWriter:
         self.episodes = 0
         self.frames = 0
         self.pictures = 0
-        self._claims: dict[str, str] = {}
+        self._claims: dict[str, tuple[str, str]] = {}  # name of a file to drive and source
         self._refused: set[tuple[str, str]] = set()
         self._written: set[Path] = set()
 
@@ -103,12 +106,22 @@ class EpisodeWriter:
         self.problems.append(Problem(file=file, key=key, expected=expected, found=found))
 
     def claim(self, drive: str, source: str) -> bool:
-        """Whether a drive may be written from a source; False, and noted once, if another source has the same drive."""
-        first = self._claims.setdefault(file_name(drive), source)
-        if first != source and (drive, source) not in self._refused:
+        """Whether a drive may be written from a source; False, and noted once, if its name is none, or is taken.
+
+        A name is taken by the same drive of another source, and by another drive whose file would have the same name.
+        """
+        reason = _wrong_name(drive)
+        if reason is None:
+            first, of = self._claims.setdefault(file_name(drive), (drive, source))
+            if (first, of) == (drive, source):
+                return True
+            reason = "each drive once", f"it is also in {of}"
+            if first != drive:
+                reason = "names that differ as names of files", f"{first!r} in {of}: both are {file_name(drive)}.json"
+        if (drive, source) not in self._refused:
             self._refused.add((drive, source))
-            self.problem(source, drive, "each drive once", f"it is also in {first}")
-        return first == source
+            self.problem(source, drive if len(drive) <= MAX_NAME and drive.isprintable() else repr(drive[:40]), *reason)
+        return False
 
     def add_picture(
         self, episode: str, name: str, data: bytes | memoryview, *, source: str, size: tuple[int, int] | None = None
@@ -185,8 +198,21 @@ def camera_names(camera_map: Mapping[str, str], chosen: Mapping[str, str]) -> di
 
 
 def file_name(text: str) -> str:
-    """A name that is safe as a file's: letters, digits, '.', '_', '-', and no dot in front."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") or "_"
+    """A name that is safe as a file's: letters, digits, '.', '_', '-', no more than MAX_NAME.
+
+    It begins with neither '.' nor '_', since such files are no episodes; "drive" is put in front of those that would.
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", text)
+    return (name if name and name[0] not in "._" else f"drive{name}")[:MAX_NAME]
+
+
+def _wrong_name(drive: str) -> tuple[str, str] | None:
+    """What is expected of the name of a drive, and what was found; None for a good one."""
+    if not drive or len(drive) > MAX_NAME:
+        return f"a name of 1 to {MAX_NAME} letters", f"{len(drive)}"
+    if "/" in drive or "\\" in drive or not drive.isprintable():
+        return "a name without '/', '\\' and control characters", repr(drive)
+    return None
 
 
 def _tree(drive: Drive, episode_id: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ github.com/nutonomy/nuscenes-devkit, docs/schema_nuscenes.md.
 """
 
 import collections
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ CAMERA_MAP = {
 REFERENCE = "CAM_FRONT"
 SWEEP_TOLERANCE_S = 0.05
 """With sweeps, a picture belongs to the nearest CAM_FRONT picture if that is so near; the cameras' period is 0.083."""
+UNIT_TOLERANCE = 1e-3
+"""Of a quaternion's length; nuScenes' own have 1 to the last digits."""
 _TABLES: Mapping[str, tuple[str, ...]] = {
     "scene": ("token", "name", "first_sample_token"),
     "sample": ("token", "timestamp", "next", "scene_token"),
@@ -101,6 +104,9 @@ class NuscenesConverter:
         return sorted(self._scenes)
 
     def convert(self, unit: str, writer: EpisodeWriter) -> None:
+        source = f"{self._version}/scene.json"
+        if not writer.claim(unit, source):
+            return
         samples = self._sample_chain(self._scenes[unit], writer)
         rows = [row for token in samples for row in self._pictures.get(token, ())]
         poses = {row["token"]: self._pose(row, unit, writer) for row in rows}
@@ -116,7 +122,7 @@ class NuscenesConverter:
             for number, group in enumerate(groups)
         ]
         drive = Drive(id=unit, dataset="nuscenes", scene_id=unit, split=self._version, frames=frames)
-        writer.add_drive(drive, source=f"{self._version}/scene.json")
+        writer.add_drive(drive, source=source)
 
     def finish(self, writer: EpisodeWriter) -> None:
         """Nothing is left: a scene is whole."""
@@ -294,12 +300,14 @@ def _matrix(row: Row) -> np.ndarray:
     """4 x 4 transform of a row's rotation and translation.
 
     Raises:
-      ValueError: They are not 4 and 3 finite numbers, or the quaternion is 0.
+      ValueError: They are not 4 and 3 finite numbers, or the quaternion has no length of 1.
     """
     rotation, translation = np.asarray(row["rotation"], np.float64), np.asarray(row["translation"], np.float64)
-    good = rotation.shape == (4,) and translation.shape == (3,) and np.linalg.norm(rotation) > 1e-6
-    if not good:
-        raise ValueError(f"rotation {row['rotation']}, translation {row['translation']}")
+    good = rotation.shape == (4,) and translation.shape == (3,) and np.isfinite(translation).all()
+    length = math.hypot(*rotation.tolist()) if good else math.nan
+    if not abs(length - 1) <= UNIT_TOLERANCE:  # NaN as well
+        found = f"{row['rotation']!r:.120} of length {length:g}, translation {row['translation']!r:.120}"
+        raise ValueError(f"rotation {found}; expected a quaternion of length 1 and 3 finite numbers")
     matrix = np.eye(4)
     matrix[:3, :3], matrix[:3, 3] = rotation_of_quaternion(rotation), translation
     return matrix

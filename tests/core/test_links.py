@@ -144,3 +144,14 @@ def test_folders_are_looked_at_anew_when_asked(tmp_path: Path):
     (tmp_path / "set" / "images").symlink_to(tmp_path / "moved")
     bounds.forget()
     assert "leads out" in str(bounds.refusal("images/a.jpg"))
+
+
+def test_names_that_are_not_utf8_are_refused_and_others_are_not_looked_at(tmp_path: Path):
+    (tmp_path / "b.json").write_text("{}")
+    (tmp_path / os.fsdecode(b"\xff.txt")).write_text("")
+    assert list(Bounds(tmp_path).walk((".json",))) == ["b.json"]
+    (tmp_path / os.fsdecode(b"\xfe.json")).write_text("{}")
+    (tmp_path / os.fsdecode(b"\xfd")).mkdir()
+    with pytest.raises(DataError) as error:
+        list(Bounds(tmp_path).walk((".json",)))
+    assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [r"  '\udcfd'", r"  '\udcfe.json'"]

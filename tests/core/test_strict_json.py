@@ -1,5 +1,6 @@
 """core/strict_json.py: what Python's json takes and a dataset must not hold."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,20 @@ def test_numbers_that_are_not_finite_where_they_are_allowed() -> None:
     ]
     with pytest.raises(DataError, match="'a' twice"):
         parse_json('{"a": NaN, "a": 1}', source="f", finite=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (r'{"a": [{"name": "\ud800.jpg"}]}', r"at 'name': '\ud800.jpg'"),
+        (r'{"a": {"\udfff": 1}}', r"in the key '\udfff' of 'a'"),
+        (r'["\uDe00\ud83d"]', r"at 'the top level': '\ude00\ud83d'"),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_with_its_key(text: str, where: str):
+    with pytest.raises(DataError, match=f"s: expected text of whole characters.*{re.escape(where)}"):
+        parse_json(text, source="s")
+
+
+def test_whole_pairs_and_written_backslashes_are_read():
+    assert parse_json(r'{"\ud83d\ude00": "\\ud800"}', source="s") == {"😀": r"\ud800"}

@@ -1,15 +1,28 @@
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from core.errors import ConfigError, DataError, StorageError
+from core.links import Bounds
 from driving.config import DataConfig
 from driving.convert import convert, detect, main
-from driving.converters.episode_writer import ConvertSettings, Drive, DriveCamera, DriveFrame, EpisodeWriter, file_name
+from driving.converters.episode_writer import (
+    MAX_NAME,
+    ConvertSettings,
+    Drive,
+    DriveCamera,
+    DriveFrame,
+    EpisodeWriter,
+    file_name,
+)
 from driving.data import collate, open_data
+from driving.episodes import episode_names, load_episode
 from tests.driving.converters import waymo_files
 from tests.driving.converters.test_lerobot import write_l2d
 from tests.driving.converters.test_nuscenes import write as write_nuscenes
@@ -109,9 +122,33 @@ def test_an_episode_that_the_schema_refuses_is_a_problem(tmp_path: Path):
 
 
 def test_names_of_files_are_safe():
-    assert file_name("../../etc/passwd") == "_.._etc_passwd"
-    assert file_name("..") == "_"
+    assert file_name("../../etc/passwd") == "drive.._.._etc_passwd"
+    assert file_name("_a") == "drive_a"
+    assert file_name("..") == "drive.."
+    assert file_name("") == "drive"
     assert file_name("scene-0061") == "scene-0061"
+    assert len(file_name("_" + "x" * 5000)) == MAX_NAME
+
+
+NAMES = st.lists(st.text(st.sampled_from("ab._- :/\\\n\0\ud800ä"), max_size=4) | st.text(max_size=300), max_size=8)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names=NAMES)
+@example(names=["../../../climbed", "_a", "drive_a", ".b", "_", "a:b", "a_b", "x" * 200, "x" * 201])
+def test_every_drive_that_is_counted_is_found_and_every_other_is_a_problem(tmp_path: Path, names: list[str]):
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        writer = EpisodeWriter(Path(folder), images=False)
+        for name in names:
+            frames = [DriveFrame(time_s=i / 10, cameras={}, pose=(0.0, 0.0, 0.0)) for i in range(2)]
+            drive = Drive(id=name, dataset="d", scene_id="s", split=None, frames=frames)
+            writer.add_drive(drive, source=f"file {len(writer.problems) + writer.episodes}")
+        found = episode_names(Path(folder), Bounds(Path(folder))) if writer.episodes else []
+        assert len(found) == writer.episodes
+        assert len(names) == writer.episodes + len({p.file for p in writer.problems})
+        assert sorted(load_episode(Path(folder) / name).id for name in found) == sorted(
+            name.removesuffix(".json") for name in found
+        )
 
 
 def test_wrong_settings(tmp_path: Path):
