@@ -23,6 +23,7 @@ BINS = 8192
 SCALE_FLOOR = 1e-3
 """Smallest standard deviation, or half quantile range, that values are divided by: a dimension that never moved
 would otherwise blow up the first time it does."""
+MAX_VALUE = float(np.finfo(np.float32).max)
 
 _FIELDS = ("mean", "std", "q01", "q99")
 
@@ -184,25 +185,61 @@ def load(path: Path) -> dict[str, NormStats]:
     """Reads statistics written by `save` or by openpi.
 
     Raises:
-      DataError: The file is missing, is no such JSON, or holds a value that is not finite.
+      DataError: The file is missing, is no such JSON, or holds a value that cannot be a statistic.
     """
     try:
         tree = parse_json(budget.read_bytes(path).decode(), source=str(path))["norm_stats"]
-        return {name: _parse(entry) for name, entry in tree.items()}
+        return {name: _parse(entry, name) for name, entry in tree.items()}
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: norm statistics are missing; set data.norm_stats to a JSON file, or to None"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except budget.LimitError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, DataError) as error:
+        found = str(error) if isinstance(error, ValueError | OSError | DataError) else repr(error)
         raise DataError(
             f'{path}: expected {{"norm_stats": {{"state": {{"mean", "std", "q01", "q99"}}, "actions": ...}}}} '
-            f"with finite numbers; found: {error!r}"
+            f"with finite numbers; found: {found}"
         ) from error
 
 
-def _parse(entry: Mapping[str, Any]) -> NormStats:
-    fields = {field: np.asarray(entry[field], np.float64) for field in _FIELDS}
-    for field, value in fields.items():
-        if value.ndim != 1 or value.shape != fields["mean"].shape or not np.isfinite(value).all():
-            raise ValueError(f"{field} of shape {value.shape}, or not finite")
-    return NormStats(**fields)
+def require_sensible(stats: NormStats, where: str) -> None:
+    """Refuses what no rows have: values beyond float32, deviations below 0, a low quantile above the high one.
+
+    Quantiles that are NaN, as where a file leaves them out, pass.
+
+    Raises:
+      DataError: With `where`, the field and its dimension.
+    """
+    for field in _FIELDS:
+        value = getattr(stats, field)
+        if (bad := np.flatnonzero(np.abs(value) > MAX_VALUE)).size:
+            raise DataError(
+                f"{where}: expected {field} of float32's range, found {value[bad[0]]:g} in dimension {bad[0]}"
+            )
+    if (bad := np.flatnonzero(stats.std < 0)).size:
+        raise DataError(f"{where}: expected std of at least 0, found {stats.std[bad[0]]:g} in dimension {bad[0]}")
+    if (bad := np.flatnonzero(stats.q01 > stats.q99)).size:
+        at = bad[0]
+        raise DataError(
+            f"{where}: expected q01 of at most q99, found {stats.q01[at]:g} > {stats.q99[at]:g} in dimension {at}"
+        )
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether a value of JSON is a list of numbers; true and false are none, though Python counts with them."""
+    return isinstance(value, list) and all(isinstance(n, int | float) and not isinstance(n, bool) for n in value)
+
+
+def _parse(entry: Mapping[str, Any], name: str) -> NormStats:
+    fields = {}
+    for field in _FIELDS:
+        if not is_numbers(entry[field]):
+            raise ValueError(f"{name}: {field} that is no list of numbers: {str(entry[field])[:80]}")
+        value = fields[field] = np.array([float(n) for n in entry[field]], np.float64)
+        if value.shape != fields["mean"].shape or not np.isfinite(value).all():
+            raise ValueError(f"{name}: {field} of shape {value.shape}, or not finite")
+    stats = NormStats(**fields)
+    require_sensible(stats, name)
+    return stats

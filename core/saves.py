@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ from core.trouble import SYSTEM, is_trouble, retried, root_cause
 
 NOTE = "_CHECKPOINT_METADATA"
 """Orbax's file of metadata, in which the note is its `custom_metadata`."""
+SIZE_FACTOR, SIZE_SLACK = 4, 256 << 20
+"""A save may have this many times the bytes of its arrays, and so many more for metadata."""
 
 
 class DamagedError(Exception):
@@ -62,6 +65,8 @@ def verdict(path: Path, error: Exception) -> DamagedError | UnreadableError:
             found = broken(path)
             return DamagedError(found) if found else UnreadableError(f"{reason}, though its files are what was written")
         probe(path)
+    except DataError as another:
+        return UnreadableError(str(another)) if isinstance(another, budget.LimitError) else DamagedError(str(another))
     except Exception as another:  # memory may run out as well
         return UnreadableError(root_cause(another))
     return DamagedError(reason)
@@ -117,7 +122,35 @@ def whole_note(path: Path) -> dict[str, Any]:
         raise DamagedError("the note beside the arrays is missing or damaged")
     if note["step"] != step_of(path):
         raise DamagedError(f"the folder is named {path.name}, its note says step {note['step']}")
+    _require_no_larger(path, note)
     return note
+
+
+def _require_no_larger(path: Path, note: Mapping[str, Any]) -> None:
+    """Compares the size of a save with that of its arrays, before every byte of it is summed.
+
+    Arrays are compressed, so that their files have at most a little more than their bytes. Raises DamagedError.
+    """
+    try:
+        arrays = sum(_nbytes(text) for text in note["spec"].values())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"{NOTE}: expected dtype and shape of every array, found {root_cause(error)}") from error
+    most = SIZE_FACTOR * arrays + SIZE_SLACK
+    total = 0
+    for parent, _, names in os.walk(path):
+        for name in names:
+            size = os.stat(Path(parent, name), follow_symlinks=False).st_size
+            total += size
+            if total > most:
+                found = f"{Path(parent, name).relative_to(path)} of {size} bytes"
+                raise DamagedError(f"expected at most {most} bytes for arrays of {arrays} bytes, found {found}")
+
+
+def _nbytes(text: str) -> int:
+    """Bytes of an array by its dtype and shape, as `tree_spec` words them."""
+    dtype, _, shape = text.partition("[")
+    item = jnp.dtype(dtype).itemsize if not dtype.startswith("key<") else 16
+    return math.prod(json.loads(f"[{shape}")) * item
 
 
 def require_same_files(run: Path, note: dict[str, Any], wanted: Mapping[str, str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from core import budget
 from core.durable import write_durably
+from core.errors import DataError
 
 NAME = "SHA256SUMS"
 THREADS = 8  # hashlib lets other threads run; one core sums 1 GB/s, and a save of pi0 has 52 GB
@@ -56,17 +57,24 @@ def broken(step: Path, share: int = 0, shares: int = 1) -> str:
 
     Raises:
       OSError: A file or folder cannot be read.
-      DataError: The sums cost more than a limit, or something in the folder is no regular file.
+      LimitError: The sums cost more than a limit.
     """
     try:
         text = budget.read_bytes(step / NAME).decode(errors="replace")
     except FileNotFoundError:
         return ""
+    except budget.LimitError:
+        raise
+    except DataError as error:  # nothing of ours writes a pipe, a socket or a device
+        return str(error)
     lines = text.removesuffix("\n").split("\n")  # not splitlines, for which a flipped newline may still be one
     wanted = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if differing := wanted.keys() ^ set(_names(step)):
         return f"files missing, or not in {NAME}: {_first(differing)}"
-    found = _sums(step, sorted(wanted)[share::shares])
+    try:
+        found = _sums(step, sorted(wanted)[share::shares])
+    except DataError as error:
+        return str(error)
     return f"{NAME} gives another sum for {_first(bad)}" if (bad := [n for n in found if found[n] != wanted[n]]) else ""
 
 

@@ -31,7 +31,6 @@ BATCH = 32
 BATCHES_AT_ONCE = 16
 NEAR = 1e-6
 """Distance from a bin's edge, in bins, below which the arithmetic is not trusted."""
-MAX_VALUE = float(np.finfo(np.float32).max)
 FAR_OFF = 10.0
 """Mean of a normalised dimension, in deviations, from which on it is noted."""
 
@@ -198,14 +197,15 @@ def _parse(entry: Any, where: str) -> NormStats:
         if value is None and field.startswith("q"):
             fields[field] = np.full(len(fields["mean"]), np.nan)
             continue
-        numbers = value if isinstance(value, list) and all(isinstance(n, int | float) for n in value) else None
+        numbers = value if isinstance(value, list) and norm_stats.is_numbers(value) else None
         if numbers is None or len(numbers) != len(fields.get("mean", numbers)):
             raise DataError(f"{where}: expected {field} as a list of numbers as long as mean, found {str(value)[:80]}")
-        wrong = [n for n in numbers if abs(n) > MAX_VALUE or (field == "std" and n < 0)]
-        if wrong:
-            raise DataError(f"{where}: expected {field} of float32's range, std of at least 0, found {str(wrong)[:80]}")
+        if wrong := [n for n in numbers if abs(n) > norm_stats.MAX_VALUE]:  # int's own digits may be beyond a float
+            raise DataError(f"{where}: expected {field} of float32's range, found {str(wrong[0])[:80]}")
         fields[field] = np.array(numbers, np.float64)
-    return NormStats(**fields)
+    stats = NormStats(**fields)
+    norm_stats.require_sensible(stats, where)
+    return stats
 
 
 def affine(stats: NormStats | None, mode: Normalization, *, width: int, name: str) -> tuple[Affine, tuple[str, ...]]:

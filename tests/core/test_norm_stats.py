@@ -105,6 +105,11 @@ def test_json_has_openpis_layout_and_comes_back(tmp_path: Path):
         '{"norm_stats": {"state": {"mean": [NaN], "std": [1], "q01": [0], "q99": [1]}}}',
         '{"norm_stats": {"state": {"mean": [1, 2], "std": [1], "q01": [0], "q99": [1]}}}',
         '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": null, "q99": null}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [-0.1], "q01": [0], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [true], "q01": [0], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [2], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [0], "q99": [4e38]}}}',
+        '{"norm_stats": {"state": {"mean": [1' + "0" * 400 + '], "std": [1], "q01": [0], "q99": [1]}}}',
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: str):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from core.checkpoint import Checkpoints
 from core.config import CheckpointConfig
 from core.errors import DataError, MismatchError
-from core.saves import list_saves, note_hash, read_newest, verify
+from core.saves import DamagedError, list_saves, note_hash, read_newest, verify
 from tests.core.test_checkpoint import FINGERPRINT, make_state, progress, written
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
@@ -211,3 +212,20 @@ def test_verify_reads_the_sums_of_files_that_hold_no_array(run: Path):
     with open(run / "checkpoints/2/state/_METADATA", "a") as file:
         file.write(" ")
     assert str(verify(list_saves(run)[0])) == "SHA256SUMS gives another sum for state/_METADATA"
+
+
+@pytest.mark.parametrize("place", ["state/d", "."])
+def test_verify_condemns_a_pipe_and_a_file_larger_than_its_arrays_allow(tmp_path: Path, place: str) -> None:
+    written(tmp_path, 1)
+    folder = tmp_path / "checkpoints" / "1" / place
+    file = next(path for path in sorted(folder.iterdir()) if path.is_file() and path.name != NOTE)
+    content = file.read_bytes()
+    os.truncate(file, 1 << 40)
+    reason = verify(list_saves(tmp_path)[0])
+    assert isinstance(reason, DamagedError)
+    assert "1099511627776 bytes" in str(reason)
+    file.write_bytes(content)
+    assert verify(list_saves(tmp_path)[0]) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert isinstance(verify(list_saves(tmp_path)[0]), DamagedError)

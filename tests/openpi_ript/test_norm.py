@@ -178,7 +178,12 @@ def test_files_without_quantiles_serve_mean_and_deviation(tmp_path: Path) -> Non
     [
         ('{"norm_stats": {"state": {"mean": [NaN], "std": [1.0]}}}', "NaN"),
         ('{"norm_stats": {"state": {"mean": [1.0, 2.0], "std": [1.0]}}}', "expected"),
-        ('{"norm_stats": {"state": {"mean": [1.0], "std": [-1.0]}}}', "std of at least 0, found [-1.0]"),
+        ('{"norm_stats": {"state": {"mean": [1.0], "std": [-1.0]}}}', "std of at least 0, found -1 in dimension 0"),
+        (
+            '{"norm_stats": {"state": {"mean": [0], "std": [1], "q01": [2], "q99": [1]}}}',
+            "q01 of at most q99, found 2 > 1",
+        ),
+        ('{"norm_stats": {"state": {"mean": [0], "std": [true]}}}', "std as a list of numbers"),
         ('{"norm_stats": {"state": {"mean": [1' + "0" * 400 + '], "std": [1.0]}}}', "of float32's range"),
         ('{"stats": {}}', "expected"),
         ("[]", "expected"),
