@@ -9,7 +9,7 @@ import simplejpeg
 from jaxtyping import UInt8
 from PIL import Image, PngImagePlugin
 
-from core import budget
+from core import budget, png
 from core.errors import DataError
 
 _JPEG = b"\xff\xd8\xff"
@@ -28,13 +28,15 @@ def decode(data: bytes | memoryview, *, source: str) -> UInt8[np.ndarray, "h w 3
       source: Names the picture in errors, e.g. "episode 3, observation.images.base, frame 17".
 
     Raises:
-      DataError: If the bytes are neither, are cut short or damaged, cost more than a limit, or hold 16-bit depth.
+      DataError: If the bytes are neither, are cut short or damaged, lack rows, cost more than a limit, or hold 16-bit
+        depth.
     """
     height, width = picture_size(data, source=source)
     try:
         if data[:3] == _JPEG:
             require_few_scans(data, source=source)
             return simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
+        png.require_whole(data)
         # Not Image.open, which has a limit of pixels of its own. Texts and profiles are bounded by Pillow.
         with PngImagePlugin.PngImageFile(io.BytesIO(data)) as picture:
             if picture.mode not in ("RGB", "RGBA", "L", "P"):

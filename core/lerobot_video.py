@@ -18,6 +18,7 @@ from core.identity import Files
 from core.images import decode, require_pixels
 from core.lerobot import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, meta_files, one_line
 from core.lerobot_tables import TIME_TOLERANCE_S
+from core.mp4 import require_plain_tables
 from core.parquet import open_parquet, read_columns
 from core.trouble import TRIES, is_system_error, retried
 
@@ -71,7 +72,7 @@ class VideoFile:
         self.path = path
         self._lock = threading.Lock()
         try:
-            budget.regular(path)
+            require_plain_tables(path)
             self._container = av.open(str(path), container_options={"format_whitelist": _FORMATS})
             self._stream = self._container.streams.video[0]
             codec = self._stream.codec_context
@@ -152,6 +153,7 @@ class VideoFile:
 
         key = bisect.bisect_right(self._keys, self._pts[index]) - 1
         key_index = bisect.bisect_left(self._pts, self._keys[key]) if key >= 0 else 0
+        words = f"{self.size[0]} x {self.size[1]}"
         seeks = [None] if self._position < index and key_index <= self._position + 1 else []
         seeks += [self._pts[key_index], self._pts[0]]  # an index that misleads is read from the start
         try:
@@ -160,6 +162,8 @@ class VideoFile:
                     self._container.seek(seek, stream=self._stream, backward=True)
                     self._frames = self._container.decode(self._stream)
                 for frame in self._frames:
+                    if (frame.height, frame.width) != self.size:
+                        raise ValueError(f"a frame of {frame.height} x {frame.width} in a video of {words}")
                     if frame.pts is None or frame.pts < self._pts[index]:
                         continue
                     if frame.pts == self._pts[index]:
@@ -243,16 +247,19 @@ class LeRobotPictures:
             found = f"{one_line(error)} in up to {TRIES} tries"
             raise DataError(f"{where}: expected pictures of {list(self.cameras)}, found {found}") from error
 
-    def check(self, episode: int) -> list[Problem]:
-        """What is wrong with an episode's pictures, as far as it shows without decoding.
+    def check(self, episode: int, *, last: bool = False) -> list[Problem]:
+        """What is wrong with an episode's pictures, as far as it shows without decoding them.
 
-        Of a video: the file, and a frame at the time of every row. Of images: the first and the last one.
+        Of a video: the file, and a frame at the time of every row. Of images: the first and the last one. With `last`
+        the last frame of each video is decoded as well.
         """
         meta = self.meta.episodes[episode]
         problems = []
         for camera in self.cameras:
             try:
                 problems.extend(self._check_camera(meta, camera))
+                if last and not problems and camera in meta.videos:
+                    self._read_camera(meta, meta.length - 1, camera)
             except (DataError, OSError, pa.ArrowException) as error:
                 file = meta.videos[camera].file if camera in meta.videos else meta.file
                 found = one_line(error)

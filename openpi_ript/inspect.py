@@ -71,7 +71,7 @@ def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
     report["frames"] = sum(episode.length for episode in meta.episodes)
     pictures = LeRobotPictures(meta, meta.cameras)
     for episode in iter_tables(meta, numeric_columns(meta)):
-        problems = [*episode.problems, *(pictures.check(episode.meta.index) if episode.columns else ())]
+        problems = [*episode.problems, *(pictures.check(episode.meta.index, last=True) if episode.columns else ())]
         if request.pictures and not problems:
             problems += _decode_all(pictures, episode.meta.file, episode.meta.index, episode.meta.length, report)
         report["episodes"].append(_episode_entry(meta, episode, problems))

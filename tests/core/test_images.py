@@ -1,6 +1,8 @@
 """core/images.py: decoding, header checks, resizing with padding."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from PIL import Image
 
 from core.errors import DataError
 from core.images import decode, encode_jpeg, picture_size, resize_with_pad
+from core.png import require_whole
 
 
 def smooth(height: int, width: int) -> np.ndarray:
@@ -91,3 +94,48 @@ def test_resizing_is_the_bilinear_average_of_pixels() -> None:
     left = (weights * [40, 40, 120]).sum() / weights.sum()
     assert abs(int(half[0, 0, 0]) - left) <= 1
     assert int(half[0, 0, 0]) + int(half[0, 1, 0]) == 160
+
+
+def png_of(size: tuple[int, int, int, int, int], rows: bytes) -> bytes:
+    """A PNG of width, height, depth, colour and interlacing, all checksums right."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    width, height, depth, colour, interlaced = size
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
+    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [
+        ((5, 3, 8, 2, 0), 3 * 16),
+        ((5, 3, 8, 6, 0), 3 * 21),
+        ((9, 2, 1, 0, 0), 2 * 3),
+        ((5, 3, 4, 3, 0), 3 * 4),
+        # Of 5 x 3, the seven passes have 1x1, 1x1, none, 1x1, 3x1, 2x2 and 5x1 pixels (columns x rows), a byte each.
+        ((5, 3, 8, 0, 1), 2 + 2 + 2 + 4 + 2 * 3 + 6),
+    ],
+)
+def test_a_png_that_lacks_the_last_byte_of_its_rows_is_damaged(size: tuple[int, int, int, int, int], rows: int):
+    require_whole(png_of(size, bytes(rows)))
+    require_whole(png_of(size, bytes(rows + 3_000_000)))
+    with pytest.raises(ValueError, match=f"its rows are {rows - 1} of {rows} bytes"):
+        require_whole(png_of(size, bytes(rows - 1)))
+
+
+def test_rows_that_pillow_would_fill_with_black_are_refused():
+    data = png_of((5, 3, 8, 2, 0), bytes(3 * 16 - 16))
+    with pytest.raises(DataError, match="s: expected a whole JPEG or PNG of 3 x 5, found damaged data: its rows are"):
+        decode(data, source="s")
+
+
+def test_a_flipped_bit_anywhere_in_a_png_is_refused():
+    data = png_of((5, 3, 8, 2, 0), bytes(range(48)))
+    for at in range(8, len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 4
+        with pytest.raises(DataError):
+            decode(bytes(flipped), source="s")
