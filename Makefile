@@ -64,4 +64,4 @@ bench: env  ## every benchmark, one after another; each prints a ratio to its pe
 	@echo "lerobot_loader.py needs LeRobot in an environment of its own, driving_waypoints.py a pretraining: see there; pod_program.py compiles and times nothing"
 
 clean:  ## the environment and caches; runs and datasets stay
-	rm -rf $(ENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(ENV) .cache .pytest_cache .ruff_cache .hypothesis
