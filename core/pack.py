@@ -23,7 +23,7 @@ from jaxtyping import UInt8
 from core import budget
 from core.errors import DataError
 from core.identity import Files
-from core.images import decode, encode_jpeg, resize_with_pad
+from core.images import decode, encode_jpeg, require_pixels, resize_with_pad
 from core.lerobot_tables import FrameTable
 from core.links import Bounds
 from core.new_folder import new_folder
@@ -71,7 +71,11 @@ def _is_size(value: Any) -> bool:
 
 _MANIFEST: Mapping[str, Callable[[Any], bool]] = {
     "fps": lambda value: type(value) in (int, float) and 0 < value < 1e6,
-    "cameras": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    "cameras": lambda value: (
+        isinstance(value, list)
+        and all(isinstance(name, str) and name for name in value)
+        and len(set(value)) == len(value)
+    ),
     "image_size": _is_size,
     "encoding": lambda value: value in get_args(Encoding),
     "tasks": lambda value: (
@@ -295,6 +299,9 @@ def read_pack_table(path: Path) -> FrameTable:
     if wrong:
         raise DataError(f"{file}: expected {lengths.sum()} rows in every column, found another number in {wrong}")
     tasks = {int(index): task for index, task in manifest["tasks"].items()}
+    unknown = sorted(set(columns.get("task_index", np.zeros(0)).reshape(-1).tolist()) - set(tasks))
+    if unknown:
+        raise DataError(f"{file}: expected tasks of manifest.json, {sorted(tasks)[:20]}, found {unknown[:20]}")
     return FrameTable(fps=manifest["fps"], lengths=lengths, episodes=episodes, columns=columns, tasks=tasks)
 
 
@@ -311,6 +318,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     wrong = {key: str(manifest[key])[:80] for key, fits in _MANIFEST.items() if not fits(manifest[key])}
     if wrong:
         raise DataError(f"{path}/manifest.json: expected values as a pack has them, found {wrong}")
+    require_pixels(*manifest["image_size"], f"{path}/manifest.json: image_size")
     return manifest
 
 

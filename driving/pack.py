@@ -26,6 +26,7 @@ from driving.index import PRESENT, Index
 from driving.pictures import FilePictures, columns
 from driving.scan import scan
 from driving.shards import open_pack, write_pack
+from driving.split import SPLIT_FILE, Manifest, load_manifest
 
 CHECKED_FRAMES = 2000
 """Frames that --check compares, spread evenly; both ways of reading are timed on them."""
@@ -66,10 +67,27 @@ def pack(
     """
     notes: list[str] = []
     check_absent(index, config, notes)
+    split = _split(config, index, notes)
     progress = _Progress(index, quiet)
     progress.say(notes)
-    write_pack(out, index, Path(config.path).resolve(), settings, threads=threads, progress=progress.add)
+    base = Path(config.path).resolve()
+    write_pack(out, index, base, settings, split=split, threads=threads, progress=progress.add)
     progress.end()
+
+
+def _split(config: DataConfig, index: Index, notes: list[str]) -> Manifest | None:
+    """The dataset's split, without the episodes that were skipped; None if it has none. Raises DataError if damaged."""
+    file = Path(config.path) / SPLIT_FILE
+    if not file.is_file():
+        return None
+    split = load_manifest(file)
+    if config.on_bad != "skip":
+        return split
+    packed = split.of(index)
+    lacking = sum(map(len, split.episodes.values())) - sum(map(len, packed.episodes.values()))
+    if lacking:
+        notes.append(f"{SPLIT_FILE} of the pack leaves out {lacking} episode(s) that were skipped")
+    return packed
 
 
 class _Progress:

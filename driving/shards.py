@@ -12,7 +12,6 @@ Records are checksummed by their format: a flipped bit is an error when its reco
 import concurrent.futures
 import hashlib
 import json
-import shutil
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from jaxtyping import Bool, UInt8
 
 from core.errors import ConfigError, DataError
 from core.identity import Files
-from core.images import encode_jpeg
+from core.images import encode_jpeg, require_pixels
 from core.new_folder import new_folder
 from core.pack import Encoding, PackSettings, open_shards, shard_names
 from core.strict_json import read_json
@@ -31,7 +30,7 @@ from driving.config import DataConfig
 from driving.index import INDEX_FILE, PRESENT, Index, load
 from driving.index import pack as pack_index
 from driving.pictures import FilePictures, decode_into, decode_same_size, read_bytes
-from driving.split import SPLIT_FILE
+from driving.split import SPLIT_FILE, Manifest, save_manifest
 
 FORMAT = "chunkwise-driving-pack-1"
 FRAMES_PER_SHARD = 4096
@@ -50,14 +49,32 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise DataError(f"{path}/manifest.json: expected format {FORMAT!r}, found {found!r}")
     size, encoding = manifest.get("image_size"), manifest.get("encoding")
-    two = isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) and side > 0 for side in size)
+    two = isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
     if not two or encoding not in get_args(Encoding):
         raise DataError(
             f"{path}/manifest.json: expected image_size of two numbers and an encoding of {get_args(Encoding)}, found "
             f"{str(size)[:40]} and {str(encoding)[:40]}"
         )
+    require_pixels(*size, f"{path}/manifest.json: image_size")
     shard_names(path, manifest.get("shards"))
     return manifest
+
+
+def load_index(path: Path, manifest: Mapping[str, Any]) -> Index:
+    """A pack's index. Raises DataError if it is damaged, or of other drives than those that were packed."""
+    index = load(path / INDEX_FILE)
+    expected, found = manifest.get("drives"), _drives(index)
+    if found != expected:
+        raise DataError(
+            f"{path / INDEX_FILE}: expected the index of the drives {str(expected)[:12]} as manifest.json says, found "
+            f"that of {found[:12]}; pack again"
+        )
+    return index
+
+
+def _drives(index: Index) -> str:
+    """Hash of what the drives of a pack show, in their order."""
+    return hashlib.sha256("".join(index.drive_hashes).encode()).hexdigest()
 
 
 def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tuple[Index, "PackedPictures"]:
@@ -72,7 +89,8 @@ def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tup
       DataError: If a part is missing or damaged.
       ConfigError: If it was packed at another picture size than the config's.
     """
-    manifest, index = read_manifest(path), load(path / INDEX_FILE)
+    manifest = read_manifest(path)
+    index = load_index(path, manifest)
     if tuple(manifest["image_size"]) != config.image_size:
         raise ConfigError(
             f"data.image_size is {config.image_size}, and {path} was packed at {tuple(manifest['image_size'])}; change "
@@ -135,6 +153,7 @@ def write_pack(
     base: Path,
     settings: PackSettings,
     *,
+    split: Manifest | None = None,
     threads: int,
     progress: Callable[[int], None],
 ) -> None:
@@ -145,6 +164,7 @@ def write_pack(
       index: Of the dataset.
       base: Folder of the dataset.
       settings: Size and encoding. A JPEG of that size already is taken over as it is.
+      split: Of the episodes that are packed; None writes none.
       threads: Shards written at a time.
       progress: Told the number of frames done since the last call, from any thread.
 
@@ -155,11 +175,17 @@ def write_pack(
     if out.exists():
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; choose another name")
     with new_folder(out) as scratch:
-        _write_into(scratch, index, base, settings, threads, progress)
+        _write_into(scratch, index, base, split, settings, threads, progress)
 
 
 def _write_into(
-    scratch: Path, index: Index, base: Path, settings: PackSettings, threads: int, progress: Callable[[int], None]
+    scratch: Path,
+    index: Index,
+    base: Path,
+    split: Manifest | None,
+    settings: PackSettings,
+    threads: int,
+    progress: Callable[[int], None],
 ) -> None:
     """Writes the files of a pack; arguments as of `write_pack`."""
     borders = [*range(0, index.frames, FRAMES_PER_SHARD), index.frames]
@@ -174,8 +200,8 @@ def _write_into(
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         written = list(pool.map(write, range(len(borders) - 1)))
     (scratch / INDEX_FILE).write_bytes(pack_index(index))
-    if (base / SPLIT_FILE).is_file():
-        shutil.copyfile(base / SPLIT_FILE, scratch / SPLIT_FILE)
+    if split is not None:
+        save_manifest(split, scratch / SPLIT_FILE)
     manifest = {
         "format": FORMAT,
         "image_size": list(settings.image_size),
@@ -183,7 +209,7 @@ def _write_into(
         "quality": settings.quality,
         "cameras": list(index.cameras),
         "shards": written,
-        "drives": hashlib.sha256("".join(index.drive_hashes).encode()).hexdigest(),
+        "drives": _drives(index),
     }
     (scratch / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
 

@@ -31,6 +31,16 @@ class Manifest:
     episodes: Mapping[str, Mapping[str, str]]
     """Split to {episode id: drive hash}."""
 
+    def of(self, index: Index) -> "Manifest":
+        """The same split of the episodes that an index has."""
+        known = set(index.ids)
+        return Manifest(
+            episodes={
+                split: {name: drive for name, drive in members.items() if name in known}
+                for split, members in self.episodes.items()
+            }
+        )
+
     def positions(self, index: Index, split: Split) -> Int64[np.ndarray, " m"]:
         """Episodes of a split (or all of them) in the order of the index."""
         if split == "all":

@@ -29,11 +29,11 @@ from core.progress import follow
 from driving.checks import BLACK, Findings, Look, check_numbers, check_pictures
 from driving.config import CAMERAS, DataConfig
 from driving.episodes import episode_names
-from driving.index import ABSENT, INDEX_FILE, PRESENT, Index, concatenate, load
+from driving.index import ABSENT, PRESENT, Index, concatenate
 from driving.pictures import read_bytes
 from driving.scan import scan_file
 from driving.schema import Problem, problem_of
-from driving.shards import PackedPictures, is_pack, read_manifest
+from driving.shards import PackedPictures, is_pack, load_index, read_manifest
 from driving.split import SPLIT_FILE, check_manifest, load_manifest
 
 Report = dict[str, Any]
@@ -166,7 +166,8 @@ def _look(index: Index, picture: Any, file: str, found: Findings) -> Look:
 
 
 def _walk_pack(path: Path, walk: _Walk) -> None:
-    manifest, whole = read_manifest(path), load(path / INDEX_FILE)
+    manifest = read_manifest(path)
+    whole = load_index(path, manifest)
     store = PackedPictures(path, whole, whole.cameras)
     shape = (len(whole.cameras), *manifest["image_size"], 3)
     for episode in walk.follow(range(len(whole.ids)), len(whole.ids)):

@@ -133,3 +133,31 @@ def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert pack_lib.main([str(root), out, "--image-size", "16", "24"]) == 65
     assert pack_lib.main([str(tmp_path / "none"), out]) == 65
     assert pack_lib.main([str(root), out, "--image-size", "0", "24"]) == 64
+
+
+def test_an_index_of_other_drives_is_refused(root: Path, tmp_path: Path):
+    for i in range(4):
+        write_drive(tmp_path / "other", f"e{i}", frames=8, start_yaw=0.5 * i + 0.1)
+    config = packed(root, tmp_path / "pack", SIZE, "raw")
+    packed(tmp_path / "other", tmp_path / "second", SIZE, "raw")
+    (tmp_path / "pack" / "_index.npz").write_bytes((tmp_path / "second" / "_index.npz").read_bytes())
+    with pytest.raises(DataError, match=r"_index\.npz: expected the index of the drives .* as manifest\.json says"):
+        open_data(config, "all")
+    assert validate([tmp_path / "pack"])["refused"]
+
+
+def test_a_pack_without_the_bad_episodes_has_the_split_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for i in range(120):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=2, start_yaw=0.01 * i)
+    open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    before = json.loads((tmp_path / "raw" / "_split.json").read_text())
+    bad = sorted(before["train"])[0]
+    (tmp_path / "raw" / f"{bad}.json").write_text("{}")
+    arguments = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", *map(str, SIZE), "--on-bad", "skip"]
+    assert pack_lib.main(arguments) == 0
+    assert "_split.json of the pack leaves out 1 episode(s) that were skipped" in capsys.readouterr().out
+    del before["train"][bad]
+    assert json.loads((tmp_path / "pack" / "_split.json").read_text()) == before
+    assert len(open_data(DataConfig(path=str(tmp_path / "pack"), image_size=SIZE), "val").anchors)
