@@ -8,6 +8,7 @@ of every tool may raise them by the same flags; docs/limits.md lists them.
 
 import contextlib
 import dataclasses
+import errno
 import io
 import os
 import stat
@@ -58,6 +59,8 @@ class Limits:
     image_pixels: int = _limit(7680 * 4320, "pixels", "height x width of an image, depth map or video frame")
     image_scans: int = _limit(64, "scans", "passes over the image of a progressive JPEG")
     video_frames: int = _limit(4_000_000, "frames", "frames of one video file")
+    chunks: int = _limit(200_000, "chunks", "pieces in which an HDF5 dataset is stored")
+    hole_mib: int = _limit(4096, "MiB", "holes of a file: bytes that no disk stores, and that are read as zeros")
     record_mib: int = _limit(512, "MiB", "size of one record of a TFRecord file or of a pack")
 
     def __post_init__(self) -> None:
@@ -235,6 +238,36 @@ def read_bytes(path: str | Path, name: str = "metadata_mib") -> bytes:
         data = file.read(most + 1)
     require(name, len(data), str(path))
     return data
+
+
+def require_stored(file: io.BufferedReader, path: str | Path, size: int) -> None:
+    """Refuses a file that is mostly holes, before all of it is read: a terabyte of them costs nothing to make.
+
+    A file system that knows no holes says that there are none.
+
+    Args:
+      file: Open; its position stays.
+      path: Of it, for the message.
+      size: Of it, in bytes.
+
+    Raises:
+      LimitError: Its holes are above hole_mib.
+    """
+    position, at, holes = file.tell(), 0, 0
+    descriptor = file.fileno()
+    try:
+        while at < size:
+            try:
+                data = os.lseek(descriptor, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    return  # the file system cannot tell
+                data = size  # a hole to the end
+            holes += data - at
+            require("hole_mib", holes, str(path))
+            at = size if data >= size else os.lseek(descriptor, data, os.SEEK_HOLE)
+    finally:
+        file.seek(position)
 
 
 def _require_regular(path: str | Path, status: os.stat_result) -> None:

@@ -77,6 +77,8 @@ def _hash(path: str, verify: Verify) -> tuple[Stat, bytes]:
             before = stat_of(os.fstat(file.fileno()))
             size = before.size
             if size <= WHOLE_BYTES or verify == "full":
+                if size > WHOLE_BYTES:
+                    budget.require_stored(file, path, size)
                 found = hashlib.file_digest(file, "sha256").digest()
             else:
                 digest = hashlib.sha256(str(size).encode())
@@ -233,6 +235,8 @@ class Files:
             again, full = _hash(path, "full")
         except OSError as error:
             return error
+        except budget.LimitError:
+            raise
         except DataError as error:  # a pipe or a device: not to be read, and no content
             return OSError(str(error))
         return (now, sample, full) if again == now else OSError(f"{path}: is being written to")

@@ -8,6 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ def _read(
 ) -> dict[str, np.ndarray]:
     try:
         with zipfile.ZipFile(file) as archive:
+            names_of = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+            if twice := [name for name, count in Counter(names_of).items() if count > 1]:
+                raise DataError(f"{source}: expected one array of each name, found several called {twice[0]!r}")
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             budget.require("table_columns", len(members), source, "arrays")
             spent = budget.Spent(source, size)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from core import saved_config
+from core import budget, saved_config
 from core.errors import ConfigError, DataError
 from core.norm_stats import NormStats
 from core.prng import key
@@ -27,8 +27,11 @@ TOKENIZER = "tokenizer.model"
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run of this project."""
-    return (folder / "config.json").is_file()
+    """Whether a folder is a run of this project. Raises DataError if its config.json is a pipe or a device."""
+    path = folder / "config.json"
+    if path.exists():
+        budget.regular(path)
+    return path.is_file()
 
 
 def read_config(folder: Path) -> OpenpiRiptConfig:

@@ -30,17 +30,21 @@ class PromptTokenizer:
         from sentencepiece import SentencePieceProcessor
 
         path = Path(model_file)
+        self._max_tokens = max_tokens
         where = (
             f"download PaliGemma's tokenizer.model once, with `gsutil cp {SOURCE} {path}` (public, 4 MB; it also lies "
             "in each of the google/paligemma repositories on Hugging Face), and name it in the config"
         )
         try:
-            self._pieces = SentencePieceProcessor(model_proto=budget.read_bytes(path))
+            content = budget.read_bytes(path)
+            if not content:  # which sentencepiece takes, and fails at the first prompt
+                raise ValueError("an empty file")
+            self._pieces = SentencePieceProcessor(model_proto=content)
+            self._pieces.encode("pick up the cube")
         except FileNotFoundError as error:
             raise ConfigError(f"tokenizer {path}: no such file; {where}") from error
         except (RuntimeError, OSError, ValueError) as error:
             raise ConfigError(f"tokenizer {path}: expected a sentencepiece model, found {error}; {where}") from error
-        self._max_tokens = max_tokens
 
     @property
     def vocab_size(self) -> int:

@@ -26,7 +26,7 @@ from core.named_paths import require_reachable
 from qchunk.config import DataConfig, Format
 from qchunk.index import dataset_files, read_index
 from qchunk.selection import Selection, select
-from qchunk.sources.report import EpisodeReport, Problem
+from qchunk.sources.report import EpisodeReport, Problem, printable
 
 
 def inspect(path: str) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _text(found: dict[str, Any]) -> str:
         return "none" if value is None else f"{value['min']:g} to {value['max']:g}, mean {value['mean']:.4g}{unit}"
 
     lines = [
-        f"{found['path']} ({found['format']}): {found['files']} file(s), {found['bytes'] / 1e6:.1f} MB",
+        f"{printable(found['path'])} ({found['format']}): {found['files']} file(s), {found['bytes'] / 1e6:.1f} MB",
         f"  episodes   {found['episodes']}, {found['frames']} frames; {found['bad_episodes']} bad, "
         f"{found['left_out_episodes']} left out",
         f"  labels     {found['labels']['positive']} positive, {found['labels']['negative']} negative",
@@ -150,14 +150,17 @@ def _text(found: dict[str, Any]) -> str:
     for name, one in found["cameras"].items():
         sizes = ", ".join(f"{height} x {width}" for height, width in one["sizes"])
         kinds = f"{'/'.join(one['encodings'])} {'/'.join(one['dtypes'])}"
-        lines.append(f"  camera     {name}: {kinds} {sizes}, {one['bytes'] / 1e6:.1f} MB, {one['episodes']} episode(s)")
+        lines.append(
+            f"  camera     {printable(name)}: {kinds} {sizes}, {one['bytes'] / 1e6:.1f} MB, "
+            f"{one['episodes']} episode(s)"
+        )
     if found["return"] and found["labels"]["negative"]:
         lines.append(f"             positive {spread('return_positive', '')}; negative {spread('return_negative', '')}")
     if found["environments"]:
-        lines.append(f"  simulator  {', '.join(found['environments'])}")
+        lines.append(f"  simulator  {', '.join(map(printable, found['environments']))}")
     for i, (low, high) in enumerate(zip(found["action_low"], found["action_high"], strict=True)):
         lines.append(f"  action {i:<4}{low:>10.4g} to {high:.4g}")
-    lines += [f"  note: {note}" for note in found["notes"]]
+    lines += [f"  note: {printable(note)}" for note in found["notes"]]
     lines.append(f"  fingerprint {found['fingerprint'][:16]}")
     return "\n".join(lines)
 

@@ -50,6 +50,8 @@ from qchunk.sources.report import Problem, refuse
 
 DEFAULT_KEYS = ("object", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 """Low-dimensional keys of robomimic's published configs for one arm."""
+LONGEST_NAME = 255
+"""Characters of an episode's name, which becomes part of names of files and messages."""
 _FRAMES_READ = 64  # pictures read at a time
 
 
@@ -167,6 +169,11 @@ class RobomimicReader:
         names = self._masks[wanted] if wanted is not None else self._all_demos
         if not names:
             raise DataError(f"{self._name}: expected episodes in /mask/{wanted}; found none")
+        if strange := [name for name in names if len(name) > LONGEST_NAME or not name.isprintable()]:
+            raise DataError(
+                f"{self._name}/data: expected names of at most {LONGEST_NAME} printable characters, such as demo_0; "
+                f"found {strange[0]!r:.80}"
+            )
         return sorted(set(names), key=lambda name: [int(n) if n.isdecimal() else -1 for n in re.split(r"(\d+)", name)])
 
     def _observations(self, demo: str) -> list[str]:

@@ -35,7 +35,14 @@ from qchunk.sources.hdf5 import (
     require_readable,
     resolve,
 )
-from qchunk.sources.report import EpisodeReport, PictureReport, Problem, check_finite, check_lengths
+from qchunk.sources.report import (
+    EpisodeReport,
+    PictureReport,
+    Problem,
+    beyond_float32_as_inf,
+    check_finite,
+    check_lengths,
+)
 from qchunk.workers import Workers
 
 SUFFIXES = (".hdf5", ".h5")
@@ -153,6 +160,8 @@ def _read(h5: h5py.File, key: str) -> np.ndarray | None:
         shape = shape[:1]
     if len(shape) != (1 if per_frame else 2):
         raise Refused("shape [T]" if per_frame else "shape [T, d]", f"shape {dataset.shape}")
+    if not per_frame and not shape[1] and len(dataset):
+        raise Refused("at least 1 column", f"shape {dataset.shape}")
     x = np.asarray(dataset[()]).reshape(shape)
     if key == "terminated":
         if not np.isin(x, (0, 1)).all():
@@ -160,8 +169,10 @@ def _read(h5: h5py.File, key: str) -> np.ndarray | None:
         return x.astype(bool)
     if key == "button_states":
         return x.astype(np.int64)
+    if key == "reward":
+        return beyond_float32_as_inf(x)
     with np.errstate(over="ignore"):  # a number too large becomes Inf, which is reported as such
-        return x.astype(np.float64 if key in ("reward", "sim_qpos") else np.float32)
+        return x.astype(np.float64 if key == "sim_qpos" else np.float32)
 
 
 class AlohaSource:

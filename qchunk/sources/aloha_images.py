@@ -199,7 +199,8 @@ def _problem(file: str, dataset: str, refused: Refused) -> Problem:
 
 def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> PictureReport:
     dataset = resolve(h5, name)
-    assert dataset is not None
+    if dataset is None:  # a group lists names that no path can say: "", ".", "a/b"
+        raise Refused("a dataset of this name", "none")
     jpeg = name.startswith(f"{COLOUR}/") and is_jpeg(dataset)
     if name.startswith(f"{DEPTH}/"):
         require_depth(dataset)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from h5py import h5o  # pyright: ignore[reportAttributeAccessIssue]
 
 from core import budget
 
@@ -138,6 +139,10 @@ def read_attribute(owner: h5py.Group | h5py.Dataset | h5py.Datatype, name: str) 
       Refused: It holds several values, or of another kind. Texts may share their bytes, so that many of them take
         more memory than the file.
     """
+    try:  # HDF5 reads an attribute whole when it opens it; large ones lie in a heap of their owner's
+        budget.require("metadata_mib", h5o.get_info(owner.id).meta_size.attr.heap_size, "")
+    except budget.LimitError as error:
+        raise Refused(error.expected, error.found) from error
     if name not in owner.attrs:
         return None
     described = owner.attrs.get_id(name)
@@ -172,6 +177,14 @@ def read_texts(dataset: h5py.Dataset) -> list[str]:
 
 
 def _require_small(dataset: h5py.Dataset) -> None:
+    if dataset.chunks:  # an index of chunks, and HDF5's own of it, takes kilobytes a chunk
+        count = math.prod(-(-size // step) for size, step in zip(dataset.shape, dataset.chunks, strict=True))
+        try:
+            if count > budget.current().chunks:
+                budget.Spent("", _file_size(dataset.file)).add(dataset.nbytes)
+            budget.require("chunks", count, "")
+        except budget.LimitError as error:
+            raise Refused(error.expected, error.found) from error
     declared, stored = dataset.nbytes, dataset.id.get_storage_size()
     size = _file_size(dataset.file)
     chunk = math.prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0

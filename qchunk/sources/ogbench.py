@@ -16,7 +16,7 @@ from core.errors import DataError
 from core.identity import Files
 from core.npz import read_npz
 from qchunk.relabel import SingleTask, labelled_outcome
-from qchunk.sources.report import EpisodeReport, Problem, check_finite, check_lengths
+from qchunk.sources.report import EpisodeReport, Problem, beyond_float32_as_inf, check_finite, check_lengths
 
 KEYS = {
     "state": "observations",
@@ -88,7 +88,8 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
             continue
         kept = np.int64 if key == "button_states" else np.float64 if key in _EXACT else np.float32
         with np.errstate(over="ignore"):  # a number too large becomes Inf, which is reported as such
-            arrays[key] = x.astype(kept).reshape(len(x) if key in _VECTORS else x.shape)
+            x = beyond_float32_as_inf(x) if key == "reward" else x.astype(kept)
+        arrays[key] = x.reshape(len(x) if key in _VECTORS else x.shape)
     return arrays, problems
 
 

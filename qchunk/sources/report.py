@@ -21,9 +21,20 @@ class Problem:
     found: str
 
     def __str__(self) -> str:
-        where = f"{self.file}: {self.dataset}" if self.dataset else self.file
+        where = f"{self.file}: {self.dataset:.300}" if self.dataset else self.file
         row = "" if self.row is None else f", row {self.row}"
-        return f"{where}{row}: expected {self.expected}; found {self.found}"
+        return printable(f"{where}{row}: expected {self.expected}; found {self.found}")
+
+
+def printable(text: str) -> str:
+    """A text from a file as one line that turns no terminal's colours: what is not printable is escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def beyond_float32_as_inf(x: np.ndarray) -> np.ndarray:
+    """Rewards in 64 bits, for which training has 32: what these cannot hold becomes Inf, which is reported as such."""
+    with np.errstate(over="ignore"):
+        return np.where(np.isfinite(x.astype(np.float32)), x, np.inf).astype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core import identity
+from core import budget, identity
 from core.dataset_files import NAME, require_same
 from core.errors import DataError, MismatchError, StorageError
 from core.identity import Files, content_hash
@@ -342,3 +342,16 @@ def test_a_list_that_cannot_be_read_is_not_written_anew(tmp_path: Path, monkeypa
         with pytest.raises(StorageError, match=NAME):
             require_same(run, files, resume=True)
     assert (run / NAME).read_bytes() == before
+
+
+def test_holes_are_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb") as file:
+        file.write(b"x")
+        file.truncate((4096 << 20) + 8192)
+    with pytest.raises(budget.LimitError, match=r"a: .*holes of a file") as error:
+        content_hash(tmp_path / "a", "full")
+    assert error.value.limit == "hole_mib"
+    files = Files(Bounds(tmp_path), verify="full", remember=False)
+    with pytest.raises(budget.LimitError):
+        files.add(["a"])
+    content_hash(tmp_path / "a")

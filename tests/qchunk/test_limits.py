@@ -8,6 +8,7 @@ import pytest
 
 from core import budget
 from qchunk.sources.hdf5 import Refused, open_h5, read_texts, require_affordable, require_readable
+from qchunk.sources.report import Problem, beyond_float32_as_inf
 
 MIB = 1 << 20
 
@@ -54,3 +55,15 @@ def test_texts_have_a_limit(tmp_path: Path) -> None:
             assert read_texts(h5["a"]) == ["one", "two", "three"]  # pyright: ignore[reportArgumentType]
         with budget.using(metadata_values=2), pytest.raises(Refused, match="metadata-values"):
             read_texts(h5["a"])  # pyright: ignore[reportArgumentType]
+
+
+def test_width_none_chunks_without_number_and_rewards_beyond_float32(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as h5:
+        h5.create_dataset("chunks", data=np.zeros((30, 2)), chunks=(1, 1))
+        with budget.using(chunks=59), pytest.raises(Refused, match="at most 59 chunks"):
+            require_readable(h5["chunks"])
+        with budget.using(chunks=60):
+            require_readable(h5["chunks"])
+    np.testing.assert_array_equal(beyond_float32_as_inf(np.array([1e-50, -1e39, 3.4e38])), [1e-50, np.inf, 3.4e38])
+    problem = Problem(file="a\n\x1b[2J", dataset="/a", row=None, expected="b", found="c\n")
+    assert str(problem) == "a\\n\\x1b[2J: /a: expected b; found c\\n"
