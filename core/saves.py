@@ -175,9 +175,11 @@ def require_same_files(run: Path, note: dict[str, Any], wanted: Mapping[str, str
     for name, digest in note["files"].items():
         path = run / name
         try:
-            found = retried(lambda path=path: hashlib.sha256(path.read_bytes()).hexdigest())
+            found = retried(lambda path=path: hashlib.sha256(budget.read_bytes(path)).hexdigest())
         except FileNotFoundError:
             found = wanted.get(name, "nothing")
+        except DataError as error:  # larger than any of these files, or a pipe
+            raise MismatchError(f"{error}. It is not the file of the checkpoint of step {note['step']}") from error
         except SYSTEM as error:
             raise StorageError(f"{path}: {root_cause(error)}. Mend it, then start again") from error
         if found != digest:

@@ -266,6 +266,8 @@ def read_report(run: Path) -> dict[str, Any]:
     require_own_files(run)
     try:
         result = parse_json(budget.read_bytes(run / REPORT).decode(), source=str(run / REPORT), finite=False)
+        if result["kind"] not in ("waypoints", "pretraining"):
+            raise ValueError(f"kind is {result['kind']!r:.80}")
         text([(run.name, result)])
     except budget.LimitError:
         raise
