@@ -214,9 +214,11 @@ def _storage_error(run: Path, name: str = "") -> Iterator[None]:
         steps: list[int] = []
         with contextlib.suppress(*SYSTEM):
             steps = steps_in(run / SAVES)
-        said = "out of memory" if isinstance(error, MemoryError) else error.strerror or error
+        memory = isinstance(error, MemoryError)
+        said = "out of memory" if memory else error.strerror or error
+        place = run / name if memory or error.filename is None else error.filename
         raise StorageError(
-            f"cannot write {run / name}: {said}. Last durable step: {max(steps, default=None)}. "
+            f"cannot write {place}: {said}. Last durable step: {max(steps, default=None)}. "
             "Make room or mend the folder, then start it again with --run.resume"
         ) from error
 

@@ -9,8 +9,9 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-from core.errors import ConfigError, DataError
+from core.errors import ConfigError, DataError, StorageError
 from core.links import Bounds
+from core.trouble import SYSTEM, retried, root_cause
 
 MAX_LISTED = 5
 
@@ -35,7 +36,8 @@ def refuse_code(message: str) -> NoReturn:
 
 
 def require_own_files(folder: Path) -> None:
-    """Raises DataError if a link below a run or a checkpoint leads out of it, naming the link.
+    """Raises DataError if a link below a run or a checkpoint leads out of it, naming the link; StorageError if a folder
+    cannot be listed.
 
     Reading would read another file of this machine, and writing would overwrite it. The folder itself may be a link,
     and a snapshot of a hub (`snapshots/<revision>` beside `blobs`) has its files in the blobs. Files that are no
@@ -43,12 +45,10 @@ def require_own_files(folder: Path) -> None:
     """
     root = Path(os.path.realpath(folder))
     bounds = Bounds(root)
-    out = []
-    for parent, folders, files in os.walk(root, onerror=_raise):
-        for name in (*folders, *files):
-            path = Path(parent, name)
-            if path.is_symlink() and bounds.refusal(bounds.relative(path)):
-                out.append(f"{bounds.relative(path)} -> {os.readlink(path)}")
+    try:
+        out = retried(lambda: _links_out(root, bounds))
+    except SYSTEM as error:
+        raise StorageError(f"{folder}: cannot be looked through for links: {root_cause(error)}") from error
     if out:
         more = f", and {len(out) - MAX_LISTED} more" if len(out) > MAX_LISTED else ""
         raise DataError(
@@ -57,8 +57,18 @@ def require_own_files(folder: Path) -> None:
         )
 
 
+def _links_out(root: Path, bounds: Bounds) -> list[str]:
+    """The links below a folder that lead out of it, and where to. OSError where a folder cannot be listed."""
+    out = []
+    for parent, folders, files in os.walk(root, onerror=_raise):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink() and bounds.refusal(bounds.relative(path)):
+                out.append(f"{bounds.relative(path)} -> {os.readlink(path)}")
+    return out
+
+
 def _raise(error: OSError) -> None:
     """What `os.walk` would pass over: a folder that cannot be listed may hold such a link."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):  # whoever reads it says so in the words of its kind
-        return
-    raise DataError(f"{error.filename}: expected a folder that can be looked through for links, found {error.strerror}")
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):  # whoever reads it has words for these
+        raise error

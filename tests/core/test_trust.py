@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import ConfigError, DataError
+from core.errors import ConfigError, DataError, StorageError
 from core.trust import require_own_files, require_plain_name
 
 
@@ -72,5 +72,6 @@ def test_a_folder_that_cannot_be_looked_through_is_refused(tmp_path: Path, monke
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(DataError, match="secret: expected a folder that can be looked through"):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with pytest.raises(StorageError, match="run: cannot be looked through for links: PermissionError"):
         require_own_files(tmp_path / "run")
