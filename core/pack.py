@@ -318,7 +318,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     wrong = {key: str(manifest[key])[:80] for key, fits in _MANIFEST.items() if not fits(manifest[key])}
     if wrong:
         raise DataError(f"{path}/manifest.json: expected values as a pack has them, found {wrong}")
-    require_pixels(*manifest["image_size"], f"{path}/manifest.json: image_size")
+    height, width = manifest["image_size"]
+    require_pixels(height, width, f"{path}/manifest.json: image_size")
     return manifest
 
 

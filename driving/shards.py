@@ -48,14 +48,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
         raise DataError(f"{path}/manifest.json: expected format {FORMAT!r}, found {found!r}")
-    size, encoding = manifest.get("image_size"), manifest.get("encoding")
+    size: Any = manifest.get("image_size")
+    encoding = manifest.get("encoding")
     two = isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size)
     if not two or encoding not in get_args(Encoding):
         raise DataError(
             f"{path}/manifest.json: expected image_size of two numbers and an encoding of {get_args(Encoding)}, found "
             f"{str(size)[:40]} and {str(encoding)[:40]}"
         )
-    require_pixels(*size, f"{path}/manifest.json: image_size")
+    require_pixels(size[0], size[1], f"{path}/manifest.json: image_size")
     shard_names(path, manifest.get("shards"))
     return manifest
 

@@ -61,9 +61,9 @@ def test_width_none_chunks_without_number_and_rewards_beyond_float32(tmp_path: P
     with h5py.File(tmp_path / "a.hdf5", "w") as h5:
         h5.create_dataset("chunks", data=np.zeros((30, 2)), chunks=(1, 1))
         with budget.using(chunks=59), pytest.raises(Refused, match="at most 59 chunks"):
-            require_readable(h5["chunks"])
+            require_readable(h5["chunks"])  # pyright: ignore[reportArgumentType]
         with budget.using(chunks=60):
-            require_readable(h5["chunks"])
+            require_readable(h5["chunks"])  # pyright: ignore[reportArgumentType]
     np.testing.assert_array_equal(beyond_float32_as_inf(np.array([1e-50, -1e39, 3.4e38])), [1e-50, np.inf, 3.4e38])
     problem = Problem(file="a\n\x1b[2J", dataset="/a", row=None, expected="b", found="c\n")
     assert str(problem) == "a\\n\\x1b[2J: /a: expected b; found c\\n"
