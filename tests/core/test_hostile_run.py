@@ -159,8 +159,7 @@ def test_a_pipe_in_a_checkpoint(run: Path) -> None:
     (run / "checkpoints/1/SHA256SUMS").unlink()
     assert isinstance(verify(list_saves(run)[0]), DamagedError)  # no save that was written has one
     (run / "checkpoints/1/SHA256SUMS").symlink_to(run / "checkpoints/1/state/d/pipe")
-    with pytest.raises(DataError, match="SHA256SUMS: expected a regular file, found a pipe"):
-        broken(run / "checkpoints/1")
+    assert "SHA256SUMS: expected a regular file, found a pipe" in broken(run / "checkpoints/1")
 
 
 def test_arrays_that_a_few_bytes_declare(tmp_path: Path) -> None:
