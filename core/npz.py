@@ -70,6 +70,7 @@ def _read(
             spent = budget.Spent(source, size)
             wanted = [name for name in members if names is None or name in names]
             return {name: _read_member(archive, members[name], spent, f"{source}: {name}") for name in wanted}
+    # zipfile says NotImplementedError of a version or a compression that it does not know.
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeError) as error:
         raise DataError(f"{source}: expected a whole .npz file, found {error}") from error
     except OSError as error:
