@@ -40,12 +40,13 @@ class Limits:
     """What one file may cost. Each default is far above what recordings need; a file above it is refused."""
 
     metadata_mib: int = _limit(
-        64, "MiB", "size of a file of metadata: JSON, JSON Lines, a tokenizer; of the footer of a parquet table"
+        64, "MiB", "size of a file of metadata: JSON, JSON Lines, sums; of the footer of a parquet table"
     )
     metadata_values: int = _limit(
         4_000_000, "values", "values of a JSON file, a table of metadata or a protobuf message"
     )
     json_depth: int = _limit(64, "levels", "nesting of JSON")
+    tokenizer_mib: int = _limit(8, "MiB", "size of a tokenizer, which takes up to 41 times as much once it is loaded")
     seconds: int = _limit(
         300, "seconds", "time to read and check one file of metadata, one table, or one camera's images"
     )

@@ -26,7 +26,7 @@ from orbax.checkpoint import v1 as ocp
 from core import budget
 from core.checksums import checksums, named_leaves, tree_spec
 from core.errors import DataError, MismatchError, StorageError, require_equal
-from core.orbax_files import require_arrays, require_metadata
+from core.orbax_files import require_arrays, require_declared, require_metadata
 from core.saved_steps import SAVES, step_of, steps_in
 from core.seal import broken, is_sealed, probe
 from core.strict_json import parse_json
@@ -349,6 +349,7 @@ def read_arrays(path: Path) -> dict[str, jax.Array]:
     would cost: see `verify`. Raises LimitError before anything is allocated.
     """
     require_metadata(path)
+    require_declared(path)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     described: Any = ocp.checkpointables_metadata(str(path)).metadata["state"]
     require_arrays(path, jax.tree.leaves(described))

@@ -26,6 +26,7 @@ class PromptTokenizer:
 
         Raises:
           ConfigError: If the file is missing or no sentencepiece model; the message says where it is to be had.
+          LimitError: If it is larger than tokenizer_mib, before sentencepiece sees it.
         """
         from sentencepiece import SentencePieceProcessor
 
@@ -36,7 +37,7 @@ class PromptTokenizer:
             "in each of the google/paligemma repositories on Hugging Face), and name it in the config"
         )
         try:
-            content = budget.read_bytes(path)
+            content = budget.read_bytes(path, "tokenizer_mib")
             if not content:  # which sentencepiece takes, and fails at the first prompt
                 raise ValueError("an empty file")
             self._pieces = SentencePieceProcessor(model_proto=content)

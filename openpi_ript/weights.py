@@ -19,7 +19,8 @@ from jaxtyping import Array, Key
 from core import budget
 from core.durable import make_folders, publish, scratch_file, scratch_name
 from core.errors import ConfigError, DataError
-from core.orbax_files import require_arrays, require_metadata
+from core.orbax_files import require_arrays, require_database, require_declared, require_metadata
+from core.trouble import root_cause
 from openpi_ript.config import Optimality
 from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params
@@ -42,15 +43,17 @@ def load_openpi(folder: str | Path) -> dict[str, Any]:
     path = _orbax_folder(Path(folder).resolve())
     try:
         require_metadata(path)
+        require_declared(path)
+        require_database(path)
+        tree = ocp.PyTreeCheckpointHandler().metadata(path).tree  # the checkpointer's own hides why there is none
+        require_arrays(path, jax.tree.leaves(tree))
         with ocp.PyTreeCheckpointer() as checkpointer:
-            tree = checkpointer.metadata(path).item_metadata.tree
-            require_arrays(path, jax.tree.leaves(tree))
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             stored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
     except budget.LimitError:
         raise
     except Exception as error:  # a damaged folder shows as almost any type
-        raise DataError(f"{path}: expected an openpi checkpoint, reading it failed: {_root_cause(error)}") from error
+        raise DataError(f"{path}: expected an openpi checkpoint, reading it failed: {root_cause(error)}") from error
     if list(stored) != ["params"]:
         raise DataError(f"{path}: expected the tree {{'params': weights}}, found the keys {sorted(stored)}")
     flat = traverse_util.flatten_dict(stored["params"])
@@ -194,10 +197,3 @@ def _orbax_folder(path: Path) -> Path:
         if (folder / "_METADATA").is_file():
             return folder
     raise DataError(f"{path}: expected an openpi checkpoint (an Orbax folder with the file _METADATA), found none")
-
-
-def _root_cause(error: BaseException) -> str:
-    """The last exception of the chain, in which Orbax hides what happened."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -362,6 +362,12 @@ def tokenizer_of_pieces(folder: Path) -> Command:
 
 
 @case(codes=(64, 65))
+def tokenizer_of_pieces_within_the_limit(folder: Path) -> Command:
+    """A tokenizer.model of 8 MiB, all of them pieces of no letter: the most that one costs."""
+    return tokenizer(folder, b"\x0a\x00" * (4 << 20))
+
+
+@case(codes=(64, 65))
 def tokenizer_of_noise(folder: Path) -> Command:
     """A tokenizer.model of random bytes."""
     return tokenizer(folder, b"\x0a\x10\x0a\x0e" + bytes(range(256)) * 40)

@@ -15,12 +15,12 @@ import pytest
 from core import budget, dataset_files, machine
 from core.checkpoint_tool import main
 from core.errors import ConfigError, DataError, RunError, StorageError
-from core.orbax_files import require_arrays, require_metadata
+from core.orbax_files import require_arrays, require_declared, require_metadata
 from core.run_folder import RunFolder
 from core.saved_config import read_config
 from core.saved_steps import announced
 from core.saves import DamagedError, UnreadableError, list_saves, read_newest, verify
-from core.seal import broken
+from core.seal import broken, seal
 from tests.core.test_checkpoint import restored, written
 from tests.core.test_saves import abstract
 from tests.core.toy import ToyConfig, toy_config
@@ -116,12 +116,12 @@ def test_a_config_of_another_kind(tmp_path: Path, text: str) -> None:
         resume_config(tmp_path, text)
 
 
-@pytest.mark.parametrize("name", [NOTE, "checkpoints/1/SHA256SUMS", "checkpoints/1/state/_METADATA"])
+@pytest.mark.parametrize("name", [NOTE, "checkpoints/1/state/_METADATA"])
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_checkpoint_above_a_limit_is_not_damaged(
     run: Path, name: str, sealed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not sealed and not name.endswith("SHA256SUMS"):
+    if not sealed:
         (run / "checkpoints/1/SHA256SUMS").unlink()
     with open(run / name, "ab") as file:
         file.write(b" " * (1 << 20))
@@ -132,12 +132,39 @@ def test_a_checkpoint_above_a_limit_is_not_damaged(
         with pytest.raises(StorageError, match=rf"{name}: expected at most 1 MiB.*metadata-mib") as error:
             restored(run)
         assert error.value.exit_code == 74
-        if not name.endswith("SHA256SUMS"):
-            with pytest.raises(StorageError, match=rf"{name}: expected at most 1 MiB"):
-                read_newest(run, abstract())
+        with pytest.raises(StorageError, match=rf"{name}: expected at most 1 MiB"):
+            read_newest(run, abstract())
         assert main(["verify", str(run)]) == 74
         assert "metadata-mib" in capsys.readouterr().out.replace("\n", "")
     assert contents(run) == before
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_sums_above_a_limit_are_damaged_by_their_size_alone(tmp_path: Path, more: int) -> None:
+    for n in range(4_000):
+        (tmp_path / f"{n:0200}").touch()
+    seal(tmp_path, lambda: False)
+    sums = tmp_path / "SHA256SUMS"
+    assert sums.stat().st_size == 4_000 * (64 + 2 + 200 + 1) > 1 << 20
+    assert broken(tmp_path) == ""
+    with open(sums, "ab") as file:
+        file.write(b" " * more)
+    with budget.using(metadata_mib=1):
+        if more:
+            assert broken(tmp_path) == "SHA256SUMS has 1068001 bytes, and sums of the files that are there 1068000"
+        else:
+            with pytest.raises(budget.LimitError, match=r"SHA256SUMS: expected at most 1 MiB.*metadata-mib"):
+                broken(tmp_path)
+
+
+def test_sums_of_lists_are_damage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sums = run / "checkpoints/1/SHA256SUMS"
+    sums.write_text(f"{'0' * 64}  x\n" * 20_000)
+    with budget.using(metadata_mib=1):
+        assert main(["verify", str(run)]) == 65
+        assert "damaged: SHA256SUMS has" in " ".join(capsys.readouterr().out.split())
+        with pytest.raises(DataError, match=r"every checkpoint under .* is damaged \(steps \[1\]"):
+            restored(run)
 
 
 def test_levels_and_values_of_a_note(run: Path) -> None:
@@ -171,6 +198,40 @@ def test_arrays_that_a_few_bytes_declare(tmp_path: Path) -> None:
             require_arrays(tmp_path, [here, here, here])
     with budget.using(free_mib=1, expansion=12):
         require_arrays(tmp_path, [here, here, here])
+
+
+def tree_of(*shapes: object) -> dict[str, object]:
+    """Orbax's metadata of arrays of these shapes; those of an older version, without a shape, for None."""
+    entries = {f"('w{n}',)": {"value_metadata": {"write_shape": shape}} for n, shape in enumerate(shapes)}
+    return {"tree_metadata": {"('old',)": {"value_metadata": {}}, **entries}}
+
+
+def test_shapes_that_orbax_is_not_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from orbax.checkpoint import v1 as ocp
+
+    for name in ("load_checkpointables", "checkpointables_metadata"):
+        monkeypatch.setattr(ocp, name, lambda *_: pytest.fail("Orbax was asked"))
+    (run / "checkpoints/1/SHA256SUMS").unlink()
+    file = run / "checkpoints/1/state/_METADATA"
+    file.write_text(json.dumps(tree_of([1 << 20, 3], [1 << 20, 2])))
+    with budget.using(free_mib=5, expansion=1):
+        require_declared(run)
+    with budget.using(free_mib=4, expansion=1):
+        with pytest.raises(
+            budget.LimitError,
+            match=r"/_METADATA: \('w1',\) of shape \[1048576, 2\]: .*found 5\.0 MiB.*limits\.expansion",
+        ):
+            require_declared(run)
+        found = verify(list_saves(run)[0])
+    assert isinstance(found, UnreadableError)
+    assert "limits.expansion" in str(found)
+
+
+@pytest.mark.parametrize("shape", ["[1]", [1.5], [True], [-1, -1], {"a": 1}, [[1]]])
+def test_a_shape_of_no_numbers(tmp_path: Path, shape: object) -> None:
+    (tmp_path / "_METADATA").write_text(json.dumps(tree_of([4], shape)))
+    with pytest.raises(DataError, match=r"_METADATA: \('w1',\): expected a shape of whole numbers, found"):
+        require_declared(tmp_path)
 
 
 def test_a_checkpoint_of_zeros_is_asked_for_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
+from core import budget
 from core.errors import ConfigError
 from openpi_ript.tokenizer import PromptTokenizer, discretise
 
@@ -94,3 +95,19 @@ def test_missing_or_broken_file_says_where_to_get_it(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"{name}.model: {reason}") as caught:
             PromptTokenizer(tmp_path / f"{name}.model", 48)
         assert "gs://big_vision/paligemma_tokenizer.model" in str(caught.value)
+
+
+def test_a_large_file_never_reaches_sentencepiece(
+    model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model_file.read_bytes())
+    with open(path, "ab") as file:
+        file.truncate(8 << 20)
+    monkeypatch.setattr("sentencepiece.SentencePieceProcessor", lambda **_: pytest.fail("it was loaded"))
+    with pytest.raises(pytest.fail.Exception, match="it was loaded"):  # 8 MiB are allowed
+        PromptTokenizer(path, 48)
+    with open(path, "ab") as file:
+        file.write(b"x")
+    with pytest.raises(budget.LimitError, match=r"tokenizer\.model: expected at most 8 MiB .*limits\.tokenizer-mib"):
+        PromptTokenizer(path, 48)

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from core.budget import LimitError
 from core.errors import ConfigError, DataError
 from openpi_ript.config import LoraConfig, Optimality
 from openpi_ript.model.pi0 import Pi0, encode, velocity
@@ -93,6 +95,30 @@ def test_bad_checkpoints_are_refused(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:10])
     with pytest.raises(DataError, match=r"cut: expected an openpi checkpoint, reading it failed"):
         load_openpi(tmp_path / "cut")
+
+
+def test_a_broken_database_is_named_and_orbax_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import orbax.checkpoint as ocp
+
+    save_openpi(small_tree(), tmp_path / "cut")
+    monkeypatch.setattr(ocp, "PyTreeCheckpointHandler", lambda: pytest.fail("Orbax was asked"))
+    (tmp_path / "cut" / "manifest.ocdbt").write_bytes(b"\x0c\xdb\x3a\x2a" + bytes(200))
+    with pytest.raises(DataError, match=r"cut: expected an openpi .*/manifest\.ocdbt.*Error decoding manifest"):
+        load_openpi(tmp_path / "cut")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_huge_array_is_refused_by_its_declared_shape(tmp_path: Path) -> None:
+    save_openpi(jax.tree.map(jnp.asarray, small_tree()), tmp_path / "huge")  # of numpy arrays it names no shapes
+    file = tmp_path / "huge" / "_METADATA"
+    file.write_text(
+        json.dumps(json.loads(file.read_text())).replace('"write_shape": [', '"write_shape": [1099511627776, ')
+    )
+    (tmp_path / "huge" / "manifest.ocdbt").write_bytes(bytes(8))  # nor is it looked at
+    with pytest.raises(LimitError, match=r"huge/_METADATA: .*shape \[1099511627776, .*--data\.limits\.expansion"):
+        load_openpi(tmp_path / "huge")
 
 
 def test_saving_never_overwrites(tmp_path: Path) -> None:
