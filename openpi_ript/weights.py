@@ -45,7 +45,8 @@ def load_openpi(folder: str | Path) -> dict[str, Any]:
         require_metadata(path)
         require_declared(path)
         require_database(path)
-        tree = ocp.PyTreeCheckpointHandler().metadata(path).tree  # the checkpointer's own hides why there is none
+        handler: Any = ocp.PyTreeCheckpointHandler()  # the checkpointer's own `metadata` hides why there are none
+        tree = handler.metadata(path).tree
         require_arrays(path, jax.tree.leaves(tree))
         with ocp.PyTreeCheckpointer() as checkpointer:
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
