@@ -124,6 +124,31 @@ def observation(state: Float[np.ndarray, " s"], info: dict[str, Any]) -> Observa
     return {"qpos": joints, "state": state.astype(np.float32)}
 
 
+def require_widths(field: str, name: str, path: str, *, observation: tuple[str, int], action: int) -> None:
+    """Makes the environment and compares its widths with those of the dataset that a policy for it learns from.
+
+    Args:
+      field: Of the config, that names it.
+      name: As `make_task`.
+      path: The dataset's, for the message.
+      observation: Name and width of the array that the policy sees.
+      action: Width of its actions.
+
+    Raises:
+      ConfigError: They differ; or as `make_task`.
+    """
+    env = make_task(name)
+    (key, width), (observed, _) = observation, reset(env, 0)
+    shown, taken = observed[key].size, action_width(env)
+    if (shown, taken) != (width, action):
+        raise ConfigError(
+            f"{field} is {name!r}, which shows {key} of width {shown} and takes actions of width {taken}; expected the "
+            f"widths of the dataset in data.path {path}, found {key} {width} and action {action} there. Set {field} to "
+            f"the environment of that dataset{', or to None' if field == 'eval.env' else ''}, or data.path to "
+            f"recordings of {name}"
+        )
+
+
 def require_pictures(name: str, view: View) -> None:
     """Raises ConfigError if the environment of that name shows no pictures."""
     if name != ALOHA:
@@ -147,6 +172,11 @@ def clip(env: Any, actions: Float[np.ndarray, "t a"]) -> Float32[np.ndarray, "t 
     """Actions within what the environment takes: its joints' limits, or -1 to 1 in OGBench."""
     low, high = (env.action_low, env.action_high) if isinstance(env, TransferCube) else (-1, 1)
     return np.clip(actions, low, high).astype(np.float32)
+
+
+def action_width(env: Any) -> int:
+    """Numbers of one action."""
+    return len((env if isinstance(env, TransferCube) else env.unwrapped).action_low)  # its action_space warns
 
 
 def fps(name: str) -> int:

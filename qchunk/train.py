@@ -137,8 +137,26 @@ def main(config: QChunkConfig, name: str) -> None:
         processes.first_does(lambda: _record_if_missing(config))
         dataset = processes.first_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
         processes.first_does(lambda: data.write_norm_stats(config, folder.path))
+        processes.first_does(lambda: require_fit(config, dataset.dims(config.data.observation)))
         task = QChunkTask(config, folder.path, dataset)
         fit(config, task, folder, interaction=task.online)
+
+
+def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
+    """Compares the dataset's widths with those of the environments of evaluation and of the online phase.
+
+    Before anything is compiled, and by the process that will act in them. An environment takes 1 s to make.
+
+    Raises:
+      ConfigError: They differ, or the environment cannot be made.
+    """
+    fields = {"eval.env": config.eval.env, "online.env": config.online.env if config.online is not None else None}
+    seen = set[str]()
+    for field, name in fields.items():
+        if name is not None and name not in seen:
+            observation = (config.data.observation, dims.observation)
+            environments.require_widths(field, name, config.data.path, observation=observation, action=dims.action)
+            seen.add(name)
 
 
 def _record_if_missing(config: QChunkConfig) -> None:

@@ -22,6 +22,7 @@ SKIPS = {
     "this machine cannot render": "without a GL driver, which the project cannot install, nothing is drawn",
     "this user may not mount a file system": "a full disk and a power cut need a file system of their own",
     "only root may mount an image": "as above; `.ci/full` runs where it is possible",
+    r"(losetup|mkfs\.ext4|e2fsck|u?mount) not found": "as above; not every system has the tools for it",
     "no loop device can be mounted here": "as above",
     "this machine has no network": "with the loopback alone, there is no other address to bind to",
     "needs coreutils": "macOS has no sha256sum; the sums are checked by the project's own code as well",

@@ -1,5 +1,6 @@
 """Evaluation: which episodes run, what counts, that nothing depends on the number of environments, and films."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ import av
 import numpy as np
 import pytest
 
+from core.config import RunConfig
 from core.errors import ConfigError
 from core.intervals import wilson
-from qchunk import environments, evaluate
+from qchunk import environments, evaluate, train
+from qchunk.config import EvalConfig, OnlineConfig
 from qchunk.evaluate import EvalResult
+from tests.qchunk import recordings
 from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
 
 TASK = "cube-single-play-singletask-task2-v0"
@@ -183,6 +187,41 @@ def test_environments_that_cannot_be_evaluated() -> None:
             environments.make_task(name)
     with pytest.raises(ConfigError, match="OGBench has no environment cube-single-singletask-task9-v0"):
         environments.make_task("cube-single-play-singletask-task9-v0")
+
+
+@pytest.mark.parametrize(
+    ("name", "observation", "action"),
+    [(TASK, ("state", 28), 5), (TASK, ("qpos", 7), 5), ("aloha-transfer-cube", ("qpos", 14), 14)],
+)
+def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, int], action: int) -> None:
+    environments.require_widths("eval.env", name, "d", observation=observation, action=action)
+    key, width = observation
+    for other, more in (((key, width - 1), action), (observation, action + 1)):
+        found = f"{key} {other[1]} and action {more} there"
+        with pytest.raises(
+            ConfigError, match=f"^eval.env is '{name}', .*{key} of width {width} .*{action}; .* d, found {found}"
+        ):
+            environments.require_widths("eval.env", name, "d", observation=other, action=more)
+
+
+@pytest.mark.parametrize("field", ["eval.env", "online.env"])
+def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    config = recordings.config(recordings.dataset(tmp_path / "data"), observation="qpos")
+    part = {
+        "eval.env": {"eval": EvalConfig(env=TASK)},
+        "online.env": {"online": OnlineConfig(env=TASK, steps=20, start=80, interval=5)},
+    }[field]
+    config = dataclasses.replace(config, run=RunConfig(dir=str(tmp_path / "run")), **part)
+    monkeypatch.setattr(train, "QChunkTask", lambda *_: pytest.fail("it was made"))
+    with pytest.raises(
+        ConfigError, match=rf"^{field} is '{TASK}', .* 7 .* 5; .*/data, found qpos 6 and action 4 there"
+    ):
+        train.main(config, "widths")
+    monkeypatch.setattr(environments, "require_widths", lambda *_, **__: None)
+    with pytest.raises(pytest.fail.Exception, match="it was made"):
+        train.main(dataclasses.replace(config, run=RunConfig(dir=str(tmp_path / "other"))), "widths")
 
 
 @pytest.mark.slow
