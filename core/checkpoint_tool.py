@@ -18,12 +18,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from core.cli import Parser
 from core.config import CheckpointConfig, ExperimentConfig
 from core.durable import remove_tree
 from core.errors import BusyError, ConfigError, DataError, RunError, StorageError
 from core.keep_best import KeepBest, outdated
+from core.printable import printable
 from core.saved_config import read_config
 from core.saves import DamagedError, Save, UnreadableError, list_saves, verify
 from core.trust import require_own_files
@@ -64,7 +66,7 @@ def _saves(run: Path) -> list[Save]:
 
 def _show(run: Path, saves: list[Save], *, deep: bool) -> int:
     """Prints a table; returns 65 if any save is damaged, else 74 if any cannot be read."""
-    table = Table(title=f"{run}/checkpoints", title_justify="left")
+    table = Table(title=Text(printable(f"{run}/checkpoints")), title_justify="left")
     for column in ("step", "size", "arrays", "numbers", "saved", "arrays read" if deep else "note"):
         table.add_column(column, justify="right")
     damaged = unreadable = 0
@@ -78,9 +80,7 @@ def _show(run: Path, saves: list[Save], *, deep: bool) -> int:
             str(save.leaves),
             f"{save.numbers:,}",
             save.written.strftime("%Y-%m-%d %H:%M:%S"),
-            "whole"
-            if reason is None
-            else f"{'damaged' if isinstance(reason, DamagedError) else 'unreadable'}: {reason}",
+            Text(_verdict(reason)),  # no markup: a file may be called [/red]
         )
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     if damaged:
@@ -90,6 +90,12 @@ def _show(run: Path, saves: list[Save], *, deep: bool) -> int:
         print(f"{unreadable} of {len(saves)} cannot be read at this time; nothing shows that they are damaged")
         return StorageError.exit_code
     return 0
+
+
+def _verdict(reason: DamagedError | UnreadableError | None) -> str:
+    if reason is None:
+        return "whole"
+    return f"{'damaged' if isinstance(reason, DamagedError) else 'unreadable'}: {reason}"
 
 
 def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from core import budget, processes, stopping
 from core.errors import ConfigError, DataError, PreemptedError
+from core.links import FLAG
 from core.named_paths import require_reachable
 
 
@@ -62,9 +63,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_links_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that `data.allow_links_to` is in training."""
+    """Adds the option that `data.allow_links_to` is in training, under the name that messages give it as well."""
     parser.add_argument(
         "--allow-links-to",
+        FLAG,
+        dest="allow_links_to",
         action="append",
         default=[],
         metavar="DIR",

@@ -201,7 +201,7 @@ def load(argv: Sequence[str], *, program: str = "launch.py") -> tuple[Experiment
         if "--help" in arguments or "-h" in arguments:
             print(usage)
             raise SystemExit(0)
-        raise ConfigError(f"--config is missing.\n\n{usage}")
+        raise ConfigError("--config is missing.", "", *usage.split("\n"))
     return _override(_read_file(path), arguments, program), path
 
 

@@ -46,17 +46,17 @@ def require_same(run: Path, files: Files, *, resume: bool) -> None:
     found = compare(before, now)
     if any(found):
         raise MismatchError(
-            f"{files.bounds.root}: the dataset is not what {run} was started with:\n"
-            + "".join(_lines(kind, names, files) for kind, names in found._asdict().items())
-            + "Restore these files to go on, or start anew in another folder"
+            f"{files.bounds.root}: the dataset is not what {run} was started with:",
+            *(line for kind, names in found._asdict().items() for line in _lines(kind, names, files)),
+            "Restore these files to go on, or start anew in another folder",
         )
     if any(now[name].full and not before[name].full for name in now):  # from now on every byte can be compared
         write_durably(run / NAME, _pack(now))
 
 
-def _lines(kind: str, names: list[str], files: Files) -> str:
-    shown = "".join(f"  {kind}: {_place(name, files)}\n" for name in names[:MAX_NAMED])
-    return shown + (f"  and {len(names) - MAX_NAMED} more {kind}\n" if len(names) > MAX_NAMED else "")
+def _lines(kind: str, names: list[str], files: Files) -> list[str]:
+    more = [f"  and {len(names) - MAX_NAMED} more {kind}"] if len(names) > MAX_NAMED else []
+    return [f"  {kind}: {_place(name, files)}" for name in names[:MAX_NAMED]] + more
 
 
 def _place(name: str, files: Files) -> str:

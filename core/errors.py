@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from core.printable import printable
+
 
 class StopRequested(BaseException):
     """Raised in the main thread to break off what a request to stop finds under way (core/stopping.py).
@@ -12,7 +14,18 @@ class StopRequested(BaseException):
     exit_code = 75
 
 
-class RunError(Exception):
+class Told(Exception):
+    """An error whose message people read, a line for each argument; names in a line can make no other line of it."""
+
+    def __init__(self, *lines: object) -> None:
+        """Takes the message: what is not printable in a line, line breaks included, is escaped."""
+        super().__init__(*(printable(str(line)) for line in lines))
+
+    def __str__(self) -> str:
+        return "\n".join(self.args)
+
+
+class RunError(Told):
     """Base: launch.py prints the message without a traceback and exits with `exit_code`."""
 
     exit_code = 70
@@ -71,5 +84,5 @@ def require_equal(saved: dict[str, Any], current: dict[str, Any], what: str) -> 
     keys = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
     if keys:
         lines = [f"  {key}: saved {saved.get(key)!r}, now {current.get(key)!r}" for key in keys[:20]]
-        more = f"\n  and {len(keys) - 20} more" if len(keys) > 20 else ""
-        raise MismatchError(f"{what}:\n" + "\n".join(lines) + more + "\nUndo these, or start anew in another folder")
+        more = [f"  and {len(keys) - 20} more"] if len(keys) > 20 else []
+        raise MismatchError(f"{what}:", *lines, *more, "Undo these, or start anew in another folder")

@@ -179,8 +179,8 @@ class Files:
         """As `add`. Raises DataError if a name leads out of the dataset, with all such names."""
         refused = self.add(names)
         if refused:
-            lines = "".join(f"\n  {name!r}: {reason}" for name, reason in list(refused.items())[:20])
-            raise DataError(f"{self.bounds.root}: expected paths inside the dataset, found:{lines}")
+            lines = (f"  {name!r}: {reason}" for name, reason in list(refused.items())[:20])
+            raise DataError(f"{self.bounds.root}: expected paths inside the dataset, found:", *lines)
 
     def add_other(self, name: str, path: Path) -> None:
         """Takes in a file that the user named, wherever it lies, under a name of its own, e.g. the field's."""

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from core.errors import DataError
 from core.links import Bounds
 from core.parquet import open_parquet, read_rows
+from core.printable import printable
 from core.strict_json import read_json, read_json_lines
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -45,15 +46,15 @@ class Problem:
     def __str__(self) -> str:
         where = [f"episode {self.episode}"] if self.episode is not None else []
         where += [self.file] + ([self.key] if self.key else []) + ([f"row {self.row}"] if self.row is not None else [])
-        return f"{', '.join(where)}: expected {self.expected}, found {self.found}"
+        return printable(f"{', '.join(where)}: expected {self.expected}, found {self.found}")
 
 
 def refuse(problems: Iterable[Problem], *, what: str) -> None:
     """Raises one DataError that lists every problem, if there is any."""
     listed = list(problems)
     if listed:
-        lines = "\n".join(f"  {problem}" for problem in listed)
-        raise DataError(f"{what}: {len(listed)} problem{'s' if len(listed) > 1 else ''}\n{lines}")
+        lines = (f"  {problem}" for problem in listed)
+        raise DataError(f"{what}: {len(listed)} problem{'s' if len(listed) > 1 else ''}", *lines)
 
 
 def one_line(error: BaseException) -> str:

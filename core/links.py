@@ -101,9 +101,9 @@ class Bounds:
         found = sorted(self._below("", suffixes, seen, refused))
         if refused:
             more = [f"and {len(refused) - MAX_LISTED} more"] if len(refused) > MAX_LISTED else []
-            lines = "".join(f"\n  {line}" for line in (*refused[:MAX_LISTED], *more))
             raise DataError(
-                f"{self.root}: expected regular files of names in UTF-8, and links inside the dataset, found:{lines}"
+                f"{self.root}: expected regular files of names in UTF-8, and links inside the dataset, found:",
+                *(f"  {line}" for line in (*refused[:MAX_LISTED], *more)),
             )
         yield from found
 

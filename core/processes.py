@@ -52,7 +52,7 @@ def on_first(make: Callable[[], T]) -> T:
       make: Returns a JSON value.
 
     Raises:
-      RunError: As `make` raised it, on every process.
+      RunError: As `make` raised it, on every process; on the others of the nearest class of core/errors.py.
     """
     if not several():
         return make()
@@ -61,14 +61,19 @@ def on_first(make: Callable[[], T]) -> T:
         kind, value = json.loads(_client().blocking_key_value_get(key, _WAIT_MS))
         if kind == "value":
             return value
-        raise getattr(errors, kind)(value)
+        raise getattr(errors, kind)(*value)
     try:
         value = make()
     except RunError as error:
-        _client().key_value_set(key, json.dumps([type(error).__name__, str(error)]))
+        _client().key_value_set(key, json.dumps([_kind(error), error.args]))
         raise
     _client().key_value_set(key, json.dumps(["value", value]))
     return value
+
+
+def _kind(error: RunError) -> str:
+    """The nearest class of core/errors.py: others may want more than a message."""
+    return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
 
 
 def first_does(act: Callable[[], object]) -> None:
@@ -119,8 +124,7 @@ def require_same(values: dict[str, Any]) -> None:
         if differing:
             lines = [f"  {name}: {every[0].get(name)!r} and {theirs.get(name)!r}" for name in sorted(differing)[:20]]
             raise ConfigError(
-                f"processes 0 and {index} of this run were started with other options, or see other data:\n"
-                + "\n".join(lines)
+                f"processes 0 and {index} of this run were started with other options, or see other data:", *lines
             )
 
 

@@ -25,7 +25,7 @@ from orbax.checkpoint import v1 as ocp
 
 from core import budget
 from core.checksums import checksums, named_leaves, tree_spec
-from core.errors import DataError, MismatchError, StorageError, require_equal
+from core.errors import DataError, MismatchError, StorageError, Told, require_equal
 from core.orbax_files import require_arrays, require_declared, require_metadata
 from core.saved_steps import SAVES, step_of, steps_in
 from core.seal import broken, is_sealed, probe
@@ -38,11 +38,11 @@ SIZE_FACTOR, SIZE_SLACK = 4, 256 << 20
 """A save may have this many times the bytes of its arrays, and so many more for metadata."""
 
 
-class DamagedError(Exception):
+class DamagedError(Told):
     """A save is not what was written: a sum differs, metadata do not parse, a file is missing."""
 
 
-class UnreadableError(Exception):
+class UnreadableError(Told):
     """A save could not be read, and nothing shows that it is damaged."""
 
 

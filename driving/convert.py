@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from core import cli
-from core.cli import Parser
+from core.cli import Parser, add_links_option
 from core.errors import ConfigError, DataError, RunError
 from core.new_folder import new_folder
 from core.progress import follow
@@ -53,7 +53,12 @@ _CONVERTERS: Mapping[Format, Callable[[Path, ConvertSettings], Converter]] = {
     "nuscenes": NuscenesConverter,
     "lerobot": LerobotConverter,
 }
-_CONCERNS: Mapping[str, Format] = {"sweeps": "nuscenes", "state": "lerobot", "quality": "lerobot"}
+_CONCERNS: Mapping[str, Format] = {
+    "sweeps": "nuscenes",
+    "state": "lerobot",
+    "quality": "lerobot",
+    "allow_links_to": "lerobot",
+}
 """Settings that only one format can use."""
 
 
@@ -95,7 +100,9 @@ def convert(
             raise refuse(writer.problems, "Repair the source: nothing was written.")
         counts = {"episodes": writer.episodes, "frames": writer.frames, "pictures": writer.pictures}
         about = {"made_by": "driving.convert", "format": kind, "source": source.resolve().name, **counts}
-        about["settings"] = dataclasses.asdict(settings)
+        about["settings"] = {
+            name: value for name, value in dataclasses.asdict(settings).items() if name != "allow_links_to"
+        }
         (scratch / "_dataset.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
     words = f"{writer.episodes} episode(s), {writer.frames} frame(s), {writer.pictures} picture(s)"
     report(f"wrote {words} into {out}; python -m driving.validate {out} looks at every picture")
@@ -127,7 +134,7 @@ def _check_settings(kind: Format, settings: ConvertSettings) -> None:
     default = ConvertSettings()
     for name, owner in _CONCERNS.items():
         if kind != owner and getattr(settings, name) != getattr(default, name):
-            raise ConfigError(f"--{name} means nothing for {kind}; it is for {owner}")
+            raise ConfigError(f"--{name.replace('_', '-')} means nothing for {kind}; it is for {owner}")
     if not 1 <= settings.quality <= 100:
         raise ConfigError(f"--quality is {settings.quality}; expected 1 to 100")
 
@@ -155,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="lerobot: where the vehicle's state is, such as speed_mps=observation.state:0:0.277778; may be repeated",
     )
     parser.add_argument("--quality", type=int, default=95, help="lerobot: JPEG quality, 1 to 100; default: 95")
+    add_links_option(parser)
     arguments = parser.parse_args(argv)
     for option in ("camera", "state"):
         wrong = [text for text in getattr(arguments, option) if "=" not in text]
@@ -166,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sweeps=arguments.sweeps,
         state=dict(text.split("=", 1) for text in arguments.state),
         quality=arguments.quality,
+        allow_links_to=tuple(arguments.allow_links_to),
     )
     kind = None if arguments.format == "auto" else arguments.format
     try:

@@ -20,6 +20,7 @@ from core.cli import Parser, add_links_option
 from core.errors import ConfigError, DataError, RunError
 from core.identity import open_files
 from core.pack import PackSettings
+from core.printable import say
 from driving.config import DataConfig
 from driving.fitness import check_absent, without_bad
 from driving.index import PRESENT, Index
@@ -43,7 +44,8 @@ def open_episodes(config: DataConfig) -> Index:
     notes: list[str] = []
     index, problems = scan(Path(config.path), open_files(config.path, config))
     index = without_bad(index, problems, config, notes)
-    print("".join(f"{note}\n" for note in notes), end="")
+    for note in notes:
+        say(note)
     if not index.cameras:
         raise DataError(f"{config.path}: expected episodes with cameras, found none to pack")
     return index
@@ -111,7 +113,8 @@ class _Progress:
     def say(self, notes: Sequence[str]) -> None:
         """Lines that stay."""
         if not self._quiet:
-            print("".join(f"{note}\n" for note in notes), end="")
+            for note in notes:
+                say(note)
 
     def end(self) -> None:
         """Says how fast it was."""

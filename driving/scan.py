@@ -16,6 +16,7 @@ from core.errors import DataError
 from core.identity import Files
 from core.images import picture_size
 from core.links import Bounds
+from core.printable import printable
 from driving.episodes import Episode, episode_names, examine, iter_pictures, picture_name
 from driving.index import ABSENT, PRESENT, Index, concatenate, pack, unpack
 from driving.rater import Rated
@@ -191,7 +192,7 @@ def of_episode(episode: Episode, *, name: str, files: Files) -> tuple[Index | No
         except FileNotFoundError:
             picture[i, k] = ABSENT
         except (OSError, DataError) as error:
-            text = str(error).removeprefix(f"{files.bounds.path(found)}: ")
+            text = str(error).removeprefix(printable(f"{files.bounds.path(found)}: "))
             problems.append(Problem(file=file, key=key, expected="a readable picture", found=f"{path}: {text}"))
     problems += size_problems(episode.cameras, sizes, file)
     if problems:

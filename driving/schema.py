@@ -9,6 +9,7 @@ from typing import Any
 
 from core import budget
 from core.errors import DataError
+from core.printable import printable
 
 SCHEMA_FILE = Path(__file__).with_name("episode.schema.json")
 MAX_PROBLEMS = 20
@@ -29,12 +30,12 @@ class Problem:
 
     def __str__(self) -> str:
         where = f"{self.file}: {self.key}" if self.key else self.file
-        return f"{where}: expected {self.expected}, found {self.found}"
+        return printable(f"{where}: expected {self.expected}, found {self.found}")
 
 
 def problem_of(error: DataError, file: str) -> Problem:
     """An error about a file, taken apart where it is written as "<file>: <key>: expected <this>, found <that>"."""
-    text = str(error).removeprefix(f"{file}: ")
+    text = str(error).removeprefix(printable(f"{file}: "))
     key, _, rest = text.partition("expected ")
     expected, comma, found = rest.partition(", found")
     if not comma or (key and not key.endswith(": ")):
@@ -47,8 +48,7 @@ def refuse(problems: Sequence[Problem], hint: str = "") -> DataError:
     lines = [f"  {problem}" for problem in problems[:MAX_PROBLEMS]]
     if len(problems) > MAX_PROBLEMS:
         lines.append(f"  and {len(problems) - MAX_PROBLEMS} more")
-    text = f"{len(problems)} problem(s):\n" + "\n".join(lines)
-    return DataError(f"{text}\n{hint}" if hint else text)
+    return DataError(f"{len(problems)} problem(s):", *lines, *([hint] if hint else []))
 
 
 @functools.cache

@@ -148,11 +148,11 @@ def check_manifest(manifest: Manifest, index: Index, *, source: str, may_lack: b
     wrong += [f"episode {name!r} has changed since the split was made" for name in changed]
     wrong += leaks(index, [side.get(name, "") for name in index.ids])
     if wrong:
-        more = f"\n  and {len(wrong) - 20} more" if len(wrong) > 20 else ""
-        lines = "".join(f"\n  {line}" for line in wrong[:20])
+        more = [f"and {len(wrong) - 20} more"] if len(wrong) > 20 else []
         raise DataError(
-            f"{source}: expected a split of this dataset without leaks, found:{lines}{more}\n"
-            "Mend it, or remove it to split anew"
+            f"{source}: expected a split of this dataset without leaks, found:",
+            *(f"  {line}" for line in (*wrong[:20], *more)),
+            "Mend it, or remove it to split anew",
         )
 
 

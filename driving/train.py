@@ -5,6 +5,7 @@ from pathlib import Path
 from core import processes
 from core.loop import fit
 from core.named_paths import require_reachable
+from core.printable import say
 from core.run_folder import RunFolder
 from core.state import TrainState
 from core.strict_json import read_json
@@ -71,7 +72,7 @@ def main(config: DrivingConfig, name: str) -> None:
         processes.first_does(lambda: _record_if_missing(config))
         data = processes.first_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
-            print(f"data: {note}", flush=True)
+            say(f"data: {note}")
         if config.objective is not None:
             fit(config, EvaluatedPretrain(config, data, folder.path), folder)
         else:

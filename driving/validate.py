@@ -9,8 +9,8 @@ contradict one another. Remarks do not count.
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,6 +25,7 @@ from core.errors import DataError
 from core.identity import Files
 from core.images import decode
 from core.links import Bounds
+from core.printable import say
 from core.progress import follow
 from driving.checks import BLACK, Findings, Look, check_numbers, check_pictures
 from driving.config import CAMERAS, DataConfig
@@ -250,38 +251,39 @@ def _print(report: Report) -> None:
     frames = sum(entry["frames"] for entry in known)
     bad = sum(entry["verdict"] == "bad" for entry in episodes)
     seconds = sum(entry["seconds"] for entry in known)
-    print(f"{len(episodes)} episode(s), {bad} bad; {frames} frames, {seconds:.1f} s")
+    say(f"{len(episodes)} episode(s), {bad} bad; {frames} frames, {seconds:.1f} s")
     if known:
         rates = [entry["rate_hz"] for entry in known if entry["rate_hz"]]
         rate = f"{_spread(rates)} Hz" if rates else "unknown"
-        print(f"{_spread([entry['frames'] for entry in known])} frames an episode; rate {rate}")
+        say(f"{_spread([entry['frames'] for entry in known])} frames an episode; rate {rate}")
         rated = sum(entry["rated"] for entry in known)
         if rated:
-            print(f"{rated} frame(s) with rated trajectories")
+            say(f"{rated} frame(s) with rated trajectories")
     if report["cameras"]:
-        print(
-            f"\n{'camera':14}{'size':>12}{'coverage':>10}{'present':>9}{'absent':>8}{'calibrated':>12}{'black':>7}{'repeated':>10}"
+        say("")
+        say(
+            f"{'camera':14}{'size':>12}{'coverage':>10}{'present':>9}{'absent':>8}{'calibrated':>12}{'black':>7}{'repeated':>10}"
         )
     rank = {name: i for i, name in enumerate(CAMERAS)}
     for name, row in sorted(report["cameras"].items(), key=lambda item: (rank.get(item[0], len(rank)), item[0])):
         sizes = " ".join(f"{height}x{width}" for height, width in row["sizes"]) or "-"
         share = f"{row['present'] / frames:.1%}"
-        print(
+        say(
             f"{name:14}{sizes:>12}{share:>10}{row['present']:>9}{row['absent']:>8}{row['calibrated']:>12}"
             f"{row['black']:>7}{row['repeated']:>10}"
         )
     if report["cameras"]:
-        print(
-            "\ncoverage: share of the frames with a picture; absent: named, but there is no such file; calibrated: with"
-            "\nintrinsics and extrinsics; repeated: the same picture as in the frame before, as where the car stands"
-        )
+        say("")
+        say("coverage: share of the frames with a picture; absent: named, but there is no such file; calibrated: with")
+        say("intrinsics and extrinsics; repeated: the same picture as in the frame before, as where the car stands")
     for title in ("remarks", "problems"):
         entries = [Problem(**entry) for entry in report[title]]
-        print(f"\n{len(entries)} {title if len(entries) != 1 else title[:-1]}{':' if entries else ''}")
+        say("")
+        say(f"{len(entries)} {title if len(entries) != 1 else title[:-1]}{':' if entries else ''}")
         for entry in entries[:MAX_PRINTED]:
-            print(f"  {entry}")
+            say(f"  {entry}")
         if len(entries) > MAX_PRINTED:
-            print(f"  and {len(entries) - MAX_PRINTED} more; --json lists all")
+            say(f"  and {len(entries) - MAX_PRINTED} more; --json lists all")
 
 
 def _spread(values: Sequence[float | int]) -> str:
@@ -298,12 +300,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=2, help="episodes looked at at a time; default: 2")
     add_links_option(parser)
     args = parser.parse_args(argv)
-    say = None if args.json else lambda line: print(line, file=sys.stderr)
+    progress = None if args.json else functools.partial(say, error=True)
     report = validate(
         args.paths,
         pictures=not args.no_pictures,
         threads=args.threads,
-        say=say,
+        say=progress,
         allow_links_to=args.allow_links_to,
     )
     print(json.dumps(report, indent=1)) if args.json else _print(report)

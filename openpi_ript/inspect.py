@@ -1,6 +1,7 @@
 """What is in a LeRobot dataset or a pack, what is wrong with it, and its statistics.
 
     python -m openpi_ript.inspect DIR [--json] [--no-pictures] [--relative-dims 0 1 2] [--write-stats FILE]
+                                      [--allow-links-to DIR]
 
 Exit code 65 if training would refuse it. Every episode is walked and every picture decoded, unless told otherwise.
 """
@@ -16,12 +17,15 @@ from typing import Any
 import numpy as np
 
 from core import cli
-from core.cli import Parser
+from core.cli import Parser, add_links_option
 from core.errors import ConfigError, DataError
+from core.identity import Files
 from core.lerobot import LeRobotMeta, Problem, read_meta
 from core.lerobot_tables import EpisodeTable, iter_tables
 from core.lerobot_video import LeRobotPictures
-from core.pack import PackedPictures, PictureReader, is_pack, read_manifest, read_pack_table
+from core.links import Bounds
+from core.pack import PackedPictures, PictureReader, add_pack, is_pack, read_manifest, read_pack_table
+from core.printable import say
 from openpi_ript import norm
 from openpi_ript.data import TrainingData, open_data
 from openpi_ript.data_config import DataConfig, RobotConfig
@@ -41,6 +45,8 @@ class Inspection:
     horizon: int = 50
     pictures: bool = True
     """Decode every picture; otherwise only files, times and headers are checked."""
+    allow_links_to: tuple[str, ...] = ()
+    """Folders outside of the dataset that links in it may lead to."""
 
 
 def inspect(request: Inspection) -> Report:
@@ -64,7 +70,7 @@ def inspect(request: Inspection) -> Report:
 
 
 def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
-    meta = read_meta(request.path)
+    meta = read_meta(request.path, bounds=Bounds(request.path, request.allow_links_to))
     features = {key: {"dtype": f.dtype, "shape": list(f.shape)} for key, f in meta.features.items()}
     report |= {"kind": f"LeRobot {meta.version}", "robot": meta.robot_type, "fps": meta.fps, "features": features}
     report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
@@ -85,7 +91,9 @@ def _walk_pack(request: Inspection, report: Report) -> dict[str, str]:
     features = {key: {"dtype": str(c.dtype), "shape": list(c.shape[1:])} for key, c in table.columns.items()}
     report |= {"kind": "pack", "fps": table.fps, "features": features, "frames": table.frames}
     report |= {"cameras": manifest["cameras"], "tasks": {str(index): task for index, task in table.tasks.items()}}
-    pictures = PackedPictures(request.path, table, manifest["cameras"])
+    files = Files(Bounds(request.path, request.allow_links_to))
+    add_pack(files, "tables.npz")
+    pictures = PackedPictures(request.path, table, manifest["cameras"], files=files)
     for index, length in zip(table.episodes.tolist(), table.lengths.tolist(), strict=True):
         problems = _decode_all(pictures, "pictures", index, length, report) if request.pictures else []
         verdict = "bad" if problems else "good"
@@ -175,28 +183,32 @@ def _config(request: Inspection, cameras: dict[str, str], features: Report) -> D
         horizon=request.horizon,
         image_size=tuple(read_manifest(request.path)["image_size"]) if is_pack(request.path) else (224, 224),
         state_norm="none",
+        allow_links_to=request.allow_links_to,
     )
 
 
 def _print(report: Report) -> None:
     for key in ("path", "kind", "robot", "fps", "frames", "cameras", "tasks"):
         if key in report:
-            print(f"{key:9} {report[key]}")
+            say(f"{key:9} {report[key]}")
     bad = [episode for episode in report["episodes"] if episode["verdict"] == "bad"]
     lengths = [episode["length"] for episode in report["episodes"]]
     if lengths:
-        print(f"episodes  {len(lengths)}, of {min(lengths)} to {max(lengths)} frames; {len(bad)} bad")
+        say(f"episodes  {len(lengths)}, of {min(lengths)} to {max(lengths)} frames; {len(bad)} bad")
     for name, stats in report["stats"].items():
         for field in ("mean", "std", "q01", "q99"):
-            print(f"{name:9} {field:5}" + "".join(f"{value:10.4f}" for value in stats[field]))
+            say(f"{name:9} {field:5}" + "".join(f"{value:10.4f}" for value in stats[field]))
     if "stats_seconds" in report:
         per_million = report["stats_seconds_per_million_frames"]
-        print(f"statistics took {report['stats_seconds']:.3f} s, {per_million:.1f} s a million frames")
+        say(f"statistics took {report['stats_seconds']:.3f} s, {per_million:.1f} s a million frames")
     for note in report["notes"]:
-        print(f"note: {note}")
+        say(f"note: {note}")
     for problem in report["problems"]:
-        print(f"problem: {problem}")
-    print("training would refuse this dataset" if report["refused"] else "training would take this dataset")
+        first, *more = problem.split("\n")  # an error's own lines, in which no name has a line break left
+        say(f"problem: {first}")
+        for line in more:
+            say(line)
+    say("training would refuse this dataset" if report["refused"] else "training would take this dataset")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -210,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--relative-dims", nargs="*", type=int, default=[], help="as data.robot.relative_dims")
     parser.add_argument("--horizon", type=int, default=50, help="as data.horizon; the action statistics depend on it")
     parser.add_argument("--write-stats", type=Path, help="write openpi's norm_stats.json here")
+    add_links_option(parser)
     args = parser.parse_args(argv)
     request = Inspection(
         path=args.path,
@@ -218,6 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         relative_dims=tuple(args.relative_dims),
         horizon=args.horizon,
         pictures=not args.no_pictures,
+        allow_links_to=tuple(args.allow_links_to),
     )
     report = inspect(request)
     print(json.dumps(report, indent=2)) if args.json else _print(report)

@@ -1,6 +1,6 @@
 """Decodes a LeRobot dataset once into shards that training reads at random, at the training size.
 
-    python -m openpi_ript.pack DATASET OUT [--encoding raw] [--image-size 224 224]
+    python -m openpi_ript.pack DATASET OUT [--encoding raw] [--image-size 224 224] [--allow-links-to DIR]
 
 Every numeric column and every camera is kept; `data.path` may then name the pack instead of the dataset.
 """
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from core import cli
-from core.cli import Parser
+from core.cli import Parser, add_links_option
 from core.errors import RunError
 from core.lerobot import Feature, LeRobotMeta, read_meta
 from core.lerobot_tables import load_table
 from core.lerobot_video import LeRobotPictures
+from core.links import Bounds
 from core.pack import PackSettings, write_pack
 
 
@@ -37,6 +38,7 @@ def pack(
     on_bad: str = "refuse",
     threads: int = 2,
     quiet: bool = True,
+    allow_links_to: Sequence[str] = (),
 ) -> int:
     """Packs a dataset; returns the number of frames.
 
@@ -48,11 +50,12 @@ def pack(
       on_bad: "refuse" or "skip", as data.on_bad.
       threads: Shards written at a time.
       quiet: Print no progress.
+      allow_links_to: Folders outside of the dataset that links in it may lead to.
 
     Raises:
       DataError: If the dataset is bad, or `out` exists.
     """
-    meta = read_meta(dataset)
+    meta = read_meta(dataset, bounds=Bounds(dataset, allow_links_to))
     keys = tuple(cameras) or meta.cameras
     checker = LeRobotPictures(meta, keys)
     table, skipped = load_table(meta, numeric_columns(meta), on_bad=on_bad, check=checker.check)
@@ -87,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100")
     parser.add_argument("--on-bad", choices=("refuse", "skip"), default="refuse", help="bad episodes; at most 1%% skip")
     parser.add_argument("--threads", type=int, default=2, help="shards written at a time")
+    add_links_option(parser)
     args = parser.parse_args(argv)
     height, width = args.image_size
     if args.threads < 1:
@@ -104,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             on_bad=args.on_bad,
             threads=args.threads,
             quiet=False,
+            allow_links_to=args.allow_links_to,
         )
     except RunError as error:
         print(error, file=sys.stderr)

@@ -26,6 +26,7 @@ from core.cli import Parser
 from core.errors import DataError
 from core.flow import straight_path
 from core.npz import read_npz
+from core.printable import printable
 from openpi_ript.config import GemmaConfig, LoraConfig, ModelConfig, SiglipConfig, dummy
 from openpi_ript.model.pi0 import Observation, Pi0, encode, flow_error, sample_actions, velocity
 from openpi_ript.weights import by_path, model_shapes
@@ -75,7 +76,7 @@ def load_fixture(path: str | Path) -> dict[str, np.ndarray]:
     except FileNotFoundError as error:
         raise DataError(f"{expected} no such file") from error
     except (OSError, DataError) as error:
-        raise DataError(f"{expected} {str(error).removeprefix(f'{path}: ')}") from error
+        raise DataError(f"{expected} {str(error).removeprefix(printable(f'{path}: '))}") from error
 
 
 def model_config(fixture: Arrays, name: str, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:

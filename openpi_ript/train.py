@@ -19,6 +19,7 @@ from core.loop import fit
 from core.metrics import Mean, mean_of
 from core.named_paths import require_reachable
 from core.optim import make_optimiser
+from core.printable import say
 from core.run_folder import RunFolder
 from core.state import TrainState
 from openpi_ript.config import OpenpiRiptConfig, Optimality
@@ -155,7 +156,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         processes.first_does(lambda: _record_if_missing(config))
         data = processes.first_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
-            print(f"data: {note}", flush=True)
+            say(f"data: {note}")
         if data.stats:
             folder.kept[NORM_STATS] = stats_json(data.stats, data.stats_source).encode()
         task, interaction = _make_task(config, data, folder.path)

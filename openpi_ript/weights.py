@@ -145,7 +145,8 @@ def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> 
     if problems:
         raise DataError(
             f"the checkpoint is not of this model (model.kind {model.config.kind}); set the model's sizes, its "
-            "adapters (lora) and optimality as in the run that made it:\n  " + "\n  ".join(problems)
+            "adapters (lora) and optimality as in the run that made it:",
+            *(f"  {problem}" for problem in problems),
         )
     fitted = {name: np.asarray(flat[name], shapes[name].dtype) for name in shapes if name not in fresh}
     fitted |= {name: _fresh_leaf(name, shapes[name].shape, key) for name in fresh}

@@ -151,7 +151,8 @@ def serve(pipe: Any, config: EnvConfig) -> None:
     except RunError as error:
         pipe.send(error)
     except Exception:  # anything a simulator raises: unsent, the parent would see a death and play the rollout again
-        pipe.send(RunError(f"an environment of {config.suite} {config.task} failed:\n{traceback.format_exc()}"))
+        lines = traceback.format_exc().rstrip().split("\n")
+        pipe.send(RunError(f"an environment of {config.suite} {config.task} failed:", *lines))
 
 
 def begin(env: Environment, seed: int) -> Start:

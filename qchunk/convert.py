@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 
 from core import budget, cli
-from core.cli import Parser
+from core.cli import Parser, add_links_option
 from core.errors import ConfigError, DataError, RunError
 from core.identity import content_hash
 from core.new_folder import new_folder
@@ -47,6 +47,7 @@ _CONCERNS: Mapping[str, tuple[Format, ...]] = {
     "quality": ("robomimic", "lerobot"),
     "final_done": ("robomimic", "lerobot"),
     "max_episode_steps": ("d4rl",),
+    "allow_links_to": ("lerobot",),
 }
 """Formats that can use each setting."""
 
@@ -86,7 +87,9 @@ def convert(
             "format": kind,
             "source": source.resolve().name,
             "source_sha256": content_hash(source) if source.is_file() else None,
-            "settings": dataclasses.asdict(settings),
+            "settings": {
+                name: value for name, value in dataclasses.asdict(settings).items() if name != "allow_links_to"
+            },
             "labels": labels.rule,
             "episodes": len(reader),
             "about_the_source": reader.describe(),
@@ -250,6 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="robomimic, lerobot: what a done in the last frame means that earned no success; default: time_limit",
     )
     parser.add_argument("--max-episode-steps", type=int, metavar="N", help="d4rl without timeouts: the time limit")
+    add_links_option(parser)
     arguments = parser.parse_args(argv)
     wrong = [text for text in arguments.camera if "=" not in text]
     if wrong:
@@ -262,6 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         quality=arguments.quality,
         final_done=arguments.final_done,
         max_episode_steps=arguments.max_episode_steps,
+        allow_links_to=tuple(arguments.allow_links_to),
     )
     kind = None if arguments.format == "auto" else arguments.format
     try:

@@ -23,10 +23,11 @@ from core.episodes import manifest_hash
 from core.errors import DataError, RunError
 from core.identity import Files
 from core.named_paths import require_reachable
+from core.printable import say
 from qchunk.config import DataConfig, Format
 from qchunk.index import dataset_files, read_index
 from qchunk.selection import Selection, select
-from qchunk.sources.report import EpisodeReport, Problem, printable
+from qchunk.sources.report import EpisodeReport, Problem
 
 
 def inspect(path: str) -> dict[str, Any]:
@@ -133,13 +134,13 @@ def _spread(values: list[Any]) -> dict[str, float] | None:
     return {"min": float(min(values)), "mean": float(np.mean(values)), "max": float(max(values))}
 
 
-def _text(found: dict[str, Any]) -> str:
+def _lines(found: dict[str, Any]) -> list[str]:
     def spread(name: str, unit: str) -> str:
         value = found[name]
         return "none" if value is None else f"{value['min']:g} to {value['max']:g}, mean {value['mean']:.4g}{unit}"
 
     lines = [
-        f"{printable(found['path'])} ({found['format']}): {found['files']} file(s), {found['bytes'] / 1e6:.1f} MB",
+        f"{found['path']} ({found['format']}): {found['files']} file(s), {found['bytes'] / 1e6:.1f} MB",
         f"  episodes   {found['episodes']}, {found['frames']} frames; {found['bad_episodes']} bad, "
         f"{found['left_out_episodes']} left out",
         f"  labels     {found['labels']['positive']} positive, {found['labels']['negative']} negative",
@@ -150,19 +151,16 @@ def _text(found: dict[str, Any]) -> str:
     for name, one in found["cameras"].items():
         sizes = ", ".join(f"{height} x {width}" for height, width in one["sizes"])
         kinds = f"{'/'.join(one['encodings'])} {'/'.join(one['dtypes'])}"
-        lines.append(
-            f"  camera     {printable(name)}: {kinds} {sizes}, {one['bytes'] / 1e6:.1f} MB, "
-            f"{one['episodes']} episode(s)"
-        )
+        lines.append(f"  camera     {name}: {kinds} {sizes}, {one['bytes'] / 1e6:.1f} MB, {one['episodes']} episode(s)")
     if found["return"] and found["labels"]["negative"]:
         lines.append(f"             positive {spread('return_positive', '')}; negative {spread('return_negative', '')}")
     if found["environments"]:
-        lines.append(f"  simulator  {', '.join(map(printable, found['environments']))}")
+        lines.append(f"  simulator  {', '.join(found['environments'])}")
     for i, (low, high) in enumerate(zip(found["action_low"], found["action_high"], strict=True)):
         lines.append(f"  action {i:<4}{low:>10.4g} to {high:.4g}")
-    lines += [f"  note: {printable(note)}" for note in found["notes"]]
+    lines += [f"  note: {note}" for note in found["notes"]]
     lines.append(f"  fingerprint {found['fingerprint'][:16]}")
-    return "\n".join(lines)
+    return lines
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -202,7 +200,8 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
-        print(_text(found))
+        for line in _lines(found):
+            say(line)
         if found["problems"]:
             print(f"\n{len(found['problems'])} problem(s); training refuses this dataset:")
             for problem in found["problems"]:

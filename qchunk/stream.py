@@ -12,6 +12,7 @@ import grain
 import numpy as np
 from jaxtyping import Int64
 
+from core.printable import say
 from core.sampling import STEPS_PER_BLOCK, block_of_starts
 from qchunk.batch import Batch, Observations
 from qchunk.buffers import LentBuffers
@@ -196,7 +197,7 @@ class StepBatches(grain.MapDataset[Batch]):
 
     def _print(self, line: str) -> None:
         if (self._cuts[0].shard, self._cuts[0].rows.start) == (0, 0):
-            print(f"data: {line}", flush=True)
+            say(f"data: {line}")
 
 
 class InPlaceIterator(grain.DatasetIterator[Batch]):

@@ -34,6 +34,8 @@ class ConvertSettings:
     """lerobot: quantity to KEY:INDEX or KEY:INDEX:FACTOR."""
     quality: int = 95
     """lerobot: JPEG quality of what was video, 1 to 100."""
+    allow_links_to: tuple[str, ...] = ()
+    """lerobot: folders outside of the source that links in it may lead to."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

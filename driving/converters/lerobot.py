@@ -19,6 +19,7 @@ from core.images import encode_jpeg
 from core.lerobot import LeRobotMeta, read_meta
 from core.lerobot_tables import load_table
 from core.lerobot_video import LeRobotPictures
+from core.links import Bounds
 from core.strict_json import read_json
 from driving.converters.episode_writer import (
     ConvertSettings,
@@ -75,7 +76,9 @@ class LerobotConverter:
           DataError: With every problem of the dataset.
           ConfigError: A column, quantity or camera is unknown, or nothing says where the state is.
         """
-        self._meta, self._quality, self._images = read_meta(source.resolve()), settings.quality, settings.images
+        root = source.resolve()
+        self._meta = read_meta(root, bounds=Bounds(root, settings.allow_links_to))
+        self._quality, self._images = settings.quality, settings.images
         known = _is_l2d(self._meta)
         own = {key: _default_name(key, l2d=known) for key in self._meta.cameras}
         self._names = camera_names(own, settings.cameras)

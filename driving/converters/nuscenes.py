@@ -282,8 +282,8 @@ def _read_table(path: Path, keys: Sequence[str]) -> dict[str, Row]:
             continue
         found[row["token"]] = {key: row[key] for key in keys}
     if bad:
-        more = f"\n  and {len(bad) - 20} more" if len(bad) > 20 else ""
-        raise DataError(f"{path}: {len(bad)} bad row(s)\n" + "\n".join(bad[:20]) + more)
+        more = [f"  and {len(bad) - 20} more"] if len(bad) > 20 else []
+        raise DataError(f"{path}: {len(bad)} bad row(s)", *bad[:20], *more)
     return found
 
 

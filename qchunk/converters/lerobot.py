@@ -16,6 +16,7 @@ from core.errors import ConfigError
 from core.lerobot import LeRobotMeta, read_meta
 from core.lerobot_tables import load_table
 from core.lerobot_video import LeRobotPictures
+from core.links import Bounds
 from qchunk.converters.recording import (
     SUCCESS_REWARD,
     ConvertSettings,
@@ -41,7 +42,7 @@ class LeRobotReader:
           DataError: With every problem in meta/, the tables and the pictures, as far as it shows without decoding.
           ConfigError: A key or camera is not in the dataset.
         """
-        meta = read_meta(path)
+        meta = read_meta(path, bounds=Bounds(path, settings.allow_links_to))
         self._meta, self._settings, self._name = meta, settings, path.resolve().name
         self._keys = settings.observation_keys or DEFAULT_KEYS
         missing = [key for key in (*self._keys, "action") if key not in meta.features]

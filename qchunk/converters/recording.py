@@ -35,6 +35,8 @@ class ConvertSettings:
     """Meaning of a done in an episode's last frame that earned no success. robomimic, lerobot."""
     max_episode_steps: int | None = None
     """Length at which an episode was cut, for files that do not say where they were. d4rl."""
+    allow_links_to: tuple[str, ...] = ()
+    """Folders outside of the source that links in it may lead to. lerobot."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from core.episodes import Episode, manifest_hash
 from core.errors import DataError
 from core.identity import Files
 from core.npz import read_npz
+from core.printable import printable
 from qchunk.relabel import SingleTask, labelled_outcome
 from qchunk.sources.report import EpisodeReport, Problem, beyond_float32_as_inf, check_finite, check_lengths
 
@@ -46,7 +47,7 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
     try:
         arrays, problems = _read(path)
     except UNREADABLE as error:
-        found = str(error).removeprefix(f"{path}: ")
+        found = str(error).removeprefix(printable(f"{path}: "))
         problem = Problem(file=path.name, dataset="", row=None, expected="a whole .npz file", found=found)
         return [EpisodeReport(**file, id=path.name, content_hash="", problems=(problem,))]
     problems += _whole_file_problems(path.name, arrays)

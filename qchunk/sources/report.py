@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from core.errors import DataError
+from core.printable import printable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +25,6 @@ class Problem:
         where = f"{self.file}: {self.dataset:.300}" if self.dataset else self.file
         row = "" if self.row is None else f", row {self.row}"
         return printable(f"{where}{row}: expected {self.expected}; found {self.found}")
-
-
-def printable(text: str) -> str:
-    """A text from a file as one line that turns no terminal's colours: what is not printable is escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def beyond_float32_as_inf(x: np.ndarray) -> np.ndarray:
@@ -155,4 +151,4 @@ def check_finite(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str
 def refuse(problems: Iterable[Problem], hint: str) -> DataError:
     """One error that lists every problem, and what can be done about them."""
     lines = [str(p) for p in problems]
-    return DataError("\n".join([f"{len(lines)} problem(s) in the dataset:", *(f"  {line}" for line in lines), hint]))
+    return DataError(f"{len(lines)} problem(s) in the dataset:", *(f"  {line}" for line in lines), hint)
