@@ -77,3 +77,12 @@ def test_a_video_that_changes_its_size_is_named_when_it_is_decoded_and_checked(t
     assert pictures.check(0) == []
     (problem,) = pictures.check(0, last=True)
     assert "48 x 64" in problem.found
+
+
+def test_holes_are_not_searched(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    path.write_bytes(bytes(4096))
+    with open(path, "ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match=r"a\.mp4: expected at most 4096 MiB \(holes .*--data\.limits\.hole-mib"):
+        require_plain_tables(path)
