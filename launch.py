@@ -5,9 +5,10 @@ import io
 import sys
 from collections.abc import Callable
 
-from core import cli, processes
-from core import config as config_lib
-from core.errors import RunError
+from chunkwise.cli import command
+from chunkwise.config import experiment as config_lib
+from chunkwise.distributed import processes
+from chunkwise.errors import RunError
 
 
 def launch(argv: list[str]) -> None:
@@ -16,14 +17,14 @@ def launch(argv: list[str]) -> None:
         sys.stdout.reconfigure(line_buffering=True)
     config, path = config_lib.load(argv)
     print(f"{path}: starting (loading jax takes a few seconds)", flush=True)
-    from core import cluster  # jax is imported only once the command line is known to be right
+    from chunkwise.distributed import cluster  # jax is imported only once the command line is known to be right
 
     cluster.initialise()
     _train(config, path.stem)
 
 
 def main(argv: list[str]) -> int:
-    """Does what `launch` does, in a process that goes on; returns the exit code (core/errors.py lists them)."""
+    """Does what `launch` does, in a process that goes on; returns the exit code (chunkwise/errors.py lists them)."""
     return _code_of(lambda: launch(argv))
 
 
@@ -45,7 +46,7 @@ def _code_of(act: Callable[[], None]) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(
+    command.run(
         lambda: launch(sys.argv[1:]),
         "asked to stop before the first update of this start: nothing was trained yet, what was saved before stands",
     )

@@ -226,10 +226,10 @@ def peer(way: str, folder: Path, seconds: float) -> dict[str, Any]:
 
 def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Measures one way of ours."""
-    from core.config import TrainConfig
-    from qchunk import frames
+    from chunkwise.config.experiment import TrainConfig
     from qchunk.config import AgentConfig, DataConfig, QChunkConfig
     from qchunk.data import make_batches, specification_batches
+    from qchunk.data.image_store import frames
 
     if name == "raw-copied":
         frames.LARGE_PICTURE = sys.maxsize
@@ -262,8 +262,8 @@ def decoder_limit(folder: Path, seconds: float) -> float:
 
     import simplejpeg
 
-    from qchunk.sources.aloha_images import read_jpegs
-    from qchunk.workers import cores
+    from qchunk.data.image_store.workers import cores
+    from qchunk.data.readers.aloha_images import read_jpegs
 
     with h5py.File(folder / "episode_0.hdf5", "r") as h5:
         dataset = h5["/observations/images/cam_high"]

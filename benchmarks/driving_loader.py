@@ -39,8 +39,8 @@ Peer = Callable[[], Iterator[Any]]
 
 def write_episodes(root: Path, size: tuple[int, int], cameras: tuple[str, ...]) -> None:
     """Moving, textured pictures: neither noise, which no codec can hold, nor a flat colour."""
-    from core.images import encode_jpeg
-    from driving.episodes import write_episode
+    from chunkwise.data.images import encode_jpeg
+    from driving.data.episodes import write_episode
 
     height, width = size
     for number in range(EPISODES):
@@ -118,7 +118,7 @@ def torch_batches(root: Path, size: tuple[int, int], batch: int) -> Iterator[Any
 def our_batches(path: Path, size: tuple[int, int], batch: int, threads: int) -> Iterator[Any]:
     """Batches of `driving.data`."""
     from driving.config import DataConfig
-    from driving.data import open_data
+    from driving.data.batches import open_data
 
     config = DataConfig(path=str(path), image_size=size, read_threads=threads)
     return open_data(config, "all").batches(seed=0, batch_size=batch)
@@ -130,7 +130,7 @@ def limit_batches(root: Path, size: tuple[int, int], batch: int, threads: int) -
 
     import simplejpeg
 
-    from core.images import encode_jpeg
+    from chunkwise.data.images import encode_jpeg
 
     frames = frame_paths(root)
     data = [encode_jpeg(picture, quality=92) for paths in frames for picture in load_frame(paths, size)]
@@ -173,7 +173,7 @@ def run_peer(arguments: argparse.Namespace, root: Path) -> float:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
     """Rounds of all ways, then one row a way."""
-    from core.pack import PackSettings
+    from chunkwise.data.pack import PackSettings
     from driving.config import CAMERAS, DataConfig
     from driving.pack import open_episodes, pack
 

@@ -2,10 +2,10 @@
 
     python benchmarks/guided_imitation.py
 
-The data are synthetic (openpi_ript/record.py): a point is to move to the red disc, and every other episode goes to the
-blue one. A quarter of the outcomes is reported the wrong way round, as where success depends on more than the actions:
-the positive label is right in three cases of four, and imitating it alone (w = 1) can reach about 75 %. Read as a
-LeRobot dataset, state only. For each seed two toy pi0 models are trained with the same settings: supervised on all
+The data are synthetic (openpi_ript/data/point.py): a point is to move to the red disc, and every other episode goes to
+the blue one. A quarter of the outcomes is reported the wrong way round, as where success depends on more than the
+actions: the positive label is right in three cases of four, and imitating it alone (w = 1) can reach about 75 %. Read
+as a LeRobot dataset, state only. For each seed two toy pi0 models are trained with the same settings: supervised on all
 episodes, and guided (CFG-RIPT, two branches) by labels from the leave-one-out advantages. Then each policy acts in a
 closed loop from start states that are in no dataset, replanning after half a chunk. Printed for each: the share of
 rollouts that end on the prompted disc with its 95 % interval (Wilson) over all seeds, the lowest and highest seed, and
@@ -25,11 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
-from core import prng
-from core.config import OptimConfig, RunConfig, TrainConfig
-from core.intervals import wilson
-from core.updates import run_updates
-from openpi_ript.config import (
+from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
+from chunkwise.reports.intervals import wilson
+from chunkwise.train import rngs
+from chunkwise.train.update import run_updates
+from openpi_ript.config.experiment import (
     AdvantageConfig,
     DataConfig,
     GuidanceConfig,
@@ -38,9 +38,9 @@ from openpi_ript.config import (
     RobotConfig,
     toy,
 )
-from openpi_ript.data import open_data
-from openpi_ript.policy import Policy
-from openpi_ript.record import DISCS, ON_DISC, PROMPTS, TOKENIZER, expert_action, initial_state, move, record
+from openpi_ript.data.dataset import open_data
+from openpi_ript.data.point import DISCS, ON_DISC, PROMPTS, TOKENIZER, expert_action, initial_state, move, record
+from openpi_ript.policies.policy import Policy
 from openpi_ript.train import RiptTask
 
 HORIZON = 8
@@ -76,7 +76,7 @@ def train(config: OpenpiRiptConfig) -> Policy:
     data = open_data(config.data)
     task = RiptTask(config, data)
     update = jax.jit(lambda state, batches, count: run_updates(task.step, state, batches, count), donate_argnums=0)
-    state = jax.jit(task.init)(prng.key(config.run.seed, "init"))
+    state = jax.jit(task.init)(rngs.key(config.run.seed, "init"))
     batches = task.batches(0)
     for _ in range(config.train.steps // UPDATES_PER_CALL):
         stacked = jax.tree.map(lambda *rows: np.stack(rows), *[next(batches) for _ in range(UPDATES_PER_CALL)])

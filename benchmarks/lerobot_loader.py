@@ -99,8 +99,8 @@ def rate(batches: Iterator[Any], size: int, seconds: float) -> float:
 
 def our_rate(path: Path, batch: int, seconds: float, threads: int) -> float:
     """Samples a second of `TrainingData.batches`."""
-    from openpi_ript.data import open_data
-    from openpi_ript.data_config import PANDA, DataConfig
+    from openpi_ript.config.data import PANDA, DataConfig
+    from openpi_ript.data.dataset import open_data
 
     config = DataConfig(path=str(path), robot=PANDA, horizon=HORIZON, read_threads=threads, action_norm="mean_std")
     return rate(open_data(config).batches(seed=0, batch_size=batch), batch, seconds)
@@ -154,7 +154,7 @@ def run_peer(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 def prepare(arguments: argparse.Namespace, folder: Path) -> None:
     """Both datasets, and two packs of the one in videos."""
-    from core.pack import PackSettings
+    from chunkwise.data.pack import PackSettings
     from openpi_ript.pack import pack
 
     if arguments.peer:

@@ -3,7 +3,7 @@
     python benchmarks/pod_program.py                      # 8 devices, one copy of the state, 64 rows: pi0_full.py
     python benchmarks/pod_program.py --accumulate 4
     python benchmarks/pod_program.py --devices 32 --fsdp 8 --rows 256
-    python benchmarks/pod_program.py --compiler-chooses   # without core/mesh.py's `gathered`, for comparison
+    python benchmarks/pod_program.py --compiler-chooses   # without `gathered` of chunkwise/train/sharding.py
 
 Compiled for as many simulated CPU devices, from abstract arrays: nothing is trained, 3 GB of memory and two minutes are
 enough. XLA splits a program over devices in the same way for every backend. Printed are the bytes of the arguments on
@@ -66,8 +66,9 @@ def compile_update(config: Any, *, compiler_chooses: bool) -> Any:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from core import mesh as mesh_lib
-    from core import prng, updates
+    from chunkwise.train import rngs
+    from chunkwise.train import sharding as mesh_lib
+    from chunkwise.train import update as updates
     from openpi_ript import train
 
     no_data: Any = None
@@ -75,7 +76,7 @@ def compile_update(config: Any, *, compiler_chooses: bool) -> Any:
         task = train.RiptTask(config, no_data)
     mesh = mesh_lib.make_mesh(config.mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    state = jax.eval_shape(task.init, prng.key(0, "init"))
+    state = jax.eval_shape(task.init, rngs.key(0, "init"))
     shardings = mesh_lib.state_shardings(mesh, state, config.mesh.replicate_below)
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
     rows = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.accumulate)
@@ -184,7 +185,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.devices}"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from core.config import load
+    from chunkwise.config.experiment import load
 
     config: Any = load(["--config", CONFIG])[0]
     train = dataclasses.replace(config.train, batch_size=args.rows, accumulate=args.accumulate)

@@ -35,10 +35,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
-from core.config import TrainConfig
-from core.loop import CALLS_IN_FLIGHT
-from core.updates import run_updates
-from qchunk.agent import make_agent
+from chunkwise.config.experiment import TrainConfig
+from chunkwise.train.loop import CALLS_IN_FLIGHT
+from chunkwise.train.update import run_updates
+from qchunk.agents.make import make_agent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import make_batches, open_dataset
 from qchunk.evaluate import rollouts

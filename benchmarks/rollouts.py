@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anyw
 import jax
 import numpy as np
 
+from chunkwise.train.rngs import key
 from configs.openpi_ript.ript_lift import get_config
-from core.prng import key
-from openpi_ript.acting import ActingPolicy
-from openpi_ript.collect import Collector, Job, environment_seed
-from openpi_ript.config import OpenpiRiptConfig
-from openpi_ript.environments.protocol import Environment, make, policy_state
-from openpi_ript.lerobot_writer import train_tokenizer
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.data.lerobot_writer import train_tokenizer
+from openpi_ript.envs.protocol import Environment, make, policy_state
 from openpi_ript.model.pi0 import Pi0, init_params
+from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.collect import Collector, Job, environment_seed
 
 
 class Timed:

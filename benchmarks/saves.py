@@ -23,10 +23,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
-from core.checkpoint import Checkpoints
-from core.config import load
-from core.saves import Progress
-from core.state import TrainState
+from chunkwise.checkpoint.manager import Checkpoints
+from chunkwise.checkpoint.reader import Progress
+from chunkwise.config.experiment import load
+from chunkwise.state import TrainState
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {

@@ -3,7 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from core.config import ExperimentConfig, FilesConfig, require_fraction, require_non_negative, require_positive
+from chunkwise.config.experiment import (
+    ExperimentConfig,
+    FilesConfig,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+)
 
 CAMERAS = ("front", "front_left", "front_right", "side_left", "side_right")
 """The contract's canonical cameras; other names are allowed, and found in an episode as they are written there."""
@@ -155,7 +161,7 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Weights and settings of the pretraining objectives (driving/objectives.py); weight 0 switches one off."""
+    """Weights and settings of the pretraining objectives (driving/tasks/objectives.py); weight 0 switches one off."""
 
     cross_camera: float = 0.0
     """InfoNCE between the cameras of one moment."""
@@ -185,7 +191,7 @@ class ObjectiveConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WaypointConfig:
-    """Behaviour cloning of waypoints (driving/waypoints.py)."""
+    """Behaviour cloning of waypoints (driving/tasks/waypoints.py)."""
 
     weights: str | None = None
     """Run folder of a pretraining, whose encoder is the start. None: from scratch."""
@@ -195,7 +201,7 @@ class WaypointConfig:
     use_ego: bool = True
     """Speed and yaw rate."""
     use_past: bool = True
-    """How speed and yaw rate have changed within the last second (driving.tables.PAST_S)."""
+    """How speed and yaw rate have changed within the last second (driving.data.tables.PAST_S)."""
     use_command: bool = True
     """Where the route goes."""
     hidden_sizes: tuple[int, ...] = (256, 256)

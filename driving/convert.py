@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, get_args, runtime_checkable
 
-from core import cli
-from core.cli import Parser, add_links_option
-from core.errors import ConfigError, DataError, RunError
-from core.new_folder import new_folder
-from core.progress import follow
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.cli.progress import follow
+from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.files.new_folder import new_folder
 from driving.converters.episode_writer import ConvertSettings, EpisodeWriter
 from driving.converters.lerobot import LerobotConverter
 from driving.converters.nuscenes import NuscenesConverter
 from driving.converters.waymo_tfrecord import WaymoTfrecordConverter
 from driving.converters.waymo_v2 import WaymoV2Converter
-from driving.episodes import refuse
+from driving.data.episodes import refuse
 
 Format = Literal["waymo_v2", "waymo_v1", "waymo_e2e", "nuscenes", "lerobot"]
 
@@ -186,4 +186,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

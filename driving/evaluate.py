@@ -17,23 +17,26 @@ import jax
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from core import budget, cli, prng
-from core.arrays import PyTree
-from core.cli import Parser
-from core.durable import write_durably
-from core.errors import DataError, RunError
-from core.identity import Check, any_files
-from core.saved_config import read_config
-from core.saves import read_newest
-from core.strict_json import parse_json
-from core.trust import require_own_files
-from driving import picture, pretrain, probes, waypoints
-from driving.blind import EgoStates, blind_predictions
+from chunkwise.arrays import PyTree
+from chunkwise.checkpoint.reader import read_newest
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser
+from chunkwise.config.saved import read_config
+from chunkwise.errors import DataError, RunError
+from chunkwise.files import budget
+from chunkwise.files.durable import write_durably
+from chunkwise.files.identity import Check, any_files
+from chunkwise.files.strict_json import parse_json
+from chunkwise.files.trust import require_own_files
+from chunkwise.train import rngs
 from driving.config import DrivingConfig
-from driving.data import DrivingData, open_data
+from driving.data.batches import DrivingData, open_data
+from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
+from driving.eval import picture, probes
+from driving.eval.blind import EgoStates, blind_predictions
+from driving.eval.scores import SECONDS, Score, measures, score
 from driving.model.heads import WaypointModel
-from driving.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
-from driving.scores import SECONDS, Score, measures, score
+from driving.tasks import pretrain, waypoints
 
 REPORT, PICTURE = "evaluation.json", "evaluation.png"
 MODEL = "model"
@@ -143,7 +146,7 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
     """
     train, held_out = (open_data(config.data, split, check=check) for split in ("train", config.eval.split))
     init = jax.jit(lambda key: pretrain.init_params(config, key)["encoder"])  # not layer by layer
-    fresh = init(prng.key(config.run.seed, "untrained"))
+    fresh = init(rngs.key(config.run.seed, "untrained"))
     rows = {
         name: probes.probe(config, params, train, held_out) for name, params in ((MODEL, encoder), ("untrained", fresh))
     }
@@ -245,7 +248,7 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     config = read_config(run, DrivingConfig)
     init = pretrain.init_params if config.objective is not None else waypoints.init_params
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.eval_shape(lambda: init(config, prng.key(0, "init")))
+    shapes = jax.eval_shape(lambda: init(config, rngs.key(0, "init")))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     part = "params" if config.train.ema is None else "ema"
     _, arrays = read_newest(run, {part: shapes})
@@ -305,4 +308,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

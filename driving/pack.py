@@ -15,19 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from core import cli
-from core.cli import Parser, add_links_option
-from core.errors import ConfigError, DataError, RunError
-from core.identity import open_files
-from core.pack import PackSettings
-from core.printable import say
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.data.pack import PackSettings
+from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.files.identity import open_files
+from chunkwise.printable import say
 from driving.config import DataConfig
-from driving.fitness import check_absent, without_bad
-from driving.index import PRESENT, Index
-from driving.pictures import FilePictures, columns
-from driving.scan import scan
-from driving.shards import open_pack, write_pack
-from driving.split import SPLIT_FILE, Manifest, load_manifest
+from driving.data.fitness import check_absent, without_bad
+from driving.data.index import PRESENT, Index
+from driving.data.pictures import FilePictures, columns
+from driving.data.scan import scan
+from driving.data.shards import open_pack, write_pack
+from driving.data.split import SPLIT_FILE, Manifest, load_manifest
 
 CHECKED_FRAMES = 2000
 """Frames that --check compares, spread evenly; both ways of reading are timed on them."""
@@ -251,4 +251,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

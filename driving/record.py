@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from core import cli
-from core.durable import give_name, make_folders, sync_tree, write_durably
-from core.errors import ConfigError
-from core.images import encode_jpeg
-from core.progress import follow
-from core.recording import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
+from chunkwise.cli import command as cli
+from chunkwise.cli.progress import follow
+from chunkwise.data.images import encode_jpeg
+from chunkwise.envs.recorder import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
+from chunkwise.errors import ConfigError
+from chunkwise.files.durable import give_name, make_folders, sync_tree, write_durably
 from driving.config import CAMERAS, RecordConfig
 
 MADE_BY = "driving.record"
@@ -90,8 +90,8 @@ def episode_path(path: Path, episode: int) -> Path:
 def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
     """Drives, renders and writes one episode, the JSON last."""
     os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported, here for the first time
-    from driving.town import scene
-    from driving.town.driver import drive
+    from driving.sim import scene
+    from driving.sim.driver import drive
 
     drove = drive(config.seed, episode, seconds=config.seconds, rate=config.rate_hz)
     height, width = config.image_size

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from core import processes
-from core.loop import fit
-from core.named_paths import require_reachable
-from core.printable import say
-from core.run_folder import RunFolder
-from core.state import TrainState
-from core.strict_json import read_json
+from chunkwise.cli.named_paths import require_reachable
+from chunkwise.distributed import processes
+from chunkwise.files.strict_json import read_json
+from chunkwise.printable import say
+from chunkwise.state import TrainState
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
 from driving.config import DrivingConfig
-from driving.data import DrivingData, open_data
-from driving.pretrain import PretrainTask
+from driving.data.batches import DrivingData, open_data
 from driving.record import MADE_BY, NOTES, record
-from driving.waypoints import WaypointTask
+from driving.tasks.pretrain import PretrainTask
+from driving.tasks.waypoints import WaypointTask
 
 
 class EvaluatedPretrain(PretrainTask):

@@ -19,23 +19,23 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import UInt8
 
-from core import cli
-from core.cli import Parser, add_links_option
-from core.errors import DataError
-from core.identity import Files
-from core.images import decode
-from core.links import Bounds
-from core.printable import say
-from core.progress import follow
-from driving.checks import BLACK, Findings, Look, check_numbers, check_pictures
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.cli.progress import follow
+from chunkwise.data.images import decode
+from chunkwise.errors import DataError
+from chunkwise.files.identity import Files
+from chunkwise.files.links import Bounds
+from chunkwise.printable import say
 from driving.config import CAMERAS, DataConfig
-from driving.episodes import episode_names
-from driving.index import ABSENT, PRESENT, Index, concatenate
-from driving.pictures import read_bytes
-from driving.scan import scan_file
-from driving.schema import Problem, problem_of
-from driving.shards import PackedPictures, is_pack, load_index, read_manifest
-from driving.split import SPLIT_FILE, check_manifest, load_manifest
+from driving.data.checks import BLACK, Findings, Look, check_numbers, check_pictures
+from driving.data.episodes import episode_names
+from driving.data.index import ABSENT, PRESENT, Index, concatenate
+from driving.data.pictures import read_bytes
+from driving.data.scan import scan_file
+from driving.data.schema import Problem, problem_of
+from driving.data.shards import PackedPictures, is_pack, load_index, read_manifest
+from driving.data.split import SPLIT_FILE, check_manifest, load_manifest
 
 Report = dict[str, Any]
 Item = TypeVar("Item")
@@ -313,4 +313,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

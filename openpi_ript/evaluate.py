@@ -11,11 +11,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from core import cli
-from core.errors import ConfigError, RunError
-from openpi_ript import film
-from openpi_ript.collect import Collector
-from openpi_ript.evaluation import MANIFEST, Evaluation, Manifest, compare_evaluations, evaluate, manifest_of
+from chunkwise.cli import command
+from chunkwise.errors import ConfigError, RunError
+from openpi_ript.ript import film
+from openpi_ript.ript.collect import Collector
+from openpi_ript.ript.evaluation import MANIFEST, Evaluation, Manifest, compare_evaluations, evaluate, manifest_of
 
 
 def initial_states(collector: Collector, run: Path, given: Path | None, *, seed: int, episodes: int) -> Manifest:
@@ -31,8 +31,8 @@ def initial_states(collector: Collector, run: Path, given: Path | None, *, seed:
 def evaluate_run(arguments: argparse.Namespace) -> None:
     """The newest checkpoint of a run."""
     # Imported here: each worker process imports this module, and has no use for jax.
-    from openpi_ript.acting import ActingPolicy
-    from openpi_ript.saved import read_config, read_run_weights, read_stats
+    from openpi_ript.policies.saved import read_config, read_run_weights, read_stats
+    from openpi_ript.ript.acting import ActingPolicy
 
     run: Path = arguments.run
     config = read_config(run)
@@ -70,7 +70,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
 
 def main(argv: list[str]) -> int:
     """Command line; returns the exit code."""
-    parser = cli.Parser(
+    parser = command.Parser(
         prog="python -m openpi_ript.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
@@ -96,4 +96,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(lambda: main(sys.argv[1:]))
+    command.run(lambda: main(sys.argv[1:]))

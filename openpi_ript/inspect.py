@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from core import cli
-from core.cli import Parser, add_links_option
-from core.errors import ConfigError, DataError
-from core.identity import Files
-from core.lerobot import LeRobotMeta, Problem, read_meta
-from core.lerobot_tables import EpisodeTable, iter_tables
-from core.lerobot_video import LeRobotPictures
-from core.links import Bounds
-from core.pack import PackedPictures, PictureReader, add_pack, is_pack, read_manifest, read_pack_table
-from core.printable import say
-from openpi_ript import norm
-from openpi_ript.data import TrainingData, open_data
-from openpi_ript.data_config import DataConfig, RobotConfig
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.data.lerobot.meta import LeRobotMeta, Problem, read_meta
+from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
+from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.data.pack import PackedPictures, PictureReader, add_pack, is_pack, read_manifest, read_pack_table
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.identity import Files
+from chunkwise.files.links import Bounds
+from chunkwise.printable import say
+from openpi_ript.config.data import DataConfig, RobotConfig
+from openpi_ript.data import norm
+from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.pack import numeric_columns
 
 Report = dict[str, Any]
@@ -244,4 +244,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from core import cli
-from core.cli import Parser, add_links_option
-from core.errors import RunError
-from core.lerobot import Feature, LeRobotMeta, read_meta
-from core.lerobot_tables import load_table
-from core.lerobot_video import LeRobotPictures
-from core.links import Bounds
-from core.pack import PackSettings, write_pack
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.data.lerobot.meta import Feature, LeRobotMeta, read_meta
+from chunkwise.data.lerobot.tables import load_table
+from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.data.pack import PackSettings, write_pack
+from chunkwise.errors import RunError
+from chunkwise.files.links import Bounds
 
 
 def numeric_columns(meta: LeRobotMeta) -> tuple[str, ...]:
@@ -119,4 +119,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from core import cli
-from core.cli import Parser
-from core.errors import DataError
-from core.flow import straight_path
-from core.npz import read_npz
-from core.printable import printable
-from openpi_ript.config import GemmaConfig, LoraConfig, ModelConfig, SiglipConfig, dummy
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser
+from chunkwise.errors import DataError
+from chunkwise.files.npz import read_npz
+from chunkwise.models.flow_matching import straight_path
+from chunkwise.printable import printable
+from openpi_ript.config.experiment import GemmaConfig, LoraConfig, ModelConfig, SiglipConfig, dummy
 from openpi_ript.model.pi0 import Observation, Pi0, encode, flow_error, sample_actions, velocity
 from openpi_ript.weights import by_path, model_shapes
 
@@ -217,4 +217,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -21,14 +21,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-from core.cli import Parser
-from core.config import load
-from core.errors import ConfigError, RunError
-from core.named_paths import require_reachable
-from openpi_ript.access import TOKEN_VARIABLE, Access, is_loopback, read_token
-from openpi_ript.config import OpenpiRiptConfig
-from openpi_ript.policy import Policy
-from openpi_ript.server import Limits, PolicyServer
+from chunkwise.cli.command import Parser
+from chunkwise.cli.named_paths import require_reachable
+from chunkwise.config.experiment import load
+from chunkwise.errors import ConfigError, RunError
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_token
+from openpi_ript.policies.policy import Policy
+from openpi_ript.policies.server import Limits, PolicyServer
 
 
 def main(argv: Sequence[str] | None = None) -> int:

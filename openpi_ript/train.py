@@ -11,26 +11,27 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key
 
-from core import gradients, prng, processes
-from core.arrays import NumpyTree, PyTree
-from core.errors import ConfigError
-from core.interaction import Interaction
-from core.loop import fit
-from core.metrics import Mean, mean_of
-from core.named_paths import require_reachable
-from core.optim import make_optimiser
-from core.printable import say
-from core.run_folder import RunFolder
-from core.state import TrainState
-from openpi_ript.config import OpenpiRiptConfig, Optimality
-from openpi_ript.data import TrainingData, open_data
-from openpi_ript.guidance import guided_loss
-from openpi_ript.inputs import make_inputs
+from chunkwise.arrays import NumpyTree, PyTree
+from chunkwise.cli.named_paths import require_reachable
+from chunkwise.distributed import processes
+from chunkwise.errors import ConfigError
+from chunkwise.printable import say
+from chunkwise.state import TrainState
+from chunkwise.train import gradients, rngs
+from chunkwise.train.interaction import Interaction
+from chunkwise.train.loop import fit
+from chunkwise.train.metrics import Mean, mean_of
+from chunkwise.train.optimizer import make_optimiser
+from chunkwise.train.run_dir import RunFolder
+from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.data.dataset import TrainingData, open_data
+from openpi_ript.data.inputs import make_inputs
+from openpi_ript.data.norm import stats_json
+from openpi_ript.data.point import record
+from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, gathered_outside_layers, init_params
-from openpi_ript.norm import stats_json
-from openpi_ript.record import record
-from openpi_ript.saved import NORM_STATS, TOKENIZER, read_weights
+from openpi_ript.policies.saved import NORM_STATS, TOKENIZER, read_weights
 from openpi_ript.weights import fit_to_model
 
 
@@ -74,14 +75,14 @@ class RiptTask:
         """
         assert self.config.weights is not None
         stored = read_weights(self.config.weights)
-        fitted = fit_to_model(stored, self.model, prng.key(self.config.run.seed, "fresh weights"))
+        fitted = fit_to_model(stored, self.model, rngs.key(self.config.run.seed, "fresh weights"))
         # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
         params = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), fitted, state.params)
         return state.replace(params=params, ema=jax.tree.map(jnp.copy, self._averaged(params)))
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update of the weights that train."""
-        key = prng.key(self.config.run.seed, "loss", state.step)
+        key = rngs.key(self.config.run.seed, "loss", state.step)
         weights = {"flow_loss" if self.config.guidance is None else "guided_loss": 1.0}
         accumulate = self.config.train.accumulate
         gradient, metrics = gradients.gradient(self._loss, weights, state.params, batch, key, accumulate)
@@ -169,7 +170,7 @@ def _record_if_missing(config: OpenpiRiptConfig) -> None:
     if config.record is not None:
         record(config.record, config.data.path)
     if config.demonstrate is not None:
-        from openpi_ript.demonstrate import demonstrate
+        from openpi_ript.envs.demonstrate import demonstrate
 
         demonstrate(config)
 
@@ -178,7 +179,7 @@ def _make_task(config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> tu
     """The task, and what it does between updates where it plays rollouts."""
     if config.env is None:
         return RiptTask(config, data), None
-    from openpi_ript.ript_task import RolloutTask  # which is a RiptTask, and so needs this module
+    from openpi_ript.ript.task import RolloutTask  # which is a RiptTask, and so needs this module
 
     task = RolloutTask(config, data, folder)
     return task, task.ript

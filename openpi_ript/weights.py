@@ -2,7 +2,7 @@
 
 An openpi checkpoint is an Orbax folder (usually named `params`) that holds the tree {"params": weights}. A training run
 of openpi adds one level: every leaf path ends in "value". This module names Orbax because that layout is openpi's and
-not that of our train checkpoints, which core/checkpoint.py keeps; it needs Orbax's older interface, as openpi does.
+not that of our train checkpoints, which chunkwise/checkpoint/ keeps; it needs Orbax's older interface, as openpi does.
 """
 
 import shutil
@@ -16,12 +16,12 @@ import numpy as np
 from flax import traverse_util
 from jaxtyping import Array, Key
 
-from core import budget
-from core.durable import make_folders, publish, scratch_file, scratch_name
-from core.errors import ConfigError, DataError
-from core.orbax_files import require_arrays, require_database, require_declared, require_metadata
-from core.trouble import root_cause
-from openpi_ript.config import Optimality
+from chunkwise.checkpoint.orbax_files import require_arrays, require_database, require_declared, require_metadata
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget
+from chunkwise.files.durable import make_folders, publish, scratch_file, scratch_name
+from chunkwise.files.trouble import root_cause
+from openpi_ript.config.experiment import Optimality
 from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from core.config import (
+from chunkwise.config.experiment import (
     ExperimentConfig,
     FilesConfig,
     require_fraction,

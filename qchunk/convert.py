@@ -16,20 +16,21 @@ from typing import Any, Literal, get_args
 import h5py
 import numpy as np
 
-from core import budget, cli
-from core.cli import Parser, add_links_option
-from core.errors import ConfigError, DataError, RunError
-from core.identity import content_hash
-from core.new_folder import new_folder
-from core.progress import follow
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.cli.progress import follow
+from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.files import budget
+from chunkwise.files.identity import content_hash
+from chunkwise.files.new_folder import new_folder
 from qchunk.converters.d4rl import D4rlReader
 from qchunk.converters.episode_writer import camera_names, write_episode
 from qchunk.converters.lerobot import LeRobotReader
 from qchunk.converters.ogbench import OgbenchReader
 from qchunk.converters.recording import ConvertSettings, Reader, Recording, check_widths
 from qchunk.converters.robomimic import RobomimicReader
-from qchunk.sources.hdf5 import one_line, open_h5
-from qchunk.sources.report import Problem, refuse
+from qchunk.data.readers.hdf5 import one_line, open_h5
+from qchunk.data.readers.report import Problem, refuse
 
 Format = Literal["robomimic", "d4rl", "ogbench", "lerobot"]
 
@@ -278,4 +279,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

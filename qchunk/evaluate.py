@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from core.intervals import wilson
-from core.progress import Lines
-from qchunk import environments
+from chunkwise.cli.progress import Lines
+from chunkwise.reports.intervals import wilson
+from qchunk.envs import simulators
 
 FILM_SECONDS = 300  # a film of two rollouts takes about 10 s in software; a driver that hangs must not stop a run
 
 
-Policy = Callable[[environments.Observation, int], np.ndarray]
+Policy = Callable[[simulators.Observation, int], np.ndarray]
 """Chooses the next chunk of each environment: (observations, key_seed) -> actions (b, t, a).
 
 Observations are float32 (b, s) under their names in the recordings, `qpos` and `state`, and with a View uint8
@@ -93,7 +93,7 @@ def evaluate(
     episodes: int,
     num_envs: int,
     horizon: int,
-    view: environments.View | None = None,
+    view: simulators.View | None = None,
 ) -> EvalResult:
     """Runs episodes 0 to `episodes - 1`; the result is a function of the arguments, not of the clock.
 
@@ -135,7 +135,7 @@ def rollouts(
     episodes: int,
     num_envs: int,
     horizon: int,
-    view: environments.View | None = None,
+    view: simulators.View | None = None,
 ) -> list[Rollout]:
     """The episodes of `evaluate`, in order.
 
@@ -144,29 +144,29 @@ def rollouts(
     """
     envs = _environments(env_id, num_envs)
     slots: list[_Slot | None] = [None] * num_envs
-    rows: list[environments.Observation | None] = [None] * num_envs
+    rows: list[simulators.Observation | None] = [None] * num_envs
     finished: dict[int, Rollout] = {}
     lines = Lines(episodes, "played {count} of {total} episodes")
     following = 0
     for call in itertools.count():
         for i in range(num_envs):
             if slots[i] is None and following < episodes:
-                slot_seed = environments.episode_seed(seed, following)
+                slot_seed = simulators.episode_seed(seed, following)
                 slots[i] = _Slot(following, slot_seed)
-                rows[i], _ = environments.reset(envs[i], slot_seed)
+                rows[i], _ = simulators.reset(envs[i], slot_seed)
                 following += 1
         if len(finished) == episodes:
             break
         filled = [row or rows[0] for row in rows]  # more environments than episodes: the first one's row
         observations = {name: np.stack([row[name] for row in filled if row]) for name in ("qpos", "state")}
         if view is not None:
-            pictures = {i: environments.look(envs[i], view) for i, slot in enumerate(slots) if slot is not None}
+            pictures = {i: simulators.look(envs[i], view) for i, slot in enumerate(slots) if slot is not None}
             dark = np.zeros_like(next(iter(pictures.values())))
             observations["images"] = np.stack([pictures.get(i, dark) for i in range(num_envs)])
         chunks = policy(observations, int(np.random.SeedSequence([seed, step, call]).generate_state(1)[0]))
         _check(chunks, num_envs, horizon)
         playing = [(i, slot) for i, slot in enumerate(slots) if slot is not None]
-        run = [(slot, envs[i], environments.clip(envs[i], chunks[i])) for i, slot in playing]
+        run = [(slot, envs[i], simulators.clip(envs[i], chunks[i])) for i, slot in playing]
         for (i, slot), (row, over) in zip(playing, _threads().map(lambda one: one[0].run(*one[1:]), run), strict=True):
             rows[i] = row
             if over:
@@ -190,12 +190,12 @@ class _Slot:
         self.success, self.reward = False, 0.0
         self.actions: list[np.ndarray] = []
 
-    def run(self, env: Any, chunk: Float32[np.ndarray, "t a"]) -> tuple[environments.Observation, bool]:
+    def run(self, env: Any, chunk: Float32[np.ndarray, "t a"]) -> tuple[simulators.Observation, bool]:
         """Executes a chunk, or as much of it as the episode takes; the observation after it, and whether it is over."""
         observed, over = {}, False
         for action in chunk:
             state, reward, terminated, truncated, info = env.step(action)
-            observed = environments.observation(state, info)
+            observed = simulators.observation(state, info)
             self.actions.append(action)
             self.reward += float(reward)
             self.success = bool(info["success"])
@@ -211,7 +211,7 @@ class _Slot:
 @functools.lru_cache(maxsize=1)
 def _environments(env_id: str, num_envs: int) -> list[Any]:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
-    return [environments.make_task(env_id) for _ in range(num_envs)]
+    return [simulators.make_task(env_id) for _ in range(num_envs)]
 
 
 def _check(chunks: np.ndarray, num_envs: int, horizon: int) -> None:
@@ -232,7 +232,7 @@ def film(
     episodes: int,
     num_envs: int,
     horizon: int,
-    view: environments.View | None = None,
+    view: simulators.View | None = None,
     every: int = 3,
     report: Callable[[str], None] = print,
 ) -> Path | None:
@@ -282,10 +282,10 @@ def _backends() -> list[str]:
 
 
 def _render(arguments: list[str], backend: str) -> str | None:
-    """Runs qchunk.film; None if it wrote the film, else the reason in a few words."""
+    """Runs qchunk.envs.film; None if it wrote the film, else the reason in a few words."""
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "qchunk.film", *arguments],
+            [sys.executable, "-m", "qchunk.envs.film", *arguments],
             cwd=Path(__file__).resolve().parents[1],
             env=os.environ | {"MUJOCO_GL": backend},
             capture_output=True,

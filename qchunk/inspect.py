@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from core import cli
-from core.cli import Parser, add_links_option
-from core.episodes import manifest_hash
-from core.errors import DataError, RunError
-from core.identity import Files
-from core.named_paths import require_reachable
-from core.printable import say
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.cli.named_paths import require_reachable
+from chunkwise.data.episodes import manifest_hash
+from chunkwise.errors import DataError, RunError
+from chunkwise.files.identity import Files
+from chunkwise.printable import say
 from qchunk.config import DataConfig, Format
-from qchunk.index import dataset_files, read_index
-from qchunk.selection import Selection, select
-from qchunk.sources.report import EpisodeReport, Problem
+from qchunk.data.index import dataset_files, read_index
+from qchunk.data.readers.report import EpisodeReport, Problem
+from qchunk.data.selection import Selection, select
 
 
 def inspect(path: str) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> int:
         walked = read(arguments.dir, arguments.allow_links_to)
         found = describe(walked, arguments.dir)
         if arguments.picture is not None:
-            from qchunk.overview import draw  # matplotlib takes a second to import
+            from qchunk.data.overview import draw  # matplotlib takes a second to import
 
             draw(walked.selection, walked.data, walked.files, arguments.picture)
             print(f"picture: {arguments.picture}", file=sys.stderr)
@@ -210,4 +210,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    command.run(main)

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from core import cli
-from core.durable import give_name, make_folders
-from core.progress import follow
-from core.recording import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
-from qchunk import aloha_hdf5, aloha_sim, play
+from chunkwise.cli import command as cli
+from chunkwise.cli.progress import follow
+from chunkwise.envs.recorder import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
+from chunkwise.files.durable import give_name, make_folders
 from qchunk.config import RecordConfig
+from qchunk.envs import aloha_hdf5, aloha_sim, play
 
 NOTES = Notes(unfinished="recording.json", finished="dataset.json")
 

@@ -7,19 +7,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from core import processes
-from core.arrays import NumpyTree
-from core.loop import fit
-from core.metrics import Mean
-from core.named_paths import require_reachable
-from core.run_folder import RunFolder
-from core.state import TrainState
-from qchunk import data, environments, picture, stream
-from qchunk.agent import make_agent
+from chunkwise.arrays import NumpyTree
+from chunkwise.cli.named_paths import require_reachable
+from chunkwise.distributed import processes
+from chunkwise.state import TrainState
+from chunkwise.train.loop import fit
+from chunkwise.train.metrics import Mean
+from chunkwise.train.run_dir import RunFolder
+from qchunk import data
+from qchunk.agents.make import make_agent
+from qchunk.agents.qc import FlowAgent
 from qchunk.config import QChunkConfig
+from qchunk.data import stream
+from qchunk.envs import run_picture, simulators
 from qchunk.evaluate import Policy, evaluate, film
-from qchunk.flow_agent import FlowAgent
-from qchunk.online import Online
+from qchunk.online.phase import Online
 from qchunk.record import record
 
 
@@ -33,7 +35,7 @@ class QChunkTask:
         self.agent = make_agent(config, dataset.dims(config.data.observation))
         view = self._view()
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
-            environments.require_pictures(config.eval.env, view)
+            simulators.require_pictures(config.eval.env, view)
         self._act = jax.jit(self.agent.act)
         self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, FlowAgent) else None
         self.online: Online | None = None
@@ -59,7 +61,7 @@ class QChunkTask:
 
     def finish(self) -> None:
         """Draws the run's picture."""
-        print(f"picture: {picture.draw(self.folder)}", flush=True)
+        print(f"picture: {run_picture.draw(self.folder)}", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of the good episodes, and of all files."""
@@ -119,14 +121,12 @@ class QChunkTask:
             view=self._view(),
         )
 
-    def _view(self) -> environments.View | None:
+    def _view(self) -> simulators.View | None:
         """Cameras of the environment, as the policy is used to them."""
         dims, render_size = self.agent.dims, self.config.eval.render_size
         if not dims.cameras:
             return None
-        return environments.View(
-            cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size
-        )
+        return simulators.View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
 
 
 def main(config: QChunkConfig, name: str) -> None:
@@ -155,7 +155,7 @@ def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
     for field, name in fields.items():
         if name is not None and name not in seen:
             observation = (config.data.observation, dims.observation)
-            environments.require_widths(field, name, config.data.path, observation=observation, action=dims.action)
+            simulators.require_widths(field, name, config.data.path, observation=observation, action=dims.action)
             seen.add(name)
 
 

@@ -24,17 +24,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from core.config import RunConfig, TrainConfig
-from core.dataset_files import require_same
-from core.errors import DataError, MismatchError
-from core.identity import Files
-from core.pack import PackSettings
-from driving import data as driving_data
+from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.data.pack import PackSettings
+from chunkwise.errors import DataError, MismatchError
+from chunkwise.files.dataset_files import require_same
+from chunkwise.files.identity import Files
 from driving import pack as driving_pack
 from driving.config import DataConfig as DrivingConfig
-from openpi_ript import data as openpi_data
-from openpi_ript.data_config import UR5E
-from openpi_ript.data_config import DataConfig as OpenpiConfig
+from driving.data import batches as driving_data
+from openpi_ript.config.data import UR5E
+from openpi_ript.config.data import DataConfig as OpenpiConfig
+from openpi_ript.data import dataset as openpi_data
 from openpi_ript.pack import pack as pack_lerobot
 from qchunk import data as qchunk_data
 from qchunk.config import AgentConfig, QChunkConfig

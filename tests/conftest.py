@@ -29,7 +29,7 @@ SKIPS = {
     "finds the workers in /proc": "only Linux has it",
 }
 """Reasons for which a test may be skipped where CI is set, as patterns, and why that is no loss there."""
-PACKAGES = ["core", "qchunk", "openpi_ript", "driving"]
+PACKAGES = ["chunkwise", "qchunk", "openpi_ript", "driving"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def same_limits_afterwards() -> Iterator[None]:
     """Limits hold for the process: those that a test's config or command line set must not reach the next test."""
-    from core import budget  # after pytest_configure has hooked the imports
+    from chunkwise.files import budget  # after pytest_configure has hooked the imports
 
     with budget.using():
         yield

@@ -25,7 +25,7 @@ from unittest import mock
 
 from rich.progress import track
 
-from core.seal import NAME
+from chunkwise.checkpoint.file_sums import NAME
 from tests import kill
 
 CONFIG = "configs/qchunk/debug.py"
@@ -147,9 +147,9 @@ def restore_only(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, confi
 
 def _restorer(arguments: list[str]) -> Callable[[Path], tuple[int, str]]:
     """What restores a copy of a run's checkpoints as launch.py with these arguments would: the step, and the digest."""
-    from core.checkpoint import Checkpoints
-    from core.checksums import digest
-    from core.config import CheckpointConfig, load
+    from chunkwise.checkpoint.checksums import digest
+    from chunkwise.checkpoint.manager import Checkpoints
+    from chunkwise.config.experiment import CheckpointConfig, load
 
     class Asked(Exception):
         """The run is about to restore."""

@@ -63,7 +63,7 @@ def gaussian(config: Any) -> Any:
 
 def adapters(config: Any) -> Any:
     """Supervised pi0.5, the language model frozen but for adapters."""
-    from openpi_ript.config import LoraConfig, toy
+    from openpi_ript.config.experiment import LoraConfig, toy
 
     model = toy("pi05")
     language = dataclasses.replace(model.language, lora=LoraConfig(rank=4, alpha=4.0))
@@ -167,9 +167,10 @@ def child(folder: Path, step: str, bits: int, arguments: list[str]) -> int:
     """Trains, and leaves weights and sizes in `folder`."""
     if bits == 64:
         use_64_bits()
-    from core import cluster, loop
-    from core.config import load
-    from core.saves import read_arrays
+    from chunkwise.checkpoint.reader import read_arrays
+    from chunkwise.config.experiment import load
+    from chunkwise.distributed import cluster
+    from chunkwise.train import loop
 
     launch = importlib.import_module("launch")
     config = STEPS[step][1](load(arguments)[0])

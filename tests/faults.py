@@ -3,7 +3,7 @@
     python -m tests.faults                  # every third case, some minutes
     python -m tests.faults --every 1        # all
 
-A small run (tests/core/toy.py) is made once, untouched. Then its calls to the system and to Orbax that touch a
+A small run (tests/chunkwise/toy.py) is made once, untouched. Then its calls to the system and to Orbax that touch a
 checkpoint are counted: opening, listing, forcing out, renaming, removing, saving and loading arrays, reading for sums.
 In a case one of them raises EIO, EACCES, ENOSPC, MemoryError, or what tensorstore makes of them (RESOURCE_EXHAUSTED as
 text, of arrays and sums alone), once or from then on, either in a run that has been saved and is to go on, or in a
@@ -33,12 +33,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from core.config import CheckpointConfig, TrainConfig
-from core.errors import RunError
-from core.loop import fit
-from core.run_folder import RunFolder
-from core.saved_steps import steps_in
-from tests.core.toy import ToyConfig, ToyTask, toy_config
+from chunkwise.checkpoint.saved_steps import steps_in
+from chunkwise.config.experiment import CheckpointConfig, TrainConfig
+from chunkwise.errors import RunError
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
 
 STEPS = 20
 KEPT = {"norm_stats.json": b"{}\n"}

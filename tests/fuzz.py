@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from core.errors import RunError
+from chunkwise.errors import RunError
 
 ODD: tuple[Any, ...] = (None, True, -1, 0, 2**70, 1e300, -0.5, "", "x", "../x", "\u2028", [], [[]], {}, [None])
 """Values that a reader may not expect; infinite and undefined numbers are no JSON."""

@@ -72,9 +72,9 @@ QCHUNK_DEBUG, DRIVING_DEBUG = "configs/qchunk/debug.py", "configs/driving/debug.
 PI0_DEBUG, RIPT_DEBUG = "configs/openpi_ript/debug.py", "configs/openpi_ript/debug_ript.py"
 RIPT = ["--train.steps", "340", "--eval.episodes", "4", "--eval.final-episodes", "4"]
 POOL, PICTURE, FRAME = (
-    "qchunk.pool:Pool._fill",
-    "driving.pictures:read_bytes",
-    "core.lerobot_video:LeRobotPictures.read",
+    "qchunk.data.pool:Pool._fill",
+    "driving.data.pictures:read_bytes",
+    "chunkwise.data.lerobot.video:LeRobotPictures.read",
 )
 BATCH = "tests.train:MatrixTask.batches"
 TOY = "tests/train.py"
@@ -85,7 +85,13 @@ CASES: dict[str, Case] = {
     "open_driving": opening(DRIVING_DEBUG, "driving.train:open_data"),
     "open_python": opening(DRIVING_DEBUG, "driving.train:open_data", how="python"),
     "open_sigint": opening(DRIVING_DEBUG, "driving.train:open_data", act="SIGINT", code=130, said="by the keyboard"),
-    "restore": Case(config=TOY, options=[], place="core.saved_steps:steps_in", code=75, said="nothing was trained yet"),
+    "restore": Case(
+        config=TOY,
+        options=[],
+        place="chunkwise.checkpoint.saved_steps:steps_in",
+        code=75,
+        said="nothing was trained yet",
+    ),
     "reader_qchunk": reader(QCHUNK_DEBUG, POOL, QCHUNK),
     "reader_openpi_ript": reader(PI0_DEBUG, FRAME, []),
     "reader_openpi_ript_main_thread": reader(PI0_DEBUG, FRAME, ["--data.read-threads", "0"]),

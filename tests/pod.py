@@ -42,8 +42,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from core import config as config_lib
-from core.saves import read_arrays
+from chunkwise.checkpoint.reader import read_arrays
+from chunkwise.config import experiment as config_lib
 from tests import kill
 from tests.compare import BOUND, difference
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import core.config
+import chunkwise.config.experiment
 
 ROOT = Path(__file__).parent.parent
-MODULES = ["core.config"] + [
+MODULES = ["chunkwise.config.experiment"] + [
     f"{package}.config" for package in ("qchunk", "openpi_ript", "driving") if (ROOT / package / "config.py").exists()
 ]
 
@@ -18,11 +18,11 @@ MODULES = ["core.config"] + [
 def attributes_read() -> set[str]:
     """Names of attributes that library code reads, `x.name`."""
     found = set()
-    for package in ("core", "qchunk", "openpi_ript", "driving"):
+    for package in ("chunkwise", "qchunk", "openpi_ript", "driving"):
         for path in (ROOT / package).rglob("*.py"):
             tree = ast.parse(path.read_text())
             found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-            # The checks of core/config.py read a field by its name too, but that is no use of it.
+            # The checks of chunkwise/config/experiment.py read a field by its name too, but that is no use of it.
     return found
 
 
@@ -39,20 +39,20 @@ def test_every_field_is_read(module: str):
 
 def test_fingerprint_leaves_out_what_may_change_on_resume():
     flat = {"run.dir": "a", "run.seed": 1, "train.steps": 5, "optim.schedule": "constant", "checkpoint.every": 3}
-    assert core.config.fingerprint(flat) == {"run.seed": 1, "optim.schedule": "constant"}
+    assert chunkwise.config.experiment.fingerprint(flat) == {"run.seed": 1, "optim.schedule": "constant"}
     kept = dict.fromkeys(["train.batch_size", "train.accumulate", "train.ema", "data.horizon", "agent.alpha"], 2)
-    assert core.config.fingerprint(kept) == kept
-    assert "train.steps" in core.config.fingerprint(flat | {"optim.schedule": "cosine"})
+    assert chunkwise.config.experiment.fingerprint(kept) == kept
+    assert "train.steps" in chunkwise.config.experiment.fingerprint(flat | {"optim.schedule": "cosine"})
 
 
 def test_a_checkpoint_of_before_the_list_of_files_is_comparable():
     before = {"run.seed": 1, "data.path": "a", "optim.schedule": "constant", "dataset.manifest": "x"}
     now = {"run.seed": 1, "optim.schedule": "constant", "dataset.manifest": "x", "dataset.files": "y"}
-    saved, current, note = core.config.comparable(before, now)
+    saved, current, note = chunkwise.config.experiment.comparable(before, now)
     assert saved == current
     assert "earlier version" in note
-    assert core.config.comparable(now, now) == (now, now, "")
-    saved, current, _ = core.config.comparable(now, now | {"dataset.files": "z"})
+    assert chunkwise.config.experiment.comparable(now, now) == (now, now, "")
+    saved, current, _ = chunkwise.config.experiment.comparable(now, now | {"dataset.files": "z"})
     assert saved != current
-    saved, current, _ = core.config.comparable(before, now | {"dataset.manifest": "z"})
+    saved, current, _ = chunkwise.config.experiment.comparable(before, now | {"dataset.manifest": "z"})
     assert saved != current

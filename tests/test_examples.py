@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from core.config import load
-from openpi_ript.config import OpenpiRiptConfig
+from chunkwise.config.experiment import load
+from openpi_ript.config.experiment import OpenpiRiptConfig
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "examples/cluster"

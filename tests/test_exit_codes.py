@@ -17,11 +17,14 @@ import driving.validate
 import launch
 import openpi_ript.evaluate
 import qchunk.inspect
-from core import cli, errors, processes, recording
-from core.checkpoint_tool import main as checkpoint_tool
-from core.new_folder import new_folder
-from openpi_ript.evaluation import Evaluation
-from tests.core.toy import toy_config
+from chunkwise import errors
+from chunkwise.checkpoint.tool import main as checkpoint_tool
+from chunkwise.cli import command
+from chunkwise.distributed import processes
+from chunkwise.envs import recorder
+from chunkwise.files.new_folder import new_folder
+from openpi_ript.ript.evaluation import Evaluation
+from tests.chunkwise.toy import toy_config
 
 # As docs/reliability.md and the README have them, written out: scripts outside of this repository rely on these.
 CODES = {
@@ -80,7 +83,7 @@ def test_a_command_leaves_with_its_code_and_waits_for_the_others_only_after_an_o
     monkeypatch.setattr(processes, "leave", leave)
     error = getattr(errors, name, getattr(builtins, name, None))
     with pytest.raises(SystemExit):
-        cli.run((lambda: None) if error is None else raising(error("x")))
+        command.run((lambda: None) if error is None else raising(error("x")))
     expected = {"an end": 0, "KeyboardInterrupt": 130, "ZeroDivisionError": 1} | CODES
     assert left[0] == (expected[name], name in ("an end", "PreemptedError"))
 
@@ -114,12 +117,12 @@ class Settings(types.SimpleNamespace):
 def test_a_recording_ends_with_the_code_of_its_error(name: str):
     error = KeyboardInterrupt() if name == "KeyboardInterrupt" else getattr(errors, name)("x")
     made = types.SimpleNamespace(path="somewhere")
-    assert recording.command(Settings, made, raising(error)) == CODES.get(name, 130)
-    assert recording.command(Settings, made, lambda *_: None) == 0
+    assert recorder.command(Settings, made, raising(error)) == CODES.get(name, 130)
+    assert recorder.command(Settings, made, lambda *_: None) == 0
 
 
 def test_sigterm_ends_a_recording_as_preempted(tmp_path: Path):
-    with pytest.raises(errors.PreemptedError, match="stopped by SIGTERM"), recording.sigterm_raises(tmp_path):
+    with pytest.raises(errors.PreemptedError, match="stopped by SIGTERM"), recorder.sigterm_raises(tmp_path):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 

@@ -1,6 +1,6 @@
 """Every loss of qchunk and driving computes from whole weights, traced for a mesh of eight devices (no arithmetic).
 
-pi0's are in tests/openpi_ript/test_fsdp.py, the helpers themselves in tests/core/test_mesh.py.
+pi0's are in tests/openpi_ript/model/test_fsdp.py, the helpers themselves in tests/chunkwise/train/test_sharding.py.
 """
 
 from pathlib import Path
@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from core import prng
-from core.state import TrainState
-from driving import pretrain, waypoints
-from driving.data import open_data
+from chunkwise.state import TrainState
+from chunkwise.train import rngs
+from driving.data.batches import open_data
+from driving.tasks import pretrain, waypoints
 from tests.driving.drives import write_drive
 from tests.driving.test_train import config, pretraining
+from tests.qchunk.agents.test_accumulate import AGENTS
+from tests.qchunk.agents.test_qc import batch_of
 from tests.qchunk.random_weights import weights
-from tests.qchunk.test_accumulate import AGENTS
-from tests.qchunk.test_agent import batch_of
 
 
 def require_gathered(task: Any, state: Any, batch: Any) -> None:
@@ -45,5 +45,5 @@ def test_driving(tmp_path: Path):
     for make, of in ((waypoints.WaypointTask, config), (pretrain.PretrainTask, pretraining)):
         made = of(tmp_path, tmp_path / "drives")
         task: Any = make(made, open_data(made.data))
-        state = jax.eval_shape(task.init, prng.key(0, "init"))
+        state = jax.eval_shape(task.init, rngs.key(0, "init"))
         require_gathered(task, state, next(task.batches(0)))

@@ -108,14 +108,14 @@ def test_operators(line: str, expected: set[str]):
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with one function, and a test that sees some faults of it."""
     folder = tmp_path_factory.mktemp("toy")
-    (folder / "core").mkdir()
-    (folder / "tests" / "core").mkdir(parents=True)
-    (folder / "core" / "toy.py").write_text("def larger(a, b):\n    return a if a > b else b\n")
+    (folder / "chunkwise").mkdir()
+    (folder / "tests" / "chunkwise").mkdir(parents=True)
+    (folder / "chunkwise" / "toy.py").write_text("def larger(a, b):\n    return a if a > b else b\n")
     (folder / "tests" / "conftest.py").write_text(
         "def pytest_addoption(parser):\n    parser.addoption('--typecheck', action='store_true')\n"
     )
-    (folder / "tests" / "core" / "test_toy.py").write_text(
-        "from core.toy import larger\n\n\ndef test_larger():\n    assert larger(1, 2) == 2 == larger(2, 1)\n"
+    (folder / "tests" / "chunkwise" / "test_toy.py").write_text(
+        "from chunkwise.toy import larger\n\n\ndef test_larger():\n    assert larger(1, 2) == 2 == larger(2, 1)\n"
     )
     (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = []\n")
     return folder
@@ -123,11 +123,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of_toy(old: str, new: str) -> Mutant:
     """A mutant of the toy."""
-    return Mutant(area="loop", file="core/toy.py", old=old, new=new, why="", origin="by_hand")
+    return Mutant(area="loop", file="chunkwise/toy.py", old=old, new=new, why="", origin="by_hand")
 
 
 def test_kills_and_survives_as_it_should(toy: Path, tmp_path: Path):
-    test = "tests/core/test_toy.py"
+    test = "tests/chunkwise/test_toy.py"
     files = [path.relative_to(toy).as_posix() for path in toy.rglob("*") if path.is_file()]
     wrong, same, endless = (
         of_toy("a > b", "a < b"),
@@ -148,7 +148,7 @@ def test_kills_and_survives_as_it_should(toy: Path, tmp_path: Path):
         before = len(said)
         assert runner.judge(work, runner.baseline([test])) == verdicts
     assert len(said) == before, "verdicts and times of the run before were not used"
-    assert (toy / "core" / "toy.py").read_text().count("a > b") == 1
+    assert (toy / "chunkwise" / "toy.py").read_text().count("a > b") == 1
 
 
 def test_the_table_leaves_out_what_is_equivalent_alone():

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import launch
-from core.errors import DataError
-from core.named_paths import require_reachable
+from chunkwise.cli.named_paths import require_reachable
+from chunkwise.errors import DataError
 
 ROOT = Path(__file__).parent.parent
 WORDS = {"file": "Not a directory", "loop": "Too many levels of symbolic links", "long": "File name too long"}
@@ -73,7 +73,7 @@ def replaced(config: Any, name: str, value: str) -> Any:
 
 
 TOOLS: dict[str, list[str]] = {
-    "core.checkpoint_tool": ["verify", "PATH"],
+    "chunkwise.checkpoint.tool": ["verify", "PATH"],
     "qchunk.inspect": ["PATH"],
     "qchunk.convert": ["PATH", "out"],
     "driving.validate": ["PATH"],
@@ -87,7 +87,7 @@ TOOLS: dict[str, list[str]] = {
 
 
 def code_of(main: Callable[[list[str]], int | None], words: list[str]) -> tuple[int, str]:
-    """A tool's exit code, as core.cli.run would have it, and what it raised, if that is an error of the project."""
+    """A tool's exit code, as cli.command.run would have it, and what it raised, if that is an error of the project."""
     try:
         return main(words) or 0, ""
     except SystemExit as stop:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from core.config import flatten, load
-from core.saved_config import read_config
+from chunkwise.config.experiment import flatten, load
+from chunkwise.config.saved import read_config
 
 CONFIGS = sorted(path for path in Path(__file__).parent.parent.glob("configs/*/*.py") if path.stem != "__init__")
 

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from core.arrays import NumpyTree
-from core.config import CheckpointConfig, TrainConfig
-from core.loop import fit
-from core.run_folder import RunFolder
-from core.state import TrainState
-from tests.core.toy import ToyConfig, ToyTask, toy_config
+from chunkwise.arrays import NumpyTree
+from chunkwise.config.experiment import CheckpointConfig, TrainConfig
+from chunkwise.state import TrainState
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
 
 OUTPUTS = 8
 # Leaves time to be killed, and none to be busy.

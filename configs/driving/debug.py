@@ -5,7 +5,7 @@ Reaches nothing: it exists for tests, for the kill harness, and to see every fil
     python launch.py --config configs/driving/debug.py
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from driving.config import ConvConfig, DataConfig, DrivingConfig, EvalConfig, ModelConfig, RecordConfig, WaypointConfig
 
 

@@ -3,7 +3,7 @@
 python launch.py --config configs/driving/pretrain.py --run.dir runs/driving-pretrain
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from driving.config import AugmentConfig, DataConfig, DrivingConfig, EvalConfig, ObjectiveConfig, RecordConfig
 
 

@@ -4,7 +4,7 @@ python launch.py --config configs/driving/waypoints.py
 python launch.py --config configs/driving/waypoints.py --waypoints.weights runs/driving-pretrain
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from driving.config import AugmentConfig, DataConfig, DrivingConfig, EvalConfig, RecordConfig, WaypointConfig
 
 

@@ -11,7 +11,7 @@ drawn. Acting takes w = 3. Start from the weights that made the rollouts. Not tr
 
 import dataclasses
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from openpi_ript.config import PANDA, AdvantageConfig, DataConfig, GuidanceConfig, OpenpiRiptConfig, full_lora
 
 

@@ -1,14 +1,14 @@
 """The whole way in seconds on a CPU: writes a small synthetic dataset if it is missing, trains CFG-RIPT on it, saves.
 
 Reaches nothing: it exists for tests, for the kill harness, and to see every file of a run folder once. Its data are a
-simulated point that moves to one of two discs, half of the episodes to the wrong one (openpi_ript/record.py).
+simulated point that moves to one of two discs, half of the episodes to the wrong one (openpi_ript/data/point.py).
 
     python launch.py --config configs/openpi_ript/debug.py --train.steps 20
 """
 
 import dataclasses
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from openpi_ript.config import (
     AdvantageConfig,
     DataConfig,

@@ -1,15 +1,15 @@
 """RIPT's whole loop in seconds on a CPU: demonstrations, supervised updates, rounds of rollouts, evaluation.
 
 Reaches nothing worth a figure: it exists for tests, for the kill harness, and to see every file of a run folder once.
-The environment is the simulated point of openpi_ript/record.py, in two worker processes; half of its demonstrations go
-to the wrong disc, so that the policy that imitates them succeeds about half of the time.
+The environment is the simulated point of openpi_ript/data/point.py, in two worker processes; half of its demonstrations
+go to the wrong disc, so that the policy that imitates them succeeds about half of the time.
 
     python launch.py --config configs/openpi_ript/debug_ript.py
 """
 
 import dataclasses
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from openpi_ript.config import (
     DataConfig,
     EnvConfig,

@@ -8,7 +8,7 @@ average of 0.99. Not run on such a machine yet.
         --tokenizer paligemma_tokenizer.model
 """
 
-from core.config import CheckpointConfig, MeshConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, MeshConfig, OptimConfig, TrainConfig
 from openpi_ript.config import PANDA, DataConfig, OpenpiRiptConfig, full
 
 

@@ -10,7 +10,7 @@ after the 400 supervised updates, 89 % (85 to 92) after 6 rounds; 10 minutes a r
     python launch.py --config configs/openpi_ript/ript_lift.py --guidance.scale 1 --rollout.objective rejection
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from openpi_ript.config import (
     DataConfig,
     DemonstrateConfig,

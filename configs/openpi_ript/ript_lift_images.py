@@ -7,7 +7,7 @@ demonstrations; most of the rest is rendering.
     python launch.py --config configs/openpi_ript/ript_lift_images.py
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from openpi_ript.config import (
     DataConfig,
     DemonstrateConfig,

@@ -9,7 +9,7 @@ cosine ends at a tenth of the peak, this one at 0; padded actions have no part i
         --tokenizer paligemma_tokenizer.model
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from openpi_ript.config import PANDA, DataConfig, OpenpiRiptConfig, full_lora
 
 

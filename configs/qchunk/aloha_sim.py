@@ -8,7 +8,7 @@ to 56), in 37 minutes beside other programs on two cores (docs/aloha_sim.md).
 python launch.py --config configs/qchunk/aloha_sim.py
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from qchunk.config import AgentConfig, AlohaRecordConfig, DataConfig, EvalConfig, QChunkConfig, RecordConfig
 
 

@@ -7,7 +7,7 @@ Recording renders 190,000 pictures at 35 ms: an hour on two cores, once. Not tra
     MUJOCO_GL=egl python launch.py --config configs/qchunk/aloha_sim_images.py
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from qchunk.config import (
     AgentConfig,
     AlohaRecordConfig,

@@ -9,7 +9,7 @@ Not trained to the end yet: no figure is promised.
     python launch.py --config configs/qchunk/cube_quadruple_dqc.py
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, DecoupledConfig, EvalConfig, QChunkConfig, RecordConfig
 
 TASK = "cube-quadruple-play-singletask-task2-v0"

@@ -10,7 +10,7 @@ alone, reached 8 % (4 to 15). Another seed with 200k transitions and 30,000 upda
     python launch.py --config configs/qchunk/cube_single.py
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, QChunkConfig, RecordConfig
 
 TASK = "cube-single-play-singletask-task2-v0"

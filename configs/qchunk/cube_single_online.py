@@ -10,7 +10,7 @@ the offline phase (step 10,000) and after the online phase (step 20,000). Three 
     python launch.py --config configs/qchunk/cube_single_online.py --agent.horizon 1     # FQL: no chunks, same budget
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig, RecordConfig
 
 TASK = "cube-single-play-singletask-task2-v0"

@@ -10,7 +10,7 @@ Not trained to the end yet: no figure is promised. On two CPU cores an update ta
     python launch.py --config configs/qchunk/cube_single_online_paper.py --agent.policy best_of_n      # QC
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig, RecordConfig
 
 TASK = "cube-single-play-singletask-task2-v0"

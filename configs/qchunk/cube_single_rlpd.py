@@ -9,7 +9,7 @@ Not trained to the end yet: no figure is promised.
     python launch.py --config configs/qchunk/cube_single_rlpd.py
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, GaussianConfig, OnlineConfig, QChunkConfig, RecordConfig
 
 TASK = "cube-single-play-singletask-task2-v0"

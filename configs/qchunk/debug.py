@@ -5,7 +5,7 @@ Reaches nothing: it exists for tests, for the kill harness, and to see every fil
     python launch.py --config configs/qchunk/debug.py
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, QChunkConfig, RecordConfig
 
 

@@ -5,7 +5,7 @@ Reaches nothing: for tests, and to see every file of such a run once. It has to 
     python launch.py --config configs/qchunk/debug_images.py
 """
 
-from core.config import CheckpointConfig, OptimConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
 from qchunk.config import (
     AgentConfig,
     AlohaRecordConfig,

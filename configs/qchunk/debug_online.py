@@ -6,7 +6,7 @@ to training and chunks of five leave a chunk half executed at most saves. Reache
     python launch.py --config configs/qchunk/debug_online.py
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig, RecordConfig
 
 TASK = "cube-single-play-singletask-task2-v0"

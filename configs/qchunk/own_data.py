@@ -8,7 +8,7 @@ there is no evaluation; watch `q` and the losses in metrics.jsonl.
     python launch.py --config configs/qchunk/own_data.py --data.path path/to/episodes
 """
 
-from core.config import CheckpointConfig, TrainConfig
+from chunkwise.config import CheckpointConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 
 

@@ -1,4 +1,4 @@
-"""Writes converted drives as driving/episodes.py reads them: OUT/<episode>.json, OUT/images/<episode>/<name>.jpg.
+"""Writes converted drives as driving/data/episodes.py reads them: OUT/<episode>.json, OUT/images/<episode>/<name>.jpg.
 
 Pictures are written as they are read, so that a drive's JPEG files are never in memory together.
 """
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from core.errors import ConfigError, DataError
-from core.images import picture_size
+from chunkwise.data.images import picture_size
+from chunkwise.errors import ConfigError, DataError
 from driving.converters.trajectory import Pose
-from driving.episodes import Problem, parse, schema_problems, write_episode
-from driving.rater import Rated
-from driving.schema import problem_of
+from driving.data.episodes import Problem, parse, schema_problems, write_episode
+from driving.data.rater import Rated
+from driving.data.schema import problem_of
 
 MAX_NAME = 200
 """Letters of a drive's name; names of files end at 255 bytes, and endings come behind it."""

@@ -1,4 +1,4 @@
-"""Driving sets in LeRobot's format, v2.1 and v3.0, by core/lerobot.py.
+"""Driving sets in LeRobot's format, v2.1 and v3.0, by chunkwise/data/lerobot/meta.py.
 
 The format has no fixed names for a vehicle's state, so columns are chosen: `--state speed_mps=KEY:INDEX:FACTOR`, of
 the quantities in QUANTITIES. For yaak-ai/L2D they are known, as are its cameras: names of its meta/info.json, units by
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import ConfigError, DataError
-from core.images import encode_jpeg
-from core.lerobot import LeRobotMeta, read_meta
-from core.lerobot_tables import load_table
-from core.lerobot_video import LeRobotPictures
-from core.links import Bounds
-from core.strict_json import read_json
+from chunkwise.data.images import encode_jpeg
+from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
+from chunkwise.data.lerobot.tables import load_table
+from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.links import Bounds
+from chunkwise.files.strict_json import read_json
 from driving.converters.episode_writer import (
     ConvertSettings,
     Drive,

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from core import budget
-from core.errors import ConfigError, DataError
-from core.strict_json import read_json
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget
+from chunkwise.files.strict_json import read_json
 from driving.converters.episode_writer import (
     ConvertSettings,
     Drive,

@@ -10,7 +10,7 @@ import collections
 import numpy as np
 from jaxtyping import Float64
 
-from core import budget
+from chunkwise.files import budget
 from driving.converters.refused import Refused
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5

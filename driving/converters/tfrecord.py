@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from core import budget
+from chunkwise.files import budget
 from driving.converters.crc32c import crc32c, masked
 from driving.converters.refused import Refused
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from core.errors import DataError
+from chunkwise.errors import DataError
 from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
 from driving.converters.protobuf import Message
 from driving.converters.refused import Refused
@@ -28,7 +28,7 @@ from driving.converters.waymo_frames import (
     repeated,
     valid_pose,
 )
-from driving.rater import MAX_SCORE, Rated
+from driving.data.rater import MAX_SCORE, Rated
 
 E2E_STEP_S = 0.25
 E2E_STEPS = 20

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from core.errors import DataError
-from core.parquet import iter_batches, open_parquet
+from chunkwise.errors import DataError
+from chunkwise.files.parquet import iter_batches, open_parquet
 from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
 from driving.converters.waymo_frames import (
     CAMERA_MAP,

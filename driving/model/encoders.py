@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt8
 
-from core.layers import KERNEL_INIT, attention
+from chunkwise.models.layers import KERNEL_INIT, attention
 from driving.config import ConvConfig, ModelConfig, VitConfig
 
 STEM = 4

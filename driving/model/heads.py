@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt8
 
-from core.layers import KERNEL_INIT, MLP
+from chunkwise.models.layers import KERNEL_INIT, MLP
 from driving.config import ModelConfig, ObjectiveConfig, WaypointConfig
 from driving.model.encoders import Features, SceneEncoder
 
@@ -117,7 +117,7 @@ class WaypointModel(nn.Module):
           valid: Which cameras have a picture.
           motion: Speed in m/s and yaw rate in rad/s; 0 where unknown.
           past: By how much speed, then yaw rate, differed at each of some moments before; 0 where unknown.
-          command: Position in driving.episodes.ROUTE_COMMANDS.
+          command: Position in driving.data.episodes.ROUTE_COMMANDS.
         """
         known: list[Array] = []
         if self.waypoints.use_cameras:

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from core.mesh import gathered
-from openpi_ript.config import GemmaConfig
+from chunkwise.train.sharding import gathered
+from openpi_ript.config.experiment import GemmaConfig
 from openpi_ript.model.lora import Einsum, FeedForward
 
 LANGUAGE, EXPERT = 0, 1

@@ -10,7 +10,7 @@ import optax
 from flax import traverse_util
 from jaxtyping import Array, Float
 
-from openpi_ript.config import LoraConfig, ModelConfig, Part
+from openpi_ript.config.experiment import LoraConfig, ModelConfig, Part
 
 # A fresh adapter adds nothing: b starts at 0 (arXiv:2106.09685, section 4.1). openpi draws both from
 # normal(0.01), so that its adapted model differs from the pretrained one before the first step.

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, UInt8
 
-from core.flow import straight_path
-from core.mesh import gathered
-from core.metrics import Mean, mean_of
-from openpi_ript.config import ModelConfig, Optimality
+from chunkwise.models.flow_matching import straight_path
+from chunkwise.train.metrics import Mean, mean_of
+from chunkwise.train.sharding import gathered
+from openpi_ript.config.experiment import ModelConfig, Optimality
 from openpi_ript.model.gemma import EXPERT, LANGUAGE, Gemma, KeysValues
 from openpi_ript.model.siglip import Siglip
 
@@ -310,7 +310,7 @@ def integrate(
 ) -> Float32[Array, "b t a"]:
     """Euler from noise (t = 1) to action (t = 0).
 
-    Time is accumulated in f32 as in openpi, and not computed as 1 - i / steps (as core.flow.euler would): after ten
+    Time is accumulated in f32 as in openpi, and not computed as 1 - i / steps (as flow_matching.euler would): after ten
     steps they are 1e-7 apart, and the shortest wavelength of the time embedding turns that into 1e-5 of an action.
 
     Args:

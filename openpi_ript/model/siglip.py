@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from core.layers import attention
-from core.mesh import gathered
-from openpi_ript.config import SiglipConfig
+from chunkwise.models.layers import attention
+from chunkwise.train.sharding import gathered
+from openpi_ript.config.experiment import SiglipConfig
 
 
 class LayerNorm(nn.Module):

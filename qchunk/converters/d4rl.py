@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from core.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError
 from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32, check_arrays
-from qchunk.sources.hdf5 import UNREADABLE, one_line, open_h5, require_affordable
-from qchunk.sources.report import Problem, refuse
+from qchunk.data.readers.hdf5 import UNREADABLE, one_line, open_h5, require_affordable
+from qchunk.data.readers.report import Problem, refuse
 
 _ARRAYS = ("actions", "observations", "rewards", "next_observations", "terminals", "timeouts")
 SEAM_DISTANCE = 1e-6

@@ -17,8 +17,8 @@ import h5py
 import numpy as np
 from jaxtyping import UInt8
 
-from core.errors import DataError
-from core.images import encode_jpeg
+from chunkwise.data.images import encode_jpeg
+from chunkwise.errors import DataError
 from qchunk.converters.recording import Pictures, Recording
 
 

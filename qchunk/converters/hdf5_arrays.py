@@ -1,10 +1,10 @@
-"""Arrays of other formats' HDF5 files, with what is wrong with them as a Problem; safe by qchunk/sources/hdf5.py."""
+"""Arrays of other formats' HDF5 files, with what is wrong with them as a Problem; safe by data/readers/hdf5.py."""
 
 import h5py
 import numpy as np
 
-from qchunk.sources.hdf5 import UNREADABLE, Refused, one_line, require_readable, resolve
-from qchunk.sources.report import Problem
+from qchunk.data.readers.hdf5 import UNREADABLE, Refused, one_line, require_readable, resolve
+from qchunk.data.readers.report import Problem
 
 
 def read_numbers(

@@ -1,4 +1,4 @@
-"""LeRobot datasets v2.1 and v3.0 as a Reader, by core/lerobot.py.
+"""LeRobot datasets v2.1 and v3.0 as a Reader, by chunkwise/data/lerobot/meta.py.
 
 observation.state, ...   the observation            next.reward    reward
 action                   the action                 next.done      also true where an episode is merely over
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from core.errors import ConfigError
-from core.lerobot import LeRobotMeta, read_meta
-from core.lerobot_tables import load_table
-from core.lerobot_video import LeRobotPictures
-from core.links import Bounds
+from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
+from chunkwise.data.lerobot.tables import load_table
+from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.errors import ConfigError
+from chunkwise.files.links import Bounds
 from qchunk.converters.recording import (
     SUCCESS_REWARD,
     ConvertSettings,

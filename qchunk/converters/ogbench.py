@@ -1,4 +1,4 @@
-"""OGBench .npz as a Reader: what qchunk/sources/ogbench.py trains on directly, as one HDF5 file an episode.
+"""OGBench .npz as a Reader: what qchunk/data/readers/ogbench.py trains on directly, as one HDF5 file an episode.
 
 The source keeps the state after the last action as one more observation, which the HDF5 layout has no row for: there
 the next observation of an episode's last frames is the last frame itself. Train on the .npz where that matters.
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from core.identity import content_hash
-from core.npz import read_npz
+from chunkwise.files.identity import content_hash
+from chunkwise.files.npz import read_npz
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32
-from qchunk.sources import ogbench
+from qchunk.data.readers import ogbench
 
 
 class OgbenchReader:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped, UInt8
 
-from qchunk.sources.report import Problem, check_finite, check_lengths
+from qchunk.data.readers.report import Problem, check_finite, check_lengths
 
 SUCCESS_REWARD = 1.0
 """Reward of a solved task in robosuite, robomimic and LeRobot's simulated sets, shaped rewards included."""

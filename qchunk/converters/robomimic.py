@@ -19,10 +19,10 @@ import h5py
 import numpy as np
 from jaxtyping import UInt8
 
-from core import budget
-from core.errors import ConfigError, DataError
-from core.images import require_pixels
-from core.strict_json import parse_json
+from chunkwise.data.images import require_pixels
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget
+from chunkwise.files.strict_json import parse_json
 from qchunk.converters.hdf5_arrays import problem_of, read_flags, read_numbers
 from qchunk.converters.recording import (
     SUCCESS_REWARD,
@@ -35,7 +35,7 @@ from qchunk.converters.recording import (
     concatenate,
     terminations,
 )
-from qchunk.sources.hdf5 import (
+from qchunk.data.readers.hdf5 import (
     UNREADABLE,
     Refused,
     members,
@@ -46,7 +46,7 @@ from qchunk.sources.hdf5 import (
     require_readable,
     resolve,
 )
-from qchunk.sources.report import Problem, refuse
+from qchunk.data.readers.report import Problem, refuse
 
 DEFAULT_KEYS = ("object", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 """Low-dimensional keys of robomimic's published configs for one arm."""

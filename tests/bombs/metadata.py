@@ -118,7 +118,7 @@ def weights_with_an_endless_header(folder: Path) -> Command:
     path = folder / "model.safetensors"
     path.write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
     code = (
-        "import sys; from core.errors import RunError; from openpi_ript.weights import load_safetensors\n"
+        "import sys; from chunkwise.errors import RunError; from openpi_ript.weights import load_safetensors\n"
         "try: load_safetensors(sys.argv[1])\nexcept RunError as error: print(error); sys.exit(error.exit_code)"
     )
     return ["-c", code, str(path)]

@@ -18,7 +18,7 @@ from tests.hostile import artefacts
 from tests.lerobot_files import record, write_v21
 
 SAFETENSORS = (
-    "import sys; from core.errors import RunError; from openpi_ript.weights import load_safetensors\n"
+    "import sys; from chunkwise.errors import RunError; from openpi_ript.weights import load_safetensors\n"
     "try: load_safetensors(sys.argv[1])\nexcept RunError as error: print(error); sys.exit(error.exit_code)"
 )
 
@@ -48,7 +48,7 @@ def serve(run: Path) -> Command:
 
 def verify(run: Path) -> Command:
     """Reads every array of a run."""
-    return ["-m", "core.checkpoint", "verify", str(run)]
+    return ["-m", "chunkwise.checkpoint", "verify", str(run)]
 
 
 def newest(run: Path) -> Path:

@@ -10,12 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from core import prng
-from core.config import OptimConfig, RunConfig, TrainConfig
-from core.errors import DataError
-from core.state import TrainState
-from driving import blind, evaluate, probes
-from driving.blind import EgoStates
+from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
+from chunkwise.errors import DataError
+from chunkwise.state import TrainState
+from chunkwise.train import rngs
+from driving import evaluate
 from driving.config import (
     ConvConfig,
     DataConfig,
@@ -25,9 +24,11 @@ from driving.config import (
     ObjectiveConfig,
     WaypointConfig,
 )
-from driving.data import DrivingData, open_data
-from driving.rater import Rated, rater_feedback_score
-from driving.split import FORMAT, SPLIT_FILE
+from driving.data.batches import DrivingData, open_data
+from driving.data.rater import Rated, rater_feedback_score
+from driving.data.split import FORMAT, SPLIT_FILE
+from driving.eval import blind, probes
+from driving.eval.blind import EgoStates
 from driving.train import EvaluatedPretrain, EvaluatedWaypoints
 from tests.driving.drives import write_drive
 
@@ -271,13 +272,13 @@ def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(
     asked: dict[str, Any] = {"command": np.array([1, 3], np.int32)} if by == "command" else {"past": turned[:2] * signs}
     train, held_out = make_states(64, waypoints=left, **seen), make_states(2, waypoints=wrong, **asked)
     keys: dict[str, Any] = {}
-    plain = prng.key
+    plain = rngs.key
 
     def key(seed: int, name: str, step: Any = None) -> Any:
         keys[name] = (seed, step)
         return plain(seed, name, 0 if step is None else step)
 
-    monkeypatch.setattr(blind.prng, "key", key)
+    monkeypatch.setattr(blind.rngs, "key", key)
     found = blind._mlp(config, train, held_out, use_past=by == "past")
     assert keys["blind MLP"][1] is not None, "each update draws samples of its own"
     assert {seed for seed, _ in keys.values()} == {config.run.seed}

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ConfigError, DataError
-from core.pack import PackSettings
+from chunkwise.data.pack import PackSettings
+from chunkwise.errors import ConfigError, DataError
 from driving import pack as pack_lib
-from driving import shards
 from driving.config import CAMERAS, DataConfig
-from driving.data import open_data
+from driving.data import shards
+from driving.data.batches import open_data
 from driving.validate import validate
 from tests.driving.drives import SIZE, write_drive
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ConfigError
+from chunkwise.errors import ConfigError
 from driving.config import CAMERAS, DataConfig, RecordConfig
-from driving.data import open_data
+from driving.data.batches import open_data
 from driving.record import episode_path, pictures_taken, record
-from driving.town.driver import Drive, drive
-from driving.town.roads import LANE
+from driving.sim.driver import Drive, drive
+from driving.sim.roads import LANE
 
 SHORT = RecordConfig(episodes=2, seconds=1.5, image_size=(32, 48), processes=1, missing=0.2)
 

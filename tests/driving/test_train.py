@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from core import prng
-from core.config import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
-from core.errors import ConfigError
-from core.saves import read_newest
-from driving import evaluate, pretrain, waypoints
+from chunkwise.checkpoint.reader import read_newest
+from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
+from chunkwise.errors import ConfigError
+from chunkwise.train import rngs
+from driving import evaluate
 from driving.config import (
     ConvConfig,
     DataConfig,
@@ -24,7 +24,8 @@ from driving.config import (
     ObjectiveConfig,
     WaypointConfig,
 )
-from driving.data import open_data
+from driving.data.batches import open_data
+from driving.tasks import pretrain, waypoints
 from driving.train import main
 from tests.driving.drives import write_drive
 
@@ -71,13 +72,13 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
     frozen = WaypointConfig(hidden_sizes=(16,), weights=str(tmp_path / "pretrain"), freeze=True)
     second = config(tmp_path / "frozen", drives, waypoints=frozen)
     main(second, "frozen")
-    shapes = jax.eval_shape(lambda: waypoints.init_params(second, prng.key(0, "init")))
+    shapes = jax.eval_shape(lambda: waypoints.init_params(second, rngs.key(0, "init")))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
     _, arrays = read_newest(tmp_path / "frozen", {"params": shapes})
     encoder = waypoints.read_encoder(tmp_path / "pretrain", second)
     jax.tree.map(np.testing.assert_array_equal, arrays["params"]["encoder"], encoder)
-    fresh = quick(lambda key: waypoints.init_params(second, key))(prng.key(0, "init"))
+    fresh = quick(lambda key: waypoints.init_params(second, key))(rngs.key(0, "init"))
     assert not np.array_equal(arrays["params"]["out"]["kernel"], fresh["out"]["kernel"])
 
     result = json.loads((tmp_path / "frozen" / evaluate.REPORT).read_text())
@@ -114,7 +115,7 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
 def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
     one = pretraining(tmp_path, drives)
     task = pretrain.PretrainTask(one, open_data(one.data))
-    state = quick(task.init)(prng.key(0, "init"))
+    state = quick(task.init)(rngs.key(0, "init"))
     batch = jax.tree.map(jnp.asarray, next(task.batches(0)))
     after, metrics = quick(task.step)(state, batch)
     expected = jax.tree.map(

@@ -15,8 +15,8 @@ SERVE_EXPORT = (
     *("--config", "{good}/ript_config.py", "--", "--tokenizer", "{good}/ript_data/tokenizer.model"),
 )
 DRIVING = ("-m", "driving.evaluate", "--again", "{folder}")
-VERIFY = ("-m", "core.checkpoint", "verify", "{folder}")
-PRUNE = ("-m", "core.checkpoint", "prune", "{folder}")
+VERIFY = ("-m", "chunkwise.checkpoint", "verify", "{folder}")
+PRUNE = ("-m", "chunkwise.checkpoint", "prune", "{folder}")
 RESUME = (
     *("launch.py", "--config", "{good}/ript_config.py", "--run.dir", "{folder}", "--run.resume"),
     *("--data.path", "{good}/ript_data", "--tokenizer", "{good}/ript_data/tokenizer.model", "--train.steps", "5"),
@@ -25,8 +25,15 @@ RESUME = (
 QCHUNK = ("-m", "qchunk.inspect", "{folder}")
 LEROBOT = ("-m", "openpi_ript.inspect", "{folder}")
 VALIDATE = ("-m", "driving.validate", "{folder}")
-QCHUNK_FILM = ("-m", "qchunk.film", "evil:cube-single-singletask-v0", "{folder}/rollouts.npz", "{folder}/f.mp4", "2")
-RIPT_FILM = ("-m", "openpi_ript.film", "{folder}/env.json", "{folder}", "{folder}/film.mp4", "1")
+QCHUNK_FILM = (
+    "-m",
+    "qchunk.envs.film",
+    "evil:cube-single-singletask-v0",
+    "{folder}/rollouts.npz",
+    "{folder}/f.mp4",
+    "2",
+)
+RIPT_FILM = ("-m", "openpi_ript.ript.film", "{folder}/env.json", "{folder}", "{folder}/film.mp4", "1")
 
 
 @dataclasses.dataclass(frozen=True)

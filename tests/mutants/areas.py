@@ -66,6 +66,6 @@ def tests_of(mutant: Mutant, table: dict[str, Area], root: Path) -> list[str]:
 
 
 def _test_file(name: str) -> str:
-    """tests/core/test_loop.py of core/loop."""
+    """tests/chunkwise/train/test_loop.py of chunkwise/train/loop."""
     folder, _, module = name.rpartition("/")
     return "/".join(filter(None, ("tests", folder, f"test_{module}.py")))

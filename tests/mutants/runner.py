@@ -25,7 +25,7 @@ QUICK = 1.0
 UNKNOWN = 60.0
 """Seconds that are taken for a file of which nothing is known."""
 PASSED, NO_TESTS = 0, 5  # pytest's exit codes
-SOURCES = ("core", "qchunk", "openpi_ript", "driving", "configs", "launch.py", "tests")
+SOURCES = ("chunkwise", "qchunk", "openpi_ript", "driving", "configs", "launch.py", "tests")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from core.config import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
-from openpi_ript.config import (
+from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
+from openpi_ript.config.experiment import (
     AdvantageConfig,
     DataConfig,
     GuidanceConfig,
@@ -19,8 +19,8 @@ from openpi_ript.config import (
     RobotConfig,
     toy,
 )
-from openpi_ript.data import open_data
-from openpi_ript.record import TOKENIZER, record
+from openpi_ript.data.dataset import open_data
+from openpi_ript.data.point import TOKENIZER, record
 from openpi_ript.train import RiptTask
 
 RECORD = RecordConfig(groups=2, rollouts=4, length=10)

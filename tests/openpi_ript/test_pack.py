@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.errors import ConfigError, DataError
-from core.pack import PackSettings
-from openpi_ript.data import open_data
-from openpi_ript.data_config import UR5E, AdvantageConfig, DataConfig
+from chunkwise.data.pack import PackSettings
+from chunkwise.errors import ConfigError, DataError
+from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
+from openpi_ript.data.dataset import open_data
 from openpi_ript.pack import main, pack
 from tests.lerobot_files import CAMERAS, record, write_v21, write_v30
 

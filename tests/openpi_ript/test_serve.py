@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from core.errors import DataError
+from chunkwise.errors import DataError
 from openpi_ript import serve
-from openpi_ript.access import Access
-from openpi_ript.policy import Policy
-from openpi_ript.wire import pack, rename, unpack
+from openpi_ript.policies.access import Access
+from openpi_ript.policies.policy import Policy
+from openpi_ript.policies.wire import pack, rename, unpack
 from tests.openpi_ript.serving import TOKEN, client, read, request, running, toy_policy, wire
 
 NAMES = {"observation/image": "image/base_0_rgb", "observation/wrist_image": "image/left_wrist_0_rgb"}

@@ -13,13 +13,13 @@ import numpy as np
 import optax
 import pytest
 
-from core import prng
-from core.config import TrainConfig, load
-from core.errors import ConfigError, DataError, PreemptedError
-from core.loop import fit
-from core.run_folder import RunFolder
-from openpi_ript.config import OpenpiRiptConfig
-from openpi_ript.guidance import guided_loss
+from chunkwise.config.experiment import TrainConfig, load
+from chunkwise.errors import ConfigError, DataError, PreemptedError
+from chunkwise.train import rngs
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
 from openpi_ript.train import RiptTask, main
@@ -98,7 +98,7 @@ def test_one_update_is_the_documented_one(root: Path, tmp_path: Path):
 
     model, guidance = Pi0(config.model), config.guidance
     assert guidance is not None
-    key = prng.key(config.run.seed, "loss", 0)
+    key = rngs.key(config.run.seed, "loss", 0)
 
     def loss(params: Any) -> Any:
         seen = Observation(**batch["observation"])

@@ -9,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from core.budget import LimitError
-from core.errors import ConfigError, DataError
-from openpi_ript.config import LoraConfig, Optimality
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.budget import LimitError
+from openpi_ript.config.experiment import LoraConfig, Optimality
 from openpi_ript.model.pi0 import Pi0, encode, velocity
 from openpi_ript.weights import (
     by_path,

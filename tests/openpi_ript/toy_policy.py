@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from openpi_ript.config import ModelConfig, toy
+from openpi_ript.config.experiment import ModelConfig, toy
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
 
 # Compiling dominates these tests: without LLVM's passes and XLA's fusion a gradient compiles in 1.5 s instead of 11 s.

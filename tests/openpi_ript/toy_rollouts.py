@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from openpi_ript.acting import ActingPolicy
-from openpi_ript.collect import Collector, Job, environment_seed
-from openpi_ript.config import EnvConfig
-from openpi_ript.record import DISCS
-from openpi_ript.rollouts import Rollout
+from openpi_ript.config.experiment import EnvConfig
+from openpi_ript.data.point import DISCS
+from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.collect import Collector, Job, environment_seed
+from openpi_ript.ript.rollouts import Rollout
 
 
 def point(**changes: Any) -> EnvConfig:

@@ -18,7 +18,7 @@ def norm(params: Any, x: np.ndarray) -> np.ndarray:
 
 
 def mlp(params: Any, x: np.ndarray) -> np.ndarray:
-    """core.layers.MLP on the concatenated inputs; layer norm where there are weights for it."""
+    """chunkwise.models.layers.MLP on the concatenated inputs; layer norm where there are weights for it."""
     x = np.asarray(x, np.float64)
     depth = sum(name.startswith("layer_") for name in params)
     for i in range(depth):
@@ -31,12 +31,12 @@ def mlp(params: Any, x: np.ndarray) -> np.ndarray:
 
 
 def policy(params: Any, *inputs: np.ndarray) -> np.ndarray:
-    """qchunk.networks.ChunkPolicy."""
+    """qchunk.models.networks.ChunkPolicy."""
     return mlp(params["mlp"], np.concatenate(inputs, axis=-1))
 
 
 def critic(params: Any, s: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """qchunk.networks.Critic: one row of values per ensemble member."""
+    """qchunk.models.networks.Critic: one row of values per ensemble member."""
     x = np.concatenate([s, a], axis=-1)
     first = params["mlp"]
     members = len(first["layer_0"]["bias"])

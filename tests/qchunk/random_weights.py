@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qchunk.base_agent import Agent
-from tests.qchunk.test_agent import KEY
+from qchunk.agents.base import Agent
+from tests.qchunk.agents.test_qc import KEY
 
 
 def weights(agent: Agent) -> tuple[Any, Any]:

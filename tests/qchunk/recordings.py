@@ -6,7 +6,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from core.config import RunConfig, TrainConfig
+from chunkwise.config.experiment import RunConfig, TrainConfig
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 
 QPOS, STATE, ACTION = 6, 9, 4

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from core.errors import ConfigError, DataError, StorageError
+from chunkwise.errors import ConfigError, DataError, StorageError
 from qchunk import convert as convert_module
 from qchunk.convert import convert, detect, main
 from tests import lerobot_files

@@ -9,11 +9,12 @@ import av
 import numpy as np
 import pytest
 
-from core.config import RunConfig
-from core.errors import ConfigError
-from core.intervals import wilson
-from qchunk import environments, evaluate, train
+from chunkwise.config.experiment import RunConfig
+from chunkwise.errors import ConfigError
+from chunkwise.reports.intervals import wilson
+from qchunk import evaluate, train
 from qchunk.config import EvalConfig, OnlineConfig
+from qchunk.envs import simulators
 from qchunk.evaluate import EvalResult
 from tests.qchunk import recordings
 from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
@@ -50,13 +51,13 @@ def countdowns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Countdown]]:
         made.append(Countdown())
         return made[-1]
 
-    def reset(env: Countdown, seed: int) -> tuple[environments.Observation, dict[str, Any]]:
+    def reset(env: Countdown, seed: int) -> tuple[simulators.Observation, dict[str, Any]]:
         env.seed, env.t = seed, 0
-        return environments.observation(env.state(), env.info()), env.info()
+        return simulators.observation(env.state(), env.info()), env.info()
 
-    monkeypatch.setattr(environments, "make_task", make)
-    monkeypatch.setattr(environments, "reset", reset)
-    monkeypatch.setattr(environments, "episode_seed", lambda seed, episode: 100 * seed + episode)
+    monkeypatch.setattr(simulators, "make_task", make)
+    monkeypatch.setattr(simulators, "reset", reset)
+    monkeypatch.setattr(simulators, "episode_seed", lambda seed, episode: 100 * seed + episode)
     evaluate._environments.cache_clear()
     yield made
     evaluate._environments.cache_clear()
@@ -154,12 +155,12 @@ def test_the_real_environment_gives_the_same_episodes_again() -> None:
 
 @pytest.mark.slow
 def test_a_reset_is_a_function_of_its_seed() -> None:
-    env, other = environments.make_task(TASK), environments.make_task("cube-single-singletask-task2-v0")
-    first, _ = environments.reset(env, 11)
+    env, other = simulators.make_task(TASK), simulators.make_task("cube-single-singletask-task2-v0")
+    first, _ = simulators.reset(env, 11)
     actions = np.random.default_rng(0).uniform(-1, 1, (30, 5)).astype(np.float32)
     after = [env.step(action)[0] for action in actions]
     for again in (env, other):
-        repeated, info = environments.reset(again, 11)
+        repeated, info = simulators.reset(again, 11)
         np.testing.assert_array_equal(repeated["state"], first["state"])
         np.testing.assert_array_equal(repeated["qpos"], first["qpos"])
         np.testing.assert_array_equal([again.step(action)[0] for action in actions], after)
@@ -169,8 +170,8 @@ def test_a_reset_is_a_function_of_its_seed() -> None:
 
 
 def test_a_success_ends_the_episode() -> None:
-    env = environments.make_task(TASK)
-    _, info = environments.reset(env, 0)
+    env = simulators.make_task(TASK)
+    _, info = simulators.reset(env, 0)
     qpos = info["qpos"].copy()
     qpos[14:17] = (0.50, 0.0, 0.02)  # the goal of task 2
     env.unwrapped.set_state(qpos, info["qvel"])
@@ -184,9 +185,9 @@ def test_a_success_ends_the_episode() -> None:
 def test_environments_that_cannot_be_evaluated() -> None:
     for name in ("cube-single-v0", "visual-cube-single-singletask-v0"):
         with pytest.raises(ConfigError, match="no single task with state observations"):
-            environments.make_task(name)
+            simulators.make_task(name)
     with pytest.raises(ConfigError, match="OGBench has no environment cube-single-singletask-task9-v0"):
-        environments.make_task("cube-single-play-singletask-task9-v0")
+        simulators.make_task("cube-single-play-singletask-task9-v0")
 
 
 @pytest.mark.parametrize(
@@ -194,14 +195,14 @@ def test_environments_that_cannot_be_evaluated() -> None:
     [(TASK, ("state", 28), 5), (TASK, ("qpos", 7), 5), ("aloha-transfer-cube", ("qpos", 14), 14)],
 )
 def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, int], action: int) -> None:
-    environments.require_widths("eval.env", name, "d", observation=observation, action=action)
+    simulators.require_widths("eval.env", name, "d", observation=observation, action=action)
     key, width = observation
     for other, more in (((key, width - 1), action), (observation, action + 1)):
         found = f"{key} {other[1]} and action {more} there"
         with pytest.raises(
             ConfigError, match=f"^eval.env is '{name}', .*{key} of width {width} .*{action}; .* d, found {found}"
         ):
-            environments.require_widths("eval.env", name, "d", observation=other, action=more)
+            simulators.require_widths("eval.env", name, "d", observation=other, action=more)
 
 
 @pytest.mark.parametrize("field", ["eval.env", "online.env"])
@@ -219,7 +220,7 @@ def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
         ConfigError, match=rf"^{field} is '{TASK}', .* 7 .* 5; .*/data, found qpos 6 and action 4 there"
     ):
         train.main(config, "widths")
-    monkeypatch.setattr(environments, "require_widths", lambda *_, **__: None)
+    monkeypatch.setattr(simulators, "require_widths", lambda *_, **__: None)
     with pytest.raises(pytest.fail.Exception, match="it was made"):
         train.main(dataclasses.replace(config, run=RunConfig(dir=str(tmp_path / "other"))), "widths")
 

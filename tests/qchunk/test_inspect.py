@@ -8,10 +8,11 @@ import h5py
 import numpy as np
 import pytest
 
-from core.errors import DataError
-from qchunk import index, inspect
+from chunkwise.errors import DataError
+from qchunk import inspect
 from qchunk.config import DataConfig
-from qchunk.sources import aloha
+from qchunk.data import index
+from qchunk.data.readers import aloha
 from tests.qchunk import pictures
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, dataset, write
 

@@ -13,10 +13,10 @@ import h5py
 import numpy as np
 import pytest
 
-from core.errors import BusyError, ConfigError
-from qchunk import environments
+from chunkwise.errors import BusyError, ConfigError
 from qchunk.config import RecordConfig
-from qchunk.play import play_episode
+from qchunk.envs import simulators
+from qchunk.envs.play import play_episode
 from qchunk.record import episode_path, record
 
 CONFIG = RecordConfig(env="cube-single-v0", episodes=3, episode_length=60, seed=7)
@@ -31,7 +31,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def play_env() -> Any:
-    return environments.make_play(CONFIG.env, CONFIG.episode_length)
+    return simulators.make_play(CONFIG.env, CONFIG.episode_length)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -81,7 +81,7 @@ def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) ->
     cube = (arrays["/sim/qpos"][:, 14:17] - [0.425, 0, 0]) * 10
     np.testing.assert_allclose(arrays["/observations/state"][:, 19:22], cube, atol=1e-6)
     assert np.abs(arrays["/action"]).max() <= 1
-    environments.reset(play_env, 0)
+    simulators.reset(play_env, 0)
     for t in (0, 17, 59):
         scene.set_state(arrays["/sim/qpos"][t], arrays["/sim/qvel"][t])
         # What mj_step leaves behind is one physics step of 2 ms old for the gripper's site; contact forces are not
@@ -93,12 +93,12 @@ def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) ->
 
 def test_replaying_actions_repeats_the_observations_in_the_task_environment(recorded: Path) -> None:
     arrays = _arrays(recorded / "episode_00000.hdf5")
-    env = environments.make_task("cube-single-play-singletask-task2-v0")
-    environments.reset(env, 3)
+    env = simulators.make_task("cube-single-play-singletask-task2-v0")
+    simulators.reset(env, 3)
     env.unwrapped.set_state(arrays["/sim/qpos"][0], arrays["/sim/qvel"][0])
     for t, action in enumerate(arrays["/action"][:-1], start=1):
         state, *_, info = env.step(action)
-        observed = environments.observation(state, info)
+        observed = simulators.observation(state, info)
         for name in ("qpos", "state"):
             np.testing.assert_allclose(observed[name], arrays[f"/observations/{name}"][t], atol=1e-4, err_msg=f"t={t}")
         np.testing.assert_allclose(info["qpos"], arrays["/sim/qpos"][t], atol=1e-5)

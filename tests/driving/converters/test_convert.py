@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from core.errors import ConfigError, DataError, StorageError
-from core.links import Bounds
+from chunkwise.errors import ConfigError, DataError, StorageError
+from chunkwise.files.links import Bounds
 from driving.config import DataConfig
 from driving.convert import convert, detect, main
 from driving.converters.episode_writer import (
@@ -21,8 +21,8 @@ from driving.converters.episode_writer import (
     EpisodeWriter,
     file_name,
 )
-from driving.data import collate, open_data
-from driving.episodes import episode_names, load_episode
+from driving.data.batches import collate, open_data
+from driving.data.episodes import episode_names, load_episode
 from tests.driving.converters import waymo_files
 from tests.driving.converters.test_lerobot import write_l2d
 from tests.driving.converters.test_nuscenes import write as write_nuscenes

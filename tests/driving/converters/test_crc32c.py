@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core import budget
-from core.errors import DataError
+from chunkwise.errors import DataError
+from chunkwise.files import budget
 from driving.converters.crc32c import crc32c, masked
 from driving.converters.tfrecord import read_records
 from tests.driving.converters.waymo_files import record, slow_crc32c

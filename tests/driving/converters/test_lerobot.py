@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import ConfigError, DataError
-from core.images import decode
+from chunkwise.data.images import decode
+from chunkwise.errors import ConfigError, DataError
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
-from driving.episodes import Episode, load_episode
+from driving.data.episodes import Episode, load_episode
 from tests.lerobot_files import write_video
 
 FPS, LENGTHS, SIZE = 10, (7, 5), (24, 32)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from core.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
 from driving.converters.nuscenes import CAMERA_MAP
-from driving.episodes import Episode, load_episode
+from driving.data.episodes import Episode, load_episode
 
 SPEED, TURN, RADIUS = 8.0, 0.4, 20.0
 START = 1_532_402_927_600_000  # microseconds

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core import budget
-from core.errors import DataError
+from chunkwise.errors import DataError
+from chunkwise.files import budget
 from driving.converters.protobuf import Message
 from tests.driving.converters.waymo_files import doubles, field, float32, packed, varint
 

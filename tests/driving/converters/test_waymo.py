@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from core.errors import ConfigError, DataError
-from core.images import decode
+from chunkwise.data.images import decode
+from chunkwise.errors import ConfigError, DataError
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
 from driving.converters.waymo_frames import camera_name, exposure_time, extrinsics_of
-from driving.episodes import Episode, load_episode
+from driving.data.episodes import Episode, load_episode
 from tests.driving.converters import waymo_files as files
 from tests.driving.converters.waymo_files import DELAYS, SEGMENT, SPEED, TURN, pose_at
 

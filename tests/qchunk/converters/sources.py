@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from core.errors import DataError
+from chunkwise.errors import DataError
 from qchunk.convert import convert
 from qchunk.converters.recording import ConvertSettings
 

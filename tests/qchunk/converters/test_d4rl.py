@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ConfigError
+from chunkwise.errors import ConfigError
 from qchunk.config import DataConfig
 from qchunk.convert import convert
 from qchunk.data import Pool
-from qchunk.index import open_source
+from qchunk.data.index import open_source
 from tests.qchunk.converters.sources import (
     arrays_of,
     attributes_of,

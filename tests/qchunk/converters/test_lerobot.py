@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.errors import ConfigError
+from chunkwise.errors import ConfigError
 from qchunk.config import DataConfig
 from qchunk.convert import convert
-from qchunk.index import open_source
+from qchunk.data.index import open_source
 from tests import lerobot_files
 from tests.qchunk.converters.sources import (
     arrays_of,

@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from core.errors import ConfigError
-from core.images import decode
+from chunkwise.data.images import decode
+from chunkwise.errors import ConfigError
 from qchunk.convert import convert
 from qchunk.converters.recording import terminations
 from qchunk.data import Pool

@@ -1,0 +1,1 @@
+"""Checkpoints: saving, restoring, verifying, pruning."""

@@ -1,0 +1,64 @@
+"""What identifies a tree of arrays: its leaves' names, dtypes and shapes, a checksum of each, a digest of all."""
+
+import hashlib
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from chunkwise.state import TrainState
+from chunkwise.train.sharding import to_host
+
+
+def digest(state: TrainState, position: dict[str, Any]) -> str:
+    """SHA-256 over params, optimiser state, target and ema (sorted path, dtype, shape, bytes) and the data position."""
+    hasher = hashlib.sha256()
+    parts = {"params": state.params, "opt_state": state.opt_state, "target": state.target, "ema": state.ema}
+    named = named_leaves(parts)
+    for path, leaf in sorted(named.items()):
+        array = np.asarray(to_host(leaf))
+        hasher.update(f"{path} {array.dtype} {array.shape}".encode())
+        hasher.update(np.ascontiguousarray(array).tobytes())
+    hasher.update(json.dumps(position, sort_keys=True).encode())
+    return hasher.hexdigest()
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """Leaves by path."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def tree_spec(tree: dict[str, Any]) -> dict[str, str]:
+    """Dtype and shape of each leaf by path; Orbax itself casts a changed dtype silently."""
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in named_leaves(tree).items()}
+
+
+def checksums(tree: dict[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """Checksum of each leaf by path, and the paths of leaves that hold NaN or infinity."""
+    named = named_leaves(tree)
+    results = jax.device_get(_checksum_leaves(list(named.values())))
+    sums = {path: int(total) for path, (total, _) in zip(named, results, strict=True)}
+    return sums, [path for path, (_, finite) in zip(named, results, strict=True) if not finite]
+
+
+@jax.jit
+def _checksum_leaves(leaves: list[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
+    """Position-weighted uint32 sum of each leaf's bits, computed where the leaf lies.
+
+    Element i has the weight 2 i + 1. Odd weights are invertible modulo 2^32, so every change of one element changes
+    the sum; integer sums do not depend on the order, so the result does not depend on the sharding.
+    """
+    return [(_weighted_sum(leaf), jnp.all(jnp.isfinite(leaf))) for leaf in leaves]
+
+
+def _weighted_sum(leaf: jax.Array) -> jax.Array:
+    """Checksum of one leaf; one of 64 bits counts as two elements of 32."""
+    if leaf.dtype.itemsize == 8:
+        leaf = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    elif jnp.issubdtype(leaf.dtype, jnp.floating):
+        leaf = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
+    flat = leaf.astype(jnp.uint32).reshape(-1)
+    weights = jnp.arange(flat.size, dtype=jnp.uint32) * jnp.uint32(2) + jnp.uint32(1)
+    return jnp.sum(flat * weights, dtype=jnp.uint32)

@@ -1,0 +1,53 @@
+"""Which saves stay: the newest, those at multiples of a step, and the one whose evaluation was the best so far."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from chunkwise.config.experiment import CheckpointConfig
+from chunkwise.errors import ConfigError
+
+
+def finite_metrics(metrics: Mapping[str, float], wanted: str | None) -> dict[str, float]:
+    """The metrics of an evaluation that are finite.
+
+    Raises:
+      ConfigError: `wanted` (checkpoint.keep_best) is set, and the evaluation gives no such metric.
+    """
+    if wanted is not None and wanted not in metrics:
+        raise ConfigError(f"checkpoint.keep_best is {wanted}; expected one of {', '.join(sorted(metrics))}")
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+class KeepBest:
+    """The save with the best evaluation, of equals the newest.
+
+    Evaluations come from the notes beside the saves, which are checked against their hash.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._name = config.keep_best
+        self._sign = 1.0 if config.best == "highest" else -1.0
+        self._scores: dict[int, float] = {}
+
+    def note(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """Tells the finite metrics of a save's evaluation; empty where it has none."""
+        if self._name is not None and self._name in evaluation:
+            self._scores[step] = self._sign * evaluation[self._name]
+
+    def best(self, steps: Sequence[int]) -> int | None:
+        """The best of these saves; None if none of them was evaluated, or the config asks for none."""
+        scored = [(self._scores[step], step) for step in steps if step in self._scores]
+        return max(scored)[1] if scored else None
+
+
+def outdated(steps: Sequence[int], keep_last: int, keep_every: int | None, best: int | None) -> list[int]:
+    """Those of the saves that no rule keeps, oldest first.
+
+    Args:
+      steps: Of all saves, in any order.
+      keep_last: Newest ones that stay, at least 1.
+      keep_every: Multiples of this step stay too.
+      best: One more that stays.
+    """
+    older = sorted(steps)[:-keep_last]
+    return [step for step in older if step != best and (keep_every is None or step % keep_every)]

@@ -1,0 +1,1 @@
+"""Command lines: arguments with the documented exit codes, progress."""

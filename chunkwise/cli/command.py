@@ -1,0 +1,91 @@
+"""Command lines: argparse with the exit codes, the flags of the limits; how a command begins and ends."""
+
+import argparse
+import dataclasses
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from chunkwise.cli.named_paths import require_reachable
+from chunkwise.distributed import processes, stopping
+from chunkwise.errors import ConfigError, DataError, PreemptedError
+from chunkwise.files import budget
+from chunkwise.files.links import FLAG
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with 64 where argparse would end with 2; has a flag for each limit of files/budget.py, and obeys it.
+
+    A path that cannot be looked at ends it with 65.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Takes what argparse.ArgumentParser takes."""
+        super().__init__(*args, **settings)
+        group = self.add_argument_group("limits", "what one file may cost; above it, the file is refused")
+        for field in dataclasses.fields(budget.Limits):
+            words = f"{field.metadata['meaning']}; default: {field.default} {field.metadata['unit']}"
+            group.add_argument(
+                budget.flag(field.name),
+                f"--data.limits.{field.name}",
+                dest=f"limits.{field.name}",
+                type=int,
+                metavar="N",
+                default=argparse.SUPPRESS,
+                help=words,
+            )
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """As argparse's; the limits are put in force and are not in the namespace."""
+        found, rest = super().parse_known_args(args, namespace)
+        given = {name: value for name, value in vars(found).items() if name.startswith("limits.")}
+        for name in given:
+            delattr(found, name)
+        words = [value if isinstance(value, list | tuple) else [value] for value in vars(found).values()]
+        try:
+            for path in (path for many in words for path in many if isinstance(path, Path)):
+                require_reachable({f"{self.prog}:": path}, allowed=(errno.ENOENT, errno.ENOTDIR))
+        except DataError as error:
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
+        try:
+            budget.override(**{name.removeprefix("limits."): value for name, value in given.items()})
+        except ValueError as error:
+            self.error(str(error))
+        return found, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Prints usage and message, and exits."""
+        self.print_usage(sys.stderr)
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        sys.exit(ConfigError.exit_code)
+
+
+def add_links_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that `data.allow_links_to` is in training, under the name that messages give it as well."""
+    parser.add_argument(
+        "--allow-links-to",
+        FLAG,
+        dest="allow_links_to",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder outside of the dataset that links in it may lead to; may be given several times",
+    )
+
+
+def run(main: Callable[[], int | None], unsaved: str = "stopped; what was finished before stands") -> NoReturn:
+    """Runs a command and ends the process with its exit code, without waiting for threads that do not end.
+
+    Args:
+      main: The command; returns the exit code, or raises what `processes.report` has words for.
+      unsaved: As in `stopping.watched`.
+    """
+    with stopping.watched(unsaved):
+        try:
+            code = main() or 0
+        except BaseException as error:  # left from here, where it is alive: what it holds may wait for threads
+            processes.leave(processes.report(error), together=isinstance(error, PreemptedError))
+        processes.leave(code, together=code in (0, PreemptedError.exit_code))

@@ -1,0 +1,108 @@
+"""The config of a run, read back from its folder."""
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget, trust
+from chunkwise.files.strict_json import parse_json
+
+LARGEST = 2**63
+"""No number of a config is as large: what computes with it has 64 bits."""
+
+Config = TypeVar("Config", bound=ExperimentConfig)
+
+
+def read_config(folder: Path, kind: type[Config]) -> Config:
+    """The config with which a run was started.
+
+    Raises:
+      ConfigError: If config.json is missing, damaged, or of another package or version, or a value is of another type
+        than its field.
+      DataError: If links lead out of the folder, or config.json costs more than a limit.
+    """
+    trust.require_own_files(folder)
+    path = folder / "config.json"
+    try:
+        flat = parse_json(budget.read_bytes(path).decode(), source=str(path), finite=False)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder}: expected the folder of a run, found no config.json in it") from error
+    except budget.LimitError:
+        raise
+    except (OSError, ValueError, DataError) as error:
+        raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
+    if not isinstance(flat, dict):
+        raise ConfigError(f"{path}: expected the config of a run, an object of fields; found {type(flat).__name__}")
+    try:
+        return _unflatten(kind, flat, "")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: expected a {kind.__name__} as this version writes it: {error}") from error
+
+
+def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
+    """Undoes chunkwise.config.experiment.flatten.
+
+    A field that the file lacks, because it is younger than the run, gets its default. Raises KeyError if it has none.
+    """
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for field in dataclasses.fields(kind):
+        name = prefix + field.name
+        if name in flat:
+            value = _immutable(flat[name])
+            if not _fits(hints[field.name], value):
+                raise TypeError(f"{name} is {value!r:.200}; expected {_words(hints[field.name])}")
+            values[field.name] = value
+        else:
+            nested = [part for part in _members(hints[field.name]) if dataclasses.is_dataclass(part)]
+            if nested and any(other.startswith(f"{name}.") for other in flat):
+                values[field.name] = _unflatten(nested[0], flat, f"{name}.")
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                raise KeyError(f"{name} is missing")
+    return kind(**values)
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value of JSON, its lists made tuples, is one of a field's type. Python itself does not ask."""
+    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (types.UnionType, typing.Union):
+        return any(_fits(member, value) for member in arguments)
+    if kind is typing.Literal:
+        return any(type(value) is type(allowed) and value == allowed for allowed in arguments)
+    if kind is tuple:
+        items = arguments[:1] * len(value) if arguments[1:] == (...,) and isinstance(value, tuple) else arguments
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(items)
+            and all(_fits(item, part) for item, part in zip(items, value, strict=True))
+        )
+    if kind is dict:
+        return isinstance(value, dict) and all(
+            _fits(arguments[0], key) and _fits(arguments[1], item) for key, item in value.items()
+        )
+    if hint in (int, float):
+        if type(value) is float:
+            return hint is float and math.isfinite(value)
+        return type(value) is int and abs(value) < LARGEST
+    return value is None if hint is type(None) else isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    """A type as people write it."""
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Members of a union; of another type, itself."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def _immutable(value: Any) -> Any:
+    """JSON's lists as the tuples that configs hold."""
+    return tuple(_immutable(item) for item in value) if isinstance(value, list) else value

@@ -1,0 +1,176 @@
+"""Pictures on the host: decode, encode, resize with padding. Always uint8, height x width x RGB."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import simplejpeg
+from jaxtyping import UInt8
+from PIL import Image, PngImagePlugin
+
+from chunkwise.errors import DataError
+from chunkwise.files import budget, png
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_NO_FRAME = (0xC4, 0xC8, 0xCC)  # markers of JPEG between 0xC0 and 0xCF that begin no frame: tables and a reserved one
+_PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
+_MAX_SEGMENTS = 100
+"""Segments of a JPEG's head that are looked at one by one; cameras write 6 to 20."""
+
+
+def decode(data: bytes | memoryview, *, source: str) -> UInt8[np.ndarray, "h w 3"]:
+    """Decodes a JPEG or PNG into RGB.
+
+    Args:
+      data: The file's bytes.
+      source: Names the picture in errors, e.g. "episode 3, observation.images.base, frame 17".
+
+    Raises:
+      DataError: If the bytes are neither, are cut short or damaged, lack rows, cost more than a limit, or hold 16-bit
+        depth.
+    """
+    height, width = picture_size(data, source=source)
+    try:
+        if data[:3] == _JPEG:
+            require_few_scans(data, source=source)
+            return simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
+        png.require_whole(data)
+        # Not Image.open, which has a limit of pixels of its own. Texts and profiles are bounded by Pillow.
+        with PngImagePlugin.PngImageFile(io.BytesIO(data)) as picture:
+            if picture.mode not in ("RGB", "RGBA", "L", "P"):
+                raise DataError(f"{source}: expected an 8-bit picture, found PNG mode {picture.mode} (a depth map?)")
+            return np.asarray(picture.convert("RGB"))
+    except (ValueError, OSError, SyntaxError, EOFError, OverflowError, struct.error, zlib.error) as error:
+        raise DataError(
+            f"{source}: expected a whole JPEG or PNG of {height} x {width}, found damaged data: {error}"
+        ) from error
+
+
+def picture_size(data: bytes | memoryview, *, source: str) -> tuple[int, int]:
+    """Height and width from the header alone. Raises DataError for other formats and above the limit of pixels."""
+    if data[:3] == _JPEG:
+        try:
+            height, width = (int(size) for size in simplejpeg.decode_jpeg_header(data)[:2])
+        except ValueError as error:
+            raise DataError(f"{source}: expected a JPEG header, found damaged data: {error}") from error
+    elif data[:8] == _PNG and len(data) >= 24:
+        width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    else:
+        begin = bytes(data[:8])
+        raise DataError(f"{source}: expected JPEG or PNG data, found {len(data)} bytes that begin with {begin!r}")
+    require_pixels(height, width, source)
+    return height, width
+
+
+def require_pixels(height: int, width: int, source: str) -> None:
+    """Raises DataError for a size of 0, and above the limit of pixels."""
+    if not height > 0 < width:
+        raise DataError(f"{source}: expected a picture of at least 1 pixel, found {height} x {width}")
+    if height * width > budget.current().image_pixels:
+        raise budget.LimitError(source, "image_pixels", f"{height} x {width}")
+
+
+def require_few_scans(data: bytes | memoryview, *, source: str) -> None:
+    """Refuses a JPEG that passes over its picture more often than the limit says, before it is decoded.
+
+    A camera's JPEG has one scan with all components, and a look at its head is all that it costs: 2 microseconds. In
+    any other, and wherever something odd comes before the first scan, the marks of scans are counted; in a scan's own
+    data 0xFF is never followed by one.
+
+    Raises:
+      LimitError: It is above.
+    """
+    if not _is_one_scan(data):
+        scans = bytes(data).count(b"\xff\xda")
+        if scans > budget.current().image_scans:
+            raise budget.LimitError(source, "image_scans", f"{scans} scans")
+
+
+def _is_one_scan(data: bytes | memoryview) -> bool:
+    """Whether the head shows beyond doubt that the first scan is the only one that is decoded."""
+    at, end, components = 2, len(data) - 10, 0
+    for _ in range(_MAX_SEGMENTS):
+        if at >= end or data[at] != 0xFF:
+            return False
+        kind = data[at + 1]
+        if kind == 0xDA:
+            return 0 < components == data[at + 4]
+        if 0xC0 <= kind <= 0xCF and kind not in _NO_FRAME:
+            if kind in _PROGRESSIVE or components:
+                return False
+            components = data[at + 9]
+        elif kind < 0xC0 or 0xD0 <= kind <= 0xD9:
+            return False
+        at += 2 + (data[at + 2] << 8 | data[at + 3])
+    return False
+
+
+def encode_jpeg(image: UInt8[np.ndarray, "h w 3"], *, quality: int) -> bytes:
+    """Encodes RGB as JPEG without chroma subsampling, which would blur coloured edges."""
+    return simplejpeg.encode_jpeg(
+        np.ascontiguousarray(image), quality=quality, colorspace="RGB", colorsubsampling="444"
+    )
+
+
+def decode_jpeg_into(
+    data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, source: str, bgr: bool = False
+) -> None:
+    """Decodes a JPEG into memory that is there already, at that memory's size.
+
+    At the recorded size the decoder writes straight into `out`. A smaller picture is decoded by libjpeg at the nearest
+    eighth that is not below it, which saves time, and the rest of the way is `resize_into`. Python's lock is released.
+
+    Args:
+      data: The JPEG.
+      out: C-contiguous; its height and width are the size wanted.
+      source: Names the picture in errors.
+      bgr: The recorder handed RGB to an encoder that takes BGR: red and blue are exchanged back.
+
+    Raises:
+      DataError: The data are damaged or cut short.
+    """
+    height, width = out.shape[:2]
+    colours = "BGR" if bgr else "RGB"
+    try:
+        size = picture_size(data, source=source)
+        require_few_scans(data, source=source)
+        if size == (height, width):
+            simplejpeg.decode_jpeg(data, colorspace=colours, buffer=out, strict=True)
+        else:
+            scaled = simplejpeg.decode_jpeg(
+                data, colorspace=colours, min_height=height, min_width=width, min_factor=1, strict=True
+            )
+            resize_into(scaled, out)
+    except ValueError as error:
+        raise DataError(f"{source}: expected a whole JPEG, found damaged data: {error}") from error
+
+
+def resize_into(image: UInt8[np.ndarray, "h w 3"], out: UInt8[np.ndarray, "h2 w2 3"]) -> None:
+    """Stretches a picture to the size of `out`: the mean of the area that a pixel covers, bilinear where it grows."""
+    rows, columns = image.shape[:2]
+    height, width = out.shape[:2]
+    if (rows, columns) == (height, width):
+        np.copyto(out, image)
+        return
+    shrinks = height <= rows and width <= columns
+    how = Image.Resampling.BOX if shrinks else Image.Resampling.BILINEAR
+    np.copyto(out, np.asarray(Image.fromarray(image).resize((width, height), resample=how)))
+
+
+def resize_with_pad(image: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "h2 w2 3"]:
+    """Fits a picture into height x width without distortion; what is left over is black, shared by both sides.
+
+    Bilinear with antialiasing, sizes cut to whole pixels: the result of openpi's client (image_tools) to the bit.
+    """
+    rows, columns = image.shape[:2]
+    if (rows, columns) == (height, width):
+        return image
+    ratio = max(columns / width, rows / height)
+    fit_height, fit_width = max(1, int(rows / ratio)), max(1, int(columns / ratio))
+    fitted = Image.fromarray(image).resize((fit_width, fit_height), resample=Image.Resampling.BILINEAR)
+    top, left = (height - fit_height) // 2, (width - fit_width) // 2
+    padded = np.zeros((height, width, 3), np.uint8)
+    padded[top : top + fit_height, left : left + fit_width] = np.asarray(fitted)
+    return padded

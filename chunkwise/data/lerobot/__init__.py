@@ -1,0 +1,1 @@
+"""LeRobot datasets, versions v2.1 and v3.0, read without torch."""

@@ -1,0 +1,1 @@
+"""Several processes: finding one another, talking, and stopping together."""

@@ -1,0 +1,210 @@
+"""What the processes of one run tell one another beside the arrays: texts, through jax's coordinator.
+
+Every process must make the same calls in the same order; the calls are numbered, and call n of one meets call n of the
+others. In a run of one process each is the plain call that it stands for.
+
+The client is not public in jax 0.10, but the one way to wait for minutes (for a recording, for an evaluation) without
+a program waiting on the devices; Orbax goes the same way.
+"""
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from chunkwise import errors
+from chunkwise.errors import ConfigError, PeerError, RunError, StopRequested
+
+T = TypeVar("T")
+
+# A recording or an evaluation may take hours; a process that dies meanwhile is noticed by its heartbeat.
+_WAIT_MS = 7 * 24 * 3600 * 1000
+# How long the first process, whose end ends all, waits for others that are about to say their own last word.
+_LAST_WORDS_SECONDS = 10.0
+
+# In messages of a collective or of the coordinator; jax raises the same type where memory runs out.
+_BETWEEN_PROCESSES = re.compile(r"gloo|nccl|coordinat|barrier|peer|socket|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", re.I)
+
+_calls = itertools.count()
+
+
+def several() -> bool:
+    """Whether this run has more than one process."""
+    return _jax().num_processes > 1
+
+
+def is_first() -> bool:
+    """Whether this is the process that writes and prints."""
+    return _jax().process_id == 0
+
+
+def on_first(make: Callable[[], T]) -> T:
+    """Calls `make` on the first process alone; the others wait for what it returns.
+
+    Args:
+      make: Returns a JSON value.
+
+    Raises:
+      RunError: As `make` raised it, on every process; on the others of the nearest class of chunkwise/errors.py.
+    """
+    if not several():
+        return make()
+    key = f"chunkwise/first/{next(_calls)}"
+    if not is_first():
+        kind, value = json.loads(_client().blocking_key_value_get(key, _WAIT_MS))
+        if kind == "value":
+            return value
+        raise getattr(errors, kind)(*value)
+    try:
+        value = make()
+    except RunError as error:
+        _client().key_value_set(key, json.dumps([_kind(error), error.args]))
+        raise
+    _client().key_value_set(key, json.dumps(["value", value]))
+    return value
+
+
+def _kind(error: RunError) -> str:
+    """The nearest class of chunkwise/errors.py: others may want more than a message."""
+    return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+
+
+def first_does(act: Callable[[], object]) -> None:
+    """Calls `act` on the first process alone; the others wait until it is done. Raises as `on_first`."""
+
+    def done() -> None:
+        act()
+
+    on_first(done)
+
+
+def first_then_all(make: Callable[[], T]) -> T:
+    """Calls `make` on every process, on the first one before the others: what it leaves on disk they find there."""
+    made: list[T] = []
+    on_first(lambda: made.append(make()))
+    return made[0] if made else make()
+
+
+def gather(text: str) -> list[str]:
+    """What every process says, by index."""
+    if not several():
+        return [text]
+    key = f"chunkwise/gather/{next(_calls)}"
+    _client().key_value_set(f"{key}/{_jax().process_id}", text)
+    return [_client().blocking_key_value_get(f"{key}/{i}", _WAIT_MS) for i in range(_jax().num_processes)]
+
+
+def compile_together(jitted: Any, *arguments: Any) -> None:
+    """Compiles a jitted function for these arguments and returns when every process has.
+
+    At the first run of a program gloo joins its devices, and gives the last process 30 s to come; how long a process
+    compiles, or loaded its data before, is not bounded. The function's next call finds the program compiled.
+    """
+    if several():
+        jitted.lower(*arguments).compile()
+        gather("")
+
+
+def require_same(values: dict[str, Any]) -> None:
+    """Compares JSON values of all processes by name.
+
+    Raises:
+      ConfigError: They differ; on every process, naming the process and the values.
+    """
+    every = [json.loads(text) for text in gather(json.dumps(values))]
+    for index, theirs in enumerate(every):
+        differing = [name for name in every[0].keys() | theirs.keys() if every[0].get(name) != theirs.get(name)]
+        if differing:
+            lines = [f"  {name}: {every[0].get(name)!r} and {theirs.get(name)!r}" for name in sorted(differing)[:20]]
+            raise ConfigError(
+                f"processes 0 and {index} of this run were started with other options, or see other data:", *lines
+            )
+
+
+def report(error: BaseException) -> int:
+    """Prints what ends this process, a traceback only where nobody foresaw it; returns the exit code."""
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr, flush=True)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        print("\nstopped by the keyboard", file=sys.stderr, flush=True)
+        return 130
+    told = error if isinstance(error, RunError | StopRequested) else lost(error)
+    text = "".join(traceback.format_exception(error)) if told is None else f"\nerror: {told}"
+    print(text, file=sys.stderr, flush=True)
+    return 1 if told is None else told.exit_code
+
+
+def leave(code: int, *, together: bool) -> NoReturn:
+    """Ends this process with an exit code, whatever its threads are doing.
+
+    Python's own end waits for every thread that was begun by a pool, such as a reader of a file system that does not
+    answer, or the storage library's retries (320 s where a folder cannot be written). What must be on disk is there.
+
+    Args:
+      code: Exit code.
+      together: Whether the other processes of this run are about to leave, too; then it waits for them. After an error
+        nobody waits: they notice within seconds. The first process stays a little longer, because the others end with
+        it before they can print an error that all of them met.
+    """
+    if "jax" in sys.modules and several():
+        if together:
+            _jax().shutdown()
+        elif code != StopRequested.exit_code:
+            _last_words()
+    for child in multiprocessing.active_children():
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody listens any more
+            stream.flush()
+    os._exit(code)
+
+
+def lost(error: BaseException) -> PeerError | None:
+    """What an exception of jax means if it came because another process ended; None if it is something else."""
+    if "jax" not in sys.modules:
+        return None
+    from jax.errors import JaxRuntimeError
+
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).split("\n", maxsplit=1)[0]
+    if not several() or not isinstance(error, JaxRuntimeError) or not _BETWEEN_PROCESSES.search(text):
+        return None
+    return PeerError(
+        f"process {_jax().process_id}: another process of this run ended or no longer answers; its own output says "
+        f"why ({text[:200]}). Start all of them again with --run.resume"
+    )
+
+
+def _last_words() -> None:
+    """Tells that this process is about to end; the first one waits until all have told, for a few seconds."""
+    key = "chunkwise/leaving"
+    try:
+        if not is_first():
+            _client().key_value_set(f"{key}/{_jax().process_id}", "")
+            return
+        deadline = time.monotonic() + _LAST_WORDS_SECONDS
+        while time.monotonic() < deadline and len(_client().key_value_dir_get(key)) < _jax().num_processes - 1:
+            time.sleep(0.05)
+    except Exception:  # the connection may be what broke
+        return
+
+
+def _client() -> Any:
+    return _jax().client
+
+
+def _jax() -> Any:
+    """What jax knows of the processes; reading it starts no device. Imported late: data code comes past here."""
+    from jax._src import distributed
+
+    return distributed.global_state

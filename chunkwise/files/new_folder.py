@@ -1,0 +1,56 @@
+"""A folder that appears under its name only when all of it is there, and on the device."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from chunkwise.errors import BusyError, StorageError
+from chunkwise.files.durable import make_folders, publish
+
+
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yields a scratch folder beside `out`, which becomes `out` at the end of the block; on an error it is removed.
+
+    Its name is always the same, so that what a kill leaves, which may be hundreds of GB, is removed by the next one.
+
+    Raises:
+      BusyError: Another process is making the same folder.
+      StorageError: Anything could not be written, the block's own files included.
+    """
+    scratch = out.with_name(f".{out.name}.part")
+    try:
+        make_folders(out.parent)
+        with _locked(scratch, out):
+            try:
+                for left in list(scratch.iterdir()):
+                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+                yield scratch
+                publish(scratch, out)
+            except BaseException:
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
+    except OSError as error:
+        raise StorageError(f"{out} could not be written: {error}") from error
+
+
+@contextlib.contextmanager
+def _locked(scratch: Path, out: Path) -> Iterator[None]:
+    """Makes the scratch folder and holds it for this process, however it ends."""
+    while True:
+        scratch.mkdir(exist_ok=True)
+        folder = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BusyError(f"another process is making {out}; wait for it, or choose another name") from error
+            # Else the other one finished in between: what is locked bears the name `out` now, or is gone.
+            if scratch.exists() and os.path.samestat(os.fstat(folder), scratch.stat()):
+                yield
+                return
+        finally:
+            os.close(folder)

@@ -1,0 +1,134 @@
+"""Reading .npz files that others wrote: sizes checked before they are believed, no pickle, one kind of error."""
+
+import errno
+import io
+import math
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkwise.errors import DataError
+from chunkwise.files import budget
+
+MAX_HEADER = 1 << 16
+"""Bytes of an array's header; numpy writes 128 and reads at most 10,000, after it has allocated what is declared."""
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a bound
+_PIECE = 1 << 20
+_BAD_HEADER = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    SyntaxError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    tokenize.TokenError,
+)
+"""What numpy's parser of a header raises, which is Python's own parser, after Python 2's as a second try."""
+
+
+def read_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    """Arrays of a .npz file by name.
+
+    Args:
+      path: The file.
+      names: Arrays to read, where they are there; None reads all.
+
+    Raises:
+      OSError: It cannot be read.
+      DataError: It is no regular file, no .npz file, damaged, holds objects, or costs more than a limit.
+    """
+    with budget.open_file(path) as file:
+        return _read(file, os.fstat(file.fileno()).st_size, str(path), names)
+
+
+def parse_npz(content: bytes, *, source: str) -> dict[str, np.ndarray]:
+    """Arrays of the bytes of an .npz file; `source` names it in errors. Raises DataError as `read_npz`."""
+    return _read(io.BytesIO(content), len(content), source, None)
+
+
+def _read(
+    file: io.BufferedReader | io.BytesIO, size: int, source: str, names: Collection[str] | None
+) -> dict[str, np.ndarray]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names_of = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+            if twice := [name for name, count in Counter(names_of).items() if count > 1]:
+                raise DataError(f"{source}: expected one array of each name, found several called {twice[0]!r}")
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            budget.require("table_columns", len(members), source, "arrays")
+            spent = budget.Spent(source, size)
+            wanted = [name for name in members if names is None or name in names]
+            return {name: _read_member(archive, members[name], spent, f"{source}: {name}") for name in wanted}
+    # zipfile says NotImplementedError of a version or a compression that it does not know.
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeError) as error:
+        raise DataError(f"{source}: expected a whole .npz file, found {error}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DataError(f"{source}: expected a whole .npz file, found a place outside of it: {error}") from error
+    except (ValueError, RuntimeError) as error:  # an offset before the file's begin, an encrypted member
+        raise DataError(f"{source}: expected a whole .npz file, found {error}") from error
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, spent: budget.Spent, source: str) -> np.ndarray:
+    if info.compress_type not in _METHODS or info.flag_bits & 1:
+        raise DataError(f"{source}: expected a stored or deflated array, found another kind of compression")
+    with archive.open(info) as stream:
+        shape, fortran, dtype = _header(stream, source)
+        count = math.prod(shape)
+        declared = count * dtype.itemsize
+        left = info.file_size - stream.tell()
+        if declared != left:
+            raise DataError(f"{source}: expected {declared} bytes for {dtype} of shape {shape}, found {left}")
+        spent.add(declared, source.rpartition(": ")[2])
+        flat = np.empty(count, dtype)
+        _fill(stream, flat.view(np.uint8).data if declared else memoryview(b""), source)
+    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+
+
+def _header(stream: Any, source: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, order and dtype that an array's header declares."""
+    begin = stream.read(8)
+    width = {1: 2, 2: 4, 3: 4}.get(begin[6] if len(begin) == 8 and begin[:6] == b"\x93NUMPY" else 0)
+    if width is None:
+        raise DataError(f"{source}: expected an array of numpy's format, found {begin!r} at its begin")
+    size = stream.read(width)
+    length = int.from_bytes(size, "little")
+    if length > MAX_HEADER:
+        raise DataError(f"{source}: expected a header of at most {MAX_HEADER} bytes, found {length} declared")
+    text = stream.read(length)
+    read = np.lib.format.read_array_header_1_0 if width == 2 else np.lib.format.read_array_header_2_0
+    try:
+        shape, fortran, dtype = read(io.BytesIO(size + text))
+    except _BAD_HEADER as error:
+        words = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{source}: expected an array's header, found {words}") from error
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.names is not None or dtype.subdtype is not None:
+        raise DataError(f"{source}: expected numbers or text, found dtype {dtype}")
+    if any(isinstance(size, bool) or size < 0 for size in shape):
+        raise DataError(f"{source}: expected a shape of sizes of at least 0, found {shape}")
+    return shape, fortran, dtype
+
+
+def _fill(stream: Any, out: memoryview, source: str) -> None:
+    """Reads exactly as many bytes as `out` has, and to the end, where zipfile compares the checksum."""
+    at = 0
+    while at < len(out):
+        piece = stream.read(min(_PIECE, len(out) - at))
+        if not piece:
+            raise DataError(f"{source}: expected {len(out)} bytes, found {at}: the file is cut short")
+        out[at : at + len(piece)] = piece
+        at += len(piece)
+    if stream.read(1):
+        raise DataError(f"{source}: expected {len(out)} bytes, found more")

@@ -1,0 +1,1 @@
+"""Flax layers and flow matching, used by more than one package."""

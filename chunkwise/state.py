@@ -1,0 +1,49 @@
+"""TrainState: everything that a step changes, as arrays only."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """Arrays that a train step reads and replaces; module, optimiser and config are closed over by the step."""
+
+    step: Any
+    """Updates applied so far, an int32 scalar. Any, as all fields: a state of shapes or shardings is a state too."""
+    params: Any
+    """Trained weights, a plain dict."""
+    opt_state: Any
+    """Optimiser state of `params`."""
+    target: Any
+    """Slowly moving copy of (part of) the weights that the loss needs, or an empty dict where there is none."""
+    ema: Any = flax.struct.field(default_factory=dict)
+    """Moving average of (part of) the weights for use, with their names, or an empty dict where there is none;
+    chunkwise/train/update.py moves it, no step does."""
+
+    @classmethod
+    def create(
+        cls, params: Any, optimiser: optax.GradientTransformation, target: Any = None, *, ema: Any = None
+    ) -> "TrainState":
+        """Fresh state at step 0. `target` and `ema` are copied: no buffer is shared, and the state can be donated."""
+        target, ema = (jax.tree.map(jnp.copy, {} if part is None else part) for part in (target, ema))
+        opt_state = optimiser.init(params)
+        return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=opt_state, target=target, ema=ema)
+
+    def averaged(self) -> "TrainState":
+        """This state with the moving average in place of the weights that have one: what acts and is evaluated."""
+        return self.replace(params=laid_over(self.params, self.ema)) if self.ema else self
+
+
+def laid_over(tree: Any, part: Any) -> Any:
+    """A nested dict with the leaves that another has of it replaced."""
+    if not isinstance(part, dict):
+        return part
+    return {name: laid_over(leaf, part[name]) if name in part else leaf for name, leaf in tree.items()}
+
+
+def part_like(tree: Any, part: Any) -> Any:
+    """The leaves of a nested dict at the places at which another has leaves."""
+    return {name: part_like(tree[name], leaf) for name, leaf in part.items()} if isinstance(part, dict) else tree

@@ -1,0 +1,479 @@
+"""The only train loop: evaluate, save, interact, take the next batches, step, log.
+
+The order matters for resume. At step n the loop first evaluates the weights of step n if that is due, then saves, and
+only then interacts and moves the data; so a checkpoint of step n holds everything up to and including the evaluation
+at n, and a resumed run goes on with the interaction and the batch n. Nothing flows back into the data except the step,
+and what an `Interaction` brought from the world before it.
+
+In several processes each runs this loop over its own rows of the same global batches. What decides where the loop goes
+is the same in all of them: the step, the metrics (sums over all devices), and requests to stop, which travel with the
+updates: every call sums a flag over the processes, and a set one is acted on where that call's metrics are collected,
+by all at the same step. Only the first process writes files, prints, and evaluates, on its first device, with the
+whole weights, while the others wait; so what is evaluated must fit there. So it is with interactions: the first
+process acts, the others read what it brought home (chunkwise/train/interaction.py).
+"""
+
+import dataclasses
+import gc
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Protocol, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from chunkwise.arrays import NumpyTree
+from chunkwise.checkpoint.checksums import digest
+from chunkwise.checkpoint.manager import Checkpoints
+from chunkwise.checkpoint.prune import finite_metrics
+from chunkwise.checkpoint.reader import Progress
+from chunkwise.cli.progress import ProgressLine
+from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten
+from chunkwise.distributed import processes, stopping
+from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
+from chunkwise.state import TrainState
+from chunkwise.train import machine, rngs
+from chunkwise.train import sharding as mesh_lib
+from chunkwise.train.clock import Clock
+from chunkwise.train.compile_cache import keep_programs
+from chunkwise.train.interaction import Interaction, interact
+from chunkwise.train.metrics import Mean
+from chunkwise.train.run_dir import RunFolder
+from chunkwise.train.update import jit_updates, stack
+
+# Calls that may be under way before the loop waits for the oldest: enough to hide the host's work, few enough that
+# neither batches nor the reaction to SIGTERM pile up.
+CALLS_IN_FLIGHT = 2
+PATIENCE = 2.0
+"""Seconds that a request to stop leaves to the next batches: nearly all come within them, and are used."""
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a package hands to the loop."""
+
+    def init(self, key: Any) -> TrainState:
+        """Fresh state; traced, so that the weights are born with their shardings."""
+        ...
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update on one batch; traced.
+
+        The metrics must hold the loss and the norm of the gradient: an update is applied only if all are finite.
+        With FSDP the weights are split: a loss calls `train.sharding.gathered` on those that it is about to use.
+        """
+        ...
+
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """Numpy batches from update `start_step` on: of each, stretch `shard` of `num_shards` equal ones."""
+        ...
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Metrics of the weights, {} where there is nothing to evaluate; prints what a person wants to know of them.
+
+        With train.ema the weights are the moving average, here and in an interaction.
+
+        A function of the state alone, so that a repetition after a kill gives the same. Of several processes only the
+        first is asked, with step and weights alone, on its first device.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Called once after the last metrics are written, for pictures of the run; on the first process alone."""
+        ...
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """JSON values that identify the dataset."""
+        ...
+
+
+def fit(
+    config: ExperimentConfig,
+    task: Task,
+    folder: RunFolder,
+    *,
+    load: Callable[[TrainState], TrainState] | None = None,
+    interaction: Interaction | None = None,
+) -> str:
+    """Trains until `train.steps`, from the newest checkpoint if the folder holds one.
+
+    Args:
+      config: Of the run.
+      task: What is trained, on what.
+      folder: Open; it gets metrics and checkpoints.
+      load: Puts weights from files into the fresh state. Called once, where no checkpoint is there to go on from.
+      interaction: What happens between updates, where anything does.
+
+    Returns:
+      The digest of the final state, which `done.json` holds too.
+
+    Raises:
+      PreemptedError: SIGTERM or SIGINT came; everything is saved.
+      NonFiniteError: Metrics were NaN or infinite in train.max_skipped updates in a row.
+      RunError: As `Checkpoints` and the task raise.
+    """
+    if config.run.compile_cache is not None:
+        keep_programs(config.run.compile_cache)
+    return _Run(config, task, folder, load, interaction).run()
+
+
+class _Run:
+    """State of one call of `fit`."""
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        task: Task,
+        folder: RunFolder,
+        load: Callable[[TrainState], TrainState] | None,
+        interaction: Interaction | None,
+    ) -> None:
+        self.config = config
+        self.load = load
+        self.interaction = interaction
+        self.task = task
+        self.folder = folder
+        self.clock = Clock()
+        self.began = time.perf_counter()
+        self.compiled: set[int] = set()
+        self.stop_agreed = False
+        self.window: dict[str, list[float]] = {}
+        self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
+        self.skipped_in_a_row = 0
+        self.evaluated = self.interacted = False
+        self.evaluation: dict[str, float] = {}
+        mesh = mesh_lib.make_mesh(config.mesh)
+        self.everywhere = NamedSharding(mesh, PartitionSpec())
+        self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.accumulate)
+        self.shard, self.num_shards = mesh_lib.shard_of_batch(mesh)
+        self.flag_sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+        self.jit_any = jax.jit(jnp.max, out_shardings=self.everywhere)
+        self.abstract_state = jax.eval_shape(task.init, rngs.key(config.run.seed, "init"))
+        self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state, config.mesh.replicate_below)
+        self.jit_updates = jit_updates(task.step, mesh, self.shardings, ema=config.train.ema)
+        marks = fingerprint(flatten(config)) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
+        same_everywhere = {name: value for name, value in flatten(config).items() if name != "run.dir"}
+        processes.require_same(same_everywhere | marks)
+        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks, folder.kept)
+
+    def run(self) -> str:
+        """Restores or initialises, then loops."""
+        try:
+            with stopping.watched() as self.watch:
+                self._restore()
+                self.watch.carry_on()
+                with ProgressLine(self.step, self.config.train.steps) as self.progress:
+                    self._loop()
+                return self._finish()
+        finally:
+            self.checkpoints.close()
+            gc.unfreeze()
+
+    def _unless_stopped(self, work: Callable[[], T], patience: float = math.inf) -> T | None:
+        """Returns what `work` does, or None if a request to stop broke it off; what it began must not count then.
+
+        Where `work` does not come back, be it in a read that never ends, the state is saved without it.
+
+        Args:
+          work: Changes nothing of what is saved before it is done.
+          patience: Seconds after which a request breaks it off; infinite where it must not be broken off at any place.
+        """
+        try:
+            return self.watch.attend(work, self._save_alone, patience)
+        except StopRequested:
+            return None
+        except Exception as error:
+            if not self._requested() or patience == math.inf:
+                raise
+            print(f"dropped, since the run is to stop: {type(error).__name__}: {error}", flush=True)
+            return None
+
+    def _save_alone(self) -> NoReturn:
+        """Ends the run in the place of the main thread, called by another while that one does not answer."""
+        if processes.several():
+            raise PeerError(
+                f"process {jax.process_index()}: asked to stop in the middle of a step, which cannot be saved without "
+                f"the others. The last save is of step {self.checkpoints.durable_step}; start all of them again with "
+                "--run.resume"
+            )
+        self._save_and_stop()
+
+    def _restore(self) -> None:
+        """The newest whole checkpoint, or fresh weights."""
+        abstract = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            self.abstract_state,
+            self.shardings,
+        )
+        restored = self.checkpoints.restore(abstract)
+        if restored is None:
+            self.step = 0
+            init = jax.jit(self.task.init, out_shardings=self.shardings)
+            key = rngs.key(self.config.run.seed, "init")
+            processes.compile_together(init, key)
+            self.state = init(key)
+            if self.load is not None:
+                self.state = self.load(self.state)
+            self.checkpoints.prepare(self.state)
+            self.folder.cut_metrics(0)
+            position = None
+        else:
+            self.state, progress = restored
+            position = progress.position
+            self.step, self.window, self.evaluated = progress.step, progress.window, progress.evaluated
+            self.skipped_in_a_row, self.evaluation = progress.skipped_in_a_row, progress.evaluation
+            self.interacted = progress.interacted
+            self.folder.cut_metrics(progress.metrics_bytes)
+            print(f"resumed from step {self.step}", flush=True)
+        machine.note(self.folder.path, self.step)
+        if self.interaction is not None:
+            self.interaction.rewind(position)
+        self.clock.charge("start", self.began)
+
+    def _loop(self) -> None:
+        """Until the last step, or a request to stop."""
+        steps, every = self.config.train.steps, self.config.checkpoint.every
+        batches: Iterator[NumpyTree] = iter(())
+        if self.step < steps:
+            batches = self.task.batches(self.step, shard=self.shard, num_shards=self.num_shards)
+        saved_step = self.checkpoints.durable_step
+        while True:
+            self._evaluate_if_due()
+            if self._stopping and not (self.step >= steps and self.evaluated):
+                self._save_and_stop()
+            if self.step >= steps:
+                break
+            if self.step % every == 0 and self.step not in (0, saved_step):
+                self._save()
+            if self._interact_if_due():
+                self._update(batches, self._updates_until_due())
+
+    @property
+    def _stopping(self) -> bool:
+        """Whether the run is to stop at this step; the same in all processes."""
+        return self.stop_agreed if processes.several() else self._requested()
+
+    def _requested(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self.watch.requested is not None
+
+    def _updates_until_due(self) -> int:
+        """Updates of the next dispatch: at most updates_per_call, ending where anything else is due."""
+        train = self.config.train
+        rhythms = [train.log_every, self.config.checkpoint.every] + [train.eval_every] * (train.eval_every > 0)
+        due = min((self.step // rhythm + 1) * rhythm for rhythm in rhythms)
+        if self.interaction is not None:
+            past, every = self.step - self.interaction.start, self.interaction.every
+            due = min(due, self.interaction.start + (past // every + 1) * every if past >= 0 else self.step - past)
+        return min(train.updates_per_call, due - self.step, train.steps - self.step)
+
+    def _longest_call(self) -> int:
+        """Updates that a dispatch can have at this step; shorter ones are padded, so that one program serves them."""
+        if self.interaction is None or self.step < self.interaction.start:
+            return self.config.train.updates_per_call
+        return min(self.config.train.updates_per_call, self.interaction.every)
+
+    def _interact_if_due(self) -> bool:
+        """Lets the interaction act once before this update; False if a request to stop broke it off."""
+        if self.interaction is None or self.interacted:
+            return True
+        past = self.step - self.interaction.start
+        if past < 0 or past % self.interaction.every:
+            return True
+        began = time.perf_counter()
+        state = self.state.averaged()
+        if processes.several():
+            state = mesh_lib.to_one_device(state.replace(opt_state={}, target={}, ema={}))
+        metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped)
+        self.stop_agreed |= metrics is None
+        self.interacted = metrics is not None
+        for name, values in ({} if metrics is None else metrics).items():
+            entry = self.window.setdefault(name, [0.0, 0.0])
+            for value in values:
+                entry[0] += value
+                entry[1] += 1
+        self.clock.charge("interact", began)
+        return metrics is not None
+
+    def _update(self, batches: Iterator[NumpyTree], updates: int) -> None:
+        """Takes batches, dispatches one call, and logs if due; does nothing if a request to stop comes between."""
+        began = time.perf_counter()
+        # Of several processes each must come to the step on which they agree.
+        patience = math.inf if processes.several() else PATIENCE
+        taken = self._unless_stopped(lambda: [next(batches) for _ in range(updates)], patience)
+        if taken is None:
+            return
+        stacked = stack(taken, self._longest_call())
+        on_device = mesh_lib.put_rows(stacked, self.batch_sharding)
+        count = mesh_lib.put_same(np.int32(updates), self.everywhere)
+        self.clock.charge("data", began)
+        began = time.perf_counter()
+        length = len(jax.tree.leaves(stacked)[0])
+        if length not in self.compiled and not self._compile(on_device, count):
+            return
+        with jax.transfer_guard("disallow"):
+            self.state, metrics = self.jit_updates(self.state, on_device, count)
+        if length not in self.compiled:
+            self.compiled.add(length)
+            gc.collect()
+            gc.freeze()  # else each full collection walks what jax keeps of its traces: 160 ms, seen within saves
+            self.clock.charge("compile", began)
+            began = time.perf_counter()
+        self.in_flight.append((self.step, metrics, updates, self._ask_to_stop()))
+        while len(self.in_flight) > CALLS_IN_FLIGHT:
+            self._collect(*self.in_flight.popleft())
+        self.step += updates
+        self.evaluated, self.interacted, self.evaluation = False, False, {}
+        self.progress.update(self.step)
+        if self.step % self.config.train.log_every == 0 or self.step == self.config.train.steps:
+            self._log()
+        self.clock.charge("step", began)
+
+    def _compile(self, on_device: NumpyTree, count: jax.Array) -> bool:
+        """Compiles the update for batches of these shapes; False if a request to stop broke that off."""
+        if processes.several():  # the others would wait for this one
+            processes.compile_together(self.jit_updates, self.state, on_device, count)
+            return True
+        if self._requested():
+            return False
+        jitted: Any = self.jit_updates
+        compiled = self._unless_stopped(lambda: jitted.lower(self.state, on_device, count).compile(), patience=0.0)
+        return compiled is not None
+
+    def _ask_to_stop(self) -> jax.Array | None:
+        """Of several processes: whether any was asked to stop before this call, known when the call is done."""
+        if not processes.several():
+            return None
+        flags = np.full(jax.local_device_count(), self._requested(), np.int32)
+        return self.jit_any(mesh_lib.put_rows(flags, self.flag_sharding))
+
+    def _collect(self, first: int, metrics: dict[str, Mean], updates: int, stop: jax.Array | None) -> None:
+        """Adds the (sum, count) pairs of the updates that were made to the window, waiting for the device if need be.
+
+        Update by update in float64, so that the result does not depend on how many updates a call had. An update that
+        was not applied has no part in the means; it is counted.
+        """
+        if stop is not None:
+            self.stop_agreed |= bool(jax.device_get(stop))
+        on_host = jax.device_get(metrics)
+        for i in range(updates):
+            bad = [
+                name for name, mean in on_host.items() if not (np.isfinite(mean.sum[i]) and np.isfinite(mean.count[i]))
+            ]
+            if bad:
+                self._skip(first + i + 1, bad)
+                continue
+            self.skipped_in_a_row = 0
+            for name, mean in on_host.items():
+                entry = self.window.setdefault(name, [0.0, 0.0])
+                entry[0] += float(mean.sum[i])
+                entry[1] += float(mean.count[i])
+
+    def _skip(self, step: int, bad: list[str]) -> None:
+        """Counts an update that was not applied, and ends the run where too many follow one another."""
+        self.window["skipped_updates"] = [self.window.get("skipped_updates", [0.0])[0] + 1, 1.0]  # a number, not a mean
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self.config.train.max_skipped:
+            raise NonFiniteError(
+                f"step {step}: {', '.join(bad)} not finite, and so for {self.skipped_in_a_row} updates in a row; none "
+                f"was applied. The last save is of step {self.checkpoints.durable_step}; look at metrics.jsonl for "
+                "where it grew, lower optim.learning_rate or set optim.clip_norm"
+            )
+
+    def _drain(self) -> None:
+        """Collects every call under way."""
+        while self.in_flight:
+            self._collect(*self.in_flight.popleft())
+
+    def _log(self) -> None:
+        """One line of metrics.jsonl: the means since the line before."""
+        self._drain()
+        # A masked metric whose mask was empty throughout has no mean, and is left out of the line.
+        means = {name: total / count for name, (total, count) in sorted(self.window.items()) if count > 0}
+        self.window = {}
+        self.folder.log(self.step, "train", means)
+        self.folder.log_timing(self.step, dataclasses.asdict(self.clock) | {"wall": time.perf_counter() - self.began})
+        self.progress.show(means)
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluates the weights of this step once; a request to stop ends it, and the resumed run does it again."""
+        train = self.config.train
+        final = self.step >= train.steps
+        due = final or (train.eval_every > 0 and self.step > 0 and self.step % train.eval_every == 0)
+        if not due or self.evaluated or self._stopping:
+            return
+        began = time.perf_counter()
+        state = self.state.averaged()
+        if processes.several():
+            state = mesh_lib.to_one_device(state.replace(opt_state={}, target={}, ema={}))
+        metrics = processes.on_first(lambda: self._evaluate(state, final))
+        self.clock.charge("evaluate", began)
+        if metrics is None:
+            self.stop_agreed = True
+            return
+        if metrics:
+            self.folder.log(self.step, "eval", metrics)
+            self.evaluation = finite_metrics(metrics, self.config.checkpoint.keep_best)
+        self.evaluated = True
+
+    def _evaluate(self, state: TrainState, final: bool) -> dict[str, float] | None:
+        """Metrics of the weights; None if a request to stop broke the evaluation off."""
+        if self._requested():  # it came a moment ago, and is not agreed on yet
+            return None
+        metrics = self._unless_stopped(lambda: self.task.evaluate(state, final=final), patience=0.0)
+        return None if metrics is None else {name: float(value) for name, value in metrics.items()}
+
+    def _progress(self) -> Progress:
+        """What to remember beside the arrays."""
+        self._drain()
+        return Progress(
+            step=self.step,
+            metrics_bytes=self.folder.metrics_size(),
+            window=self.window,
+            evaluated=self.evaluated,
+            position=None if self.interaction is None else self.interaction.position(),
+            skipped_in_a_row=self.skipped_in_a_row,
+            evaluation=self.evaluation,
+            interacted=self.interacted,
+        )
+
+    def _save(self) -> None:
+        """Saves in the background."""
+        began = time.perf_counter()
+        self.checkpoints.save(self.state, self._progress())
+        self.clock.charge("save", began)
+
+    def _save_durably(self) -> None:
+        """Saves and waits; a step that is on disk already is not written again."""
+        began = time.perf_counter()
+        self.checkpoints.wait()
+        if self.checkpoints.durable_step != self.step:
+            self.checkpoints.save_now(self.state, self._progress())
+        self.clock.charge("save", began)
+
+    def _save_and_stop(self) -> NoReturn:
+        """Ends a run that was asked to."""
+        self.checkpoints.hurry()
+        self._save_durably()
+        raise PreemptedError(f"stopped and saved at step {self.step}. To go on: the same command with --run.resume")
+
+    def _finish(self) -> str:
+        """Saves the end durably, and prints the last line."""
+        self._save_durably()
+        processes.first_does(lambda: self._unless_stopped(self.task.finish))
+        position: dict[str, Any] = {"step": self.step}
+        if self.interaction is not None:
+            position["interaction"] = self.interaction.position()
+        result = {"step": self.step, "digest": digest(self.state, position)}
+        wall = time.perf_counter() - self.began
+        print(self.clock.summary(wall), flush=True)
+        self.folder.log_timing(self.step, dataclasses.asdict(self.clock) | {"wall": wall})
+        self.folder.finish(result)
+        print(f"done step={result['step']} digest={result['digest']}", flush=True)
+        return result["digest"]

@@ -1,0 +1,112 @@
+"""What the last bits of a run depend on beside its config and data, and what is said where that changes.
+
+XLA splits a computation on a CPU by the number of cores that the process may use, and with it the order of sums; other
+devices, versions and instruction sets compile to other sums as well. So a digest is comparable between runs on the same
+machine, and a run that goes on elsewhere may end with another digest than one that was left alone.
+
+machine.json is a list: the machine of the run's first update, and each other one on which it went on, with the step.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from chunkwise.distributed import processes
+from chunkwise.errors import DataError, StorageError
+from chunkwise.files.durable import write_durably
+from chunkwise.files.strict_json import read_json
+
+NAME = "machine.json"
+_VERSIONS = ("jax", "jaxlib", "flax", "optax", "numpy")
+_INSTRUCTIONS = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "amx_tile", "asimd", "sve")
+
+
+def describe() -> dict[str, Any]:
+    """JSON values: cores that this process may use, devices of the run, processes, versions, XLA's flags, the CPU."""
+    import jax
+
+    devices = jax.devices()
+    return {
+        "cores": _cores_of_xla(),
+        "devices": f"{len(devices)} {devices[0].device_kind}",
+        "processes": jax.process_count(),
+        **{name: importlib.metadata.version(name) for name in _VERSIONS},
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        **_cpu(),
+    }
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cores_of_xla() -> int:
+    """Cores among which XLA divides its work on a CPU: NPROC where that is set, else all that there are."""
+    text = os.environ.get("NPROC", "")
+    return int(text) if text.isdecimal() and int(text) > 0 else cores()
+
+
+def note(run: Path, step: int) -> None:
+    """Prints the machine and writes it into the run's folder; says what differs from the one that the run was on.
+
+    Args:
+      run: Folder of the run.
+      step: From which it goes on, 0 at its start.
+
+    Raises:
+      DataError: machine.json is not what this wrote.
+      StorageError: It cannot be written.
+    """
+    now = describe()
+    print("machine: " + ", ".join(f"{name} {value}" for name, value in now.items() if value != ""), flush=True)
+    if not processes.is_first():
+        return
+    path = run / NAME
+    known = _read(path)
+    before = [entry for entry in known if entry["step"] < step]  # those that made what the run goes on with
+    changed = differences(before[-1], now) if before else []
+    if changed:
+        print(
+            f"resumed with {', '.join(changed)}: the digest may differ from that of a run without the change",
+            flush=True,
+        )
+    entries = before if before and not changed else [*before, {"step": step} | now]
+    if entries != known:
+        try:
+            write_durably(path, json.dumps(entries, indent=1) + "\n")
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    entries = read_json(path) if path.exists() else []
+    if not isinstance(entries, list) or not all(
+        isinstance(e, dict) and isinstance(e.get("step"), int) for e in entries
+    ):
+        raise DataError(f"{path}: expected a list of machines, each with its step; delete the file to go on without")
+    return entries
+
+
+def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Each value that is another, in words."""
+    return [f"{name} {now[name]} (saved on {saved.get(name)})" for name in now if saved.get(name) != now[name]]
+
+
+def _cpu() -> dict[str, str]:
+    """Name of the CPU and the wide instructions that it has, as far as the system tells."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {"cpu": platform.processor()}
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
+    there = set() if flags is None else set(flags[1].split())
+    return {
+        "cpu": platform.processor() if model is None else model[1],
+        "instructions": " ".join(name for name in _INSTRUCTIONS if name in there),
+    }

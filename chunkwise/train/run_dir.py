@@ -1,0 +1,229 @@
+"""The folder of one run: its lock, its config, its metrics file and its last word.
+
+config.json      the resolved config, every field
+saved.json       the newest save that was announced (chunkwise/checkpoint/saved_steps.py)
+metrics.jsonl    {"step": int, "split": "train"|"eval", name: float ...} a line; no clock in it, so that a run
+                 that was killed and resumed writes the same bytes as one that was not
+timing.jsonl     where the wall-clock time went; differs from run to run
+machine.json     on which cores, devices and versions, chunkwise/train/machine.py
+checkpoints/     chunkwise/checkpoint/manager.py
+dataset_files.gz chunkwise/files/dataset_files.py
+done.json        the line that a finished run prints
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from chunkwise.checkpoint.saved_steps import SAVES, steps_in
+from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten
+from chunkwise.distributed import processes
+from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
+from chunkwise.files import budget, dataset_files, trust
+from chunkwise.files.durable import make_folders, sweep, write_durably
+from chunkwise.files.identity import Files
+from chunkwise.files.strict_json import parse_json
+from chunkwise.files.trouble import SYSTEM
+
+
+class RunFolder:
+    """An open, locked run folder; use it as a context manager.
+
+    Of several processes only the first holds the lock and writes; on the others what would write does nothing.
+    """
+
+    def __init__(self, config: ExperimentConfig, name: str) -> None:
+        """Opens or makes the folder.
+
+        Args:
+          config: The resolved config; `run.dir` and `run.resume` decide.
+          name: Name of the experiment, used where run.dir is not given.
+
+        Raises:
+          ConfigError: The folder holds a run and run.resume is off, or the other way round.
+          MismatchError: The folder's run was started with another config.
+          BusyError: Another process has the folder open.
+          StorageError: The folder cannot be written.
+        """
+        self._files = contextlib.ExitStack()
+        self.kept: dict[str, bytes] = {}
+        """Files that whoever uses a checkpoint needs beside it, by name: set before `fit`, which writes them, binds
+        each checkpoint to their hashes, and refuses to go on where one was changed."""
+        self._metrics: Appender | None = None
+        self._timing: Appender | None = None
+        self._resume = config.run.resume
+        self.path = Path(processes.on_first(lambda: self._claim(config, name)))
+
+    def _claim(self, config: ExperimentConfig, name: str) -> str:
+        """Opens the folder for this process, which is the only one that writes; returns its path."""
+        if config.run.resume and config.run.dir is None:
+            raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
+        default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        # Orbax fails on a relative folder, and only at the first save.
+        self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing
+        with _storage_error(self.path):
+            holds_run = _holds_run(self.path)
+        if holds_run and not config.run.resume:
+            raise ConfigError(
+                f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
+            )
+        try:
+            with _storage_error(self.path):
+                self._open(config, holds_run)
+        except BaseException:
+            self._files.close()
+            raise
+        return str(self.path)
+
+    def _open(self, config: ExperimentConfig, holds_run: bool) -> None:
+        """Makes the folder, locks it, and opens its files."""
+        make_folders(self.path)
+        trust.require_own_files(self.path)  # before anything is written through a link
+        self._lock = self._files.enter_context(open(self.path / "lock", "a+"))
+        self._take_lock()
+        if holds_run:
+            self._require_same_config(config)
+        sweep(self.path)
+        write_durably(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
+        self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab", buffering=0)))
+        self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab", buffering=0)))
+
+    def _take_lock(self) -> None:
+        """Locks the folder for this process; the system frees the lock when the process ends, however it ends."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.seek(0)
+            holder = self._lock.read().strip() or "another process"
+            raise BusyError(f"{self.path} is in use by {holder}. Wait for it, or choose another --run.dir") from error
+        os.truncate(self._lock.fileno(), 0)
+        os.write(self._lock.fileno(), f"process {os.getpid()}".encode())  # no buffer that would fail again when closed
+
+    def _require_same_config(self, config: ExperimentConfig) -> None:
+        """Compares with the config.json of the run that is to go on, before anything of it is touched."""
+        path = self.path / "config.json"
+        try:
+            saved = parse_json(budget.read_bytes(path).decode(), source=str(path), finite=False)
+        except budget.LimitError:
+            raise
+        except (ValueError, DataError) as error:
+            raise ConfigError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(saved, dict):
+            raise ConfigError(f"{path}: expected a JSON object of config fields, found another value")
+        require_equal(fingerprint(saved), fingerprint(flatten(config)), f"{self.path} was started with another config")
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._files.close()
+
+    def require_same_files(self, files: Files) -> None:
+        """Compares the files of a dataset with those that the run was started with, or notes them at its first start.
+
+        Raises:
+          MismatchError: Files changed, are missing or were added; the message names them.
+        """
+        if processes.is_first():
+            with _storage_error(self.path, dataset_files.NAME):
+                dataset_files.require_same(self.path, files, resume=self._resume)
+
+    def log(self, step: int, split: str, values: dict[str, float]) -> None:
+        """Appends a line to metrics.jsonl. Non-finite numbers are written as null, which is valid JSON."""
+        if self._metrics is not None:
+            self._metrics.append({"step": step, "split": split} | {k: _finite(v) for k, v in values.items()})
+
+    def log_timing(self, step: int, seconds: dict[str, float]) -> None:
+        """Appends a line to timing.jsonl."""
+        if self._timing is not None:
+            self._timing.append({"step": step, "seconds": {name: round(value, 4) for name, value in seconds.items()}})
+
+    def metrics_size(self) -> int:
+        """Bytes of metrics.jsonl so far, all of them on disk; 0 where another process writes it."""
+        return 0 if self._metrics is None else self._metrics.sync()
+
+    def cut_metrics(self, size: int) -> None:
+        """Drops what was written after the checkpoint from which the run goes on.
+
+        Raises:
+          ConfigError: The file is shorter than it was when the checkpoint was made.
+        """
+        metrics = self._metrics
+        processes.first_does(lambda: metrics and metrics.cut(size))
+
+    def finish(self, line: dict[str, Any]) -> None:
+        """Writes done.json."""
+        if processes.is_first():
+            with _storage_error(self.path, "done.json"):
+                write_durably(self.path / "done.json", json.dumps(line) + "\n")
+
+
+class Appender:
+    """A file of JSON lines that only grows, except when it is cut back on resume."""
+
+    def __init__(self, file: FileIO) -> None:
+        """Takes a file without a buffer, which on a full disk would fail once more when it is closed."""
+        self._file = file
+        self._path = Path(file.name)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Writes one line. Raises StorageError if that fails; what was written of it is cut when the run goes on."""
+        line = json.dumps(row).encode() + b"\n"
+        with _storage_error(self._path.parent, self._path.name):
+            while line:  # a disk that is nearly full takes a part
+                line = line[self._file.write(line) :]
+
+    def sync(self) -> int:
+        """Forces the lines to disk and returns the size in bytes. Raises StorageError if that fails."""
+        with _storage_error(self._path.parent, self._path.name):
+            os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def cut(self, size: int) -> None:
+        """Shortens the file to `size` bytes."""
+        if self._file.tell() < size:
+            raise ConfigError(
+                f"{self._file.name} has {self._file.tell()} bytes, {size} when the checkpoint was made: "
+                "it was changed by hand. Restore it, or start anew in another folder"
+            )
+        self._file.truncate(size)
+        self._file.seek(size)
+
+
+def _holds_run(path: Path) -> bool:
+    """Whether there is anything to lose: a run that failed before its first update left a config and nothing else."""
+    metrics = path / "metrics.jsonl"
+    trained = (metrics.exists() and metrics.stat().st_size > 0) or (path / "done.json").exists()
+    trained = trained or bool(steps_in(path / SAVES))
+    return trained and (path / "config.json").exists()
+
+
+@contextlib.contextmanager
+def _storage_error(run: Path, name: str = "") -> Iterator[None]:
+    """What the system says of the run's folder or a file in it, as a StorageError that names the newest save."""
+    try:
+        yield
+    except SYSTEM as error:
+        steps: list[int] = []
+        with contextlib.suppress(*SYSTEM):
+            steps = steps_in(run / SAVES)
+        memory = isinstance(error, MemoryError)
+        said = "out of memory" if memory else error.strerror or error
+        place = run / name if memory or error.filename is None else error.filename
+        raise StorageError(
+            f"cannot write {place}: {said}. Last durable step: {max(steps, default=None)}. "
+            "Make room or mend the folder, then start it again with --run.resume"
+        ) from error
+
+
+def _finite(value: float) -> float | None:
+    """The number, or None if it is NaN or infinite."""
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,161 @@
+"""The grid of devices, and where batches and weights lie on it.
+
+One program for 1 CPU, 8 GPUs and a pod: the mesh ('data', 'fsdp') has both axes always, of size 1 on one device.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from chunkwise.config.experiment import MeshConfig
+from chunkwise.errors import ConfigError
+
+
+def make_mesh(config: MeshConfig) -> Mesh:
+    """All devices as ('data', 'fsdp').
+
+    The axes are Auto: with the default Explicit axes a plain FSDP step raises for want of sharding annotations.
+
+    Raises:
+      ConfigError: data x fsdp is not the number of devices.
+    """
+    count = jax.device_count()
+    data = count // config.fsdp if config.data == -1 else config.data
+    if data * config.fsdp != count:
+        raise ConfigError(
+            f"mesh.data {config.data} x mesh.fsdp {config.fsdp} does not cover {count} devices; "
+            f"their product must be {count}"
+        )
+    names, types = ("data", "fsdp"), (AxisType.Auto,) * 2
+    mesh = jax.make_mesh((data, config.fsdp), names, axis_types=types)
+    if rows_of(_owners(mesh), jax.process_index()) is None:  # a torus may be walked across its hosts
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        mesh = Mesh(np.array(devices).reshape(data, config.fsdp), names, axis_types=types)
+    return mesh
+
+
+def shard_of_batch(mesh: Mesh) -> tuple[int, int]:
+    """Which of how many equal stretches of a global batch's rows lies on this process's devices.
+
+    Raises:
+      ConfigError: The processes have different numbers of devices.
+    """
+    rows = rows_of(_owners(mesh), jax.process_index())
+    if rows is None:
+        raise ConfigError("the processes of this run have different numbers of devices; give each of them as many")
+    return rows
+
+
+def rows_of(owners: Sequence[int], process: int) -> tuple[int, int] | None:
+    """Place of a process's devices among equal blocks, and the number of blocks; None where they form none.
+
+    Args:
+      owners: Process of each device, in the order of the mesh and so of the rows.
+      process: Whose devices.
+    """
+    blocks = len(set(owners))
+    size, rest = divmod(len(owners), blocks)
+    starts = owners[:: max(size, 1)]
+    if rest or len(set(starts)) != blocks or any(owner != starts[i // size] for i, owner in enumerate(owners)):
+        return None
+    return starts.index(process), blocks
+
+
+def _owners(mesh: Mesh) -> list[int]:
+    return [device.process_index for device in mesh.devices.flat]
+
+
+def put_rows(rows: Any, sharding: NamedSharding) -> Any:
+    """Global arrays of which each process brings its own rows."""
+    if jax.process_count() == 1:
+        return jax.device_put(rows, sharding)
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), rows)
+
+
+def put_same(value: np.ndarray | np.generic, sharding: NamedSharding) -> jax.Array:
+    """A global array of which every process knows the whole."""
+    if jax.process_count() == 1:  # in several processes device_put compares their values, which waits for them
+        return jax.device_put(value, sharding)
+    whole = np.asarray(value)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def to_host(tree: Any) -> Any:
+    """Whole arrays as numpy, on every process, wherever their parts lie; every process must call it."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    return jax.tree.map(lambda leaf: multihost_utils.process_allgather(leaf, tiled=True), tree)
+
+
+def to_one_device(tree: Any) -> Any:
+    """Whole arrays on the first process's first device; None on the others. Every process must call it."""
+
+    def gather(leaf: jax.Array) -> Any:
+        whole = to_host(leaf)
+        return jax.device_put(whole, jax.local_devices()[0]) if jax.process_index() == 0 else None
+
+    return jax.tree.map(gather, tree)
+
+
+def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
+    """Rows over all devices, for batches with a leading axis of updates: (updates, b, ...).
+
+    Raises:
+      ConfigError: The batch size is not divisible by the number of devices.
+    """
+    if batch_size % mesh.size:
+        raise ConfigError(f"train.batch_size / train.accumulate is {batch_size}, not divisible by {mesh.size} devices")
+    return NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp")))
+
+
+def state_shardings(mesh: Mesh, abstract_state: Any, replicate_below: int) -> Any:
+    """Sharding of each leaf: large matrices over fsdp on their largest divisible axis, all else replicated.
+
+    Args:
+      replicate_below: Bytes of a leaf below which it is replicated, as those with fewer than two axes are.
+    """
+
+    def sharding(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return NamedSharding(mesh, _partition(leaf, mesh.shape["fsdp"], replicate_below))
+
+    return jax.tree.map(sharding, abstract_state)
+
+
+def on_mesh(step: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, Any], Any]:
+    """A traced function of state and batch, in which `gathered` knows the mesh."""
+
+    def known(state: Any, batch: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return step(state, batch)
+
+    return known
+
+
+def gathered(weights: Any) -> Any:
+    """Weights that are split over devices, whole on each, for the products that follow; traced.
+
+    Called inside the loss. Without it the compiler is free to leave a matrix split and to move activations between the
+    devices instead: of full-size pi0 249 GB from each of 8 devices in an update, with it 38 (benchmarks/pod_program.py,
+    activations in 32 bits). And from whole weights all but norms of gradients is summed as on devices that hold one
+    copy each. Gradients are whole where the weights are, and split when the optimiser takes them. Inside a loop over
+    stacked layers one layer at a time is whole, if it is rematerialised: else each stays for the backward pass. Nothing
+    changes on one device, without FSDP, and outside a train step (evaluation, serving).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["fsdp"] == 1:
+        return weights
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, PartitionSpec()), weights)
+
+
+def _partition(leaf: jax.ShapeDtypeStruct, fsdp: int, replicate_below: int) -> PartitionSpec:
+    """Spec of one leaf."""
+    size = int(np.prod(leaf.shape)) * leaf.dtype.itemsize
+    divisible = [axis for axis, length in enumerate(leaf.shape) if length % fsdp == 0]
+    if fsdp == 1 or leaf.ndim < 2 or size < replicate_below or not divisible:
+        return PartitionSpec()
+    axis = max(divisible, key=lambda a: leaf.shape[a])
+    return PartitionSpec(*[None] * axis, "fsdp")

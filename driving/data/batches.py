@@ -1,0 +1,274 @@
+"""From episodes on disk to batches: opened and checked once, then batch i is a function of (seed, i).
+
+    episodes (or a pack) -> Index -> split -> anchors -> Batch          (a Grain source, one record a batch)
+
+Epoch e goes through all anchors in the order of a permutation drawn from (seed, e); row j of step n of shard p of P is
+sample n B + p B / P + j. So the stream does not depend on how many processes read it, and resuming is a jump to a step.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Int64, Shaped, UInt8
+
+from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.data.episodes import manifest_hash
+from chunkwise.data.pack import add_pack
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget
+from chunkwise.files.identity import Check, Files, any_files, open_files
+from driving.config import DataConfig, Split
+from driving.data.augment import Draws, augment, kept_cameras, mirror_order
+from driving.data.batch import Batch, Sample, collate
+from driving.data.fitness import check_absent, members, without_bad
+from driving.data.index import INDEX_FILE, PRESENT, Index
+from driving.data.pictures import CachedPictures, FilePictures, Pictures, columns
+from driving.data.rig import Rig, make_rig
+from driving.data.scan import scan
+from driving.data.shards import is_pack, open_pack
+from driving.data.tables import Tables, make_tables
+from driving.data.targets import relative_pose, wrap
+
+__all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
+
+
+@runtime_checkable
+class BatchesConfig(Protocol):
+    """What `make_batches` reads of a run's config."""
+
+    @property
+    def run(self) -> RunConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
+    @property
+    def data(self) -> DataConfig: ...
+
+
+def make_batches(config: BatchesConfig, *, start_step: int = 0, shard: int = 0, num_shards: int = 1) -> Iterator[Batch]:
+    """Opens the training split of config.data and gives its batches; see `open_data` and `DrivingData.batches`."""
+    return open_data(config.data).batches(
+        seed=config.run.seed,
+        batch_size=config.train.batch_size,
+        start_step=start_step,
+        shard=shard,
+        num_shards=num_shards,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrivingData:
+    """One split of a dataset that was opened, checked, and found fit for training; `open_data` makes it."""
+
+    config: DataConfig
+    split: Split
+    index: Index
+    """All episodes of the dataset, whatever their split."""
+    tables: Tables
+    rig: Rig
+    files: Files
+    """That it was read from."""
+    pictures: Pictures
+    seen: Bool[np.ndarray, "F k"]
+    """Whether there is a picture, by frame and camera of the config."""
+    episodes: Int64[np.ndarray, " m"]
+    """Those of the split."""
+    anchors: Int64[np.ndarray, " a"]
+    """Frames (rows of the index) that samples may be anchored at."""
+    mirror: tuple[int, ...]
+    """For each camera its partner on the other side; empty if nothing is mirrored."""
+    notes: tuple[str, ...]
+    """What a user should know: what is missing, masked or left out, with counts."""
+
+    def batch(self, rows: Int64[np.ndarray, " b"], draws: Draws | None = None) -> Batch:
+        """The samples anchored at some frames, as stored, or changed at random where `draws` says how.
+
+        Raises:
+          DataError: If a picture cannot be read, with its path.
+        """
+        tables, index = self.tables, self.index
+        frames, valid = tables.rows[rows], tables.time_valid[rows]
+        images, image_valid = self._images(frames, valid, draws)
+        origin = tables.pose[rows][:, None, :]
+        both = valid & tables.pose_valid[frames] & tables.pose_valid[rows][:, None]
+        episode = index.episode_of(rows)
+        out: dict[str, Any] = {
+            "images": images,
+            "image_valid": image_valid,
+            "time_valid": valid,
+            "t": np.where(valid, index.t[frames], 0.0),
+            **self.rig.at(frames, valid, images.shape[3:5]),
+            **_masked(valid, frames, "speed_mps", tables.speed_mps, "speed_valid", tables.speed_valid),
+            **_masked(valid, frames, "yaw_rad", wrap(tables.pose[:, 2]), "yaw_valid", tables.yaw_valid),
+            **_masked(valid, frames, "yaw_rate_radps", tables.yaw_rate_radps, "yaw_rate_valid", tables.yaw_rate_valid),
+            "past_motion": tables.past_motion[rows],
+            "relative_pose": np.where(both[..., None], relative_pose(origin, tables.pose[frames]), 0.0).astype(
+                np.float32
+            ),
+            "relative_pose_valid": both,
+            "waypoints": tables.waypoints[rows],
+            "waypoint_valid": tables.waypoint_valid[rows],
+            "route_command": index.route_command[rows].astype(np.int32),
+            "episode": episode.astype(np.int32),
+            "frame": (rows - index.starts[episode]).astype(np.int32),
+        }
+        batch = cast(Batch, out)
+        if draws is not None:
+            augment(batch, draws, self.config.augment, self.mirror)
+        return batch
+
+    def _images(
+        self, frames: Int64[np.ndarray, "b n"], valid: Bool[np.ndarray, "b n"], draws: Draws | None
+    ) -> tuple[UInt8[np.ndarray, "b n k h w 3"], Bool[np.ndarray, "b n k"]]:
+        """Pictures of the frames; cameras that dropout takes away are not read."""
+        wanted = self.seen[frames] & valid[..., None]
+        if draws is not None:
+            wanted &= kept_cameras(draws, wanted[:, self.config.anchor], self.config.augment.camera_dropout)[:, None]
+        images = np.zeros((*wanted.shape, *self.config.image_size, 3), np.uint8)
+        for b, n in np.argwhere(wanted.any(-1)).tolist():
+            self.pictures.read(int(frames[b, n]), wanted[b, n], images[b, n])
+        return images, wanted
+
+    def batches(
+        self, *, seed: int, batch_size: int, start_step: int = 0, shard: int = 0, num_shards: int = 1
+    ) -> Iterator[Batch]:
+        """Endless training batches, augmented, from step `start_step` on; each shard gets its rows of every batch.
+
+        Args:
+          seed: Of the order of the samples and of their augmentation.
+          batch_size: b of the global batch, over all shards.
+          start_step: Steps to jump over; costs nothing.
+          shard: Which rows, 0 to num_shards - 1.
+          num_shards: Processes that share a batch.
+
+        Raises:
+          ConfigError: If the shards do not divide the batch.
+          DataError: While iterating, if a picture cannot be read.
+        """
+        from driving.data.stream import open_stream  # Grain takes 1 s, and imports jax
+
+        if batch_size % num_shards or not 0 <= shard < num_shards:
+            raise ConfigError(
+                f"train.batch_size {batch_size}: expected a multiple of the number of shards, {num_shards}, and a "
+                f"shard below it, found shard {shard}"
+            )
+        return open_stream(self, seed=seed, batch_size=batch_size, start=start_step, shard=shard, shards=num_shards)
+
+    def sample(self, row: int, *, decode: bool = True) -> Sample:
+        """One frame for `collate`. Paths lead to the files, or name them where the data are a pack."""
+        index, config, base = self.index, self.config, Path(self.config.path)
+        base = base.parent if base.is_file() else base
+        paths: dict[str, str | None] = {}
+        for k, column in enumerate(columns(index, config.cameras)):
+            there = index.path(row, column) if self.seen[row, k] else None
+            paths[config.cameras[k]] = None if there is None else str(base / there)
+        tables = self.tables
+        sample: Sample = {
+            "image_paths_by_cam": paths,
+            "state": {
+                "speed_mps": float(tables.speed_mps[row]) if tables.speed_valid[row] else None,
+                "yaw_rad": float(wrap(tables.pose[row, 2])) if tables.yaw_valid[row] else None,
+            },
+            "meta": {
+                "episode_id": index.ids[int(index.episode_of(np.array([row]))[0])],
+                "t": float(index.t[row]),
+            },
+        }
+        if decode:
+            out = np.zeros((len(config.cameras), *config.image_size, 3), np.uint8)
+            self.pictures.read(row, self.seen[row], out)
+            seen = self.seen[row]
+            sample["images_by_cam"] = {name: out[k] if seen[k] else None for k, name in enumerate(config.cameras)}
+        return sample
+
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON values that identify the split's content, wherever the folder lies."""
+        index = self.index
+        rows = [(index.ids[i], int(index.lengths[i]), index.content_hashes[i]) for i in self.episodes.tolist()]
+        return {
+            "split": self.split,
+            "manifest": manifest_hash(rows),
+            "frames": len(self.anchors),
+            "files": self.files.digest(),
+            **self.pictures.identity,
+        }
+
+
+def _masked(
+    valid: Bool[np.ndarray, "b n"],
+    frames: Int64[np.ndarray, "b n"],
+    key: str,
+    values: Shaped[np.ndarray, " F"],
+    mask_key: str,
+    mask: Bool[np.ndarray, " F"],
+) -> dict[str, Any]:
+    known = valid & mask[frames]
+    return {key: np.where(known, values[frames], 0).astype(np.float32), mask_key: known}
+
+
+def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_files) -> DrivingData:
+    """Opens one split of a dataset or a pack: index, checks, manifest of the split, targets.
+
+    Args:
+      config: Which dataset, and how to take it.
+      split: Which part of it.
+      check: Told which files the dataset is made of, before any of them is judged.
+
+    Raises:
+      DataError: If episodes are bad (all problems in one error), named files are absent and data.missing_files is
+        "refuse", the split's manifest does not fit or leaks, or no frame is left to draw.
+      ConfigError: If a pack's picture size is not the config's, or a camera's mirror partner is missing.
+    """
+    budget.use(config.limits)
+    path, notes = Path(config.path), []
+    mirror = tuple(mirror_order(config.cameras)) if config.augment.flip else ()
+    files = open_files(path, config)
+    if is_pack(path):
+        add_pack(files, INDEX_FILE)
+        check(files)
+        index, pictures = open_pack(path, config, files)
+    else:
+        index, problems = scan(path, files)
+        check(files)
+        index = without_bad(index, problems, config, notes)
+        pictures = FilePictures(files.bounds.root, index, config.cameras, files)
+        if (files.bounds.root / INDEX_FILE).exists():
+            notes.append(f"{files.bounds.root / INDEX_FILE} is ignored, and may be removed: indexes lie in the cache")
+    if config.cache_mb:
+        pictures = CachedPictures(pictures, config.cache_mb * 1_000_000)
+    if not set(config.cameras) & set(index.cameras):
+        raise DataError(f"{path}: expected pictures of {list(config.cameras)}, found cameras {list(index.cameras)}")
+    check_absent(index, config, notes)
+    episodes = members(index, config, split, notes)
+    tables = make_tables(index, config)
+    picks = np.array(columns(index, config.cameras))
+    seen = (index.picture[:, picks] == PRESENT) & (picks >= 0)
+    inside = np.zeros(index.frames, bool)
+    for episode in episodes.tolist():
+        inside[index.rows(episode)] = True
+    enough = seen.sum(1) >= config.min_cameras
+    complete = tables.time_valid.all(1) | (config.incomplete == "mask")
+    anchors = np.flatnonzero(inside & enough & complete)
+    notes.append(
+        f"{split}: {len(episodes)} of {len(index.ids)} episodes, {len(anchors)} samples; left out: "
+        f"{int((inside & ~enough).sum())} frames with fewer than {config.min_cameras} picture(s), "
+        f"{int((inside & enough & ~complete).sum())} that lack a frame at some offset"
+    )
+    if not len(anchors):
+        raise DataError(f"{path}: no frame is left to draw. {notes[-1]}")
+    return DrivingData(
+        config=config,
+        split=split,
+        index=index,
+        files=files,
+        tables=tables,
+        rig=make_rig(index, tables, config),
+        pictures=pictures,
+        seen=seen,
+        episodes=episodes,
+        anchors=anchors,
+        mirror=mirror,
+        notes=tuple(notes),
+    )

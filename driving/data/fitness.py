@@ -1,0 +1,81 @@
+"""Whether a dataset is fit to train on: bad episodes, absent files and the split, judged before the first batch."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64
+
+from driving.config import DataConfig, Split
+from driving.data import split as splits
+from driving.data.index import ABSENT, Index, concatenate
+from driving.data.pictures import columns
+from driving.data.schema import Problem, refuse
+
+MAX_SKIPPED = 0.01
+"""Largest share of bad episodes that on_bad=skip drops."""
+
+
+def without_bad(index: Index | None, problems: list[Problem], config: DataConfig, notes: list[str]) -> Index:
+    """The index of the good episodes; refuses, or notes, the others."""
+    bad = {problem.file for problem in problems}
+    if index is not None:
+        repeated = [i for i, name in enumerate(index.ids) if name in index.ids[:i]]
+        for i in repeated:
+            first = index.files[index.ids.index(index.ids[i])]
+            found = f"{index.ids[i]!r}, as in {first}"
+            problems.append(Problem(file=index.files[i], key="episode_id", expected="an id of its own", found=found))
+        bad |= {index.files[i] for i in repeated}
+        if repeated:
+            index = concatenate([index.one(i) for i in range(len(index.ids)) if i not in set(repeated)])
+    if not problems and index is not None:
+        return index
+    total = len(bad) + (0 if index is None else len(index.ids))
+    if config.on_bad == "refuse" or index is None:
+        hint = "Repair or remove these, or set --data.on-bad skip to leave out up to 1 % of the episodes."
+        raise refuse(problems, hint)
+    if len(bad) > MAX_SKIPPED * total:
+        raise refuse(problems, f"{len(bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %.")
+    notes.append(f"skipped {len(bad)} bad episode(s) of {total} (data.on_bad=skip):")
+    notes.extend(f"  {problem}" for problem in problems)
+    return index
+
+
+def check_absent(index: Index, config: DataConfig, notes: list[str]) -> None:
+    """Refuses, or counts, pictures whose file is absent."""
+    wanted = [column for column in columns(index, config.cameras) if column >= 0]
+    absent = np.argwhere(index.picture[:, wanted] == ABSENT).tolist()
+    if not absent:
+        return
+    if config.missing_files == "mask":
+        notes.append(f"{len(absent)} pictures are named, and their files are absent: masked (data.missing_files=mask)")
+        return
+    problems = []
+    for row, k in absent:
+        episode = int(index.episode_of(np.array([row]))[0])
+        key = f"frames[{row - int(index.starts[episode])}].observations.cameras.{index.cameras[wanted[k]]}.image_path"
+        found = f"no file {index.path(row, wanted[k])}"
+        problems.append(Problem(file=index.files[episode], key=key, expected="a file that exists", found=found))
+    raise refuse(
+        problems, "Restore the files, write null for pictures that were never taken, or set --data.missing-files mask"
+    )
+
+
+def members(index: Index, config: DataConfig, split: Split, notes: list[str]) -> Int64[np.ndarray, " m"]:
+    """Episodes of the split; makes the manifest where there is none."""
+    if split == "all":
+        return np.arange(len(index.ids))
+    path = Path(config.path)
+    beside = (path.parent if path.is_file() else path) / splits.SPLIT_FILE
+    file = beside if config.split_file is None else Path(config.split_file)
+    if file.is_file() or config.split_file is not None:
+        manifest = splits.load_manifest(file)
+    else:
+        manifest = splits.make_manifest(index, val_fraction=config.val_fraction, test_fraction=config.test_fraction)
+        with contextlib.suppress(OSError):  # a dataset that cannot be written to is split the same way each time
+            splits.save_manifest(manifest, file)
+        counts = ", ".join(f"{len(manifest.episodes[name])} {name}" for name in splits.SPLITS)
+        notes.append(f"split by recording into {counts} episodes: {file}")
+    splits.check_manifest(manifest, index, source=str(file), may_lack=config.on_bad == "skip")
+    episodes = manifest.positions(index, split)
+    return splits.share(index, episodes, config.episode_fraction) if split == "train" else episodes

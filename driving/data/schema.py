@@ -1,0 +1,118 @@
+"""The JSON schema of an episode, enforced, and how what is wrong with a dataset is said."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chunkwise.errors import DataError
+from chunkwise.files import budget
+from chunkwise.printable import printable
+
+SCHEMA_FILE = Path(__file__).with_name("episode.schema.json")
+MAX_PROBLEMS = 20
+"""Problems that one message lists; the rest is counted."""
+MAX_FOUND = 1000
+"""Problems of one file that are looked for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something that is wrong with a dataset."""
+
+    file: str
+    key: str
+    """Where in the file, e.g. frames[3].observations.cameras.front.image_path; empty: the file itself."""
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.key}" if self.key else self.file
+        return printable(f"{where}: expected {self.expected}, found {self.found}")
+
+
+def problem_of(error: DataError, file: str) -> Problem:
+    """An error about a file, taken apart where it is written as "<file>: <key>: expected <this>, found <that>"."""
+    text = str(error).removeprefix(printable(f"{file}: "))
+    key, _, rest = text.partition("expected ")
+    expected, comma, found = rest.partition(", found")
+    if not comma or (key and not key.endswith(": ")):
+        return Problem(file=file, key="", expected="data that can be read", found=text)
+    return Problem(file=file, key=key.removesuffix(": "), expected=expected, found=found.lstrip(": "))
+
+
+def refuse(problems: Sequence[Problem], hint: str = "") -> DataError:
+    """One error that lists the problems."""
+    lines = [f"  {problem}" for problem in problems[:MAX_PROBLEMS]]
+    if len(problems) > MAX_PROBLEMS:
+        lines.append(f"  and {len(problems) - MAX_PROBLEMS} more")
+    return DataError(f"{len(problems)} problem(s):", *lines, *([hint] if hint else []))
+
+
+@functools.cache
+def schema() -> Mapping[str, Any]:
+    """The JSON schema (draft 2020-12) of an episode."""
+    return json.loads(SCHEMA_FILE.read_text())
+
+
+@functools.cache
+def _validators() -> tuple[Any, Any]:
+    """Of an episode, and of one of its frames."""
+    import jsonschema  # 0.1 s
+
+    frame = {"$ref": "#/$defs/frame", "$defs": schema()["$defs"]}
+    return jsonschema.Draft202012Validator(schema()), jsonschema.Draft202012Validator(frame)
+
+
+def schema_problems(tree: Any, *, source: str) -> list[Problem]:
+    """Where a parsed JSON value departs from the schema."""
+    clock, problems = budget.Clock(source), []
+    try:
+        for path, error in _errors(tree, clock):
+            problems.append(
+                Problem(file=source, key=_dotted(path), expected=_expected(error), found=_short(error.instance))
+            )
+            if len(problems) == MAX_FOUND:
+                break
+    except budget.LimitError as error:
+        problems.append(problem_of(error, source))
+    return problems
+
+
+def _errors(tree: Any, clock: budget.Clock) -> Iterator[tuple[list[str | int], Any]]:
+    """Where and why a value departs from the schema. Frames are looked at one by one, and the clock between them."""
+    whole, one_frame = _validators()
+    frames = tree.get("frames") if isinstance(tree, dict) else None
+    frames = frames if isinstance(frames, list) else []
+    head = {**tree, "frames": frames[:1]} if frames else tree
+    for error in whole.iter_errors(head):
+        yield list(error.absolute_path), error
+    for row, frame in enumerate(frames[1:], start=1):
+        clock.check()
+        for error in one_frame.iter_errors(frame):
+            yield ["frames", row, *error.absolute_path], error
+
+
+def _dotted(path: Iterable[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+
+
+def _expected(error: Any) -> str:
+    """What a keyword of the schema asks for, in words where the keyword alone would not say it."""
+    value = error.validator_value
+    if error.validator == "required":
+        return f"the keys {', '.join(value)}"
+    if error.validator == "type":
+        return value if isinstance(value, str) else " or ".join(value)
+    if error.validator == "enum":
+        return f"one of {value}"
+    if error.validator == "anyOf":
+        return f"a list of {' or '.join(str(option['maxItems']) for option in value)} numbers"
+    return f"{error.validator} {value!r}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,113 @@
+"""What every frame of a dataset asks to predict, computed once when it is opened, so that a batch is a few gathers."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Int64
+
+from driving.config import DataConfig
+from driving.data import targets
+from driving.data.index import Index
+
+PAST_S = (0.25, 0.5, 1.0)
+"""Moments before a frame at which a car's motion says how it is changing: braking, turning in."""
+PAST_TOLERANCE_S = 0.1
+"""How far from such a moment a frame may be."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Arrays over all frames F of an index; 0 where the mask beside them is false."""
+
+    rows: Int64[np.ndarray, "F n"]
+    """Frame at each of the n times of a sample whose anchor is the frame."""
+    time_valid: Bool[np.ndarray, "F n"]
+    pose: Float64[np.ndarray, "F 3"]
+    """x, y and yaw, continuous over +-pi."""
+    pose_valid: Bool[np.ndarray, " F"]
+    yaw_valid: Bool[np.ndarray, " F"]
+    speed_mps: Float32[np.ndarray, " F"]
+    speed_valid: Bool[np.ndarray, " F"]
+    yaw_rate_radps: Float32[np.ndarray, " F"]
+    yaw_rate_valid: Bool[np.ndarray, " F"]
+    past_motion: Float32[np.ndarray, "F p"]
+    """By how much speed, then yaw rate, differed at each of PAST_S before; 0 where either is unknown."""
+    waypoints: Float32[np.ndarray, "F t 2"]
+    waypoint_valid: Bool[np.ndarray, "F t"]
+
+
+def make_tables(index: Index, config: DataConfig) -> Tables:
+    """Computes them, episode by episode: 1 ms for an episode of 200 frames."""
+    parts = [_episode(index, episode, config) for episode in range(len(index.ids))]
+    return Tables(**{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
+
+
+def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.ndarray]:
+    rows = index.rows(episode)
+    t, gap = index.t[rows], config.max_gap_s
+    nearest, time_valid = targets.nearest_frames(t, np.array(config.offsets_s), tolerance_s=config.tolerance_s)
+    place, recorded = index.pose[rows, :2], index.speed_mps[rows]
+    yaw, yaw_valid = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap)
+    pose_valid = yaw_valid & np.isfinite(place).all(1)
+    pose = np.concatenate([np.nan_to_num(place), yaw[:, None]], axis=1)
+    speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, max_gap_s=gap))
+    derived = targets.rate(t, yaw, yaw_valid, max_gap_s=gap)
+    yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
+    moving = bool(not speed_valid[-1] or abs(speed[-1]) > targets.MOVING_MPS)
+    waypoints, waypoint_valid = _waypoints(index, episode, config, pose, pose_valid, moving)
+    return {
+        "rows": nearest + rows.start,
+        "time_valid": time_valid,
+        "pose": pose,
+        "pose_valid": pose_valid,
+        "yaw_valid": yaw_valid,
+        "speed_mps": speed.astype(np.float32),
+        "speed_valid": speed_valid,
+        "yaw_rate_radps": yaw_rate.astype(np.float32),
+        "yaw_rate_valid": yaw_rate_valid,
+        "past_motion": _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid))),
+        "waypoints": waypoints,
+        "waypoint_valid": waypoint_valid,
+    }
+
+
+def _past_motion(
+    t: Float64[np.ndarray, " T"],
+    kinds: Sequence[tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]],
+) -> Float32[np.ndarray, "T p"]:
+    near, found = targets.nearest_frames(t, -np.array(PAST_S), tolerance_s=PAST_TOLERANCE_S)
+    changes = [
+        np.where(found & valid[:, None] & valid[near], values[:, None] - values[near], 0.0) for values, valid in kinds
+    ]
+    return np.concatenate(changes, axis=1).astype(np.float32)
+
+
+def _recorded_or(
+    recorded: Float64[np.ndarray, " T"], derived: Float64[np.ndarray, " T"], derived_valid: Bool[np.ndarray, " T"]
+) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
+    known = np.isfinite(recorded)
+    return np.where(known, recorded, derived), known | derived_valid
+
+
+def _waypoints(
+    index: Index,
+    episode: int,
+    config: DataConfig,
+    pose: Float64[np.ndarray, "T 3"],
+    pose_valid: Bool[np.ndarray, " T"],
+    moving_at_end: bool,
+) -> tuple[Float32[np.ndarray, "T t 2"], Bool[np.ndarray, "T t"]]:
+    """Listed waypoints for the frames that list some, from poses for the others."""
+    t, steps, dt_s = index.t[index.rows(episode)], config.waypoint_steps, config.waypoint_dt_s
+    driven, driven_valid = targets.waypoints_from_poses(
+        t, pose, pose_valid, steps=steps, dt_s=dt_s, max_gap_s=config.max_gap_s
+    )
+    listed = index.expert_waypoints(episode)
+    if config.waypoint_source == "poses" or not listed.size:
+        return driven, driven_valid
+    expert, expert_valid = targets.waypoints_from_expert(
+        t, listed, float(index.waypoint_dt_s[episode]), steps=steps, dt_s=dt_s, moving_at_end=moving_at_end
+    )
+    lists = np.all(np.isfinite(listed[:, 0]), axis=1)[:, None]
+    return np.where(lists[..., None], expert, driven), np.where(lists, expert_valid, driven_valid)

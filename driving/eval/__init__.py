@@ -1,0 +1,1 @@
+"""Scores of waypoints, controls that see nothing, probes of features."""

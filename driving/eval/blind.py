@@ -1,0 +1,115 @@
+"""Predictors of waypoints that see no picture: what a camera model has to beat to have seen anything."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float32, Int32, Int64
+
+from chunkwise.config.experiment import OptimConfig
+from chunkwise.train import rngs
+from chunkwise.train.optimizer import make_optimiser
+from driving.config import DrivingConfig, ModelConfig, WaypointConfig
+from driving.data.batches import DrivingData
+from driving.data.tables import PAST_S
+from driving.model.heads import WaypointModel, constant_turn
+from driving.tasks.waypoints import waypoint_loss
+
+BATCH = 256
+HIDDEN = (128, 128)
+MIRRORED_COMMAND = np.array([0, 3, 2, 1])
+"""unknown, right, straight, left."""
+
+
+class EgoStates:
+    """Ego states and targets of frames (rows of the index; by default all anchors), without reading a picture."""
+
+    def __init__(self, data: DrivingData, rows: Int64[np.ndarray, " b"] | None = None) -> None:
+        rows = data.anchors if rows is None else rows
+        tables = data.tables
+        speed = np.where(tables.speed_valid, tables.speed_mps, 0)[rows]
+        yaw_rate = np.where(tables.yaw_rate_valid, tables.yaw_rate_radps, 0)[rows]
+        self.rows = rows
+        self.motion: Float32[np.ndarray, "b 2"] = np.stack([speed, yaw_rate], axis=-1).astype(np.float32)
+        self.past: Float32[np.ndarray, "b p"] = tables.past_motion[rows]
+        self.command: Int32[np.ndarray, " b"] = data.index.route_command[rows].astype(np.int32)
+        self.waypoints: Float32[np.ndarray, "b t 2"] = tables.waypoints[rows]
+        self.valid: Bool[np.ndarray, "b t"] = tables.waypoint_valid[rows]
+        self.drive = data.index.episode_of(rows)
+
+
+def blind_predictions(
+    config: DrivingConfig, train: EgoStates, held_out: EgoStates
+) -> dict[str, Float32[np.ndarray, "b t 2"]]:
+    """Waypoints of the held-out samples by each blind predictor.
+
+    mean_trajectory    the mean of the training waypoints, whatever happens
+    constant_velocity  straight on at the present speed
+    constant_turn      at the present speed and yaw rate
+    ego_mlp            an MLP on speed, yaw rate and route command, on top of constant_turn, trained here on the
+                       training split, mirrored half of the time
+    history_mlp        the same, which also knows speed and yaw rate at PAST_S before: acceleration says that a car is
+                       braking, and for what it brakes is often still ahead
+    """
+    steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
+    count = np.maximum(train.valid.sum(axis=0), 1)[:, None]
+    mean = np.where(train.valid[..., None], train.waypoints, 0).sum(axis=0) / count
+    straight = held_out.motion * np.array([[1, 0]], np.float32)
+    return {
+        "mean_trajectory": np.broadcast_to(mean, held_out.waypoints.shape).astype(np.float32),
+        "constant_velocity": np.asarray(constant_turn(jnp.asarray(straight), steps, dt_s)),
+        "constant_turn": np.asarray(constant_turn(jnp.asarray(held_out.motion), steps, dt_s)),
+        "ego_mlp": _mlp(config, train, held_out, use_past=False),
+        "history_mlp": _mlp(config, train, held_out, use_past=True),
+    }
+
+
+def _mlp(
+    config: DrivingConfig, train: EgoStates, held_out: EgoStates, *, use_past: bool
+) -> Float32[np.ndarray, "b t 2"]:
+    """Trains a blind MLP for eval.blind_updates updates and predicts with it."""
+    updates = config.eval.blind_updates
+    settings = WaypointConfig(use_cameras=False, use_past=use_past, hidden_sizes=HIDDEN)
+    model = WaypointModel(ModelConfig(), settings, config.data.waypoint_steps, config.data.waypoint_dt_s)
+    optimiser = make_optimiser(OptimConfig(learning_rate=3e-3, schedule="cosine"), updates)
+    known = {"motion": train.motion, "past": train.past, "command": train.command}
+    known |= {"waypoints": train.waypoints, "valid": train.valid}
+    arrays = {name: jnp.asarray(value) for name, value in known.items()}
+
+    def predict(params: Any, motion: Array, past: Array, command: Array) -> Array:
+        out: Any = model.apply({"params": params}, *_nothing(len(motion)), motion, past, command)
+        return out
+
+    def loss(params: Any, key: Array) -> Array:
+        pick, mirror = jax.random.split(key)
+        rows = jax.random.randint(pick, (BATCH,), 0, len(arrays["motion"]))
+        sign = jnp.where(jax.random.bernoulli(mirror, 0.5, (BATCH,)), -1.0, 1.0)
+        signs = jnp.stack([jnp.ones(BATCH), sign], axis=-1)  # of what goes ahead, and of what turns
+        motion = arrays["motion"][rows] * signs
+        past = arrays["past"][rows] * jnp.repeat(signs, len(PAST_S), axis=1)
+        command = arrays["command"][rows]
+        command = jnp.where(sign < 0, jnp.asarray(MIRRORED_COMMAND, jnp.int32)[command], command)
+        waypoints = arrays["waypoints"][rows] * signs[:, None]
+        return waypoint_loss(predict(params, motion, past, command), waypoints, arrays["valid"][rows]).value()
+
+    def update(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        params, opt_state = carry
+        gradient = jax.grad(loss)(params, rngs.key(config.run.seed, "blind MLP", i))
+        changes, opt_state = optimiser.update(gradient, opt_state, params)
+        return optax.apply_updates(params, changes), opt_state
+
+    @jax.jit
+    def train_and_predict(motion: Array, past: Array, command: Array) -> Array:
+        key = rngs.key(config.run.seed, "blind MLP init")
+        params = model.init(key, *_nothing(1), motion[:1], past[:1], command[:1])["params"]
+        params, _ = jax.lax.fori_loop(0, updates, update, (params, optimiser.init(params)))
+        return predict(params, motion, past, command)
+
+    return np.asarray(train_and_predict(*map(jnp.asarray, (held_out.motion, held_out.past, held_out.command))))
+
+
+def _nothing(b: int) -> tuple[Array, Array]:
+    """Pictures, and which are there, for a model that looks at none."""
+    return jnp.zeros((b, 1, 1, 1, 3), jnp.uint8), jnp.zeros((b, 1), bool)

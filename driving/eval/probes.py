@@ -1,0 +1,154 @@
+"""What a linear map reads off frozen features, and whether a scene is found again among others of its drive."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int64
+
+from chunkwise.arrays import PyTree
+from driving.config import AugmentConfig, DrivingConfig, ModelConfig
+from driving.data.augment import draw
+from driving.data.batches import DrivingData
+from driving.model.encoders import SceneEncoder
+
+MOST_ROWS = 1500
+"""Training frames that a probe is fitted on, evenly spaced."""
+RIDGE = 10.0
+"""Penalty on the weights of standardised features."""
+APART_S = 2.0
+"""Candidates of a retrieval are at least this far apart."""
+LATER_S = 0.5
+"""What is asked for is the candidate this long before the query. With the same frame in other colours as the query, an
+encoder with fresh weights found all of them."""
+JITTER = AugmentConfig(brightness=0.4, contrast=0.4, saturation=0.4)
+
+
+def probe(config: DrivingConfig, encoder: PyTree, train: DrivingData, held_out: DrivingData) -> dict[str, float]:
+    """Linear probes and retrieval of one encoder.
+
+    speed_r2, yaw_rate_r2  share of the variance on held-out drives that ridge regression on the features of all
+                           moments of a sample explains, fitted on training drives; below 0: worse than the mean
+    retrieval_top1         share of moments, in changed colours, whose frame half a second before is found among frames
+                           of the same drive at least 2 s apart, by the cosine of the centred scene vectors
+    retrieval_chance       one over the number of candidates, mean over queries
+
+    What no frame of the drives can tell is left out: probes where speed, yaw rate or a moment is never known,
+    retrieval where no frame has one half a second later, as in recordings of 1 Hz.
+    """
+    fitted, tested = _spaced(train), _spaced(held_out)
+    if not len(fitted) or not len(tested):
+        return retrieval(config, encoder, held_out)
+    x, x_test = (encode(config, encoder, data, rows) for data, rows in ((train, fitted), (held_out, tested)))
+    out = {}
+    for name in ("speed_mps", "yaw_rate_radps"):
+        y, y_test = getattr(train.tables, name)[fitted], getattr(held_out.tables, name)[tested]
+        out[f"{name.rsplit('_', 1)[0]}_r2"] = r_squared(x, y, x_test, y_test)
+    return out | retrieval(config, encoder, held_out)
+
+
+def encode(
+    config: DrivingConfig, encoder: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"], *, jitter: bool = False
+) -> Float32[np.ndarray, "b d"]:
+    """Scene vectors of frames, those of all moments of a sample side by side.
+
+    Args:
+      config: Of the run.
+      encoder: Weights.
+      data: Holds the frames.
+      rows: Of the index.
+      jitter: Change brightness, contrast and saturation of every picture at random, a function of the run's seed.
+    """
+    apply = _apply(config.model)
+    size, out = config.eval.batch_size, []
+    changed = dataclasses.replace(data, config=dataclasses.replace(data.config, augment=JITTER))
+    moments, cameras = len(config.data.offsets_s), len(config.data.cameras)
+    for start in range(0, len(rows), size):
+        part = np.resize(rows[start : start + size], size)  # repeats its rows to one size: one program serves all
+        places = [(0, start + i) for i in range(size)]
+        draws = draw(places, seed=config.run.seed, times=moments, cameras=cameras) if jitter else None
+        batch = (changed if jitter else data).batch(part, draws)
+        flat = batch["images"].reshape(size * moments, *batch["images"].shape[2:])
+        valid = batch["image_valid"].reshape(size * moments, cameras)
+        scene = np.asarray(apply(encoder, jnp.asarray(flat), jnp.asarray(valid)))
+        out.append(scene.reshape(size, -1)[: len(rows) - start])
+    return np.concatenate(out)
+
+
+@functools.cache
+def _apply(config: ModelConfig) -> Callable[[PyTree, Array, Array], Array]:
+    """The compiled encoder: one for all calls."""
+    module = SceneEncoder(config)
+
+    @jax.jit
+    def apply(params: PyTree, images: Array, valid: Array) -> Array:
+        features: Any = module.apply({"params": params}, images, valid)
+        return features.scene
+
+    return apply
+
+
+def r_squared(
+    x: Float[np.ndarray, "b d"],
+    y: Float[np.ndarray, " b"],
+    x_test: Float[np.ndarray, "c d"],
+    y_test: Float[np.ndarray, " c"],
+) -> float:
+    """1 - squared error / variance on the test samples, of ridge regression on standardised features.
+
+    0 where the test samples do not vary.
+    """
+    if not np.ptp(y_test):
+        return 0.0
+    mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-6
+    a, a_test = ((one - mean) / scale for one in (x.astype(np.float64), x_test.astype(np.float64)))
+    weights = np.linalg.solve(a.T @ a + RIDGE * np.eye(a.shape[1]), a.T @ (y - y.mean()))
+    error = y_test - (a_test @ weights + y.mean())
+    return float(1 - np.square(error).mean() / np.var(y_test))
+
+
+def retrieval(config: DrivingConfig, encoder: PyTree, data: DrivingData) -> dict[str, float]:
+    """As in `probe`."""
+    chosen = [_apart(data, episode) for episode in data.episodes.tolist()]
+    if not any(len(rows) for rows, _ in chosen):
+        return {}
+    clean = encode(config, encoder, data, np.concatenate([rows for rows, _ in chosen]))
+    changed = encode(config, encoder, data, np.concatenate([later for _, later in chosen]), jitter=True)
+    width = clean.shape[1] // len(config.data.offsets_s)
+    here = slice(config.data.anchor * width, (config.data.anchor + 1) * width)
+    centre = clean[:, here].mean(axis=0)
+    clean, changed = clean[:, here] - centre, changed[:, here] - centre
+    clean, changed = (one / (np.linalg.norm(one, axis=-1, keepdims=True) + 1e-9) for one in (clean, changed))
+    counts = [len(rows) for rows, _ in chosen]
+    hits, chances = [], []
+    for end, count in zip(np.cumsum(counts).tolist(), counts, strict=True):
+        own = slice(end - count, end)
+        hits += ((changed[own] @ clean[own].T).argmax(axis=1) == np.arange(count)).tolist()
+        chances += [1 / count] * count
+    return {"retrieval_top1": float(np.mean(hits)), "retrieval_chance": float(np.mean(chances))}
+
+
+def _spaced(data: DrivingData) -> Int64[np.ndarray, " b"]:
+    """Anchors of a split at which every moment, speed and yaw rate are known, at most MOST_ROWS."""
+    tables, rows = data.tables, data.anchors
+    rows = rows[tables.time_valid[rows].all(axis=1) & tables.speed_valid[rows] & tables.yaw_rate_valid[rows]]
+    return rows[:: max(-(-len(rows) // MOST_ROWS), 1)]
+
+
+def _apart(data: DrivingData, episode: int) -> tuple[Int64[np.ndarray, " b"], Int64[np.ndarray, " b"]]:
+    """Anchors of a drive, each at least APART_S after the one before, and for each the anchor LATER_S after it."""
+    inside, t = data.index.rows(episode), data.index.t
+    rows = data.anchors[(data.anchors >= inside.start) & (data.anchors < inside.stop)]
+    kept: list[int] = []
+    later: list[int] = []
+    for row in rows.tolist():
+        if not kept or t[row] - t[kept[-1]] >= APART_S - 1e-6:
+            follower = int(rows[np.abs(t[rows] - t[row] - LATER_S).argmin()])
+            if abs(t[follower] - t[row] - LATER_S) <= data.config.tolerance_s:
+                kept.append(row)
+                later.append(follower)
+    return np.array(kept, np.int64), np.array(later, np.int64)

@@ -1,0 +1,1 @@
+"""What is trained: pretraining objectives, and waypoints."""

@@ -1,0 +1,113 @@
+"""Pretraining of a multi-camera encoder, as the train loop sees it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Key
+
+from chunkwise.arrays import NumpyTree, PyTree
+from chunkwise.state import TrainState
+from chunkwise.train import gradients, rngs
+from chunkwise.train.gradients import weighted
+from chunkwise.train.metrics import Mean, mean_of
+from chunkwise.train.optimizer import make_optimiser
+from chunkwise.train.sharding import gathered
+from driving.config import DrivingConfig, ObjectiveConfig
+from driving.data.batch import Batch
+from driving.data.batches import DrivingData
+from driving.model.encoders import SceneEncoder, grid
+from driving.model.heads import Pretrainer
+from driving.tasks import objectives
+
+
+class PretrainTask:
+    """Trains a Pretrainer."""
+
+    def __init__(self, config: DrivingConfig, data: DrivingData) -> None:
+        assert config.objective is not None
+        self.config, self.data = config, data
+        self.settings: ObjectiveConfig = config.objective
+        self.model = Pretrainer(config.model, self.settings)
+        self._optimiser = make_optimiser(config.optim, config.train.steps)
+
+    def init(self, key: Key[Array, ""]) -> TrainState:
+        """Fresh weights; the target is a copy of the encoder where hidden tokens are predicted."""
+        params = init_params(self.config, key)
+        target = params["encoder"] if self.settings.masked else None
+        return TrainState.create(params, self._optimiser, target, ema=None if self.config.train.ema is None else params)
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update of the weights, and of the slowly moving encoder."""
+        key = rngs.key(self.config.run.seed, "hidden tokens", state.step)
+
+        def loss(params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Array, dict[str, Mean]]:
+            whole, target = gathered((params, state.target))
+            return self._loss(whole, target, batch, key)
+
+        weights = objectives.weights(self.settings)
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(loss, weights, state.params, batch, key, accumulate)
+        metrics["loss"] = mean_of(weighted(metrics, weights))
+        updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        target = state.target
+        if self.settings.masked:
+            decay = self.settings.target_decay
+            target = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, target, params["encoder"])
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=target), metrics
+
+    def _loss(
+        self, params: PyTree, target: PyTree, batch: Any, key: Key[Array, ""]
+    ) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        images, valid = batch["images"], batch["image_valid"]
+        hidden = tokens = None
+        if self.settings.masked:
+            b, n, k, h, w, _ = images.shape
+            gh, gw = grid(self.config.model, h, w)
+            hidden = objectives.draw_hidden(key, (b, n, k, gh, gw), self.settings.hidden_share)
+            flat = images.reshape(b * n, k, h, w, 3)
+            features: Any = SceneEncoder(self.config.model).apply({"params": target}, flat, valid.reshape(b * n, k))
+            tokens = features.tokens
+        out: Any = self.model.apply({"params": params}, images, valid, hidden)
+        return objectives.total(out, tokens, hidden, batch, self.settings)
+
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """What the objectives see of the batches, from update `start_step` on."""
+        batches = self.data.batches(
+            seed=self.config.run.seed,
+            batch_size=self.config.train.batch_size,
+            start_step=start_step,
+            shard=shard,
+            num_shards=num_shards,
+        )
+        return map(inputs, batches)
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """Of the training split."""
+        return self.data.fingerprint()
+
+
+def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
+    """Fresh weights of the encoder and of the heads that a config asks for."""
+    assert config.objective is not None
+    (height, width), k, n = config.data.image_size, len(config.data.cameras), len(config.data.offsets_s)
+    images = jnp.zeros((1, n, k, height, width, 3), jnp.uint8)
+    hidden = jnp.zeros((1, n, k, *grid(config.model, height, width)), bool) if config.objective.masked else None
+    return Pretrainer(config.model, config.objective).init(key, images, jnp.ones((1, n, k), bool), hidden)["params"]
+
+
+def inputs(batch: Batch) -> dict[str, np.ndarray]:
+    """What the objectives see of a batch."""
+    return {
+        "images": batch["images"],
+        "image_valid": batch["image_valid"],
+        "t": batch["t"].astype(np.float32),
+        "episode": batch["episode"],
+        "relative_pose": batch["relative_pose"],
+        "relative_pose_valid": batch["relative_pose_valid"],
+    }

@@ -1,0 +1,173 @@
+"""Behaviour cloning of waypoints, as the train loop sees it: with a pretrained encoder, frozen or not, or without."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Key
+
+from chunkwise.arrays import NumpyTree, PyTree
+from chunkwise.checkpoint.reader import read_newest
+from chunkwise.config.saved import read_config
+from chunkwise.errors import ConfigError
+from chunkwise.state import TrainState
+from chunkwise.train import gradients, rngs
+from chunkwise.train.metrics import Mean, mean_of
+from chunkwise.train.optimizer import make_optimiser
+from chunkwise.train.sharding import gathered
+from driving.config import DrivingConfig, WaypointConfig
+from driving.data.batch import Batch
+from driving.data.batches import DrivingData
+from driving.data.tables import PAST_S
+from driving.model.heads import WaypointModel
+from driving.tasks import pretrain
+
+SOFTENING = 0.1
+"""Metres below which the loss is a parabola rather than a distance, so that its gradient has no jump at 0."""
+
+
+class WaypointTask:
+    """Trains a WaypointModel."""
+
+    def __init__(self, config: DrivingConfig, data: DrivingData) -> None:
+        assert config.waypoints is not None
+        self.config, self.data = config, data
+        self.settings: WaypointConfig = config.waypoints
+        self.model = make_model(config)
+        self._optimiser = make_optimiser(config.optim, config.train.steps)
+
+    def init(self, key: Key[Array, ""]) -> TrainState:
+        """Fresh weights; the encoder's are replaced by `load` where a pretraining is given."""
+        params = init_params(self.config, key)
+        return TrainState.create(params, self._optimiser, ema=None if self.config.train.ema is None else params)
+
+    def load(self, state: TrainState) -> TrainState:
+        """Puts the encoder of the pretraining `waypoints.weights` into a fresh state.
+
+        Raises:
+          ConfigError: If it is no pretraining of the same model on the same cameras and picture size.
+          DataError: If it has no whole checkpoint.
+        """
+        assert self.settings.weights is not None
+        encoder = read_encoder(Path(self.settings.weights), self.config)
+        # Copied: on the CPU device_put shares memory, and the state is going to be donated.
+        old = state.params["encoder"]
+        fresh = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), encoder, old)
+        ema = {**state.ema, "encoder": jax.tree.map(jnp.copy, fresh)} if state.ema else {}
+        return state.replace(params={**state.params, "encoder": fresh}, ema=ema)
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update."""
+        key = rngs.key(self.config.run.seed, "loss", state.step)  # draws nothing
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(self._loss, {"loss": 1.0}, state.params, batch, key, accumulate)
+        updates: Any
+        updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
+        if self.settings.freeze and self.settings.use_cameras:  # weight decay would move it even without a gradient
+            updates = {**updates, "encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}
+        params: Any = optax.apply_updates(state.params, updates)
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
+
+    def _loss(self, params: PyTree, batch: Any, _: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        params = gathered(params)
+        if self.settings.freeze and self.settings.use_cameras:
+            params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
+        predicted = predict(self.model, params, batch)
+        loss = waypoint_loss(predicted, batch["waypoints"], batch["waypoint_valid"])
+        return loss.value(), {
+            "loss": loss,
+            "ade": mean_of(distance(predicted, batch["waypoints"]), batch["waypoint_valid"]),
+        }
+
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """What the model sees of the batches, from update `start_step` on."""
+        batches = self.data.batches(
+            seed=self.config.run.seed,
+            batch_size=self.config.train.batch_size,
+            start_step=start_step,
+            shard=shard,
+            num_shards=num_shards,
+        )
+        return (inputs(batch, self.config.data.anchor) for batch in batches)
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """Of the training split."""
+        return self.data.fingerprint()
+
+
+def make_model(config: DrivingConfig) -> WaypointModel:
+    """The model that a config describes."""
+    assert config.waypoints is not None
+    return WaypointModel(config.model, config.waypoints, config.data.waypoint_steps, config.data.waypoint_dt_s)
+
+
+def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
+    """Fresh weights of the model that a config describes."""
+    k, (height, width) = len(config.data.cameras), config.data.image_size
+    images = jnp.zeros((1, k, height, width, 3), jnp.uint8)
+    motion, past, command = jnp.zeros((1, 2)), jnp.zeros((1, 2 * len(PAST_S))), jnp.zeros(1, jnp.int32)
+    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, past, command)["params"]
+
+
+def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
+    """What a waypoint model sees of a batch: its anchor moment. The motion is 0 where it is unknown."""
+    return {
+        "images": batch["images"][:, anchor],
+        "image_valid": batch["image_valid"][:, anchor],
+        "motion": np.stack([batch["speed_mps"][:, anchor], batch["yaw_rate_radps"][:, anchor]], axis=-1),
+        "past_motion": batch["past_motion"],
+        "route_command": batch["route_command"],
+        "waypoints": batch["waypoints"],
+        "waypoint_valid": batch["waypoint_valid"],
+    }
+
+
+def predict(model: WaypointModel, params: PyTree, batch: Any) -> Float[Array, "b t 2"]:
+    """Waypoints of a batch from `inputs`."""
+    seen = (batch["images"], batch["image_valid"], batch["motion"], batch["past_motion"], batch["route_command"])
+    predicted: Any = model.apply({"params": params}, *seen)
+    return predicted
+
+
+def waypoint_loss(
+    predicted: Float[Array, "b t 2"], waypoints: Float[Array, "b t 2"], valid: Bool[Array, "b t"]
+) -> Mean:
+    """sqrt(d^2 + e^2) - e of the distance d, e = SOFTENING, over the steps that are known; the others weigh nothing."""
+    wanted = jnp.where(valid[..., None], waypoints, 0.0)
+    square = jnp.square(predicted - wanted).sum(-1)
+    return mean_of(jnp.sqrt(square + SOFTENING**2) - SOFTENING, valid)
+
+
+def distance(predicted: Float[Array, "b t 2"], waypoints: Float[Array, "b t 2"]) -> Float[Array, "b t"]:
+    """Metres between prediction and truth at each step; not to be differentiated."""
+    return jnp.linalg.norm(jax.lax.stop_gradient(predicted) - waypoints, axis=-1)
+
+
+def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
+    """Weights of the encoder of a pretraining's newest whole checkpoint.
+
+    Raises:
+      ConfigError: If the folder is no pretraining of the same model on the same cameras and picture size.
+      DataError: If it has no whole checkpoint.
+    """
+    theirs = read_config(run, DrivingConfig)
+    if theirs.objective is None:
+        raise ConfigError(f"waypoints.weights {run}: expected a pretraining, found a run that learnt waypoints")
+    for name, mine, other in (
+        ("model", config.model, theirs.model),
+        ("data.cameras", config.data.cameras, theirs.data.cameras),
+        ("data.image_size", config.data.image_size, theirs.data.image_size),
+    ):
+        if mine != other:
+            raise ConfigError(f"waypoints.weights {run}: its {name} is {other}, this run's {mine}; make them equal")
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shapes = jax.eval_shape(lambda: pretrain.init_params(theirs, rngs.key(0, "init")))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    part = "params" if theirs.train.ema is None else "ema"
+    _, arrays = read_newest(run, {part: shapes})
+    return arrays[part]["encoder"]

@@ -1,0 +1,131 @@
+"""Every setting of the data path, from a LeRobot dataset to a training batch, as frozen dataclasses. No jax here."""
+
+import dataclasses
+from typing import Literal
+
+from chunkwise.config.experiment import FilesConfig, require_non_negative, require_positive
+
+Normalization = Literal["none", "mean_std", "quantile"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RobotConfig:
+    """Widths of a robot's state and action, and how they enter a sample."""
+
+    state_dim: int
+    """Width of the state in the dataset; a dataset of another width is refused."""
+    target_state_dim: int = 14
+    """Width of the state in a sample: normalised values, then zeros (or the first values, if it is the smaller)."""
+    action_dim: int = 7
+    """Width of the action in the dataset and in a sample."""
+    relative_dims: tuple[int, ...] = ()
+    """Action dimensions stored as targets that become `action - state` of the window's own first frame; dimension i of
+    the action belongs to dimension i of the state. Empty: the dataset's actions are used as they are."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "state_dim", "target_state_dim", "action_dim")
+        limit = min(self.state_dim, self.action_dim)
+        bad = [dim for dim in self.relative_dims if not 0 <= dim < limit]
+        if bad or len(set(self.relative_dims)) < len(self.relative_dims):
+            raise ValueError(
+                f"robot.relative_dims is {self.relative_dims}; expected different numbers from 0 to {limit - 1}, "
+                f"dimensions that state ({self.state_dim}) and action ({self.action_dim}) both have"
+            )
+
+    @property
+    def adaptation(self) -> str:
+        """What happens to the state's width, in words."""
+        change = self.target_state_dim - self.state_dim
+        if change > 0:
+            return f"state {self.state_dim} -> {self.target_state_dim}: {change} zeros appended after normalisation"
+        if change < 0:
+            return f"state {self.state_dim} -> {self.target_state_dim}: the last {-change} values are cut off"
+        return f"state {self.state_dim} -> {self.target_state_dim}: as it is"
+
+
+PANDA = RobotConfig(state_dim=14, relative_dims=(0, 1, 2, 3, 4, 5, 6))
+"""Panda of the specification: state of 14 as it is, every action dimension relative."""
+UR5E = RobotConfig(state_dim=6, relative_dims=(0, 1, 2, 3, 4, 5))
+"""UR5e: six joints padded to 14; the gripper command has no state and stays absolute."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdvantageConfig:
+    """From rewards of rollouts to the advantage of a sample: RLOO inside groups, then these steps in this order."""
+
+    group_by: Literal["init_hash", "task", "dataset"] = "init_hash"
+    """Rollouts that are compared: of the same task from the same initial state (bytes equal, see data.init_key), of
+    the same task, or all."""
+    uniform_groups: Literal["keep", "drop"] = "keep"
+    """Groups of one rollout or of equal rewards: kept with advantage 0, or left out: their frames are not drawn, and
+    they have no part in the statistics of the steps below (RIPT)."""
+    normalization: Literal["none", "standard", "min_max", "robust"] = "standard"
+    """standard: (A - mean) / std. min_max: to 0..1. robust: (A - median) / (1.4826 median absolute deviation)."""
+    clipping: Literal["none", "symmetric", "quantile"] = "symmetric"
+    """symmetric: to +-clip_value. quantile: to the quantiles clip_quantile and 1 - clip_quantile."""
+    clip_value: float = 3.0
+    clip_quantile: float = 0.05
+    negative_handling: Literal["none", "softplus", "relu", "shift", "exponential"] = "softplus"
+    """softplus: log(1 + e^A). relu: max(A, 0). shift: A - min(A, 0) over all. exponential: e^(A / temperature)."""
+    temperature: float = 1.0
+    max_weight: float = 20.0
+    """Cap of the exponential weights."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "clip_value", "temperature", "max_weight")
+        if not 0 <= self.clip_quantile < 0.5:
+            raise ValueError(f"advantage.clip_quantile is {self.clip_quantile}; expected 0 to below 0.5")
+
+
+def default_cameras() -> dict[str, str]:
+    """The specification's two cameras."""
+    return {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig(FilesConfig):
+    """A LeRobot dataset (v2.1 or v3.0) or a pack made of one, and how its frames become samples."""
+
+    path: str
+    """Folder of the dataset, or of the pack that `python -m openpi_ript.pack` wrote."""
+    robot: RobotConfig
+    cameras: dict[str, str] = dataclasses.field(default_factory=default_cameras)
+    """openpi's name of each image to the dataset's key; empty: no pictures are read."""
+    state_key: str = "observation.state"
+    action_key: str = "action"
+    reward_key: str = "next.reward"
+    """Reward of each frame, summed over the episode; where there is none, success counts 1."""
+    success_key: str = "next.success"
+    """True in any frame of a successful episode."""
+    init_key: str | None = None
+    """Column whose first row is an episode's initial state, for the groups of rollouts: the simulator's state, or a
+    number of the start. None takes state_key, which is right only if the robot's own state tells the starts apart."""
+    horizon: int = 50
+    """Actions of one window."""
+    fps: float | None = None
+    """Rate that the dataset must have; None takes it as it is."""
+    image_size: tuple[int, int] = (224, 224)
+    """Height and width that pictures are resized to, with padding."""
+    state_norm: Normalization = "mean_std"
+    action_norm: Normalization = "none"
+    """The specification leaves actions as they are; pi0's weights expect mean_std, those of pi0.5 quantile."""
+    norm_stats: str | None = None
+    """norm_stats.json, or the folder that holds it; None computes the statistics from the dataset's tables."""
+    default_prompt: str | None = None
+    """Prompt of frames whose task is an empty string; None refuses them."""
+    advantage: AdvantageConfig | None = None
+    """None: no rollouts, every sample weighs 1 and is labelled positive (supervised fine-tuning)."""
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    """Bad episodes: refuse all with one report, or skip up to 1 % of them with the list printed."""
+    tolerance_s: float = 1e-4
+    """How far a video frame may lie from the time of its row; LeRobot's default."""
+    read_threads: int = 0
+    """Threads that build batches ahead; 0 builds them where they are used."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "horizon", "tolerance_s")
+        require_non_negative(self, "read_threads")
+        if min(self.image_size) < 1:
+            raise ValueError(f"data.image_size is {self.image_size}; expected height and width of at least 1")
+        if self.fps is not None and self.fps <= 0:
+            raise ValueError(f"data.fps is {self.fps}; expected a number above 0, or None")

@@ -1,0 +1,325 @@
+"""Every setting of a pi0 run: model, guidance, data, training, as frozen dataclasses. No jax is imported here."""
+
+import dataclasses
+import enum
+from typing import Literal
+
+from chunkwise.config.experiment import ExperimentConfig, require_fraction, require_non_negative, require_positive
+from openpi_ript.config.data import PANDA, UR5E, AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.rollouts import DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
+
+__all__ = [
+    "GEMMA_2B",
+    "GEMMA_300M",
+    "PANDA",
+    "SO400M",
+    "UR5E",
+    "AdvantageConfig",
+    "DataConfig",
+    "DemonstrateConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "GemmaConfig",
+    "GuidanceConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OpenpiRiptConfig",
+    "Optimality",
+    "RecordConfig",
+    "RobotConfig",
+    "RolloutConfig",
+    "SiglipConfig",
+    "dummy",
+    "full",
+    "full_lora",
+    "toy",
+]
+
+
+class Optimality(enum.IntEnum):
+    """What a branch of the policy is told about the action it is to imitate: a row of the condition embedding."""
+
+    NEGATIVE = 0
+    POSITIVE = 1
+    NONE = 2
+    """The unconditional branch. It is a value of its own, never the negative label."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters on attention and feed-forward weights (arXiv:2106.09685)."""
+
+    rank: int
+    alpha: float
+    """The adapter's output is scaled by alpha / rank."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "rank", "alpha")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GemmaConfig:
+    """Sizes of one of the two Gemma transformers that share attention (arXiv:2403.08295)."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    lora: LoraConfig | None = None
+    """None: no adapters."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "width", "depth", "mlp_dim", "num_heads", "num_kv_heads", "head_dim")
+        if self.num_heads % self.num_kv_heads or self.num_heads == self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} and num_kv_heads {self.num_kv_heads}: expected several query heads for "
+                "each key head, as in every Gemma of openpi; with equal numbers its checkpoints use other names"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiglipConfig:
+    """Sizes of the image encoder (arXiv:2303.15343)."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    patch_size: int = 14
+
+    def __post_init__(self) -> None:
+        require_positive(self, "width", "depth", "mlp_dim", "num_heads", "patch_size")
+
+
+Part = Literal["vision", "language", "expert"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A pi0-style policy: image encoder, language model, action expert (arXiv:2410.24164, arXiv:2504.16054)."""
+
+    kind: Literal["pi0", "pi05"]
+    """pi0: state as a token, time through an MLP. pi05: state in the prompt, time through adaRMS in every layer."""
+    vision: SiglipConfig
+    language: GemmaConfig
+    expert: GemmaConfig
+    vocab_size: int = 257_152
+    image_size: int = 224
+    """Rows and columns of every camera's image."""
+    action_dim: int = 32
+    """State and action are padded with zeros to this many dimensions."""
+    action_horizon: int = 50
+    """Steps of one chunk."""
+    prompt_tokens: int
+    """Tokens that a prompt is padded or cut to."""
+    optimality: bool = False
+    """Whether the action tokens carry the condition embedding (guidance needs it; openpi's own models have none)."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of the transformers' arithmetic; weights, norms, softmax, and the small heads are float32."""
+    remat: bool = True
+    """Recompute each layer in the backward pass instead of keeping its activations."""
+    scan_unroll: int = 1
+    """Layers in one iteration of the layer loop; a larger number compiles longer."""
+    freeze: tuple[Part, ...] = ()
+    """Parts whose weights do not train; adapters inside them, and the heads, always do."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "vocab_size", "image_size", "action_dim", "action_horizon", "prompt_tokens")
+        require_positive(self, "scan_unroll")
+        if self.image_size % self.vision.patch_size:
+            raise ValueError(
+                f"model.image_size {self.image_size} is not divisible by model.vision.patch_size "
+                f"{self.vision.patch_size}"
+            )
+        for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
+            language, expert = getattr(self.language, name), getattr(self.expert, name)
+            if language != expert:
+                raise ValueError(
+                    f"model.language.{name} is {language} and model.expert.{name} is {expert}; "
+                    "they share attention in every layer and need the same"
+                )
+        if self.expert.width % 2:
+            raise ValueError(f"model.expert.width is {self.expert.width}; the time embedding needs an even number")
+
+
+SO400M = SiglipConfig(width=1152, depth=27, mlp_dim=4304, num_heads=16)
+GEMMA_2B = GemmaConfig(width=2048, depth=18, mlp_dim=16_384, num_heads=8, num_kv_heads=1, head_dim=256)
+GEMMA_300M = GemmaConfig(width=1024, depth=18, mlp_dim=4096, num_heads=8, num_kv_heads=1, head_dim=256)
+PROMPT_TOKENS = {"pi0": 48, "pi05": 200}
+
+
+def full(kind: Literal["pi0", "pi05"]) -> ModelConfig:
+    """openpi's released sizes: 3.2 billion weights."""
+    return ModelConfig(
+        kind=kind, vision=SO400M, language=GEMMA_2B, expert=GEMMA_300M, prompt_tokens=PROMPT_TOKENS[kind]
+    )
+
+
+def full_lora(kind: Literal["pi0", "pi05"]) -> ModelConfig:
+    """openpi's adapter setting: rank 16 and 32, both transformers frozen, the image encoder trained."""
+    return dataclasses.replace(
+        full(kind),
+        language=dataclasses.replace(GEMMA_2B, lora=LoraConfig(rank=16, alpha=16.0)),
+        expert=dataclasses.replace(GEMMA_300M, lora=LoraConfig(rank=32, alpha=32.0)),
+        freeze=("language", "expert"),
+    )
+
+
+def dummy(kind: Literal["pi0", "pi05"]) -> ModelConfig:
+    """openpi's `dummy` Gemma with a small image encoder, at full prefix and suffix lengths: half a million weights."""
+    gemma = GemmaConfig(width=64, depth=4, mlp_dim=128, num_heads=8, num_kv_heads=1, head_dim=16)
+    vision = SiglipConfig(width=64, depth=2, mlp_dim=128, num_heads=4)
+    return ModelConfig(
+        kind=kind,
+        vision=vision,
+        language=gemma,
+        expert=gemma,
+        vocab_size=512,
+        prompt_tokens=PROMPT_TOKENS[kind],
+        dtype="float32",
+        remat=False,
+    )
+
+
+def toy(kind: Literal["pi0", "pi05"]) -> ModelConfig:
+    """Smallest sizes with every part, for tests and CPU runs of seconds: four tokens a camera, chunks of 8."""
+    gemma = GemmaConfig(width=32, depth=2, mlp_dim=64, num_heads=2, num_kv_heads=1, head_dim=16)
+    return dataclasses.replace(
+        dummy(kind),
+        vision=SiglipConfig(width=32, depth=1, mlp_dim=64, num_heads=2),
+        language=gemma,
+        expert=gemma,
+        image_size=28,
+        action_dim=8,
+        action_horizon=8,
+        prompt_tokens=16 if kind == "pi0" else 48,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuidanceConfig:
+    """Classifier-free guidance on optimality: what its training minimises, and how strongly it steers (guidance.py)."""
+
+    loss: Literal["two_branch", "label_dropout"] = "two_branch"
+    """two_branch: each sample under the positive condition and under none. label_dropout: under its own label."""
+    positive_weight: Literal["indicator", "advantage"] = "indicator"
+    """Weight of the positive branch: 1[A > 0], or the processed advantage (two_branch only)."""
+    unconditional_weight: float = 0.1
+    """Weight of the branch without condition (two_branch only)."""
+    dropout: float = 0.1
+    """Probability that a label is replaced by none (label_dropout only)."""
+    scale: float = 3.0
+    """w of v = v_none + w (v_positive - v_none) when acting; 1 is the conditional policy, 0 the unconditional."""
+    sample_steps: int = 10
+    """Euler steps from noise to a chunk."""
+
+    def __post_init__(self) -> None:
+        require_non_negative(self, "unconditional_weight", "scale")
+        require_fraction(self, "dropout")
+        require_positive(self, "sample_steps")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """A small synthetic dataset, written where data.path does not exist (record.py): half of its episodes fail."""
+
+    groups: int = 8
+    """Initial states."""
+    rollouts: int = 4
+    """Episodes from each of them; every other one goes to the wrong disc."""
+    length: int = 20
+    """Frames of an episode."""
+    prompted: tuple[Literal["red", "blue"], ...] = ("red", "blue")
+    """Discs that the prompts ask for, one group after another."""
+    luck: float = 0.0
+    """Share of the episodes whose outcome is reported the wrong way round: a reward that depends on more than the
+    policy's actions."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "groups", "rollouts", "length")
+        require_non_negative(self, "seed")
+        require_fraction(self, "luck")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenpiRiptConfig(ExperimentConfig):
+    """A pi0 run: a LeRobot dataset, a pi0 or pi0.5 model, supervised or guided training."""
+
+    model: ModelConfig
+    data: DataConfig
+    guidance: GuidanceConfig | None = None
+    """None: supervised fine-tuning, every action is imitated. Else guided training (CFG-RIPT) on the advantages."""
+    tokenizer: str
+    """PaliGemma's tokenizer.model."""
+    weights: str | None = None
+    """Where training starts: an openpi checkpoint folder (or the one above its `params`) or a .safetensors file of
+    this project; None starts from random weights."""
+    record: RecordConfig | None = None
+    """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
+    demonstrate: DemonstrateConfig | None = None
+    """The same with a scripted policy in `env`."""
+    env: EnvConfig | None = None
+    """Where the policy acts; None: it is trained on recorded data alone."""
+    rollout: RolloutConfig | None = None
+    """Rounds of rollouts in `env` after the updates on the dataset (RIPT); None: there are none."""
+    eval: EvalConfig | None = None
+    """Evaluation in `env`; None where there is none."""
+
+    def __post_init__(self) -> None:
+        self._require_equal("data.horizon", self.data.horizon, "model.action_horizon", self.model.action_horizon)
+        size = (self.model.image_size, self.model.image_size)
+        if self.data.cameras:
+            self._require_equal("data.image_size", self.data.image_size, "model.image_size, twice,", size)
+        for name in ("target_state_dim", "action_dim"):
+            if getattr(self.data.robot, name) > self.model.action_dim:
+                raise ValueError(
+                    f"data.robot.{name} is {getattr(self.data.robot, name)} and model.action_dim "
+                    f"{self.model.action_dim}; state and action are padded to it, so expected at most that"
+                )
+        if (self.guidance is not None) != self.model.optimality:
+            raise ValueError(
+                f"guidance is {self.guidance} and model.optimality {self.model.optimality}; guided training needs a "
+                "model with the condition, supervised training one without"
+            )
+        if self.guidance is not None and self.data.advantage is None and self.rollout is None:
+            raise ValueError("guidance is set and data.advantage is None; guidance needs advantages of rollouts")
+        self._check_acting()
+
+    def _check_acting(self) -> None:
+        """What the parts that act need of one another."""
+        env, rollout = self.env, self.rollout
+        if (env is None) != (self.eval is None) or (env is None and (rollout is not None or self.demonstrate)):
+            raise ValueError(
+                f"env is {env}, eval {self.eval}, rollout {rollout}, demonstrate {self.demonstrate}; expected env and "
+                "eval together, and an env for rollouts and demonstrations"
+            )
+        if env is None:
+            return
+        self._require_equal("env.cameras, its names,", set(env.cameras), "data.cameras has", set(self.data.cameras))
+        if env.execute > self.model.action_horizon:
+            raise ValueError(
+                f"env.execute is {env.execute} and model.action_horizon {self.model.action_horizon}; no more actions "
+                "than a chunk has can be executed"
+            )
+        if rollout is not None and rollout.objective == "guided" and self.guidance is None:
+            raise ValueError("rollout.objective is 'guided' and guidance is None; set guidance, or take 'rejection'")
+        if rollout is not None and self.data.advantage is not None:
+            raise ValueError(
+                "rollout is set and data.advantage too; before the first round the dataset is imitated as it is, so "
+                "expected data.advantage None"
+            )
+        if rollout is not None and rollout.start >= self.train.steps:
+            raise ValueError(
+                f"rollout.start is {rollout.start} and train.steps {self.train.steps}; expected updates after it"
+            )
+
+    def _require_equal(self, name: str, value: object, other: str, expected: object) -> None:
+        if value != expected:
+            raise ValueError(f"{name} is {value} and {other} is {expected}; expected the same")

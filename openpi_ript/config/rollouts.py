@@ -1,0 +1,135 @@
+"""Settings of environments, rollouts, evaluation and scripted demonstrations, as frozen dataclasses. No jax here."""
+
+import dataclasses
+from typing import Literal
+
+from chunkwise.config.experiment import require_fraction, require_non_negative, require_positive
+from openpi_ript.config.data import AdvantageConfig
+
+MAX_ENVS = 1024
+"""Processes of one machine; a run from elsewhere may ask for any number."""
+MAX_SIDE = 4096
+"""Pixels; the largest framebuffers of software renderers are as large."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvConfig:
+    """A simulated task, and how the policy acts in it."""
+
+    suite: Literal["robosuite", "libero", "aloha", "point"]
+    """point: the simulated point of record.py, which needs no simulator."""
+    task: str
+    """robosuite: its environment, e.g. Lift. libero: suite and number of the task, e.g. libero_spatial/0. aloha:
+    AlohaTransferCube or AlohaInsertion. point: the disc that is right, red or blue."""
+    prompt: str
+    """The task in words, as the policy is told it."""
+    max_steps: int
+    """Steps after which an episode that has not succeeded has failed."""
+    state: tuple[str, ...] = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+    """Arrays of an observation that, one after another, are the policy's state."""
+    cameras: dict[str, str] = dataclasses.field(default_factory=dict)
+    """openpi's name of each image to the observation's, e.g. base_0_rgb to agentview_image; empty: none is rendered."""
+    image_size: tuple[int, int] = (84, 84)
+    """Height and width at which cameras are rendered."""
+    rendering: Literal["full", "fast"] = "full"
+    """full: as the suite renders. fast (robosuite, LIBERO): no multisampling, no reflections, shadow maps of 1024; a
+    quarter of the time without a graphics card, and values of 255 that differ by 1.2 to 1.7 in the mean (Lift)."""
+    execute: int = 8
+    """Actions of each chunk that are executed before the policy is asked again."""
+    num_envs: int = 4
+    """Worker processes, each with one environment; half of them step while the policy infers for the other half."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "max_steps", "execute", "num_envs")
+        if self.num_envs > MAX_ENVS:
+            raise ValueError(f"env.num_envs is {self.num_envs}; expected at most {MAX_ENVS} processes")
+        if not all(0 < side <= MAX_SIDE for side in self.image_size):
+            raise ValueError(f"env.image_size is {self.image_size}; expected two numbers from 1 to {MAX_SIDE}")
+        if self.num_envs > 1 and self.num_envs % 2:
+            raise ValueError(f"env.num_envs is {self.num_envs}; expected 1, or an even number for two equal halves")
+        if self.rendering == "fast" and self.suite not in ("robosuite", "libero"):
+            raise ValueError(f"env.rendering is fast; expected full for the suite {self.suite}")
+        if not self.state:
+            raise ValueError("env.state is empty; expected the names of the arrays that are the policy's state")
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch that the policy infers for."""
+        return max(self.num_envs // 2, 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """RIPT's rounds (arXiv:2505.17016): groups of rollouts from one initial state each, then updates on them."""
+
+    start: int
+    """Updates on the dataset (supervised: every frame is labelled positive) before the first round."""
+    updates: int
+    """Updates of a round."""
+    groups: int
+    """Groups with both successes and failures that a round wants."""
+    max_groups: int
+    """Groups that a round tries at most."""
+    size: int = 8
+    """Rollouts of a group."""
+    early_stop: float = 1.0
+    """Share of `groups` that is enough: with it a round goes on to its updates."""
+    initial_states: int = 200
+    """Initial states from which groups are taken; none of them is one of the evaluation's."""
+    retry_after: int = 0
+    """Updates for which an initial state whose rollouts all had the same outcome is not tried again."""
+    replay_rounds: int = 1
+    """Newest rounds whose rollouts are drawn from."""
+    objective: Literal["guided", "rejection"] = "guided"
+    """guided: advantages inside each group label its rollouts. rejection: all successful rollouts of a round, those of
+    groups without a difference too, are imitated as demonstrations are, and nothing else (rejection sampling)."""
+    advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
+    """How advantages become weights; rollouts are always compared inside their group, and groups of equal outcomes
+    never drawn."""
+
+    def __post_init__(self) -> None:
+        require_non_negative(self, "start", "retry_after")
+        require_positive(self, "updates", "groups", "initial_states", "replay_rounds", "early_stop")
+        require_fraction(self, "early_stop")
+        if self.size < 2:
+            raise ValueError(f"rollout.size is {self.size}; a rollout is compared with others, so expected at least 2")
+        if self.max_groups < self.groups:
+            raise ValueError(f"rollout.max_groups is {self.max_groups}; expected at least rollout.groups {self.groups}")
+        if self.advantage != dataclasses.replace(self.advantage, group_by="init_hash", uniform_groups="keep"):
+            raise ValueError("rollout.advantage: expected group_by 'init_hash' and uniform_groups 'keep', the defaults")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation on held-out initial states, the same ones for every run and step."""
+
+    episodes: int = 50
+    """Initial states of an evaluation during training."""
+    final_episodes: int = 100
+    """Of the one after the last update; the first ones are those of `episodes`."""
+    seed: int = 0
+    """Of the initial states; independent of run.seed, so that runs can be compared state by state."""
+    videos: int = 0
+    """Episodes in the grid video of the last evaluation; 0: no video."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "episodes", "final_episodes")
+        require_non_negative(self, "seed", "videos")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemonstrateConfig:
+    """Demonstrations of a scripted policy in robosuite's Lift, written where data.path does not exist."""
+
+    episodes: int = 60
+    noise: tuple[float, ...] = (0.2,)
+    """Standard deviation of what is added to the actions (1 is 5 cm, or 0.5 rad), of one episode after another."""
+    seed: int = 0
+    keep_failures: bool = True
+    """Whether episodes that did not succeed are kept."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "episodes")
+        require_non_negative(self, "seed")
+        if not self.noise or min(self.noise) < 0:
+            raise ValueError(f"demonstrate.noise is {self.noise}; expected one or more numbers of 0 or above")

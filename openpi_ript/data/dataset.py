@@ -1,0 +1,344 @@
+"""From a dataset on disk to training batches: opened and checked once, then sample i is a function of (seed, i).
+
+    dataset -> RawSample -> OpenPiSample -> RiptSample -> TrainingBatch        (a Grain pipeline)
+
+Epoch e goes through all frames in the order of a permutation drawn from (seed, e); row j of step n of shard p of P is
+sample n B + p B / P + j. So the stream does not depend on how many processes read it, and resuming is a jump to a step.
+"""
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int64
+
+from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.data.lerobot.meta import Problem, read_meta
+from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
+from chunkwise.data.lerobot.video import LeRobotPictures, file_names
+from chunkwise.data.norm_stats import NormStats
+from chunkwise.data.pack import PackedPictures, PictureReader, add_pack, is_pack, read_pack_table
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget
+from chunkwise.files.identity import Check, Files, any_files, open_files
+from openpi_ript.config.data import DataConfig
+from openpi_ript.data import norm
+from openpi_ript.data.batch import TrainingBatch, to_training_batch
+from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
+from openpi_ript.ript.advantage import label, process, rloo, uniform_groups
+
+SAMPLES = 1 << 40
+"""Length of the endless stream, as Grain wants one."""
+
+
+@runtime_checkable
+class BatchesConfig(Protocol):
+    """What `make_batches` reads of a run's config."""
+
+    @property
+    def run(self) -> RunConfig: ...
+    @property
+    def train(self) -> TrainConfig: ...
+    @property
+    def data(self) -> DataConfig: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """A dataset that was opened, checked, and found fit for training; `open_data` makes it."""
+
+    config: DataConfig
+    files: Files
+    """That it was read from, and the data.norm_stats that it uses."""
+    table: FrameTable
+    pictures: PictureReader
+    stats: Mapping[str, NormStats]
+    """Of "state" and "actions"; empty if nothing is normalised."""
+    stats_source: Mapping[str, Any]
+    """What the statistics belong to; its "fingerprint" is the dataset's."""
+    to_openpi: ToOpenPi
+    to_ript: ToRipt
+    rows: Int64[np.ndarray, " n"]
+    """Rows of the table that samples may begin at."""
+    replaced: Mapping[str, int]
+    """How many advantages each step of their shaping replaced, see `advantage.process`; empty without advantages."""
+    notes: tuple[str, ...]
+    """What a user should know: the state's adaptation, groups, replaced values, skipped episodes."""
+
+    @functools.cached_property
+    def deltas(self) -> Int64[np.ndarray, " t"]:
+        """Frames of a window, relative to its first."""
+        seconds = [t / self.table.fps for t in range(self.config.horizon)]
+        return delta_indices(seconds, self.table.fps, key=self.config.action_key)
+
+    def raw(self, row: int) -> RawSample:
+        """Layer 0: one frame of the dataset, with the window of actions that begins there."""
+        table, config = self.table, self.config
+        episode = int(np.searchsorted(table.starts, row, side="right")) - 1
+        start = int(table.starts[episode])
+        frames, is_pad = window(np.asarray(row - start), np.asarray(table.lengths[episode]), self.deltas)
+        return {
+            "images": self.pictures.read(int(table.episodes[episode]), row - start),
+            "state": table.columns[config.state_key][row],
+            "action": table.columns[config.action_key][start + frames],
+            "action_is_pad": is_pad,
+            "task": table.tasks[int(table.columns["task_index"][row])],
+            "episode": episode,
+        }
+
+    def sample(self, row: int) -> RiptSample:
+        """Layer 2 of the window that begins at a row of the table."""
+        return self.to_ript(self.to_openpi(self.raw(row)))
+
+    def batches(
+        self, *, seed: int, batch_size: int, shard: int = 0, num_shards: int = 1, start_step: int = 0
+    ) -> Iterator[TrainingBatch]:
+        """Endless layer 3, from step `start_step` on; each shard gets its rows of every global batch.
+
+        Args:
+          seed: Of the order of the samples.
+          batch_size: b of the global batch, over all shards.
+          shard: Which rows, 0 to num_shards - 1.
+          num_shards: Processes that share a batch.
+          start_step: Steps to jump over; costs nothing.
+
+        Raises:
+          ConfigError: If the shards do not divide the batch.
+          DataError: While iterating, if a picture turns out to be damaged.
+        """
+        import grain  # 1 s, and imports jax
+
+        if batch_size % num_shards or not 0 <= shard < num_shards:
+            raise ConfigError(
+                f"train.batch_size {batch_size}: expected a multiple of the number of shards, {num_shards}, and a "
+                f"shard below it, found shard {shard}"
+            )
+        local = batch_size // num_shards
+        order = Order(self.rows, seed)
+        dataset = grain.MapDataset.source(order).map(self.raw).map(self.to_openpi).map(self.to_ript)
+        dataset = dataset.batch(local, batch_fn=to_training_batch)[shard::num_shards]
+        threads = self.config.read_threads
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1 if threads else 0)
+        iterator = iter(dataset.to_iter_dataset(options))
+        iterator.set_state({"next_index": start_step})
+        return iterator
+
+
+class Order:
+    """Row of sample i: epochs of all rows, each in a permutation drawn from (seed, epoch). A source for Grain."""
+
+    def __init__(self, rows: Int64[np.ndarray, " n"], seed: int) -> None:
+        self._rows = rows
+        self._seed = seed
+        self._epochs: dict[int, np.ndarray] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        epoch, k = divmod(int(index), len(self._rows))
+        with self._lock:
+            if epoch not in self._epochs:
+                if len(self._epochs) > 1:  # threads read ahead across one border at most
+                    del self._epochs[min(self._epochs)]
+                self._epochs[epoch] = np.random.default_rng([self._seed, epoch]).permutation(len(self._rows))
+            return int(self._rows[self._epochs[epoch][k]])
+
+
+def make_batches(
+    config: BatchesConfig, *, shard: int = 0, num_shards: int = 1, start_step: int = 0
+) -> Iterator[TrainingBatch]:
+    """Opens config.data and gives its training batches; see `open_data` and `TrainingData.batches`."""
+    return open_data(config.data).batches(
+        seed=config.run.seed,
+        batch_size=config.train.batch_size,
+        shard=shard,
+        num_shards=num_shards,
+        start_step=start_step,
+    )
+
+
+def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
+    """Opens a dataset or a pack, checks every episode, and prepares statistics, advantages and transforms.
+
+    Args:
+      config: Which dataset, and how to take it.
+      check: Told which files the dataset is made of, data.norm_stats among them, before any of them is judged.
+
+    Raises:
+      DataError: If the dataset is bad (all problems in one error), does not fit the config, has no outcome to compute
+        advantages from, or the statistics are another dataset's.
+      ConfigError: If the pack's picture size is not the config's, or no frame is left to draw.
+    """
+    budget.use(config.limits)
+    files = open_files(config.path, config)
+    table, pictures, skipped = _open_source(config, files, check)
+    _check_against_config(table, config)
+    notes = [f"skipped {problem}" for problem in skipped]
+    notes += [config.robot.adaptation, *_relative_notes(table, config)]
+    source = norm.stats_source(table, config)
+    stats: Mapping[str, NormStats] = {}
+    if config.norm_stats is not None:
+        stats = norm.load_stats(Path(config.norm_stats), source)
+    elif (config.state_norm, config.action_norm) != ("none", "none"):
+        stats = norm.dataset_stats(table, config)
+    to_openpi = _to_openpi(table, config, stats, notes)
+    rollouts, kept, replaced = _rollouts(table, config, notes)
+    rows = np.flatnonzero(np.repeat(kept, table.lengths))
+    if not rows.size:
+        raise ConfigError(
+            "data.advantage.uniform_groups is 'drop' and every group has one rollout or equal rewards; use 'keep', or "
+            f"another data.advantage.group_by than {config.advantage.group_by if config.advantage else None!r}"
+        )
+    return TrainingData(
+        config=config,
+        files=files,
+        table=table,
+        pictures=pictures,
+        stats=stats,
+        stats_source=source,
+        to_openpi=to_openpi,
+        to_ript=ToRipt(rollouts=rollouts),
+        rows=rows,
+        replaced=replaced,
+        notes=tuple(notes),
+    )
+
+
+def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameTable, PictureReader, Sequence[Problem]]:
+    path, cameras = Path(config.path), tuple(config.cameras.values())
+    skipped: Sequence[Problem] = ()
+    if config.norm_stats is not None:
+        files.add_other("data.norm_stats", norm.stats_file(Path(config.norm_stats)))
+    if is_pack(path):
+        add_pack(files, "tables.npz")
+        check(files)
+        table = read_pack_table(path)
+        pictures = PackedPictures(path, table, cameras, files=files)
+        if pictures.image_size != config.image_size:
+            raise ConfigError(
+                f"data.image_size is {config.image_size}, and {path} was packed at {pictures.image_size}; change the "
+                "field, or pack again"
+            )
+    else:
+        meta = read_meta(path, bounds=files.bounds)
+        files.require(file_names(meta, cameras))
+        check(files)
+        pictures = LeRobotPictures(meta, cameras, tolerance_s=config.tolerance_s, files=files)
+        outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
+        keys = (config.state_key, config.action_key, *([config.init_key] if config.init_key else []), *outcomes)
+        table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=pictures.check)
+    for name in files.names:  # what was read just now is what was hashed
+        if name.endswith((".parquet", ".npz", ".json", ".jsonl")):
+            files.require_unchanged(files.place(name))
+    columns = dict(table.columns)
+    for key in (config.init_key or config.state_key, config.state_key, config.action_key):
+        if key not in columns:
+            raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
+    for key in (config.state_key, config.action_key):
+        columns[key] = columns[key].astype(np.float32).reshape(table.frames, -1)
+    return dataclasses.replace(table, columns=columns), pictures, skipped
+
+
+def _check_against_config(table: FrameTable, config: DataConfig) -> None:
+    if config.fps is not None and table.fps != config.fps:
+        raise DataError(f"{config.path}: expected {config.fps:g} fps as data.fps says, found {table.fps:g}")
+    for key, name in ((config.state_key, "state_dim"), (config.action_key, "action_dim")):
+        wanted, found = getattr(config.robot, name), table.columns[key].shape[1]
+        if wanted != found:
+            raise DataError(f"{config.path}: expected {key!r} of {wanted} values as robot.{name} says, found {found}")
+    used = np.unique(table.columns["task_index"]).tolist()
+    empty = [index for index in used if not table.tasks[index].strip()]
+    if empty and config.default_prompt is None:
+        raise DataError(f"{config.path}: expected an instruction for tasks {empty}, found ''; set data.default_prompt")
+
+
+def _relative_notes(table: FrameTable, config: DataConfig) -> Iterator[str]:
+    """What is subtracted, and a doubt where the actions look relative already.
+
+    A target lies near the state, so subtracting the state leaves less variance. If it leaves more in every dimension,
+    the dataset probably holds relative actions, and the transform would be applied a second time.
+    """
+    dims = list(config.robot.relative_dims)
+    yield f"action {config.robot.action_dim}: dimensions {dims} become action - state, the others stay as they are"
+    if dims:
+        state, action = (table.columns[key][:, dims] for key in (config.state_key, config.action_key))
+        if ((action - state).var(0) > action.var(0)).all():
+            yield (
+                f"{config.action_key}: subtracting the state makes every dimension of {dims} vary more; if the "
+                "dataset's actions are relative already, set robot.relative_dims to ()"
+            )
+
+
+def _to_openpi(table: FrameTable, config: DataConfig, stats: Mapping[str, NormStats], notes: list[str]) -> ToOpenPi:
+    """The transform of layer 1; appends what is remarkable about the statistics to `notes`."""
+    robot = config.robot
+    for name, mode in (("state", config.state_norm), ("actions", config.action_norm)):
+        if mode != "none" and name not in stats:
+            raise DataError(f"{config.norm_stats}: expected statistics of {name!r}, found {sorted(stats)}")
+    state, remarks = norm.affine(stats.get("state"), config.state_norm, width=robot.state_dim, name="state")
+    action, more = norm.affine(stats.get("actions"), config.action_norm, width=robot.action_dim, name="actions")
+    notes += [*remarks, *more]
+    notes.extend(norm.plausible(state.apply(table.columns[config.state_key]), "state"))
+    return ToOpenPi(
+        cameras=config.cameras,
+        image_size=config.image_size,
+        robot=robot,
+        state=state,
+        action=action,
+        default_prompt=config.default_prompt,
+    )
+
+
+def _rollouts(
+    table: FrameTable, config: DataConfig, notes: list[str]
+) -> tuple[Rollouts, np.ndarray, Mapping[str, int]]:
+    """Outcome and advantage of each episode, whether its frames are drawn, what was replaced; appends to `notes`."""
+    starts, columns = table.starts, table.columns
+    hashes = [init_hash(np.atleast_1d(state)) for state in columns[config.init_key or config.state_key][starts]]
+    prompts = [table.tasks[index] for index in columns["task_index"][starts].tolist()]
+    known = [key for key in (config.reward_key, config.success_key) if key in columns]
+    if config.advantage is not None and not known:
+        raise DataError(
+            f"{config.path}: expected {config.reward_key!r} or {config.success_key!r} to compute advantages from, "
+            "found neither; name the columns in data.reward_key, data.success_key, or set data.advantage to None"
+        )
+    success = np.ones(len(starts), bool)
+    if config.success_key in known:
+        success = np.logical_or.reduceat(columns[config.success_key].astype(bool), starts)
+    reward = success.astype(np.float64)
+    if config.reward_key in known:
+        reward = np.add.reduceat(columns[config.reward_key].astype(np.float64), starts)
+        success = success if config.success_key in known else reward > 0
+    raw = advantage = np.ones(len(starts))
+    kept = np.ones(len(starts), bool)
+    replaced: Mapping[str, int] = {}
+    if config.advantage is not None:
+        starts_of = [" ".join(pair) for pair in zip(hashes, prompts, strict=True)]
+        by = {"init_hash": starts_of, "task": prompts, "dataset": [""] * len(starts)}
+        groups = np.unique(by[config.advantage.group_by], return_inverse=True)[1]
+        raw = rloo(reward, groups)
+        uniform = uniform_groups(reward, groups)
+        kept = ~uniform if config.advantage.uniform_groups == "drop" else kept
+        advantage = np.zeros(len(starts))
+        advantage[kept], replaced = process(raw[kept], config.advantage)
+        notes.append(
+            f"{groups.max() + 1} groups of rollouts by {config.advantage.group_by}; {int(uniform.sum())} of "
+            f"{len(starts)} rollouts are in groups of one or of equal rewards ({config.advantage.uniform_groups})"
+        )
+        notes.append(f"advantages: {int((raw > 0).sum())} positive; replaced: {replaced}")
+    rollouts = Rollouts(
+        init_hash=hashes,
+        success=success,
+        reward=reward,
+        length=table.lengths,
+        raw_advantage=raw,
+        advantage=advantage.astype(np.float32),
+        optimality=label(raw),
+    )
+    return rollouts, kept, replaced

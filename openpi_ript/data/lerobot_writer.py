@@ -1,0 +1,203 @@
+"""Writes LeRobot v2.1 datasets that are recorded here: one parquet file an episode, pictures as PNG in the tables."""
+
+import dataclasses
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import UInt8
+from PIL import Image
+
+from chunkwise.errors import ConfigError
+from chunkwise.files.durable import make_folders, publish, scratch_name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """One episode of T frames."""
+
+    columns: Mapping[str, np.ndarray]
+    """By LeRobot's key: [T] or [T, width]; float32 or bool."""
+    pictures: Mapping[str, Sequence[np.ndarray]]
+    """By LeRobot's key: T pictures of one size, uint8 [h, w, 3]."""
+    task: str
+    """In words."""
+
+
+def record_once(root: Path, provenance: Mapping[str, Any], write: Callable[[Path], str]) -> None:
+    """Writes a dataset if there is none; one that is there must have been made with the same settings.
+
+    Args:
+      root: Its folder; it appears as a whole.
+      provenance: What made it, with which settings; kept in info.json under "synthetic".
+      write: Writes it into a folder and returns a line about it.
+
+    Raises:
+      ConfigError: If the folder holds anything else; the message says what.
+    """
+    settings = json.loads(json.dumps(provenance))  # as it comes back from the file
+    if root.exists():
+        _require_same(root, settings)
+        return
+    make_folders(root.parent)
+    scratch = scratch_name(root)
+    try:
+        said = write(scratch)
+        try:
+            publish(scratch, root)
+        except OSError:  # another process was faster; its dataset is the same
+            if not root.exists():
+                raise
+            _require_same(root, settings)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    print(f"{said}, in {root}", flush=True)
+
+
+def _require_same(root: Path, settings: Mapping[str, Any]) -> None:
+    info = root / "meta" / "info.json"
+    made = json.loads(info.read_text()).get("synthetic") if info.is_file() else None
+    if made != settings:
+        raise ConfigError(
+            f"{root}: expected the synthetic dataset of {settings}, found {made or 'other files'}; set record to None "
+            "(demonstrate too) to train on your own data, or choose another data.path"
+        )
+
+
+def write_lerobot(
+    root: Path,
+    episodes: Iterable[Recorded],
+    *,
+    fps: int,
+    robot: str,
+    provenance: Mapping[str, Any],
+    names: Mapping[str, Sequence[str]],
+) -> None:
+    """Writes all files of a dataset.
+
+    Args:
+      root: Folder to make.
+      episodes: With the same columns and cameras; at least one.
+      fps: Frames a second.
+      robot: robot_type of info.json.
+      provenance: For info.json.
+      names: Of the dimensions of columns that are vectors.
+    """
+    rows: list[dict[str, Any]] = []
+    tasks: list[str] = []
+    features: dict[str, Any] = {}
+    start = 0
+    for index, episode in enumerate(episodes):
+        length = len(next(iter(episode.columns.values())))
+        features = features or _features(episode, names)
+        tasks += [episode.task] * (episode.task not in tasks)
+        file = root / f"data/chunk-000/episode_{index:06d}.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        table = _table(episode, features, fps=fps, index=index, start=start, task=tasks.index(episode.task))
+        pq.write_table(table, file)
+        rows.append({"episode_index": index, "tasks": [episode.task], "length": length})
+        start += length
+    info = {
+        "codebase_version": "v2.1",
+        "robot_type": robot,
+        "synthetic": json.loads(json.dumps(provenance)),
+        "total_episodes": len(rows),
+        "total_frames": start,
+        "total_tasks": len(tasks),
+        "total_videos": 0,
+        "total_chunks": 1,
+        "chunks_size": 1000,
+        "fps": fps,
+        "splits": {"train": f"0:{len(rows)}"},
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "video_path": None,
+        "features": features,
+    }
+    meta = root / "meta"
+    meta.mkdir()
+    (meta / "info.json").write_text(json.dumps(info, indent=4) + "\n")
+    _write_lines(meta / "tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(tasks)])
+    _write_lines(meta / "episodes.jsonl", rows)
+
+
+def train_tokenizer(sentences: Sequence[str]) -> bytes:
+    """Some 300 sentencepiece pieces, with PaliGemma's traits: a piece for the line break, bytes for the rest.
+
+    It stands in for PaliGemma's tokenizer where a small model is trained from nothing.
+    """
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter([*sentences, "Action: "] * 20),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=320,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        user_defined_symbols=["\n"],
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        pad_id=0,
+        eos_id=1,
+        bos_id=2,
+        unk_id=3,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def _features(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    channels = ["height", "width", "channels"]
+    features: dict[str, Any] = {
+        camera: {"dtype": "image", "shape": list(pictures[0].shape), "names": channels}
+        for camera, pictures in episode.pictures.items()
+    }
+    for key, values in episode.columns.items():
+        shape = list(values.shape[1:]) or [1]
+        features[key] = {"dtype": str(values.dtype), "shape": shape, "names": names[key] if key in names else None}  # noqa: SIM401  (no default is meant)
+    types = {"timestamp": "float32"} | dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")
+    return features | {key: {"dtype": dtype, "shape": [1], "names": None} for key, dtype in types.items()}
+
+
+def _table(episode: Recorded, features: Mapping[str, Any], *, fps: int, index: int, start: int, task: int) -> pa.Table:
+    """One episode as LeRobot writes it, with the note from which Hugging Face datasets knows the pictures."""
+    arrays: dict[str, Any] = {}
+    for camera, pictures in episode.pictures.items():
+        cells = [{"bytes": _png(one), "path": f"frame_{frame:06d}.png"} for frame, one in enumerate(pictures)]
+        arrays[camera] = pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    for key, values in episode.columns.items():
+        flat = pa.array(values.ravel())
+        arrays[key] = flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    frames = np.arange(len(next(iter(episode.columns.values()))))
+    arrays |= {"timestamp": pa.array((frames / fps).astype(np.float32)), "frame_index": pa.array(frames)}
+    arrays |= {"episode_index": pa.array(np.full(len(frames), index)), "index": pa.array(start + frames)}
+    arrays |= {"task_index": pa.array(np.full(len(frames), task))}
+    notes = {"info": {"features": {key: _note(feature) for key, feature in features.items()}}}
+    return pa.table(arrays).replace_schema_metadata({"huggingface": json.dumps(notes)})
+
+
+def _note(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """A feature in the words of Hugging Face datasets."""
+    if feature["dtype"] == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature["dtype"], "_type": "Value"}
+    return value if feature["shape"] == [1] else {"feature": value, "length": feature["shape"][0], "_type": "Sequence"}
+
+
+def _png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _write_lines(path: Path, rows: Sequence[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

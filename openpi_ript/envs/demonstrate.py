@@ -1,0 +1,140 @@
+"""Demonstrations of robosuite's Lift by a script with noisy hands, written as a LeRobot dataset.
+
+The script sees where the cube is: it goes above it with open fingers, down to it, closes them, and lifts. What is
+recorded is what was executed, noise included. Without noise every episode succeeds, in about 35 steps; with 0.2 (1 cm,
+0.1 rad a step) 43 of 50 did within 60 steps, with 0.3 3 of 6 within 100.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Float64
+
+from chunkwise.cli.progress import follow
+from chunkwise.errors import ConfigError
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.rollouts import EnvConfig
+from openpi_ript.data.lerobot_writer import Recorded, record_once, train_tokenizer, write_lerobot
+from openpi_ript.data.point import TOKENIZER
+from openpi_ript.envs.protocol import Environment, Observation, make, policy_state
+
+METRES = 0.05
+"""What an action of 1 moves the gripper by in one step, as OSC_POSE is set up."""
+ABOVE = 0.05
+"""Height (m) above the cube at which the gripper comes over it."""
+NEAR = 0.012
+"""Distance (m) from a goal that counts as there."""
+CLOSING = 6
+"""Steps for which the fingers close before the arm lifts."""
+GAIN = 0.6
+"""Share of the way to the goal that an action asks for."""
+
+
+class LiftScript:
+    """One episode's plan."""
+
+    def __init__(self) -> None:
+        self._lowering = False
+        self._closed = 0
+
+    def __call__(self, observation: Observation) -> Float64[np.ndarray, "7"]:
+        """The next action, before noise."""
+        hand, cube = observation["robot0_eef_pos"].astype(float), observation["cube_pos"].astype(float)
+        way = cube - hand
+        self._lowering = self._lowering or bool(np.linalg.norm(way[:2]) < NEAR)
+        if self._lowering and (self._closed or abs(way[2]) < NEAR):
+            self._closed += 1
+        goal = cube if self._lowering else cube + np.array([0, 0, ABOVE])
+        if self._closed > CLOSING:
+            goal = hand + np.array([0, 0, METRES])
+        move = np.zeros(3) if 0 < self._closed <= CLOSING else np.clip(GAIN * (goal - hand) / METRES, -1, 1)
+        return np.concatenate([move, np.zeros(3), [1.0 if self._closed else -1.0]])
+
+
+def demonstrate(config: OpenpiRiptConfig) -> None:
+    """Writes config.data.path if it is missing; one that is there must have been made with the same settings.
+
+    Raises:
+      ConfigError: If the environment is not robosuite's Lift, or the folder holds anything else.
+    """
+    settings, env = config.demonstrate, config.env
+    assert settings is not None
+    assert env is not None
+    if (env.suite, env.task) != ("robosuite", "Lift"):
+        raise ConfigError(f"demonstrate: there is a script for robosuite's Lift alone, not for {env.suite} {env.task}")
+    shown = {key: env.cameras[name] for name, key in config.data.cameras.items()}
+    provenance: dict[str, Any] = {"made_by": "openpi_ript.envs.demonstrate: a script in robosuite's Lift"}
+    provenance |= dataclasses.asdict(settings)
+    provenance |= {"max_steps": env.max_steps, "state": env.state, "image_size": env.image_size, "cameras": shown}
+    provenance |= {"rendering": env.rendering} if shown else {}
+
+    def write(root: Path) -> str:
+        world = make(env)
+        successes: list[bool] = []
+
+        def episodes() -> Iterator[Recorded]:
+            count, done = settings.episodes, "demonstrated {count} of {total} episodes"
+            for number in follow(range(count), count, "demonstrating", done, rate=None, say=print):
+                noise = settings.noise[number % len(settings.noise)]
+                rng = np.random.default_rng([settings.seed, number])
+                frames, actions, success = play(world, env, noise, rng)
+                successes.append(success)
+                if success or settings.keep_failures:
+                    yield _recorded(frames, actions, success, env, config, shown)
+
+        names = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]}
+        write_lerobot(root, episodes(), fps=world.fps, robot="panda", provenance=provenance, names=names)
+        world.close()
+        (root / TOKENIZER).write_bytes(train_tokenizer([env.prompt, "State: -0123456789;"]))
+        return f"demonstrated {len(successes)} episodes of Lift, {sum(successes)} of which succeeded"
+
+    record_once(Path(config.data.path), provenance, write)
+
+
+def play(
+    world: Environment, env: EnvConfig, noise: float, rng: np.random.Generator
+) -> tuple[list[Observation], list[Float32[np.ndarray, " a"]], bool]:
+    """One episode of the script: frames before each action, actions as executed, success.
+
+    Args:
+      world: The environment.
+      env: Its config, for the time limit.
+      noise: Standard deviation of what is added to each action but the gripper's, in units of 5 cm and 0.5 rad.
+      rng: Draws initial state and noise.
+    """
+    observed = world.reset(int(rng.integers(1 << 32)))
+    script = LiftScript()
+    frames: list[Observation] = []
+    actions: list[np.ndarray] = []
+    success = False
+    while not success and len(actions) < env.max_steps:
+        action = script(observed)
+        action[:6] += rng.normal(0, noise, 6)
+        actions.append(world.clip(action))
+        frames.append(observed)
+        step = world.step(actions[-1])
+        observed, success = step.observation, step.success
+    return frames, actions, success
+
+
+def _recorded(
+    frames: list[Observation],
+    actions: list[np.ndarray],
+    success: bool,
+    env: EnvConfig,
+    config: OpenpiRiptConfig,
+    shown: dict[str, str],
+) -> Recorded:
+    outcome = np.zeros(len(frames), bool)
+    outcome[-1] = success
+    columns = {
+        config.data.state_key: np.stack([policy_state(frame, env.state) for frame in frames]),
+        config.data.action_key: np.stack(actions),
+        config.data.success_key: outcome,
+        config.data.reward_key: outcome.astype(np.float32),
+    }
+    pictures = {key: [frame[name] for frame in frames] for key, name in shown.items()}
+    return Recorded(columns=columns, pictures=pictures, task=env.prompt)

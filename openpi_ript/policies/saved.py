@@ -1,0 +1,107 @@
+"""What a policy needs of a folder: config, weights and statistics, from a run of ours or an openpi checkpoint."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from chunkwise.checkpoint.reader import read_newest
+from chunkwise.config import saved
+from chunkwise.data.norm_stats import NormStats
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget
+from chunkwise.files.trust import require_own_files
+from chunkwise.state import laid_over
+from chunkwise.train.rngs import key
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.data import norm
+from openpi_ript.model.lora import only_where, trainable
+from openpi_ript.model.pi0 import Pi0, init_params
+from openpi_ript.weights import fit_to_model, load_openpi, load_safetensors
+
+NORM_STATS = "norm_stats.json"
+"""File of statistics, in a run's folder, and below `assets` in openpi's checkpoints."""
+TOKENIZER = "tokenizer.model"
+"""Copy of the tokenizer in a run's folder."""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run of this project. Raises DataError if its config.json is a pipe or a device."""
+    path = folder / "config.json"
+    if path.exists():
+        budget.regular(path)
+    return path.is_file()
+
+
+def read_config(folder: Path) -> OpenpiRiptConfig:
+    """The config with which a run was started; the tokenizer is the run's own copy.
+
+    Raises:
+      ConfigError: If config.json is missing, damaged, or of another package or version; or there is no tokenizer.
+      DataError: If links lead out of the folder.
+    """
+    config = saved.read_config(folder, OpenpiRiptConfig)
+    own = folder / TOKENIZER
+    if not own.is_file():  # a run that came from elsewhere may name any file of this machine
+        raise ConfigError(
+            f"{folder}: expected the run's tokenizer in {TOKENIZER}, found none. Its config names "
+            f"{config.tokenizer!r}, which is not read from here; if that is PaliGemma's, copy it there"
+        )
+    return dataclasses.replace(config, tokenizer=str(own))
+
+
+def read_weights(path: str | Path) -> dict[str, Any]:
+    """Weights as stored: a .safetensors file, or else an openpi checkpoint folder. Raises DataError if it is bad."""
+    return load_safetensors(path) if Path(path).suffix == ".safetensors" else load_openpi(path)
+
+
+def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[str, Any]]:
+    """Step and weights of a run's newest whole checkpoint, with the moving average where one is kept.
+
+    Raises:
+      DataError: If there is no whole checkpoint.
+      MismatchError: If it holds another model than the config says.
+    """
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    shapes = jax.eval_shape(lambda: init_params(Pi0(config.model), jax.random.key(0)))
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
+    abstract = {"params": shapes}
+    if config.train.ema is not None:
+        abstract["ema"] = only_where(shapes, trainable(shapes, config.model))
+    step, arrays = read_newest(folder, abstract)
+    return step, laid_over(arrays["params"], arrays.get("ema", {}))
+
+
+def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:
+    """Weights of an openpi checkpoint in the config's model.
+
+    Raises DataError if they do not fit, and lists what, or if links lead out of the checkpoint.
+    """
+    require_own_files(path)
+    return fit_to_model(read_weights(path), Pi0(config.model), key(config.run.seed, "fresh weights"))
+
+
+def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats]:
+    """Statistics that belong to the weights of a folder; none where nothing is normalised.
+
+    Those of a run lie in it. For an openpi checkpoint they are data.norm_stats, or the one file below its `assets`.
+
+    Raises:
+      DataError: If they are missing or bad.
+      ConfigError: If an openpi checkpoint has several.
+    """
+    if (config.data.state_norm, config.data.action_norm) == ("none", "none"):
+        return {}
+    if is_run(folder):
+        return norm.load_stats(folder / NORM_STATS, {})
+    if config.data.norm_stats is not None:
+        return norm.load_stats(Path(config.data.norm_stats), {})
+    places = [place / "assets" for place in (folder, folder.parent) if (place / "assets").is_dir()]
+    found = sorted(path for place in places for path in place.rglob(NORM_STATS))
+    if not found:
+        raise DataError(f"{folder}: expected {NORM_STATS} below its assets, found none; name it in data.norm_stats")
+    if len(found) > 1:
+        raise ConfigError(f"data.norm_stats is None and there are {', '.join(map(str, found))}; set it to one of them")
+    return norm.load_stats(found[0], {})

@@ -1,0 +1,1 @@
+"""RIPT: rollouts in groups, advantages, rounds, evaluation."""

@@ -1,0 +1,135 @@
+"""Advantages of rollouts: leave-one-out inside groups, then made safe and shaped for use as weights.
+
+RLOO: arXiv:2402.14740; on robot rollouts, RIPT: arXiv:2505.17016. The sign of the raw advantage is the label of a
+sample; after `negative_handling` it says nothing any more.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
+
+from openpi_ript.config.data import AdvantageConfig
+from openpi_ript.config.experiment import Optimality
+
+EXTREME = 1e6
+"""Largest advantage that is let through; beyond it, and for Inf, this value with its sign is used."""
+MIN_MAD = 1e-6
+"""Share of the standard deviation below which the median absolute deviation is not divided by."""
+MAD_TO_STD = 1.4826
+"""Median absolute deviation times this is the standard deviation, for a normal distribution."""
+
+
+def rloo(rewards: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """A_i = r_i - mean of the other rewards of i's group.
+
+    A group of one, and a group of equal rewards, gives exactly 0, and so does a reward that equals the mean of the
+    others up to rounding: its sign would be a label. A reward that is not finite takes no part: its advantage is 0, and
+    it is in no other one's mean.
+
+    Args:
+      rewards: Total reward of each rollout.
+      groups: Group of each rollout, any integers.
+    """
+    rewards = rewards.astype(np.float64)
+    finite = np.isfinite(rewards)
+    values = np.where(finite, rewards, 0.0)
+    _, group = np.unique(groups, return_inverse=True)
+    count = np.bincount(group, weights=finite)[group]
+    total = np.bincount(group, weights=values)[group]
+    others = np.maximum(count - 1, 1)
+    advantage = values - (total - values) / others
+    means_something = finite & ~uniform_groups(rewards, groups) & (np.abs(advantage) > _rounding(rewards, groups))
+    return np.where(means_something, advantage, 0.0)
+
+
+def uniform_groups(rewards: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+    """Whether a rollout's group has nothing to compare: one finite reward at most, or all of them equal (but for the
+    rounding of the sums that they are)."""
+    _, group = np.unique(groups, return_inverse=True)
+    finite = np.isfinite(rewards)
+    low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
+    np.minimum.at(low, group[finite], rewards[finite].astype(np.float64))
+    np.maximum.at(high, group[finite], rewards[finite].astype(np.float64))
+    return high[group] - low[group] <= _rounding(rewards, groups)
+
+
+def _rounding(rewards: Float[np.ndarray, " n"], groups: Int[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
+    """How far rounding may move the mean of n rewards of a group: n eps max |r|."""
+    _, group = np.unique(groups, return_inverse=True)
+    largest = np.zeros(len(rewards))
+    np.maximum.at(largest, group, np.where(np.isfinite(rewards), np.abs(rewards), 0.0))
+    return np.bincount(group)[group] * np.finfo(np.float64).eps * largest[group]
+
+
+def label(raw: Float[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
+    """Optimality of each raw advantage: positive above 0, negative below, none at exactly 0.
+
+    0 is the advantage of a group without differences: that all of its rollouts failed makes none of them positive.
+    """
+    signed = np.where(raw > 0, Optimality.POSITIVE, Optimality.NEGATIVE)
+    return np.where(raw == 0, Optimality.NONE, signed).astype(np.int32)
+
+
+def process(
+    advantages: Float[np.ndarray, " n"], config: AdvantageConfig
+) -> tuple[Float32[np.ndarray, " n"], dict[str, int]]:
+    """Shapes advantages: made finite, normalised, clipped, negatives handled, in this order.
+
+    Whatever comes in, what goes out is finite. A constant input is normalised to 0.
+
+    Args:
+      advantages: One for each rollout (or sample); the statistics are taken over all of them.
+      config: Which steps are done.
+
+    Returns:
+      The weights, and how many values were replaced: "nan" (by 0), "inf", "extreme" (by +-EXTREME), "clipped", and
+      "negative" (values below 0 that negative_handling changed), "capped" (exponential weights at max_weight).
+    """
+    x = advantages.astype(np.float64)
+    nan, inf = np.isnan(x), np.isinf(x)
+    x = np.where(nan, 0.0, x)
+    extreme = np.abs(x) > EXTREME
+    counts = {"nan": nan.sum(), "inf": inf.sum(), "extreme": (extreme & ~inf).sum()}
+    x = _normalize(np.clip(x, -EXTREME, EXTREME), config)
+    clipped = _clip(x, config)
+    counts["clipped"] = (clipped != x).sum()
+    weights = _handle_negatives(clipped, config)
+    counts["negative"] = (clipped < 0).sum() if config.negative_handling != "none" else np.int64(0)
+    exponent = clipped / config.temperature if config.negative_handling == "exponential" else np.zeros(0)
+    counts["capped"] = (exponent > np.log(config.max_weight)).sum()
+    return weights.astype(np.float32), {name: int(count) for name, count in counts.items()}
+
+
+def _normalize(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64[np.ndarray, " n"]:
+    if not x.size or config.normalization == "none":
+        return x
+    if x.min() == x.max():
+        return np.zeros_like(x)
+    if config.normalization == "min_max":
+        return (x - x.min()) / (x.max() - x.min())
+    centre, spread = x.mean(), x.std()
+    if config.normalization == "robust":
+        centre = np.median(x)
+        deviation = MAD_TO_STD * np.median(np.abs(x - centre))
+        # More than half of the values (almost) equal, as where success is rare: the median says nothing of the spread.
+        spread = deviation if deviation > MIN_MAD * spread else spread
+    return (x - centre) / spread if spread > np.finfo(np.float64).tiny else np.zeros_like(x)
+
+
+def _clip(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64[np.ndarray, " n"]:
+    if not x.size or config.clipping == "none":
+        return x
+    if config.clipping == "symmetric":
+        return np.clip(x, -config.clip_value, config.clip_value)
+    return np.clip(x, np.quantile(x, config.clip_quantile), np.quantile(x, 1 - config.clip_quantile))
+
+
+def _handle_negatives(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64[np.ndarray, " n"]:
+    if config.negative_handling == "softplus":
+        return np.logaddexp(0.0, x)
+    if config.negative_handling == "relu":
+        return np.maximum(x, 0.0)
+    if config.negative_handling == "shift":
+        return x - min(x.min(), 0.0) if x.size else x
+    if config.negative_handling == "exponential":
+        return np.exp(np.minimum(x / config.temperature, np.log(config.max_weight)))
+    return x

@@ -1,0 +1,117 @@
+"""Rollouts as training data: the same table, windows, masks and transforms as a dataset's. No jax here."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+
+from chunkwise.data.lerobot.tables import FrameTable
+from chunkwise.errors import DataError
+from openpi_ript.config.experiment import Optimality
+from openpi_ript.config.rollouts import EnvConfig, RolloutConfig
+from openpi_ript.data.dataset import TrainingData
+from openpi_ript.data.transforms import Rollouts, ToRipt
+from openpi_ript.envs.protocol import policy_state
+from openpi_ript.ript.advantage import label, process, rloo
+from openpi_ript.ript.rollouts import Rollout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rollouts from one initial state."""
+
+    state: int
+    """Number of the initial state."""
+    files: list[str]
+    """Where each rollout lies, inside its round's folder."""
+    rollouts: list[Rollout]
+
+    def __post_init__(self) -> None:
+        hashes = {rollout.init_hash for rollout in self.rollouts}
+        if len(hashes) != 1:
+            raise DataError(
+                f"{self.files[0]} and its group: expected one initial state, found init_hash {sorted(hashes)}; the "
+                "environment's reset is no function of its seed, or the simulator changed in the middle of a run"
+            )
+
+    @property
+    def init_hash(self) -> str:
+        return self.rollouts[0].init_hash
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some succeeded and some failed."""
+        return len({rollout.success for rollout in self.rollouts}) == 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutPictures:
+    """A PictureReader of rollouts in memory."""
+
+    rollouts: Sequence[Rollout]
+    cameras: Mapping[str, str]
+    """The dataset's key of each image to the observation's."""
+
+    def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
+        observations = self.rollouts[episode].observations
+        return {key: observations[name][frame] for key, name in self.cameras.items()}
+
+
+def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, config: RolloutConfig) -> TrainingData:
+    """Windows of every start of rollouts, labelled by their advantages.
+
+    guided: leave-one-out inside each group, then shaped over all rollouts (config.advantage).
+    rejection: the successful rollouts alone, all positive with weight 1.
+
+    Args:
+      data: The dataset whose transforms and statistics the policy was trained with.
+      groups: At least one.
+      env: Names state and cameras.
+      config: The objective, and the advantages' shaping.
+    """
+    pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+    if config.objective == "rejection":
+        pairs = [(number, rollout) for number, rollout in pairs if rollout.success]
+    rollouts = [rollout for _, rollout in pairs]
+    reward = np.array([rollout.success for rollout in rollouts], np.float64)
+    raw = np.ones(len(rollouts))
+    weight, replaced = raw.astype(np.float32), dict[str, int]()
+    optimality = np.full(len(rollouts), Optimality.POSITIVE, np.int32)
+    if config.objective == "guided":
+        raw = rloo(reward, np.array([number for number, _ in pairs]))
+        weight, replaced = process(raw, config.advantage)
+        optimality = label(raw)
+    lengths = np.array([rollout.length for rollout in rollouts], np.int64)
+    table = FrameTable(
+        fps=data.table.fps,
+        lengths=lengths,
+        episodes=np.arange(len(rollouts)),
+        columns={
+            data.config.state_key: np.concatenate(
+                [policy_state(rollout.observations, env.state)[:-1] for rollout in rollouts]
+            ),
+            data.config.action_key: np.concatenate([rollout.actions for rollout in rollouts]),
+            "task_index": np.zeros(int(lengths.sum()), np.int64),
+        },
+        tasks={0: env.prompt},
+    )
+    facts = Rollouts(
+        init_hash=[rollout.init_hash for rollout in rollouts],
+        success=reward > 0,
+        reward=reward,
+        length=lengths,
+        raw_advantage=raw,
+        advantage=weight,
+        optimality=optimality,
+    )
+    cameras = {key: env.cameras[name] for name, key in data.config.cameras.items()}
+    return dataclasses.replace(
+        data,
+        table=table,
+        pictures=RolloutPictures(rollouts=rollouts, cameras=cameras),
+        to_ript=ToRipt(rollouts=facts),
+        rows=np.arange(table.frames),
+        replaced=replaced,
+        notes=(),
+    )

@@ -1,0 +1,153 @@
+"""Rollouts on disk, one npz file each: what was seen, done and reached, enough to audit, replay and train on.
+
+The arrays of observations lie under `observation/<name>`, T + 1 rows: the frame before each action, and the last one.
+Pickle is never read or written; zip's checksums tell a damaged file.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from chunkwise.data.images import resize_with_pad
+from chunkwise.errors import DataError
+from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.npz import read_npz
+from chunkwise.files.strict_json import parse_json
+from openpi_ript.config.experiment import Optimality
+from openpi_ript.data.batch import EpisodeRecord
+from openpi_ript.data.batch import Observation as Layer4Observation
+from openpi_ript.envs.protocol import IMAGES, Observation
+
+_ARRAYS = ("actions", "rewards")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One finished episode of a policy."""
+
+    observations: Mapping[str, np.ndarray]
+    """By name (environments/protocol.py), T + 1 rows."""
+    actions: Float32[np.ndarray, "T a"]
+    """As executed."""
+    rewards: Float32[np.ndarray, " T"]
+    success: bool
+    seed: int
+    """Of the environment's reset: with it `actions` repeat the episode to the bit."""
+    draw: tuple[int, ...]
+    """Seeds the policy's noise."""
+    init_hash: str
+    """Of the simulator's initial state."""
+    prompt: str
+    step: int
+    """Updates behind the policy."""
+    weights: str
+    """Digest of the policy's weights."""
+
+    @property
+    def length(self) -> int:
+        """T, actions that were executed."""
+        return len(self.actions)
+
+
+def save(path: Path, rollout: Rollout) -> None:
+    """Writes a rollout; the file appears under its name only when it is complete and on disk."""
+    arrays = {f"observation/{name}": value for name, value in rollout.observations.items()}
+    arrays |= {name: getattr(rollout, name) for name in _ARRAYS}
+    facts = {
+        field.name: getattr(rollout, field.name)
+        for field in dataclasses.fields(rollout)
+        if field.name not in ("observations", *_ARRAYS)
+    }
+    everything: dict[str, Any] = {"facts": np.array(json.dumps(facts))} | arrays
+    make_folders(path.parent)
+    write_durably(path, lambda file: np.savez_compressed(file, **everything))
+
+
+def load(path: Path) -> Rollout:
+    """Reads a rollout.
+
+    Raises:
+      DataError: If the file is missing, damaged, or no rollout.
+    """
+    try:
+        arrays: dict[str, Any] = read_npz(path)
+        facts: dict[str, Any] = parse_json(str(arrays.pop("facts")), source=f"{path}: facts")
+        observations = {
+            name.removeprefix("observation/"): arrays.pop(name) for name in list(arrays) if name.startswith("obs")
+        }
+        facts |= {"draw": tuple(facts["draw"])}
+        parts: dict[str, Any] = {"observations": observations} | arrays | facts
+        rollout = Rollout(**parts)
+        _require_types(rollout)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: expected a rollout, found {type(error).__name__}: {error}") from error
+    rows = {len(value) for value in observations.values()}
+    if rows != {rollout.length + 1} or len(rollout.rewards) != rollout.length:
+        raise DataError(f"{path}: expected {rollout.length + 1} rows of observations, found {sorted(rows)}")
+    return rollout
+
+
+def _require_types(rollout: Rollout) -> None:
+    """Raises TypeError where a file holds values of other types than a rollout has."""
+    arrays = {"rewards": rollout.rewards, **rollout.observations}
+    wrong = [name for name, array in arrays.items() if array.ndim < 1 or array.dtype.kind not in "fiub"]
+    wrong += ["actions"] if rollout.actions.ndim != 2 or rollout.actions.dtype.kind != "f" else []
+    wrong += ["rewards"] if rollout.rewards.ndim != 1 else []
+    texts = {name: getattr(rollout, name) for name in ("init_hash", "prompt", "weights")}
+    wrong += [name for name, value in texts.items() if not isinstance(value, str)]
+    numbers = {"seed": rollout.seed, "step": rollout.step} | {f"draw {n}": seed for n, seed in enumerate(rollout.draw)}
+    wrong += [name for name, value in numbers.items() if type(value) is not int]
+    wrong += [] if isinstance(rollout.success, bool) else ["success"]
+    if wrong:
+        raise TypeError(f"{', '.join(wrong)} of another type or shape")
+
+
+def layer_4(
+    rollout: Rollout, *, horizon: int, advantage: float, optimality: int, image_size: tuple[int, int]
+) -> EpisodeRecord:
+    """The rollout as layer 4 of the data specification: a window at every frame, with that frame's own observation.
+
+    Args:
+      rollout: With the pictures of both cameras.
+      horizon: Steps of a window; past the end the last action is repeated and marked.
+      advantage: Processed.
+      optimality: Value of `Optimality`, the label by the raw advantage.
+      image_size: Height and width that pictures are resized to, with padding.
+
+    Raises:
+      DataError: If a camera of layer 4 was not recorded.
+    """
+    seen = rollout.observations
+    missing = [name for name in IMAGES if name not in seen]
+    if missing:
+        raise DataError(f"layer 4: expected pictures {list(IMAGES)} in the rollout, found no {missing}")
+    observations: list[Layer4Observation] = [
+        {
+            "agentview_image": resize_with_pad(seen["agentview_image"][t], *image_size),
+            "robot0_eye_in_hand_image": resize_with_pad(seen["robot0_eye_in_hand_image"][t], *image_size),
+            "robot0_eef_pos": seen["robot0_eef_pos"][t],
+            "robot0_eef_quat": seen["robot0_eef_quat"][t].tolist(),
+            "robot0_gripper_qpos": seen["robot0_gripper_qpos"][t],
+        }
+        for t in range(rollout.length)
+    ]
+    frames = np.arange(rollout.length)[:, None] + np.arange(horizon)
+    return {
+        "observations": observations,
+        "actions": list(rollout.actions[np.minimum(frames, rollout.length - 1)]),
+        "action_is_pad": list(frames >= rollout.length),
+        "task": rollout.prompt,
+        "success": optimality == Optimality.POSITIVE,
+        "optimality": optimality,
+        "total_reward": advantage,
+    }
+
+
+def append_frames(parts: list[Observation]) -> dict[str, np.ndarray]:
+    """Observations with a leading axis, one after another."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,276 @@
+"""RIPT's round: rollouts in groups from one initial state each, leave-one-out advantages, updates on their windows.
+
+    collect groups until enough of them hold both outcomes -> label each rollout by its advantage -> `updates` updates
+
+arXiv:2505.17016, with the guided loss in place of its policy gradient. A group whose rollouts all end alike carries no
+signal: it is not trained on, and its initial state rests for `retry_after` updates. Everything is a function of the
+seed, the step and the weights: a round's rollouts lie in a folder named after step and weights, and a run that was
+killed takes those it finds there and plays the others.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.state import TrainState
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.data.batch import TrainingBatch, to_training_batch
+from openpi_ript.data.dataset import TrainingData
+from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.collect import Collector, Job, environment_seed
+from openpi_ript.ript.rollout_data import Group, training_data
+from openpi_ript.ript.rollouts import Rollout, load, save
+
+# The last word of the seeds drawn here, which keeps them apart from one another and from the evaluation's (3).
+_STATE, _DRAW, _ROWS, _ORDER = 1, 2, 4, 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rest:
+    """An initial state whose rollouts all had one outcome, and is not tried again for a while."""
+
+    state: int
+    init_hash: str
+    step: int
+    """Updates behind the policy that showed it."""
+    success: bool
+    """Of all rollouts, or of none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a round leaves behind to be trained on."""
+
+    step: int
+    folder: str
+    groups: list[list[str]]
+    """Names of the files of each group that is trained on."""
+
+
+class Ript:
+    """An `Interaction` of chunkwise/train/loop.py."""
+
+    def __init__(
+        self, config: OpenpiRiptConfig, data: TrainingData, folder: Path, collector: Collector, policy: ActingPolicy
+    ) -> None:
+        """Plays nothing yet.
+
+        Args:
+          config: Of the run; `rollout` and `env` are set.
+          data: The dataset of the supervised updates, whose transforms and statistics serve rollouts too.
+          folder: The run's, which gets `rollouts/`.
+          collector: Plays rollouts.
+          policy: Gets the weights of each round.
+        """
+        assert config.rollout is not None
+        assert config.env is not None
+        self._config, self._rollout, self._env = config, config.rollout, config.env
+        self._data, self._folder = data, folder / "rollouts"
+        self._collector, self._policy = collector, policy
+        self._rounds: list[Round] = []
+        self._resting: list[Rest] = []
+        self._training: TrainingData | None = None
+
+    @property
+    def start(self) -> int:
+        """First update before which rollouts are played."""
+        return self._rollout.start
+
+    @property
+    def every(self) -> int:
+        """Updates of a round."""
+        return self._rollout.updates
+
+    def interact(
+        self, state: TrainState, step: int, stopping: Callable[[], bool]
+    ) -> Mapping[str, Sequence[float]] | None:
+        """Plays the rollouts of a round.
+
+        Returns:
+          Of each rollout success and length, of each group whether it holds both outcomes, and how many initial states
+          rest.
+        """
+        self._policy.use(state.params, step)
+        folder = self._folder / f"step_{step:08d}-{self._policy.weights[:12]}"
+        resting = [rest for rest in self._resting if step - rest.step < self._rollout.retry_after]
+        groups = self._collect(step, folder, {rest.state for rest in resting}, stopping)
+        self._policy.release()
+        if groups is None:
+            return None
+        alike = [group for group in groups if not group.mixed]
+        resting += [
+            Rest(state=group.state, init_hash=group.init_hash, step=step, success=group.rollouts[0].success)
+            for group in alike
+        ]
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        successes = [float(rollout.success) for rollout in rollouts]
+        print(
+            f"\nstep {step}: {sum(successes):.0f} of {len(rollouts)} rollouts succeeded, {len(groups) - len(alike)} of "
+            f"{len(groups)} groups hold both outcomes, {len(resting)} initial states rest",
+            flush=True,
+        )
+        metrics = {
+            "rollouts/success": successes,
+            "rollouts/length": [float(rollout.length) for rollout in rollouts],
+            "rollouts/mixed_groups": [float(group.mixed) for group in groups],
+            "rollouts/resting_states": [float(len(resting))],
+        }
+        new = Round(step=step, folder=folder.name, groups=[group.files for group in self._useful(groups)])
+        rounds = self._remembered(new)
+        self._resting, self._rounds, self._training = resting, rounds, self._load(rounds)
+        return metrics
+
+    def batches(
+        self,
+        supervised: Callable[[int], Iterator[TrainingBatch]],
+        start_step: int,
+        *,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> Iterator[TrainingBatch]:
+        """The dataset's batches up to the first round, then windows of rollouts, any start alike.
+
+        Args:
+          supervised: Batches of the dataset from an update on, of this shard.
+          start_step: First update.
+          shard: Which of `num_shards` equal stretches of each global batch.
+          num_shards: Processes that share a batch.
+        """
+        rows_here = slice(*(self._config.train.batch_size * i // num_shards for i in (shard, shard + 1)))
+        step = start_step
+        if step < self.start:
+            for batch in supervised(step):
+                yield batch
+                step += 1
+                if step == self.start:
+                    break
+        while True:
+            assert self._training is not None, "the loop interacts before it takes a batch"
+            rng = np.random.default_rng([self._config.run.seed, step, _ROWS])
+            rows = rng.choice(self._training.rows, self._config.train.batch_size)
+            yield to_training_batch([self._training.sample(int(row)) for row in rows[rows_here]])
+            step += 1
+
+    def position(self) -> dict[str, Any]:
+        """The rounds that are trained on, by their files, and the initial states that rest.
+
+        Rollouts are forced to disk when they are written.
+        """
+        return {
+            "rounds": [dataclasses.asdict(one) for one in self._rounds],
+            "resting": [dataclasses.asdict(one) for one in self._resting],
+        }
+
+    def rewind(self, position: dict[str, Any] | None) -> None:
+        """Loads the rollouts of the rounds that were trained on. Those of a round that was cut off stay on disk, and
+        are taken when the same weights come to it again.
+
+        Raises:
+          DataError: A rollout is missing or damaged.
+        """
+        if position is None:
+            return
+        self._resting = [Rest(**one) for one in position["resting"]]
+        self._rounds = [Round(**one) for one in position["rounds"]]
+        self._training = self._load(self._rounds)
+
+    def _collect(self, step: int, folder: Path, resting: set[int], stopping: Callable[[], bool]) -> list[Group] | None:
+        """Groups in waves of as many as are still wanted, None if stopped."""
+        settings = self._rollout
+        order = np.random.default_rng([self._config.run.seed, step, _ORDER]).permutation(settings.initial_states)
+        candidates = [state for state in order.tolist() if state not in resting][: settings.max_groups]
+        if not candidates:
+            raise ConfigError(
+                f"step {step}: all {settings.initial_states} initial states rest; raise rollout.initial_states, or "
+                "lower rollout.retry_after"
+            )
+        enough = math.ceil(settings.early_stop * settings.groups)
+        groups: list[Group] = []
+        while candidates and (found := sum(group.mixed for group in groups)) < enough:
+            wave = candidates[: settings.groups - found]
+            del candidates[: len(wave)]
+            played = self._play(step, folder, wave, len(groups), stopping)
+            if played is None:
+                return None
+            groups += played
+        return groups
+
+    def _play(
+        self, step: int, folder: Path, wave: list[int], first: int, stopping: Callable[[], bool]
+    ) -> list[Group] | None:
+        """The rollouts of some initial states: from disk as far as they lie there."""
+        seed, size = self._config.run.seed, self._rollout.size
+        jobs = [
+            Job(
+                number=(first + i) * size + k,
+                seed=environment_seed(seed, state, _STATE),
+                draw=(seed, step, state, k, _DRAW),
+                path=folder / f"state_{state:05d}-{k:02d}.npz",
+            )
+            for i, state in enumerate(wave)
+            for k in range(size)
+        ]
+        finished: dict[Path, Rollout] = {}
+        for job in jobs:
+            if job.path.exists():
+                finished[job.path] = self._reload(job)
+
+        def done(job: Job, rollout: Rollout) -> None:
+            save(job.path, rollout)
+            finished[job.path] = rollout
+
+        missing = [job for job in jobs if job.path not in finished]
+        if not self._collector.play(missing, self._policy, done, stopping):
+            return None
+        paths = [job.path for job in jobs]
+        return [
+            Group(
+                state=state,
+                files=[path.name for path in paths[i * size : (i + 1) * size]],
+                rollouts=[finished[path] for path in paths[i * size : (i + 1) * size]],
+            )
+            for i, state in enumerate(wave)
+        ]
+
+    def _reload(self, job: Job) -> Rollout:
+        rollout = load(job.path)
+        found = (rollout.seed, rollout.draw, rollout.step, rollout.weights)
+        expected = (job.seed, job.draw, self._policy.step, self._policy.weights)
+        if found != expected:
+            raise DataError(f"{job.path}: expected the rollout of {expected}, found {found}; delete the folder")
+        return rollout
+
+    def _useful(self, groups: list[Group]) -> list[Group]:
+        """Groups that are trained on: with a signal, or for rejection sampling with a success."""
+        if self._rollout.objective == "rejection":
+            return [group for group in groups if any(rollout.success for rollout in group.rollouts)]
+        return [group for group in groups if group.mixed]
+
+    def _remembered(self, new: Round) -> list[Round]:
+        """The newest rounds that have something to train on.
+
+        Raises:
+          ConfigError: There has been none yet.
+        """
+        rounds = [*self._rounds, new][-self._rollout.replay_rounds :] if new.groups else self._rounds
+        if not rounds:
+            raise ConfigError(
+                f"step {new.step}: every group of the first round ended alike, so there is nothing to learn from. "
+                "Start from a policy that neither always succeeds nor always fails (rollout.start, data.path), or "
+                "raise rollout.max_groups, rollout.size"
+            )
+        return rounds
+
+    def _load(self, rounds: Sequence[Round]) -> TrainingData | None:
+        """Reads the rollouts of the rounds, and prepares their windows."""
+        groups = [
+            Group(state=-1, files=files, rollouts=[load(self._folder / one.folder / name) for name in files])
+            for one in rounds
+            for files in one.groups
+        ]
+        return training_data(self._data, groups, self._env, self._rollout) if groups else None

@@ -1,0 +1,74 @@
+"""A run whose policy acts: what `train.RiptTask` is without an environment, with rollouts and evaluation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from chunkwise.arrays import NumpyTree
+from chunkwise.state import TrainState
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.data.batch import TrainingBatch
+from openpi_ript.data.dataset import TrainingData
+from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.collect import Collector
+from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of
+from openpi_ript.ript.film import film
+from openpi_ript.ript.round import Ript
+from openpi_ript.train import RiptTask
+
+
+class RolloutTask(RiptTask):
+    """Supervised updates, then rounds of rollouts where `rollout` is set; evaluation in the environment."""
+
+    def __init__(self, config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> None:
+        """Starts no environment yet. Raises ConfigError if the tokenizer is missing."""
+        super().__init__(config, data)
+        assert config.env is not None
+        self.collector = Collector(config.env)
+        self.policy = ActingPolicy(config, data.stats)
+        self.folder = folder
+        self.ript: Ript | None = None
+        if config.rollout is not None:
+            self.ript = Ript(config, data, folder, self.collector, self.policy)
+
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """Model inputs from update `start_step` on: of the dataset, then of rollouts."""
+        if self.ript is None:
+            return super().batches(start_step, shard=shard, num_shards=num_shards)
+
+        def supervised(start_step: int) -> Iterator[TrainingBatch]:
+            train, seed = self.config.train, self.config.run.seed
+            return self.data.batches(
+                seed=seed, batch_size=train.batch_size, start_step=start_step, shard=shard, num_shards=num_shards
+            )
+
+        batches = self.ript.batches(supervised, start_step, shard=shard, num_shards=num_shards)
+        return map(self.inputs, batches)
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """Plays an episode from each held-out initial state, writes what came of it, at the end a video too."""
+        settings, env = self.config.eval, self.config.env
+        if settings is None or env is None:
+            return {}
+        step = int(state.step)
+        self.policy.use(state.params, step)
+        folder = self.folder / f"evaluations/step_{step:08d}"
+        videos = min(settings.videos, settings.final_episodes) if final else 0
+        result = evaluate(
+            self.collector,
+            self.policy,
+            manifest_of(self.collector, self.folder / MANIFEST, seed=settings.seed, episodes=settings.final_episodes),
+            episodes=settings.final_episodes if final else settings.episodes,
+            guidance_scale=None if self.config.guidance is None else self.config.guidance.scale,
+            folder=folder,
+            keep=videos,
+        )
+        self.policy.release()
+        result.save(folder.with_suffix(".json"))
+        print(f"\nstep {step}: {result}", flush=True)
+        if videos:
+            film(env, folder, folder.with_suffix(".mp4"), episodes=videos)
+        return result.metrics()
+
+    def finish(self) -> None:
+        """Ends the workers."""
+        self.collector.close()

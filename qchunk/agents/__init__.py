@@ -1,0 +1,1 @@
+"""The agents, one file an algorithm: QC and its relatives, RLPD, DQC."""

@@ -1,0 +1,204 @@
+"""What all agents of Q-chunking share: one update by the sum of their losses, the critic's loss, how they see and act.
+
+Symbols: s observation, a chunk of t actions, h backup horizon, z noise, Q critic, tau target rate. Inside, a chunk is
+flat: d = t a numbers.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from chunkwise.arrays import PyTree
+from chunkwise.state import TrainState
+from chunkwise.train import gradients, rngs
+from chunkwise.train.gradients import weighted
+from chunkwise.train.metrics import Mean, mean_of
+from chunkwise.train.sharding import gathered
+from qchunk.config import QChunkConfig
+from qchunk.data import Dims
+from qchunk.models.networks import Critic, ReluCritic, apply, pictures, policy_input
+from qchunk.models.vision import ImageEncoder, augment
+
+Batch = Mapping[str, Any]  # arrays of a qchunk.data.Batch
+Metrics = dict[str, Mean]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agent(abc.ABC):
+    """An algorithm as pure functions of arrays; the caller jits them. A subclass adds its networks and losses."""
+
+    config: QChunkConfig
+    dims: Dims
+    critic: Critic | ReluCritic
+    encoder: ImageEncoder | None
+    """Turns pictures into features, with weights that lie beside those of their network; None: no pictures."""
+    optimiser: optax.GradientTransformation
+
+    @property
+    def action_horizon(self) -> int:
+        """Actions of one chunk that `act` returns."""
+        return self.config.agent.action_horizon
+
+    @property
+    def chunk_size(self) -> int:
+        """Numbers of a flat chunk, d."""
+        return self.action_horizon * self.dims.action
+
+    def init(self, key: Key[Array, ""]) -> TrainState:
+        """Fresh weights and optimiser state at step 0; the target critic is a copy of the critic."""
+        params = self._init_networks(key)
+        if self.encoder is not None:
+            images = jnp.zeros((1, len(self.dims.cameras), *(self.dims.image_size or ()), 3), jnp.uint8)
+            for i, network in enumerate(("critic",) if self.encoder.config.share_actor_critic else tuple(params)):
+                weights = self.encoder.init(jax.random.fold_in(key, i), images)["params"]
+                params[network] = {**params[network], "encoder": weights}
+        ema = None if self.config.train.ema is None else params
+        return TrainState.create(params, self.optimiser, {"critic": params["critic"]}, ema=ema)
+
+    @abc.abstractmethod
+    def _init_networks(self, key: Key[Array, ""]) -> dict[str, Any]:
+        """Fresh weights by network, "critic" among them, without encoders."""
+
+    def _examples(self) -> tuple[Float[Array, "1 s"], Float[Array, "1 d"], Float[Array, "1 1"]]:
+        """An observation, a chunk and a time, from which networks take their widths."""
+        features = 0 if self.encoder is None else self.encoder.size
+        return jnp.zeros((1, features + self.dims.observation)), jnp.zeros((1, self.chunk_size)), jnp.zeros((1, 1))
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """One update of all networks by the sum of the losses, then of the target critic.
+
+        Raises:
+          ValueError: If the batch was made for another horizon or other widths.
+        """
+        self._check(batch)
+        batch = self._augmented(batch, state.step)
+        key = rngs.key(self.config.run.seed, "agent", state.step)
+
+        def loss(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+            whole, target = gathered((params, state.target))
+            return self.loss(whole, target, batch, key)
+
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(loss, self.loss_weights, state.params, batch, key, accumulate)
+        updates, opt_state = self.optimiser.update(gradient, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        tau = self.config.agent.target_rate
+        # From the critic after its update; the official code takes the one before.
+        target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state.target["critic"], params["critic"])
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target={"critic": target}), metrics
+
+    @property
+    @abc.abstractmethod
+    def loss_weights(self) -> dict[str, float]:
+        """Weights of the metrics whose sum is the loss."""
+
+    def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+        """Sum of the losses, each of which reaches the weights of its own network alone: one optimiser serves all."""
+        metrics = self.losses(params, target, batch, key)
+        return weighted(metrics, self.loss_weights), metrics
+
+    @abc.abstractmethod
+    def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
+        """The means of which the loss consists, and others that are logged."""
+
+    @abc.abstractmethod
+    def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
+        """The policy's chunk for each row, within [-1, 1]."""
+
+    def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+        """Mean of (Q(s, a) - y)^2, y = sum_k discount^k r_k + discount^m alive Q_target(s', pi(s')).
+
+        m is the number of real steps of the chunk, h inside an episode (Q-chunking, equation for the critic). With
+        partial_chunks="drop" rows with m < h are left out, and the mean divides by the rows that stay; the official
+        code leaves them out too, but divides by all rows.
+        """
+        after = batch["next_observations"]
+        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
+        q_next = self._next_value(self._q(target["critic"], self.see(target, "critic", after), a_next), key)
+        y = jax.lax.stop_gradient(self._backup(batch, q_next))
+        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
+        kept = jnp.broadcast_to(self._kept(batch, self.config.agent.horizon), q.shape)
+        error = mean_of((q - y[None]) ** 2, kept)
+        return error.value(), {"critic_loss": error, "q": mean_of(q, kept)}
+
+    def _backup(self, batch: Batch, next_value: Float[Array, " b"]) -> Float[Array, " b"]:
+        """y of a chunk, given the value of the state after it."""
+        after_chunk = self.config.agent.discount ** batch["valid"].sum(axis=-1) * batch["masks"][:, -1]
+        return batch["rewards"][:, -1] + after_chunk * next_value
+
+    def _kept(self, batch: Batch, steps: int) -> Bool[Array, " b"]:
+        """Rows that a loss on the chunk's first `steps` actions takes: with partial_chunks="drop" the whole ones."""
+        return batch["valid"][:, steps - 1 if self.config.agent.partial_chunks == "drop" else 0] > 0
+
+    def _next_value(self, q: Float[Array, "e b"], key: Key[Array, ""]) -> Float[Array, " b"]:
+        """The target critics' values of the next chunk as one."""
+        del key
+        return self._aggregate(q)
+
+    def act(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b t a"]:
+        """Chunk to execute, within [-1, 1].
+
+        Args:
+          observations: As in a batch; only the array that data.observation names is read.
+        """
+        return self._unflatten(self.policy(params, observations, key))
+
+    def _q(self, params: PyTree, s: Float[Array, "*#b s"], a: Float[Array, "*#b d"]) -> Float[Array, "e *b"]:
+        return apply(self.critic, params, s, a)
+
+    def _aggregate(self, q: Float[Array, "e *b"]) -> Float[Array, "*b"]:
+        return q.mean(axis=0) if self.config.agent.q_aggregation == "mean" else q.min(axis=0)
+
+    def see(self, params: PyTree, network: str, observations: Mapping[str, Any]) -> Float[Array, "b s"]:
+        """The observation as a network sees it, the one place where it enters: the cameras' features, then the array.
+
+        Where critic, flow and one-step policy share the critic's encoder, the latter two get no gradient to it.
+
+        Args:
+          params: Weights, of which the encoder is read; the target's for the target critic.
+        """
+        s = policy_input(observations, self.config.data.observation)
+        if self.encoder is None:
+            return s
+        owner = "critic" if self.encoder.config.share_actor_critic else network
+        features = apply(self.encoder, params[owner]["encoder"], pictures(observations))
+        if owner != network:
+            features = jax.lax.stop_gradient(features)
+        return jnp.concatenate([features, s], axis=-1)
+
+    def _augmented(self, batch: Batch, step: Int[Array, ""]) -> Batch:
+        """The batch with its pictures shifted and recoloured: a function of (run.seed, step)."""
+        if self.encoder is None:
+            return batch
+        moments = ("observations", "next_observations")
+        keys = jax.random.split(rngs.key(self.config.run.seed, "augment", step), len(moments))
+        changed = {
+            moment: {**batch[moment], "images": augment(pictures(batch[moment]), key, self.encoder.config.augment)}
+            for moment, key in zip(moments, keys, strict=True)
+        }
+        return {**batch, **changed}
+
+    def _chunks(self, batch: Batch) -> Float[Array, "b d"]:
+        """The batch's actions that policy and critic see, flat."""
+        return batch["actions"][:, : self.action_horizon].reshape(-1, self.chunk_size)
+
+    def _unflatten(self, chunks: Float[Array, "b d"]) -> Float[Array, "b t a"]:
+        return chunks.reshape(-1, self.action_horizon, self.dims.action)
+
+    def _check(self, batch: Batch) -> None:
+        """Shapes of a batch against config and dims."""
+        horizon, observation = self.config.agent.horizon, self.config.data.observation
+        for name, array, expected in (
+            ("actions", batch["actions"], (horizon, self.dims.action)),
+            ("rewards", batch["rewards"], (horizon,)),
+            (f"observations.{observation}", policy_input(batch["observations"], observation), (self.dims.observation,)),
+        ):
+            if array.shape[1:] != expected:
+                raise ValueError(f"batch {name} has shape {array.shape}; expected (b, {', '.join(map(str, expected))})")

@@ -1,0 +1,141 @@
+"""The flow agents in the papers' symbols: QC, QC-FQL, FQL and n-step FQL as settings of one agent.
+
+Q-chunking: arXiv:2507.07969. FQL (the flow policy and its distillation): arXiv:2502.02538. Symbols beside those of
+base.py: v velocity of the behaviour flow, mu one-step policy, N samples, alpha weight of the distillation.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from chunkwise.arrays import PyTree
+from chunkwise.models.flow_matching import euler, straight_path
+from chunkwise.train.gradients import weighted
+from chunkwise.train.metrics import mean_of
+from qchunk.agents.base import Agent, Batch, Metrics
+from qchunk.models.networks import ChunkPolicy, apply
+
+# Rows (samples x batch) that the best of N pushes through the networks at once. 1,024 rows of width 256 are 1 MB and
+# stay in a core's cache: an update with N = 32 and batch 256 took 375 ms against 423 ms with all 8,192 rows at once.
+TILE_ROWS = 1024
+# Below which 1 - t is not divided by, as in arXiv:2511.13720: at t = 1 the chunk is reached, nothing is left to learn.
+MIN_TIME_LEFT = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlowAgent(Agent):
+    """A behaviour-cloning flow, and a policy that is the best of its samples or distilled from it."""
+
+    flow: ChunkPolicy
+    onestep: ChunkPolicy
+    """Distilled policy; without weights where agent.policy is best_of_n."""
+
+    def _init_networks(self, key: Key[Array, ""]) -> dict[str, Any]:
+        critic_key, flow_key, onestep_key = jax.random.split(key, 3)
+        s, a, t = self._examples()
+        params = {
+            "critic": self.critic.init(critic_key, s, a)["params"],
+            "flow": self.flow.init(flow_key, s, a, t)["params"],
+        }
+        if self.config.agent.policy == "distill":
+            params["onestep"] = self.onestep.init(onestep_key, s, a)["params"]
+        return params
+
+    @property
+    def loss_weights(self) -> dict[str, float]:
+        """Of critic, flow and, where there is one, one-step policy."""
+        weights = {"critic_loss": 1.0, "flow_loss": 1.0}
+        if self.config.agent.policy == "distill":
+            weights |= {"distill_loss": self.config.agent.alpha, "q_policy": -1.0}
+        return weights
+
+    def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
+        """Of critic, flow and, where there is one, one-step policy."""
+        critic_key, flow_key, distill_key = jax.random.split(key, 3)
+        _, metrics = self.critic_loss(params, target, batch, critic_key)
+        metrics |= self.flow_loss(params, batch, flow_key)[1]
+        if self.config.agent.policy == "distill":
+            metrics |= self.distill_loss(params, batch, distill_key)[1]
+        return metrics
+
+    def flow_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+        """Behaviour cloning: mean of |v(t, s, x_t) - (a - z)|^2 over the actions that exist, t uniform."""
+        noise_key, time_key = jax.random.split(key)
+        a = self._chunks(batch)
+        z = jax.random.normal(noise_key, a.shape)
+        t = jax.random.uniform(time_key, (a.shape[0], 1))
+        x, u = straight_path(z, a, t)
+        v = self._velocity(params["flow"], self.see(params, "flow", batch["observations"]), x, t)
+        squared = self._unflatten((v - u) ** 2)
+        real = jnp.broadcast_to(batch["valid"][:, : self.action_horizon, None], squared.shape)
+        error = mean_of(squared, real)
+        return error.value(), {"flow_loss": error}
+
+    def distill_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+        """One-step policy: alpha |mu(s, z) - flow(s, z)|^2 - Q(s, mu(s, z)), Q the mean of the ensemble.
+
+        All rows count: every s is a real frame. Q is not normalised; the official code has an option for it that
+        nothing reads, and its default is off.
+        """
+        now = batch["observations"]
+        s = self.see(params, "onestep", now)
+        z = jax.random.normal(key, (s.shape[0], self.chunk_size))
+        fixed = jax.lax.stop_gradient(params)
+        mu = apply(self.onestep, params["onestep"], s, z)
+        distance = mean_of((mu - self._flow_chunks(fixed["flow"], self.see(fixed, "flow", now), z)) ** 2)
+        q = mean_of(self._q(fixed["critic"], self.see(fixed, "critic", now), jnp.clip(mu, -1, 1)))
+        metrics = {"distill_loss": distance, "q_policy": q}
+        return weighted(metrics, self.loss_weights), metrics
+
+    def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
+        """The policy's chunk for each row, within [-1, 1]."""
+        if self.config.agent.policy == "best_of_n":
+            return self._best_of_n(params, observations, key)
+        s = self.see(params, "onestep", observations)
+        z = jax.random.normal(key, (s.shape[0], self.chunk_size))
+        return jnp.clip(apply(self.onestep, params["onestep"], s, z), -1, 1)
+
+    def act_flow(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b t a"]:
+        """Chunk of the behaviour-cloning flow alone, within [-1, 1]: what the data does, for scale."""
+        s = self.see(params, "flow", observations)
+        z = jax.random.normal(key, (s.shape[0], self.chunk_size))
+        return self._unflatten(self._flow_chunks(params["flow"], s, z))
+
+    def _best_of_n(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
+        """Of N chunks of the flow for each row, the one that the critic values most.
+
+        Each network sees the observation once, whatever N is.
+        """
+        s_flow, s_critic = (self.see(params, network, observations)[None] for network in ("flow", "critic"))
+        n, b = self.config.agent.num_samples, s_flow.shape[1]
+        tiles = next((k for k in range(1, n) if n % k == 0 and n // k * b <= TILE_ROWS), n)
+
+        def tile(z: Array) -> tuple[Array, Array]:
+            a = self._flow_chunks(params["flow"], s_flow, z)
+            return a, self._aggregate(self._q(params["critic"], s_critic, a))
+
+        z = jax.random.normal(key, (n, b, self.chunk_size))
+        a, q = jax.lax.map(tile, z.reshape(tiles, n // tiles, b, self.chunk_size))
+        best = q.reshape(n, b).argmax(axis=0)
+        return jnp.take_along_axis(a.reshape(z.shape), best[None, :, None], axis=0)[0]
+
+    def _flow_chunks(self, params: PyTree, s: Float[Array, "*#b s"], z: Float[Array, "*#b d"]) -> Float[Array, "*b d"]:
+        """Euler steps of the behaviour flow from noise z at t = 0 to a chunk at t = 1, clipped to [-1, 1]."""
+
+        def velocity(x: Array, t: Array) -> Array:
+            return self._velocity(params, s, x, t.reshape((1,) * x.ndim))
+
+        return jnp.clip(euler(velocity, z, steps=self.config.agent.flow_steps), -1, 1)
+
+    def _velocity(
+        self, params: PyTree, s: Float[Array, "*#b s"], x: Float[Array, "*b d"], t: Float[Array, "*#b 1"]
+    ) -> Float[Array, "*b d"]:
+        """v(t, s, x): the network's output y, or (y - x) / (1 - t) where it predicts the chunk y."""
+        y = apply(self.flow, params, s, x, t)
+        if self.config.agent.flow_predicts == "velocity":
+            return y
+        return (y - x) / jnp.maximum(1 - t, MIN_TIME_LEFT)

@@ -1,0 +1,62 @@
+"""Batches of chunks for Q-chunking: a pool of whole episodes in memory, and random starts drawn from all its frames.
+
+file -> EpisodeSource.load -> Pool (once an epoch and shard) -> starts from (seed, epoch, shard, step) -> Batch.
+
+batch.py      what a batch holds, and the specification's float form of it
+dataset.py    the indexed dataset and its normalisation
+pool.py       episodes in memory, chunks cut from them
+image_store/  their pictures, decoded once or when drawn; memory.py chooses by the budget
+refresh.py    which pool is in use at a step, and loading the next one behind it
+stream.py     Grain
+"""
+
+from collections.abc import Iterator
+
+from chunkwise.errors import ConfigError
+from qchunk.config import QChunkConfig
+from qchunk.data.batch import Batch, Observations, specification_batch, specification_batches
+from qchunk.data.dataset import Dataset, Dims, compute_norm_stats, dims, open_dataset, write_norm_stats
+from qchunk.data.pool import Pool
+
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Dims",
+    "Observations",
+    "Pool",
+    "compute_norm_stats",
+    "dims",
+    "make_batches",
+    "open_dataset",
+    "specification_batch",
+    "specification_batches",
+    "write_norm_stats",
+]
+
+
+def make_batches(config: QChunkConfig, *, shard: int = 0, num_shards: int = 1, start_step: int = 0) -> Iterator[Batch]:
+    """Endless batches; batch i is a function of run.seed and i alone, so that a run can go on at any step.
+
+    The global batch of train.batch_size rows is data.shards equal slices, each drawn from its own pool. Process
+    `shard` of `num_shards` gets an equal stretch of its rows, and loads only the pools that these come from; the
+    global batch does not depend on the number of processes. The next epoch's pools load in the background.
+
+    Args:
+      config: Of the run.
+      shard: This process, in [0, num_shards).
+      num_shards: Processes; must divide train.batch_size.
+      start_step: Number of the first batch; any is equally cheap.
+
+    Raises:
+      ConfigError: If `num_shards` does not divide the batch, or `shard` is out of range, or the pictures need more
+        memory than data.memory_gib.
+      DataError: The dataset is bad. Later, from the iterator: an episode could not be read.
+    """
+    rows = config.train.batch_size
+    if rows % num_shards:
+        raise ConfigError(f"train.batch_size {rows} is not divisible by the number of processes, {num_shards}")
+    if not 0 <= shard < num_shards:
+        raise ConfigError(f"shard is {shard}; expected 0 to {num_shards - 1}")
+    from qchunk.data.stream import open_stream  # grain takes 2 s to import
+
+    return open_stream(config, open_dataset(config), shard=shard, num_shards=num_shards, start_step=start_step)

@@ -1,0 +1,175 @@
+"""An indexed dataset with the normalisation that a run applies to it, and reading its episodes."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from chunkwise.data import norm_stats
+from chunkwise.data.episodes import Episode, EpisodeSource
+from chunkwise.data.norm_stats import Affine, NormStats, RunningStats
+from chunkwise.errors import DataError
+from chunkwise.files.identity import Check, Files, any_files
+from chunkwise.files.trouble import TRIES, is_system_error, retried
+from qchunk.config import DataConfig, Normalization, QChunkConfig
+from qchunk.data.image_store.frames import picture_form
+from qchunk.data.index import dataset_files, open_source
+from qchunk.data.readers.aloha import AlohaSource
+
+Read = TypeVar("Read")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dims:
+    """Widths that the networks are made for."""
+
+    observation: int
+    """Of the array that data.observation names."""
+    action: int
+    cameras: tuple[str, ...] = ()
+    """Pictures in a batch, in this order."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of each; None without cameras."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """An indexed dataset with the normalisation that a run applies to it."""
+
+    files: Files
+    """That it was read from, and the data.norm_stats that it uses."""
+    source: EpisodeSource
+    action_norm: Affine
+    observation_norm: Affine
+    """Of the array that data.observation names."""
+    cameras: tuple[str, ...]
+    depth_cameras: tuple[str, ...]
+    image_size: tuple[int, int] | None
+    """Height and width of colour pictures in a batch; None without cameras."""
+    notes: tuple[str, ...]
+    """What a person should know: labels that are missing, episodes skipped, dimensions floored."""
+
+    def dims(self, observation: str) -> Dims:
+        """Widths of the array that data.observation names and of an action, and what the pictures are."""
+        return Dims(
+            observation=self.source.dims[observation],
+            action=self.source.dims["action"],
+            cameras=self.cameras,
+            image_size=self.image_size,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal episodes, whatever folder they lie in. Skipped episodes are not in it, so skipping shows."""
+        return self.source.manifest_hash()
+
+
+def open_dataset(config: QChunkConfig, *, check: Check = any_files) -> Dataset:
+    """Indexes the dataset (cached) and makes its normalisation.
+
+    Args:
+      config: Of the run.
+      check: Told which files the dataset is made of, data.norm_stats among them, before any of them is judged.
+
+    Raises:
+      DataError: The dataset or data.norm_stats is missing or bad; every problem is listed.
+      ConfigError: data.task names no task, or the simulator that it needs is not installed.
+    """
+    files = dataset_files(config.data)
+    check(files)
+    source, notes = open_source(config.data, files=files)
+    return _with_norm(config.data, files, source, notes)
+
+
+def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tuple[str, ...]) -> Dataset:
+    stats = None
+    if (data.action_norm, data.observation_norm) != ("none", "none"):
+        stats = _norm_stats(data, source)
+
+    def norm(mode: Normalization, key: str, name: str) -> Affine:
+        nonlocal notes
+        if stats is None or mode == "none":
+            return norm_stats.identity(source.dims[name])
+        affine, floored = norm_stats.normalizer(stats[key], mode, name)
+        notes += floored
+        return affine
+
+    action = norm(data.action_norm, "actions", "action")
+    observation = norm(data.observation_norm, "state", data.observation)
+    return Dataset(
+        files=files,
+        source=source,
+        action_norm=action,
+        observation_norm=observation,
+        cameras=data.cameras,
+        depth_cameras=data.depth_cameras,
+        image_size=picture_form(data, source.pictures_of[0]).image_size if isinstance(source, AlohaSource) else None,
+        notes=notes,
+    )
+
+
+def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
+    """Statistics of "state" (the array that data.observation names) and "actions", in openpi's keys.
+
+    Read from data.norm_stats if that is set, else computed in one pass over all frames of all good episodes.
+
+    Raises:
+      DataError: The dataset or the JSON is missing or bad.
+    """
+    return _norm_stats(config.data, open_source(config.data)[0])
+
+
+def write_norm_stats(config: QChunkConfig, folder: Path) -> Path:
+    """Writes the statistics that the run uses to <folder>/norm_stats.json, as openpi does; returns the path."""
+    path = folder / "norm_stats.json"
+    norm_stats.save(path, compute_norm_stats(config))
+    return path
+
+
+def _norm_stats(data: DataConfig, source: EpisodeSource) -> dict[str, NormStats]:
+    widths = {"state": source.dims[data.observation], "actions": source.dims["action"]}
+    if data.norm_stats is None:
+        running = {name: RunningStats() for name in widths}
+        for index in range(len(source)):
+            episode = load_episode(source, index)
+            running["state"].update(episode.states[data.observation])
+            running["actions"].update(episode.action)
+        return {name: stats.result() for name, stats in running.items()}
+    path = Path(data.norm_stats)
+    stats = norm_stats.load(path)
+    for name, width in widths.items():
+        found = len(stats[name].mean) if name in stats else None
+        if found != width:
+            raise DataError(f"{path}: expected {width} dimensions of {name!r}; found {found or 'none'}")
+    return stats
+
+
+def dims(config: QChunkConfig) -> Dims:
+    """Widths of observation and action in the dataset.
+
+    Raises:
+      DataError: The dataset is missing or bad.
+    """
+    return open_dataset(config).dims(config.data.observation)
+
+
+def load_episode(source: EpisodeSource, index: int) -> Episode:
+    """Loads an episode, again if reading fails.
+
+    Raises:
+      DataError: With the path, after the last failure.
+    """
+    return read_again(lambda: source.load(index), source.ids[index])
+
+
+def read_again(read: Callable[[], Read], name: str) -> Read:
+    """What `read` returns, called again if reading fails.
+
+    Raises:
+      DataError: With the name, after the last failure.
+    """
+    try:
+        return retried(read, again=is_system_error)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{name}: could not be read in up to {TRIES} tries: {reason}") from error

@@ -1,0 +1,238 @@
+"""The index of a dataset: every episode is read once, judged before training starts, and remembered.
+
+What a file holds is cached by its name and content, for all runs; what a run makes of it (labels, arrays it needs) is
+judged anew each time.
+"""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from chunkwise.data.episodes import EpisodeSource
+from chunkwise.errors import DataError
+from chunkwise.files import budget, cache
+from chunkwise.files.identity import Files, open_files
+from qchunk.config import DataConfig
+from qchunk.data.image_store.workers import Workers
+from qchunk.data.readers import aloha, ogbench
+from qchunk.data.readers.report import EpisodeReport, Problem, from_json, refuse
+from qchunk.data.relabel import single_task
+from qchunk.data.selection import Selection, select
+
+INDEX_VERSION = 3
+SECONDS_BETWEEN_LINES = 10.0
+MAX_SKIPPED = 0.01
+"""Largest share of bad episodes that on_bad=skip drops."""
+
+
+def open_source(data: DataConfig, *, files: Files | None = None) -> tuple[EpisodeSource, tuple[str, ...]]:
+    """The dataset's good episodes, and what the run should say about them.
+
+    Args:
+      data: Which dataset, and how to take it.
+      files: From `dataset_files`, which is called if this is None.
+
+    Raises:
+      DataError: The folder is missing or empty, or episodes are bad: all problems in one message.
+      ConfigError: data.task names no task, or the simulator is not installed.
+    """
+    files = dataset_files(data) if files is None else files
+    selection = select(read_index(data, files=files), data)
+    notes = list(selection.notes)
+    if selection.problems:
+        _refuse_or_note(selection, data, notes)
+    if not selection.reports:
+        raise DataError(f"{data.path}: no episode is left to train on. {' '.join(selection.notes)}")
+    return make_source(selection, data, files), tuple(notes)
+
+
+def make_source(selection: Selection, data: DataConfig, files: Files) -> EpisodeSource:
+    """The good episodes of a selection, at least one, whatever else is wrong with the dataset.
+
+    Raises:
+      ConfigError: data.task names no task, or the simulator is not installed.
+    """
+    task = None if data.task is None else single_task(data.task)
+    path, good, positives = Path(data.path), selection.reports, selection.positives
+    if data.format == "ogbench_npz":
+        return ogbench.OgbenchSource(path, good, positives, files=files, action=data.action, task=task)
+    return aloha.AlohaSource(
+        path, good, positives, files=files, action=data.action, task=task, base_action=data.base_action
+    )
+
+
+def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) -> None:
+    total = len(selection.bad) + len(selection.reports)
+    if data.on_bad == "refuse":
+        hint = "Repair or remove these files, or set --data.on-bad skip to leave out up to 1 % of the episodes."
+        raise refuse(selection.problems, hint)
+    if len(selection.bad) > MAX_SKIPPED * total:
+        hint = f"{len(selection.bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %."
+        raise refuse(selection.problems, hint)
+    notes.append(f"skipped {len(selection.bad)} bad episode(s) of {total} (data.on_bad=skip):")
+    notes.extend(f"  {problem}" for problem in selection.problems)
+
+
+def dataset_files(data: DataConfig) -> Files:
+    """The files of the dataset, each hashed unless it was before and was not touched since; and data.norm_stats.
+
+    Raises:
+      DataError: The folder or file is missing, of the wrong kind, or holds no episode; or links lead out of it.
+    """
+    files = open_files(data.path, data)
+    files.require(_dataset_names(files, Path(data.path), data.format))
+    if data.norm_stats is not None:
+        files.add_other("data.norm_stats", Path(data.norm_stats))
+    return files
+
+
+def read_index(
+    data: DataConfig, *, files: Files | None = None, reread: bool = False, pictures: bool | None = None
+) -> list[EpisodeReport]:
+    """A report on every episode below data.path, from the cache where a file's content is known.
+
+    Args:
+      data: Only `path`, `format` and whether there are cameras matter.
+      files: From `dataset_files`, which is called if this is None.
+      reread: Read every file again, whatever the cache says.
+      pictures: Decode every picture of every camera; by default where data names a camera.
+
+    Raises:
+      DataError: As `dataset_files`, or a file changed while it was read.
+    """
+    budget.use(data.limits)
+    root = Path(data.path)
+    files = dataset_files(data) if files is None else files
+    known = _load_cache(root)
+    pictures = bool(data.cameras or data.depth_cameras) if pictures is None else pictures
+    workers = Workers(data.decode_threads) if pictures and data.format == "aloha_hdf5" else None
+    found: dict[str, list[EpisodeReport]] = {}
+    to_read = []
+    for name in files.own:
+        content, before = known.get(name, ("", []))
+        untouched = bool(before) and (before[0].size, before[0].mtime_ns) == (files.size(name), files.mtime_ns(name))
+        bad = [str(problem) for report in before for problem in (*report.problems, *report.picture_problems)]
+        # The limits may be others now than when a file was found to be above one.
+        known_bad = untouched and not any(budget.is_limit(problem) for problem in bad)
+        found[name] = before
+        same = bool(before) and content == files.hash(name) and (not bad or known_bad)
+        if same and not untouched:
+            found[name] = [dataclasses.replace(report, mtime_ns=files.mtime_ns(name)) for report in before]
+        if not same or reread or (workers is not None and before[0].pictures is None and before[0].content_hash):
+            to_read.append((name, before if untouched else []))
+    for name, before in _progress(to_read):
+        fresh = _examine(root, files, name, data, workers)
+        files.require_unchanged(files.place(name))
+        if before:
+            fresh = [_with_silent_changes(report, before[0]) for report in fresh]
+        found[name] = fresh
+    if to_read or found.keys() != known.keys():
+        _save_cache(root, files, found)
+    return [report for name in found for report in found[name]]
+
+
+def _examine(root: Path, files: Files, name: str, data: DataConfig, workers: Workers | None) -> list[EpisodeReport]:
+    """What one file holds, read now."""
+    digest = files.hash(name) or ""
+    if data.format == "ogbench_npz":
+        return ogbench.examine(root, digest=digest)
+    if workers is None:
+        return [aloha.examine(root, root / name, digest=digest)]
+    return [aloha.examine(root, root / name, workers, digest=digest)]
+
+
+def _progress(files: list[tuple[str, list[EpisodeReport]]]) -> Iterator[tuple[str, list[EpisodeReport]]]:
+    """The names, with a bar on a terminal, else a line every ten seconds; on stderr, since stdout may be JSON."""
+    if sys.stderr.isatty() and len(files) > 1:
+        yield from track(files, description="reading episodes", console=Console(stderr=True), transient=True)
+        return
+    said = time.monotonic()
+    for number, one in enumerate(files):
+        if time.monotonic() - said > SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"data: read {number} of {len(files)} files", file=sys.stderr, flush=True)
+        yield one
+
+
+def _with_silent_changes(report: EpisodeReport, before: EpisodeReport) -> EpisodeReport:
+    """`report`, with a problem for content that changed although the file's size and time did not.
+
+    The old hashes stay, so that the problem is found again until the file is touched. Files above 256 MiB are hashed
+    in part, but their pictures are hashed whole.
+    """
+    found = list(report.problems)
+    if report.content_hash != before.content_hash:
+        found.append(_silent_change(report.id, "", before.content_hash, report.content_hash or "an unreadable file"))
+    pictures = dict(report.pictures or {})
+    for name, old in (before.pictures or {}).items():
+        if name in pictures and pictures[name].digest != old.digest:
+            if report.content_hash == before.content_hash:
+                found.append(_silent_change(report.id, name, old.digest, pictures[name].digest))
+            pictures[name] = old
+    return dataclasses.replace(
+        report,
+        content_hash=before.content_hash,
+        problems=tuple(found),
+        pictures=None if report.pictures is None else pictures,
+    )
+
+
+def _silent_change(file: str, dataset: str, expected: str, found: str) -> Problem:
+    return Problem(
+        file=file,
+        dataset=dataset,
+        row=None,
+        expected=f"content {expected[:12]} as indexed before (touch the file to accept the new content)",
+        found=f"{found[:12] if len(found) == 64 else found}, with size and modification time unchanged",
+    )
+
+
+def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
+    """Names of the episode files; DataError where there are none."""
+    if not root.exists():
+        raise DataError(
+            f"data.path: {root} does not exist; set --data.path to a folder of HDF5 episodes or an OGBench .npz file"
+        )
+    if kind == "ogbench_npz":
+        if root.suffix != ".npz" or not root.is_file():
+            raise DataError(f"data.path: {root} is no .npz file, which data.format=ogbench_npz expects")
+        return [root.name]
+    if not root.is_dir():
+        hint = "; set --data.format ogbench_npz" if root.suffix == ".npz" else ""
+        raise DataError(f"data.path: {root} is a file; data.format=aloha_hdf5 expects a folder of episodes{hint}")
+    names = aloha.episode_names(files.bounds)
+    if not names:
+        raise DataError(
+            f"data.path: {root} holds no episode; expected files *.hdf5 or *.h5, in score_<n> folders or not"
+        )
+    return names
+
+
+def _load_cache(root: Path) -> Mapping[str, tuple[str, list[EpisodeReport]]]:
+    """Content hash and reports by file; empty where there is no readable cache, which only costs time."""
+    reports: dict[str, tuple[str, list[EpisodeReport]]] = {}
+    try:
+        tree = json.loads(cache.read("qchunk", cache.key_of(root)) or b"")
+        if tree["version"] == INDEX_VERSION:
+            for name, content in tree["files"].items():
+                reports[name] = (content["hash"], [from_json(entry) for entry in content["reports"]])
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError):
+        return {}
+    return reports
+
+
+def _save_cache(root: Path, files: Files, found: Mapping[str, Sequence[EpisodeReport]]) -> None:
+    tree = {
+        "version": INDEX_VERSION,
+        "files": {
+            name: {"hash": files.hash(name), "reports": [dataclasses.asdict(report) for report in reports]}
+            for name, reports in found.items()
+        },
+    }
+    cache.write("qchunk", cache.key_of(root), json.dumps(tree).encode())

@@ -1,0 +1,221 @@
+"""Episodes of an OGBench .npz file: observations, actions, terminals and more; docs/data_formats.md.
+
+As OGBench's own loader reads it: a row with `terminals` 1 holds the state *after* the episode's last action, and its
+own action leads nowhere. An episode of T + 1 rows so has T actions and T + 1 states. A file with
+`next_observations` was written after that shift: each of its rows is a step, and the last state is in that array.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.errors import DataError
+from chunkwise.files.identity import Files
+from chunkwise.files.npz import read_npz
+from chunkwise.printable import printable
+from qchunk.data.readers.report import EpisodeReport, Problem, beyond_float32_as_inf, check_finite, check_lengths
+from qchunk.data.relabel import SingleTask, labelled_outcome
+
+KEYS = {
+    "state": "observations",
+    "next_state": "next_observations",
+    "action": "actions",
+    "terminal": "terminals",
+    "reward": "rewards",
+    "mask": "masks",
+    "sim_qpos": "qpos",
+    "button_states": "button_states",
+}
+"""What is read, by short name. Other keys (qvel, ...) are left alone."""
+UNREADABLE = (OSError, DataError)
+_VECTORS = ("terminal", "reward", "mask")
+_EXACT = ("reward", "mask", "sim_qpos")  # kept in 64 bits
+
+
+def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
+    """Reads the file whole: one report an episode, or one for the file if it cannot be cut into episodes.
+
+    Args:
+      path: The file.
+      digest: Its `content_hash`.
+    """
+    stat = path.stat()
+    file = {"path": path.name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    try:
+        arrays, problems = _read(path)
+    except UNREADABLE as error:
+        found = str(error).removeprefix(printable(f"{path}: "))
+        problem = Problem(file=path.name, dataset="", row=None, expected="a whole .npz file", found=found)
+        return [EpisodeReport(**file, id=path.name, content_hash="", problems=(problem,))]
+    problems += _whole_file_problems(path.name, arrays)
+    if problems:
+        return [EpisodeReport(**file, id=path.name, content_hash=digest, problems=tuple(problems))]
+    reports = []
+    for number, (first, last) in enumerate(_boundaries(arrays["terminal"])):
+        name = f"{path.name}#{number}"
+        episode = _cut(arrays, first, last)
+        found = check_lengths(name, {"action": episode["action"]}, KEYS) + check_finite(name, episode, KEYS, row=first)
+        action = episode["action"]
+        reports.append(
+            EpisodeReport(
+                **file,
+                id=name,
+                content_hash=digest,
+                length=len(action),
+                dims={key: x.shape[1] for key, x in episode.items() if x.ndim == 2},
+                total_reward=float(episode["reward"].sum()) if "reward" in episode else None,
+                action_low=tuple(action.min(0).tolist()) if len(action) else (),
+                action_high=tuple(action.max(0).tolist()) if len(action) else (),
+                problems=tuple(found),
+            )
+        )
+    return reports
+
+
+def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
+    """Arrays by short name, [N, d] or [N]. Raises as `read_npz`."""
+    arrays: dict[str, np.ndarray] = {}
+    problems: list[Problem] = []
+    stored = read_npz(path, KEYS.values())
+    for key, name in KEYS.items():
+        if name not in stored:
+            continue
+        x = stored.pop(name)
+        if problem := _array_problem(x, vector=key in _VECTORS):
+            problems.append(Problem(file=path.name, dataset=name, row=None, expected=problem[0], found=problem[1]))
+            continue
+        kept = np.int64 if key == "button_states" else np.float64 if key in _EXACT else np.float32
+        with np.errstate(over="ignore"):  # a number too large becomes Inf, which is reported as such
+            x = beyond_float32_as_inf(x) if key == "reward" else x.astype(kept)
+        arrays[key] = x.reshape(len(x) if key in _VECTORS else x.shape)
+    return arrays, problems
+
+
+def _array_problem(x: np.ndarray, *, vector: bool) -> tuple[str, str] | None:
+    if x.dtype.kind not in "fiub":
+        return "numbers", f"dtype {x.dtype}"
+    if vector and not (x.ndim == 1 or (x.ndim == 2 and x.shape[1] == 1)):
+        return "shape [N]", f"shape {x.shape}"
+    return ("shape [N, d]", f"shape {x.shape}") if not vector and x.ndim != 2 else None
+
+
+def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Problem]:
+    """What keeps the file from being cut into episodes."""
+    problems = [
+        Problem(file=name, dataset=KEYS[key], row=None, expected="an array of this name", found="none")
+        for key in ("state", "action", "terminal")
+        if key not in arrays
+    ]
+    if problems:
+        return problems
+    rows = len(arrays["terminal"])
+    problems = [
+        Problem(file=name, dataset=KEYS[key], row=None, expected=f"{rows} rows as in terminals", found=f"{len(x)} rows")
+        for key, x in arrays.items()
+        if len(x) != rows
+    ]
+    if not problems and not (rows and arrays["terminal"][-1] == 1):
+        expected, found = "1 in the last row: an episode that ends", f"{rows} rows, the last unfinished"
+        problems.append(Problem(file=name, dataset="terminals", row=rows - 1, expected=expected, found=found))
+    return problems
+
+
+def _boundaries(terminal: np.ndarray) -> list[tuple[int, int]]:
+    """First row of each episode, and the row after its last."""
+    ends = np.flatnonzero(terminal) + 1
+    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+
+
+def _cut(arrays: Mapping[str, np.ndarray], first: int, last: int) -> dict[str, np.ndarray]:
+    """One episode: T rows of everything, T + 1 of state and qpos."""
+    shifted = "next_state" in arrays
+    steps = last if shifted else last - 1
+    episode = {key: arrays[key][first:steps] for key in arrays if key not in ("state", "next_state", "terminal")}
+    if shifted:
+        episode["state"] = np.concatenate([arrays["state"][first:last], arrays["next_state"][last - 1 : last]])
+    else:
+        episode["state"] = arrays["state"][first:last]
+    return episode
+
+
+class OgbenchSource:
+    """Indexed episodes of one .npz file; an EpisodeSource. Keeps the file's arrays in memory, as OGBench does.
+
+    `qpos` of an episode is the observation itself: the file's own qpos is the simulator's, of the whole scene.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        reports: Sequence[EpisodeReport],
+        positives: Bool[np.ndarray, " episodes"],
+        *,
+        files: Files,
+        action: str,
+        task: SingleTask | None,
+    ) -> None:
+        """Takes episodes that were found good, and reads the file.
+
+        Args:
+          path: The .npz file.
+          reports: From `examine`; those left out were bad.
+          positives: Label of each.
+          files: Of the dataset: this one, as it was indexed.
+          action: Short name of the array that holds the actions, action or qpos.
+          task: Replaces the file's reward and termination; None keeps them.
+
+        Raises:
+          DataError: The file is no longer what was indexed.
+        """
+        self._reports, self._positives, self._action, self._task = reports, positives, action, task
+        width = reports[0].dims["state"]
+        actions = reports[0].dims["action"] if action == "action" else width
+        self._dims = {"qpos": width, "state": width, "action": actions}
+        self._lengths = np.array([r.length for r in reports], np.int64)
+        files.require_unchanged(files.place(reports[0].path))
+        self._arrays, _ = _read(path)
+        files.require_unchanged(files.place(reports[0].path))
+        boundaries = _boundaries(self._arrays["terminal"])
+        self._spans = [boundaries[int(r.id.rpartition("#")[2])] for r in reports]
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return [r.id for r in self._reports]
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " episodes"]:
+        return self._lengths
+
+    @property
+    def positives(self) -> Bool[np.ndarray, " episodes"]:
+        return self._positives
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return self._dims
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def manifest_hash(self) -> str:
+        return manifest_hash(r.row() for r in self._reports)
+
+    def load(self, index: int) -> Episode:
+        positive, length = bool(self._positives[index]), int(self._lengths[index])
+        arrays = _cut(self._arrays, *self._spans[index])
+        if self._task is not None:
+            reward, terminated = self._task.relabel(arrays["sim_qpos"], arrays.get("button_states"))
+        else:
+            terminated = arrays["mask"] == 0 if "mask" in arrays else None
+            reward, terminated = labelled_outcome(arrays.get("reward"), terminated, length, positive)
+        return Episode(
+            id=self._reports[index].id,
+            states={"qpos": arrays["state"], "state": arrays["state"]},
+            action=arrays["action"] if self._action == "action" else arrays["state"][:length],
+            reward=reward,
+            terminated=terminated,
+            positive=positive,
+        )

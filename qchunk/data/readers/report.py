@@ -1,0 +1,154 @@
+"""What indexing finds out about an episode: facts first, and what is wrong with it whatever the config."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from chunkwise.errors import DataError
+from chunkwise.printable import printable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One thing that is wrong."""
+
+    file: str
+    dataset: str
+    row: int | None
+    """First row that shows it; None where it concerns the whole array or file."""
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.dataset:.300}" if self.dataset else self.file
+        row = "" if self.row is None else f", row {self.row}"
+        return printable(f"{where}{row}: expected {self.expected}; found {self.found}")
+
+
+def beyond_float32_as_inf(x: np.ndarray) -> np.ndarray:
+    """Rewards in 64 bits, for which training has 32: what these cannot hold becomes Inf, which is reported as such."""
+    with np.errstate(over="ignore"):
+        return np.where(np.isfinite(x.astype(np.float32)), x, np.inf).astype(np.float64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PictureReport:
+    """Pictures or depth maps of one camera of an episode."""
+
+    encoding: Literal["jpeg", "raw"]
+    height: int
+    width: int
+    dtype: str
+    """Of a pixel's channel: uint8; uint16 or float32 for depth."""
+    stored: int
+    """Bytes of the pictures as recorded, padding left out."""
+    digest: str
+    """SHA-256 of these bytes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpisodeReport:
+    """One episode as indexing saw it. Holds no setting of a run, so that it can be cached for all of them."""
+
+    id: str
+    path: str
+    """File, relative to the dataset's folder."""
+    size: int
+    mtime_ns: int
+    content_hash: str
+    """Of the file."""
+    length: int = 0
+    dims: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Width of each array, by its short name (action, qpos, state, sim_qpos, ...)."""
+    env: str | None = None
+    """Simulator environment, where the file names it."""
+    score: int | None = None
+    """n of the folder score_<n> that the file lies in."""
+    success: bool | None = None
+    """The file's attribute `success`."""
+    total_reward: float | None = None
+    """Undiscounted; None without a reward in the file."""
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    """Of everything but pictures."""
+    pictures: dict[str, PictureReport] | None = None
+    """Every camera by the path of its dataset; None where no pictures were looked at, which takes a while."""
+    picture_problems: tuple[Problem, ...] = ()
+
+    def row(self) -> tuple[object, ...]:
+        """What the dataset's fingerprint covers."""
+        return (self.id, self.path, self.size, self.length, self.dims, self.content_hash)
+
+
+def from_json(tree: Mapping[str, object]) -> EpisodeReport:
+    """Inverse of `dataclasses.asdict` after a round trip through JSON."""
+    fields = dict(tree)
+    problems, of_pictures, pictures = (fields.pop(name) for name in ("problems", "picture_problems", "pictures"))
+    assert isinstance(problems, list)
+    assert isinstance(of_pictures, list)
+    for name in ("action_low", "action_high"):
+        values = fields[name]
+        assert isinstance(values, list)
+        fields[name] = tuple(values)
+    if pictures is not None:
+        assert isinstance(pictures, dict)
+        fields["pictures"] = {name: PictureReport(**one) for name, one in pictures.items()}
+    return EpisodeReport(
+        **fields,  # pyright: ignore[reportArgumentType]
+        problems=tuple(Problem(**p) for p in problems),
+        picture_problems=tuple(Problem(**p) for p in of_pictures),
+    )
+
+
+def check_lengths(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str, str]) -> list[Problem]:
+    """Problems inside one episode: no frames, or arrays of different lengths.
+
+    Args:
+      file: For the messages.
+      arrays: By short name, at least one; `action` or, without it, the first gives the expected length.
+      names: Name inside the file of each short name.
+    """
+    first = "action" if "action" in arrays else next(iter(arrays))
+    length = len(arrays[first])
+    problems = []
+    if not length:
+        found = f"shape {arrays[first].shape}"
+        problems.append(Problem(file=file, dataset=names[first], row=None, expected="at least 1 frame", found=found))
+    expected = f"{length} rows, as many as {names[first]}"
+    problems += [
+        Problem(file=file, dataset=names[key], row=min(len(x), length), expected=expected, found=f"{len(x)} rows")
+        for key, x in arrays.items()
+        if len(x) != length
+    ]
+    return problems
+
+
+def check_finite(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str, str], row: int = 0) -> list[Problem]:
+    """Arrays that hold NaN or Inf, each with its first bad row.
+
+    Args:
+      file: For the messages.
+      arrays: By short name, [T] or [T, d].
+      names: Name inside the file of each short name.
+      row: Number of the arrays' first row in the file.
+    """
+    problems = []
+    for key, x in arrays.items():
+        flat = x[:, None] if x.ndim == 1 else x
+        bad = np.flatnonzero(~np.isfinite(flat).all(1))
+        if len(bad):
+            column = int(np.flatnonzero(~np.isfinite(flat[bad[0]]))[0])
+            found = f"{flat[bad[0], column]} in column {column} ({len(bad)} such row(s))"
+            problems.append(
+                Problem(file=file, dataset=names[key], row=row + int(bad[0]), expected="finite numbers", found=found)
+            )
+    return problems
+
+
+def refuse(problems: Iterable[Problem], hint: str) -> DataError:
+    """One error that lists every problem, and what can be done about them."""
+    lines = [str(p) for p in problems]
+    return DataError(f"{len(lines)} problem(s) in the dataset:", *(f"  {line}" for line in lines), hint)

@@ -1,0 +1,192 @@
+"""What a run takes of an indexed dataset: labels, the arrays and cameras that it needs, and sizes that agree."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool
+
+from qchunk.config import DataConfig
+from qchunk.data.readers import aloha, ogbench
+from qchunk.data.readers.aloha_images import COLOUR, DEPTH
+from qchunk.data.readers.report import EpisodeReport, PictureReport, Problem
+from qchunk.data.relabel import base_env, needs_buttons
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What a run takes of a dataset."""
+
+    reports: tuple[EpisodeReport, ...]
+    """Episodes without a problem."""
+    positives: Bool[np.ndarray, " episodes"]
+    """Label of each."""
+    problems: tuple[Problem, ...]
+    bad: tuple[str, ...]
+    """Episodes that the problems are of."""
+    left_out: int
+    """Episodes in score folders that are neither positive nor negative."""
+    notes: tuple[str, ...]
+
+
+def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: bool = False) -> Selection:
+    """Judges what was indexed by what this run needs: labels, arrays, pictures, and widths that agree.
+
+    Args:
+      reports: From `read_index`.
+      data: Of the run.
+      all_pictures: Damaged pictures of cameras that data does not name are problems too.
+    """
+    taken, positives, left_out, unlabelled = [], [], 0, []
+    for report in reports:
+        if report.score is not None and report.score not in (*data.positive_scores, *data.negative_scores):
+            left_out += 1
+            continue
+        taken.append(report)
+        positives.append(report.score in data.positive_scores if report.score is not None else report.success)
+        if positives[-1] is None and not report.problems:
+            unlabelled.append(report)
+    notes = []
+    if left_out:
+        scores = f"positive {data.positive_scores}, negative {data.negative_scores}"
+        notes.append(f"{left_out} episode(s) left out by the score of their folder ({scores})")
+    labelled = any(label is not None for label in positives)
+    cameras = camera_paths(data)
+    problems = {
+        report.id: [
+            *report.problems,
+            *(p for p in report.picture_problems if all_pictures or any(c.startswith(p.dataset) for c in cameras)),
+        ]
+        for report in taken
+    }
+    if unlabelled and labelled:
+        for report in unlabelled:
+            problems[report.id].append(
+                Problem(
+                    file=report.id,
+                    dataset="attribute success",
+                    row=None,
+                    expected="a label, as other episodes have one (folder score_<n>, or this attribute)",
+                    found="none",
+                )
+            )
+    elif unlabelled:
+        notes.append("no labels (folders score_<n>, or the attribute success): every episode counts as positive")
+    whole = [report for report in taken if not problems[report.id]]
+    widths, forms = _common_widths(whole, data), _common_forms(whole, data)
+    for report in whole:
+        problems[report.id] += _needs(report, data) + _width_problems(report, widths)
+        problems[report.id] += _picture_problems(report, data, forms)
+    good = [not problems[report.id] for report in taken]
+    return Selection(
+        reports=tuple(report for report, ok in zip(taken, good, strict=True) if ok),
+        positives=np.array([p is not False for p, ok in zip(positives, good, strict=True) if ok], bool),
+        problems=tuple(problem for report in taken for problem in problems[report.id]),
+        bad=tuple(report.id for report, ok in zip(taken, good, strict=True) if not ok),
+        left_out=left_out,
+        notes=tuple(notes),
+    )
+
+
+def _common_widths(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[str, int | None]:
+    """Width in most episodes of each array that the run reads; None where most have no such array."""
+    names = {
+        "qpos",
+        "state",
+        data.action,
+        *(("base_action",) if data.base_action else ()),
+        *(() if data.task is None else ("sim_qpos", "button_states")),
+    }
+    counts = {name: collections.Counter(report.dims.get(name) for report in reports) for name in sorted(names)}
+    return {name: count.most_common(1)[0][0] for name, count in counts.items() if count}
+
+
+def _width_problems(report: EpisodeReport, widths: Mapping[str, int | None]) -> list[Problem]:
+    def words(width: int | None) -> str:
+        return "no such array" if width is None else f"{width} dimensions"
+
+    return [
+        Problem(
+            file=report.id,
+            dataset=aloha.DATASETS[name],
+            row=None,
+            expected=f"{words(width)}, as in most episodes",
+            found=words(report.dims.get(name)),
+        )
+        for name, width in widths.items()
+        if report.dims.get(name) != width
+    ]
+
+
+def camera_paths(data: DataConfig) -> list[str]:
+    """Paths of the datasets of the cameras that the run sees, depth last."""
+    return [f"{COLOUR}/{name}" for name in data.cameras] + [f"{DEPTH}/{name}" for name in data.depth_cameras]
+
+
+Form = tuple[str, tuple[int, int] | None]  # dtype, and height and width where all must agree
+
+
+def _form(report: PictureReport, data: DataConfig) -> Form:
+    return report.dtype, (report.height, report.width) if data.image_size is None else None
+
+
+def _common_forms(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[str, Form | None]:
+    """What most pictures are, of colour and of depth: they share an array, so all must be alike."""
+    counts = {group: collections.Counter[Form]() for group in (COLOUR, DEPTH)}
+    for report in reports:
+        for name in camera_paths(data):
+            if report.pictures is not None and name in report.pictures:
+                counts[name.rpartition("/")[0]][_form(report.pictures[name], data)] += 1
+    return {group: count.most_common(1)[0][0] if count else None for group, count in counts.items()}
+
+
+def _picture_problems(report: EpisodeReport, data: DataConfig, forms: Mapping[str, Form | None]) -> list[Problem]:
+    """Cameras that the episode lacks, and pictures unlike most others."""
+    problems = []
+    for name in camera_paths(data):
+        pictures = report.pictures or {}
+        if name not in pictures:
+            field = "data.cameras" if name.startswith(f"{COLOUR}/") else "data.depth_cameras"
+            found = f"cameras {', '.join(sorted(pictures)) or 'none'}"
+            problems.append(
+                Problem(file=report.id, dataset=name, row=None, expected=f"pictures, for {field}", found=found)
+            )
+            continue
+        form, usual = _form(pictures[name], data), forms[name.rpartition("/")[0]]
+        if form != usual and usual is not None:
+            expected = f"{_words(usual)}, as of most cameras and episodes (or set data.image_size)"
+            problems.append(Problem(file=report.id, dataset=name, row=None, expected=expected, found=_words(form)))
+    return problems
+
+
+def _words(form: Form) -> str:
+    return form[0] if form[1] is None else f"{form[0]} of {form[1][0]} x {form[1][1]}"
+
+
+def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
+    """Arrays that the config asks for and the episode lacks."""
+    names = aloha.DATASETS if data.format == "aloha_hdf5" else ogbench.KEYS
+    needed = {"qpos": "data"} if data.format == "aloha_hdf5" else {}
+    if data.observation == "state":
+        needed["state"] = "data.observation=state"
+    if data.action == "action":
+        needed["action"] = "data.action=action"
+    if data.base_action:
+        needed["base_action"] = "data.base_action"
+    if data.task is not None:
+        needed["sim_qpos"] = "data.task (rewards are computed from it)"
+        if needs_buttons(data.task):
+            needed["button_states"] = "data.task (rewards are computed from it)"
+    found = [
+        Problem(file=report.id, dataset=names[name], row=None, expected=f"this array, for {why}", found="none")
+        for name, why in needed.items()
+        if name not in report.dims
+    ]
+    if data.task is None and data.missing_reward == "refuse" and report.total_reward is None:
+        expected = "a reward, for data.missing_reward=refuse"
+        found.append(Problem(file=report.id, dataset=names["reward"], row=None, expected=expected, found="none"))
+    if data.task is not None and report.env is not None and report.env != base_env(data.task):
+        expected = f"{base_env(data.task)}, for data.task={data.task}"
+        found.append(Problem(file=report.id, dataset="attribute env", row=None, expected=expected, found=report.env))
+    return found

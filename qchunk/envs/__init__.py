@@ -1,0 +1,1 @@
+"""Simulators, scripted recordings in them, and videos."""

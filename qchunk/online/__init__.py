@@ -1,0 +1,1 @@
+"""The online phase and its replay."""

@@ -1,0 +1,249 @@
+"""Online transitions: an append-only log in the run folder, and the same in memory, from which chunks are drawn.
+
+<run>/replay/frames.bin     one record a frame, in the order of time
+<run>/replay/layout.json    numpy's description of a record: `read(folder)` gives them all
+
+A record is what the environment showed, and for every frame but an episode's first the step that led to it: action,
+reward, ending. Values are as they were executed and seen; normalised is what lies in memory. An episode of L steps
+has L + 1 records. The log only grows, except on resume, when it is cut back to the checkpoint's count. Pictures are in
+it as bytes, so that what is drawn is what the policy saw. Of several processes the first writes, the others follow.
+"""
+
+import itertools
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64, UInt8
+
+from chunkwise.data.episodes import chunk_returns, first_steps, steps_to_termination
+from chunkwise.errors import DataError
+from chunkwise.files.durable import make_folders, sync_folder, write_durably
+from qchunk.config import QChunkConfig
+from qchunk.data import Batch, Dataset, Observations
+
+Records = np.ndarray
+"""One-dimensional structured array of the log's dtype."""
+
+
+def record_dtype(widths: dict[str, int], action: int, pictures: tuple[int, ...] | None) -> np.dtype:
+    """Layout of a record.
+
+    Args:
+      widths: Width of each state array of an observation, by name.
+      action: Numbers of an action.
+      pictures: Shape of `images`, (k, h, w, 3); None without.
+    """
+    step = [("action", "<f4", (action,)), ("reward", "<f8"), ("terminated", "?"), ("truncated", "?"), ("success", "?")]
+    seen: list[Any] = [(name, "<f4", (width,)) for name, width in widths.items()]
+    if pictures is not None:
+        seen.append(("images", "u1", pictures))
+    return np.dtype([("first", "?"), *step, *seen])
+
+
+def read(folder: Path) -> Records:
+    """Every record of the log in `<run>/replay`, for those who only look at it."""
+    described = json.loads((folder / "layout.json").read_text())
+    dtype = np.dtype([(name, kind, tuple(shape)) for name, kind, shape in described])
+    count = (folder / "frames.bin").stat().st_size // dtype.itemsize
+    return np.fromfile(folder / "frames.bin", dtype, count)
+
+
+class Log:
+    """The file. Records wait in memory until `sync` writes them and forces them to disk; a checksum runs along."""
+
+    def __init__(self, folder: Path, dtype: np.dtype) -> None:
+        self._path, self._dtype = folder / "frames.bin", dtype
+        self._waiting: list[bytes] = []
+        self.rows = 0
+        self.crc32 = 0
+
+    def open(self, rows: int, crc32: int) -> Records:
+        """Cuts the log to `rows` records, and returns them.
+
+        Raises:
+          DataError: There are fewer, or they are not those whose checksum is `crc32`.
+        """
+        make_folders(self._path.parent)
+        described = [(name, self._dtype[name].base.str, self._dtype[name].shape) for name in self._dtype.names or ()]
+        write_durably(self._path.parent / "layout.json", json.dumps(described) + "\n")
+        self.rows = self.crc32 = 0
+        records = self.follow(rows, crc32)
+        with open(self._path, "ab") as file:
+            file.truncate(rows * self._dtype.itemsize)
+        sync_folder(self._path.parent)  # `sync` forces out what is in the file, not its name
+        return records
+
+    def follow(self, rows: int, crc32: int) -> Records:
+        """Reads on to `rows` records, and returns those that are new here; writes nothing.
+
+        Raises:
+          DataError: As `open`.
+        """
+        size = rows * self._dtype.itemsize
+        found = self._path.stat().st_size if self._path.exists() else 0
+        if found < size:
+            raise DataError(
+                f"{self._path}: expected {rows} records ({size} bytes), as when the checkpoint was made; found {found} "
+                "bytes. Restore the file, or start anew in another folder"
+            )
+        records = np.empty(0, self._dtype)
+        if rows > self.rows:
+            records = np.fromfile(self._path, self._dtype, rows - self.rows, offset=self.rows * self._dtype.itemsize)
+        in_bytes: Any = records.view(np.uint8)
+        self.rows, self.crc32 = rows, zlib.crc32(in_bytes, self.crc32)
+        if self.crc32 != crc32:
+            raise DataError(
+                f"{self._path}: the checksum of {rows} records is {self.crc32}, {crc32} when the checkpoint was made: "
+                "it is damaged. Restore the file, or start anew in another folder"
+            )
+        return records
+
+    def append(self, records: Records) -> None:
+        """Adds records at the end."""
+        data = records.tobytes()
+        self._waiting.append(data)
+        self.rows += len(records)
+        self.crc32 = zlib.crc32(data, self.crc32)
+
+    def sync(self) -> None:
+        """Writes what waits, and forces it to disk."""
+        if not self._waiting:
+            return
+        with open(self._path, "ab") as file:
+            file.write(b"".join(self._waiting))
+            file.flush()
+            os.fsync(file.fileno())
+        self._waiting.clear()
+
+
+class Replay:
+    """Online transitions in memory. Every step whose chunk is known is a start, in the order of time.
+
+    A chunk is known when its last step was taken, or when its episode is over; then it is cut and padded as a
+    `qchunk.data.Pool` cuts it: past the end the last action repeats, rewards stop, `valid` is 0. So no chunk crosses
+    from one episode into the next, nor reaches past what has happened. A time limit ends an episode and is no
+    termination: its chunks bootstrap from the frame after the last step.
+    """
+
+    def __init__(self, config: QChunkConfig, dataset: Dataset, capacity: int) -> None:
+        """Takes the memory, which the system hands over only as it is filled.
+
+        Args:
+          config: Of the run.
+          dataset: Its normalisations are applied to what comes in, its widths are expected.
+          capacity: Environment steps in all.
+        """
+        self._config, self._dataset = config, dataset
+        widths = {name: dataset.source.dims[name] for name in ("qpos", "state") if name in dataset.source.dims}
+        pictures = None if dataset.image_size is None else (len(dataset.cameras), *dataset.image_size, 3)
+        self.dtype = record_dtype(widths, dataset.source.dims["action"], pictures)
+        rows, horizon = 2 * capacity + 1, config.agent.horizon  # an episode has one frame more than steps
+        # By frame: what is seen, and the step taken there.
+        self._states = {name: np.empty((rows, width), np.float32) for name, width in widths.items()}
+        self._pictures: list[UInt8[np.ndarray, "k h w 3"]] | None = None if pictures is None else []
+        self._actions = np.empty((rows, dataset.source.dims["action"]), np.float32)
+        self._reward = np.empty(rows, np.float64)
+        self._terminated, self._positive = np.zeros(rows, bool), np.zeros(rows, bool)
+        # By frame too, where a chunk starts: as in the pool.
+        self._returns = np.empty((rows, horizon), np.float32)
+        self._real, self._alive, self._open = (np.empty(rows, np.int64) for _ in range(3))
+        self._row_of_start = np.empty(capacity, np.int64)
+        self._rows = self._episode_row = self._undrawn_row = 0
+        self.steps = 0
+        """Transitions so far."""
+        self.starts = 0
+        """Chunks that may be drawn: the first so many steps start one each."""
+        self.episodes = 0
+        """Episodes begun."""
+        self.over = True
+        """Whether the last episode has ended."""
+        self._steps_f32 = first_steps(horizon).astype(np.float32)
+        self._steps_after = ~first_steps(horizon)
+
+    def extend(self, records: Records) -> None:
+        """Takes in records, one or many: what lies in memory afterwards does not depend on how they were divided."""
+        edges = {0, *np.flatnonzero(records["first"]).tolist(), len(records)}
+        for begin, end in itertools.pairwise(sorted(edges)):
+            self._extend_episode(records[begin:end])
+
+    def _extend_episode(self, records: Records) -> None:
+        """Records of one episode."""
+        steps = records
+        if records["first"][0]:
+            assert self.over, "an episode begins before the last one ended"
+            self._episode_row = self._undrawn_row = self._rows
+            self.episodes += 1
+            steps = records[1:]
+        seen = self._config.data.observation
+        rows = slice(self._rows, self._rows + len(records))
+        for name, array in self._states.items():
+            array[rows] = self._dataset.observation_norm.apply(records[name]) if name == seen else records[name]
+        if self._pictures is not None:
+            self._pictures.extend(records["images"])
+        self._rows = rows.stop
+        taken = slice(self._rows - 1 - len(steps), self._rows - 1)  # the frames at which these steps were taken
+        self._actions[taken] = self._dataset.action_norm.apply(steps["action"])
+        self._reward[taken], self._terminated[taken] = steps["reward"], steps["terminated"]
+        self._positive[taken] = self._positive[self._episode_row] if taken.start > self._episode_row else False
+        if steps["success"].any():
+            self._positive[self._episode_row : taken.stop] = True
+        self._row_of_start[self.steps : self.steps + len(steps)] = np.arange(taken.start, taken.stop)
+        self.steps += len(steps)
+        self.over = bool(len(steps)) and bool(steps["terminated"][-1] or steps["truncated"][-1])
+        self._complete()
+
+    def _complete(self) -> None:
+        """Makes drawable every start of this episode whose chunk is known by now."""
+        horizon, first, end = self._config.agent.horizon, self._undrawn_row, self._rows - 1
+        last = end if self.over else max(first, end - horizon + 1)
+        count = last - first
+        if not count:
+            return
+        alive = steps_to_termination(self._terminated[first:end])
+        returns = chunk_returns(self._reward[first:end], alive, horizon=horizon, discount=self._config.agent.discount)
+        real, alive, ready = end - np.arange(first, last), alive[:count], slice(first, last)
+        self._returns[ready] = returns[:count]
+        self._real[ready] = np.minimum(real, horizon)
+        self._alive[ready] = np.minimum(alive, horizon)
+        # The last frame of an episode is not known before the episode is over.
+        self._open[ready] = np.minimum(np.minimum(alive, real - 1) if self.over else alive, horizon)
+        self._undrawn_row = last
+        self.starts += count
+
+    def gather(self, starts: Int64[np.ndarray, " b"]) -> Batch:
+        """The chunks that begin at these steps, counted over all episodes; every array is new.
+
+        Args:
+          starts: In [0, self.starts).
+        """
+        rows = self._row_of_start.take(starts)
+        real = self._real.take(rows)
+        steps = np.minimum(np.arange(self._config.agent.horizon)[None, :], real[:, None] - 1)
+        rewards = self._returns.take(rows, axis=0)
+        return {
+            "observations": self._observations(rows),
+            "next_observations": self._observations(rows + real),
+            "actions": self._actions.take(rows[:, None] + steps, axis=0),
+            "rewards": rewards,
+            "masks": self._steps_f32.take(self._alive.take(rows), axis=0),
+            "valid": self._steps_f32.take(real, axis=0),
+            "terminals": self._steps_after.take(self._open.take(rows), axis=0),
+            "is_positive": self._positive.take(rows),
+            "final_reward": rewards[:, -1].copy(),
+        }
+
+    def _observations(self, rows: Int64[np.ndarray, " b"]) -> Observations:
+        def taken(name: str) -> Float32[np.ndarray, "b s"] | None:
+            return self._states[name].take(rows, axis=0) if name in self._states else None
+
+        qpos: Any = taken("qpos")
+        images = None if self._pictures is None else np.stack([self._pictures[row] for row in rows])
+        return {"qpos": qpos, "state": taken("state"), "images": images, "depth_images": None}
+
+    def unfinished(self, records: Records) -> Records:
+        """Those of all the log's records that belong to the episode under way; none if it is over."""
+        return records[len(records) :] if self.over else records[self._episode_row :]

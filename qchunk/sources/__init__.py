@@ -1,1 +1,0 @@
-"""Readers of episode files: each is an EpisodeSource of core/episodes.py."""

@@ -1,0 +1,62 @@
+"""The save with the best evaluation stays, beside the newest ones."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+
+from chunkwise.config.experiment import CheckpointConfig, TrainConfig
+from chunkwise.errors import ConfigError
+from chunkwise.state import TrainState
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
+
+SCORES = {5: 1.0, 10: 3.0, 15: 2.0, 20: 0.5, 25: 3.0, 30: float("nan"), 35: 1.0}
+
+
+class ScoredTask(ToyTask):
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        return {"score": SCORES[int(state.step)]}
+
+
+def config(folder: Path, steps: int, **checkpoint) -> ToyConfig:
+    train = TrainConfig(steps=steps, batch_size=8, log_every=5, eval_every=5)
+    keep = CheckpointConfig(every=5, keep_last=1, **checkpoint)
+    one = toy_config(folder, train=train, checkpoint=keep)
+    return dataclasses.replace(one, run=dataclasses.replace(one.run, resume=True))
+
+
+def saves(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir())
+
+
+def train(config: ToyConfig) -> str:
+    with RunFolder(config, "toy") as folder:
+        return fit(config, ScoredTask(config), folder)
+
+
+HIGHEST = [[10], [10, 15], [10, 20], [25], [25, 35]]
+LOWEST = [[5, 10], [5, 15], [20], [20, 25], [20, 35]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("best", "kept"), [("highest", HIGHEST), ("lowest", LOWEST)])
+def test_the_best_stays_over_restarts(tmp_path: Path, best: str, kept: list[list[int]]):
+    """A second 3 is as good as the first and newer; NaN is no score."""
+    for steps, expected in zip((10, 15, 20, 25, 35), kept, strict=True):
+        train(config(tmp_path, steps, keep_best="score", best=best))
+        assert saves(tmp_path) == expected
+
+
+@pytest.mark.slow
+def test_without_it_only_the_newest_stay(tmp_path: Path):
+    for steps in itertools.accumulate([10, 5]):
+        train(config(tmp_path, steps))
+        assert saves(tmp_path) == [steps]
+
+
+def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"checkpoint\.keep_best is scroe; expected one of score"):
+        train(config(tmp_path, 10, keep_best="scroe"))

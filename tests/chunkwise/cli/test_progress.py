@@ -1,0 +1,39 @@
+"""What is said of long work, and how often."""
+
+import pytest
+
+from chunkwise.cli import progress
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands until its only number is changed."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_every_ten_seconds(seconds: list[float]):
+    said: list[str] = []
+    lines = progress.Lines(10, "played {count} of {total} episodes", say=said.append)
+    for _ in range(6):
+        seconds[0] += 4
+        lines.advance()
+    # After 12 s three of ten: seven more take 28 s; after 24 s six of ten: four more take 16 s.
+    assert said == ["played 3 of 10 episodes, 28 s left", "played 6 of 10 episodes, 16 s left"]
+
+
+def test_items_are_followed_with_their_speed(seconds: list[float]):
+    said: list[str] = []
+
+    def made():
+        for item in "abc":
+            seconds[0] += 20
+            yield item
+
+    rate = (1000.0, "transitions")
+    followed = progress.follow(made(), 3, "recording", "recorded {count} of {total}", rate=rate, say=said.append)
+    assert list(followed) == ["a", "b", "c"]
+    assert said == [
+        f"recorded {count} of 3, 50 transitions a second, {left} s left" for count, left in ((1, 40), (2, 20), (3, 0))
+    ]

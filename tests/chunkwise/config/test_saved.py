@@ -1,0 +1,108 @@
+"""A config that was written into a run folder comes back equal."""
+
+import dataclasses
+import json
+import typing
+from pathlib import Path
+
+import pytest
+
+from chunkwise.config.experiment import CheckpointConfig, TrainConfig, flatten
+from chunkwise.config.saved import _fits, read_config
+from chunkwise.errors import ConfigError
+from tests.chunkwise.toy import ToyConfig
+
+
+def test_round_trip(tmp_path: Path):
+    config = ToyConfig(
+        train=TrainConfig(steps=3, batch_size=2),
+        checkpoint=CheckpointConfig(every=7, keep_every=None),
+        width=5,
+    )
+    (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
+    assert read_config(tmp_path, ToyConfig) == config
+
+
+def test_optional_parts_come_back(tmp_path: Path):
+    from driving.config import DataConfig, DrivingConfig, ModelConfig, ObjectiveConfig, VitConfig
+
+    config = DrivingConfig(
+        train=TrainConfig(steps=3, batch_size=2),
+        data=DataConfig(path="here", offsets_s=(0.0, 0.5)),
+        model=ModelConfig(vit=VitConfig(depth=2)),
+        objective=ObjectiveConfig(temporal=1.0),
+    )
+    (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
+    assert read_config(tmp_path, DrivingConfig) == config
+    without = dataclasses.replace(config, model=ModelConfig())
+    (tmp_path / "config.json").write_text(json.dumps(flatten(without)))
+    assert read_config(tmp_path, DrivingConfig) == without
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "expected the config of a run"),
+        ("{}", "train is missing"),
+        ('{"train.steps": 0, "train.batch_size": 1}', "expected a ToyConfig"),
+    ],
+)
+def test_what_is_no_config_is_refused(tmp_path: Path, text: str, message: str):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_config(tmp_path, ToyConfig)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("width", "4", "width is '4'; expected int"),
+        ("width", 4.0, "width is 4.0; expected int"),
+        ("width", True, "width is True; expected int"),
+        ("width", None, "width is None; expected int"),
+        ("width", 2**63, "width is 9223372036854775808; expected int"),
+        ("width", [4], r"width is \(4,\); expected int"),
+        ("run.compile_cache", 3, r"run.compile_cache is 3; expected str \| None"),
+        ("checkpoint.best", "lowest ", r"checkpoint.best is 'lowest '; expected Literal\['highest', 'lowest'\]"),
+        ("optim.learning_rate", "1e-3", "optim.learning_rate is '1e-3'; expected float"),
+        ("optim.learning_rate", float("nan"), "optim.learning_rate is nan; expected float"),
+        ("optim.learning_rate", float("inf"), "optim.learning_rate is inf; expected float"),
+        ("optim.clip_norm", {"a": 1}, r"optim.clip_norm is \{'a': 1\}; expected float \| None"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, field: str, value: object, words: str):
+    flat = flatten(ToyConfig(train=TrainConfig(steps=3, batch_size=2)))
+    assert field in flat
+    (tmp_path / "config.json").write_text(json.dumps(flat | {field: value}))
+    with pytest.raises(ConfigError, match=words):
+        read_config(tmp_path, ToyConfig)
+
+
+def test_values_that_fit_their_fields(tmp_path: Path):
+    flat = flatten(ToyConfig(train=TrainConfig(steps=3, batch_size=2)))
+    fitting = {"optim.clip_norm": None, "run.compile_cache": "here", "train.ema": 0.5}
+    (tmp_path / "config.json").write_text(json.dumps(flat | fitting))
+    read = flatten(read_config(tmp_path, ToyConfig))
+    assert {name: read[name] for name in fitting} == fitting
+
+
+def test_tuples_and_dicts_are_looked_into(tmp_path: Path):
+    from openpi_ript.config.experiment import EnvConfig
+
+    fits = typing.get_type_hints(EnvConfig)
+    for name, good, bad in (
+        ("state", ("a", "b"), (("a", 1), "a", 1)),
+        ("image_size", (84, 84), ((84,), (84, 84, 84), (84, "84"), 84)),
+        ("cameras", {"a": "b"}, ({"a": 1}, ("a",), "a")),
+        ("suite", "point", ("evil:Env", 1, None)),
+    ):
+        assert _fits(fits[name], good)
+        for value in bad:
+            assert not _fits(fits[name], value), (name, value)
+    assert _fits(typing.Literal[1, 2], 1)
+    assert not _fits(typing.Literal[1, 2], True)
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"expected the folder of a run, found no config\.json in it"):
+        read_config(tmp_path, ToyConfig)

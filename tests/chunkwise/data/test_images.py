@@ -1,0 +1,141 @@
+"""chunkwise/data/images.py: decoding, header checks, resizing with padding."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from chunkwise.data.images import decode, encode_jpeg, picture_size, resize_with_pad
+from chunkwise.errors import DataError
+from chunkwise.files.png import require_whole
+
+
+def smooth(height: int, width: int) -> np.ndarray:
+    y, x = np.mgrid[:height, :width]
+    return np.stack([(x * 255) // max(width - 1, 1), (y * 255) // max(height - 1, 1), (x + y) % 200], -1).astype(
+        np.uint8
+    )
+
+
+def png(image: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_png_comes_back_exactly() -> None:
+    image = smooth(20, 30)
+    np.testing.assert_array_equal(decode(png(image), source="x"), image)
+
+
+def test_grey_and_transparent_png_become_rgb() -> None:
+    grey = smooth(4, 5)[..., 0]
+    np.testing.assert_array_equal(decode(png(grey), source="x"), np.repeat(grey[..., None], 3, -1))
+    rgba = np.concatenate([smooth(4, 5), np.full((4, 5, 1), 9, np.uint8)], -1)
+    np.testing.assert_array_equal(decode(png(rgba), source="x"), rgba[..., :3])
+
+
+def test_jpeg_is_within_its_bound() -> None:
+    image = smooth(48, 64)
+    decoded = decode(encode_jpeg(image, quality=95), source="x")
+    error = np.abs(decoded.astype(int) - image)
+    assert error.mean() < 1.5
+    np.testing.assert_array_equal(decoded, np.asarray(Image.open(io.BytesIO(encode_jpeg(image, quality=95)))))
+
+
+@pytest.mark.parametrize("encode", [png, lambda image: encode_jpeg(image, quality=90)])
+def test_a_truncated_picture_is_named_and_never_half_decoded(encode) -> None:
+    data = encode(smooth(64, 64))
+    with pytest.raises(DataError, match=r"episode 3, row 5.*64 x 64.*damaged"):
+        decode(data[: len(data) // 2], source="episode 3, row 5")
+
+
+def test_a_header_that_declares_too_much_is_refused_before_decoding() -> None:
+    data = bytearray(png(smooth(8, 8)))
+    data[16:24] = (10_000).to_bytes(4, "big") * 2
+    with pytest.raises(DataError, match="10000 x 10000"):
+        picture_size(bytes(data), source="x")
+
+
+def test_other_formats_and_depth_maps_are_refused() -> None:
+    with pytest.raises(DataError, match="GIF89a"):
+        decode(b"GIF89a" + bytes(50), source="x")
+    depth = io.BytesIO()
+    Image.fromarray(np.full((4, 4), 3000, np.uint16)).save(depth, "PNG")
+    with pytest.raises(DataError, match="depth map"):
+        decode(depth.getvalue(), source="x")
+
+
+def test_resizing_pads_with_black_bars_of_equal_width() -> None:
+    image = np.full((48, 64, 3), 200, np.uint8)
+    padded = resize_with_pad(image, 32, 32)  # 64 -> 32 wide, 48 -> 24 high: 4 black rows above and below
+    assert padded.shape == (32, 32, 3)
+    assert (padded[4:28] == 200).all()
+    assert not padded[:4].any()
+    assert not padded[28:].any()
+
+
+def test_an_odd_remainder_leaves_its_row_below() -> None:
+    padded = resize_with_pad(np.full((46, 64, 3), 200, np.uint8), 32, 32)  # 23 rows: 4 above, 5 below
+    assert (padded[4:27] == 200).all()
+    assert not padded[:4].any()
+    assert not padded[27:].any()
+
+
+def test_resizing_is_the_bilinear_average_of_pixels() -> None:
+    image = np.zeros((2, 4, 3), np.uint8)
+    image[:, :2], image[:, 2:] = 40, 120
+    np.testing.assert_array_equal(resize_with_pad(image, 2, 4), image)  # same size: untouched
+    half = resize_with_pad(image, 1, 2)  # antialiased triangle filter of half-width 2 around x = 1 and x = 3
+    weights = np.array([0.75, 0.75, 0.25])  # of pixels at distance 0.5, 0.5, 1.5
+    left = (weights * [40, 40, 120]).sum() / weights.sum()
+    assert abs(int(half[0, 0, 0]) - left) <= 1
+    assert int(half[0, 0, 0]) + int(half[0, 1, 0]) == 160
+
+
+def png_of(size: tuple[int, int, int, int, int], rows: bytes) -> bytes:
+    """A PNG of width, height, depth, colour and interlacing, all checksums right."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    width, height, depth, colour, interlaced = size
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
+    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [
+        ((5, 3, 8, 2, 0), 3 * 16),
+        ((5, 3, 8, 6, 0), 3 * 21),
+        ((9, 2, 1, 0, 0), 2 * 3),
+        ((5, 3, 4, 3, 0), 3 * 4),
+        # Of 5 x 3, the seven passes have 1x1, 1x1, none, 1x1, 3x1, 2x2 and 5x1 pixels (columns x rows), a byte each.
+        ((5, 3, 8, 0, 1), 2 + 2 + 2 + 4 + 2 * 3 + 6),
+    ],
+)
+def test_a_png_that_lacks_the_last_byte_of_its_rows_is_damaged(size: tuple[int, int, int, int, int], rows: int):
+    require_whole(png_of(size, bytes(rows)))
+    require_whole(png_of(size, bytes(rows + 3_000_000)))
+    with pytest.raises(ValueError, match=f"its rows are {rows - 1} of {rows} bytes"):
+        require_whole(png_of(size, bytes(rows - 1)))
+
+
+def test_rows_that_pillow_would_fill_with_black_are_refused():
+    data = png_of((5, 3, 8, 2, 0), bytes(3 * 16 - 16))
+    with pytest.raises(DataError, match="s: expected a whole JPEG or PNG of 3 x 5, found damaged data: its rows are"):
+        decode(data, source="s")
+
+
+def test_a_flipped_bit_anywhere_in_a_png_is_refused():
+    data = png_of((5, 3, 8, 2, 0), bytes(range(48)))
+    for at in range(8, len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 4
+        with pytest.raises(DataError):
+            decode(bytes(flipped), source="s")

@@ -1,0 +1,124 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from chunkwise.data import norm_stats
+from chunkwise.data.norm_stats import NormStats, RunningStats
+from chunkwise.errors import DataError
+
+
+def computed(*pieces: np.ndarray) -> NormStats:
+    running = RunningStats()
+    for piece in pieces:
+        running.update(piece)
+    return running.result()
+
+
+@settings(deadline=None)
+@given(
+    x=hnp.arrays(np.float32, st.tuples(st.integers(2, 60), st.just(2)), elements=st.floats(-1e3, 1e3, width=32)),
+    cut=st.integers(0, 60),
+)
+def test_pieces_give_the_statistics_of_the_whole(x: np.ndarray, cut: int):
+    found = computed(x[:cut], x[cut:])
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(found.mean, wide.mean(0), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.std, wide.std(0), rtol=1e-6, atol=1e-6)
+    for name, q in (("q01", 0.01), ("q99", 0.99)):
+        found_q = getattr(found, name)
+        # Between the order statistics on either side of the rank, give or take one bin.
+        bin_width = np.maximum(np.ptp(wide, axis=0) / (norm_stats.BINS / 2), 1e-9)
+        lower = np.quantile(wide, q, axis=0, method="lower") - bin_width
+        upper = np.quantile(wide, q, axis=0, method="higher") + bin_width
+        assert (lower <= found_q).all()
+        assert (found_q <= upper).all()
+
+
+def test_quantiles_hold_while_the_range_grows_a_thousandfold():
+    rng = np.random.default_rng(0)
+    pieces = [rng.normal(scale=scale, size=(4000, 1)) for scale in (0.01, 1.0, 10.0)]
+    whole = np.concatenate(pieces)
+    found = computed(*pieces)
+    bin_width = np.ptp(whole) / (norm_stats.BINS / 2)
+    for found_q, q in ((found.q01, 0.01), (found.q99, 0.99)):
+        assert np.quantile(whole, q, method="lower") - bin_width <= found_q[0]
+        assert found_q[0] <= np.quantile(whole, q, method="higher") + bin_width
+
+
+def test_a_constant_dimension_is_exact():
+    found = computed(np.full((10, 1), 3.7), np.full((5, 1), 3.7))
+    np.testing.assert_allclose([found.mean[0], found.q01[0], found.q99[0]], 3.7)
+    assert found.std[0] < 1e-12
+
+
+def test_no_rows_are_an_error():
+    with pytest.raises(ValueError, match="no rows"):
+        computed(np.zeros((0, 2)))
+
+
+def example() -> NormStats:
+    two = np.array([1.0, 2.0])
+    return NormStats(mean=two, std=np.array([0.5, 0.0]), q01=two - 1, q99=np.array([4.0, 1.0]))
+
+
+def test_mean_std_by_hand_and_the_floored_dimension_is_named():
+    affine, notes = norm_stats.normalizer(example(), "mean_std", "action")
+    x = np.array([[2.0, 2.001]], np.float32)
+    np.testing.assert_allclose(affine.apply(x), [[2.0, 1.0]], rtol=1e-3)
+    np.testing.assert_allclose(affine.invert(affine.apply(x)), x, rtol=1e-6)
+    assert notes == ("action, dimension 1: scale 0 is below 0.001, which is used instead",)
+
+
+def test_quantiles_become_minus_one_and_one():
+    affine, notes = norm_stats.normalizer(example(), "quantile", "state")
+    np.testing.assert_allclose(affine.apply(np.array([[0.0, 1.0], [4.0, 1.0]])), [[-1.0, 0.0], [1.0, 0.0]])
+    assert len(notes) == 1
+
+
+def test_identity_keeps_the_bits():
+    x = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
+    np.testing.assert_array_equal(norm_stats.identity(3).apply(x), x)
+
+
+def test_json_has_openpis_layout_and_comes_back(tmp_path: Path):
+    file = tmp_path / "norm_stats.json"
+    norm_stats.save(file, {"state": example(), "actions": example()})
+    tree = json.loads(file.read_text())
+    assert tree["norm_stats"]["actions"] == {"mean": [1, 2], "std": [0.5, 0], "q01": [0, 1], "q99": [4, 1]}
+    back = norm_stats.load(file)["state"]
+    for name in ("mean", "std", "q01", "q99"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(example(), name))
+    assert [p.name for p in tmp_path.iterdir()] == ["norm_stats.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "{}",
+        '{"norm_stats": {"state": {"mean": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [NaN], "std": [1], "q01": [0], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1, 2], "std": [1], "q01": [0], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": null, "q99": null}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [-0.1], "q01": [0], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [true], "q01": [0], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [2], "q99": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [0], "q99": [4e38]}}}',
+        '{"norm_stats": {"state": {"mean": [1' + "0" * 400 + '], "std": [1], "q01": [0], "q99": [1]}}}',
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: str):
+    file = tmp_path / "norm_stats.json"
+    file.write_text(content)
+    with pytest.raises(DataError, match=r"norm_stats\.json: expected"):
+        norm_stats.load(file)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(DataError, match=r"data\.norm_stats"):
+        norm_stats.load(tmp_path / "none.json")

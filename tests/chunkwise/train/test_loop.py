@@ -1,0 +1,397 @@
+"""The loop: what is written when, and that an interrupted run ends as one that was left alone."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from chunkwise.checkpoint.reader import read_newest
+from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, RunConfig, TrainConfig
+from chunkwise.errors import MismatchError, NonFiniteError, PreemptedError
+from chunkwise.state import TrainState
+from chunkwise.train import rngs
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
+
+
+def train(config: ToyConfig, **hooks) -> str:
+    with RunFolder(config, "toy") as folder:
+        return fit(config, ToyTask(config, **hooks), folder)
+
+
+def resumed(config: ToyConfig) -> ToyConfig:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    digest = train(toy_config(tmp_path))
+    assert [(row["step"], row["split"]) for row in rows(tmp_path)] == [
+        (5, "train"),
+        (8, "eval"),
+        (10, "train"),
+        (15, "train"),
+        (16, "eval"),
+        (20, "train"),
+        (20, "eval"),
+    ]
+    assert [row["final"] for row in rows(tmp_path) if row["split"] == "eval"] == [0.0, 0.0, 1.0]
+    assert json.loads((tmp_path / "done.json").read_text()) == {"step": 20, "digest": digest}
+    assert capsys.readouterr().out.splitlines()[-1] == f"done step=20 digest={digest}"
+    assert json.loads((tmp_path / "config.json").read_text())["train.batch_size"] == 8
+    assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [18, 20]
+
+
+@pytest.mark.slow
+def test_the_number_of_updates_per_call_changes_nothing(tmp_path: Path):
+    digests = []
+    for updates in (1, 3, 7):
+        config = toy_config(tmp_path / str(updates))
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, updates_per_call=updates))
+        digests.append(train(config))
+    assert len(set(digests)) == 1
+    assert rows(tmp_path / "1") == rows(tmp_path / "7")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """Digest and metrics of a run that was left alone."""
+    folder = tmp_path_factory.mktemp("whole")
+    return train(toy_config(folder)), (folder / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0, 3, 8, 12, 19])
+def test_sigterm_loses_no_step(tmp_path: Path, whole: tuple[str, bytes], step: int):
+    config = toy_config(tmp_path)
+
+    def stop(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    # The first batch waits for the update to be compiled, which a request to stop does not.
+    saved = step + 1 if step else 0
+    with pytest.raises(PreemptedError, match=f"saved at step {saved}"):
+        train(config, on_batch=stop)
+    assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [8, 20])
+def test_sigterm_in_an_evaluation_repeats_it(tmp_path: Path, whole: tuple[str, bytes], step: int):
+    config = toy_config(tmp_path)
+
+    def stop(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(PreemptedError, match=f"saved at step {step}"):
+        train(config, on_evaluate=stop)
+    assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 7, 13, 17])
+def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, whole: tuple[str, bytes], step: int):
+    config = toy_config(tmp_path)
+
+    def crash(at: int) -> None:
+        if at == step:
+            raise Crash
+
+    with pytest.raises(Crash):
+        train(config, on_batch=crash)
+    assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """Digest and metrics of a run that is evaluated and saved at the same steps."""
+    folder = tmp_path_factory.mktemp("together")
+    return train(evaluated_when_saved(folder)), (folder / "metrics.jsonl").read_bytes()
+
+
+def evaluated_when_saved(folder: Path) -> ToyConfig:
+    train = TrainConfig(steps=20, batch_size=8, log_every=5, eval_every=6)
+    return toy_config(folder, train=train, checkpoint=CheckpointConfig(every=6))
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("when", ["in the evaluation", "after the save"])
+def test_a_step_that_is_evaluated_and_saved_is_so_once(
+    tmp_path: Path, together: tuple[str, bytes], how: str, when: str
+):
+    """Step 12 is both. Whatever ends the run there, the next start evaluates it exactly if no evaluation is saved."""
+    config = evaluated_when_saved(tmp_path)
+    evaluated: list[int] = []
+
+    def end() -> None:
+        if how == "killed":
+            raise Crash
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_evaluate(step: int) -> None:
+        if step == 12 and when == "in the evaluation":
+            end()
+        evaluated.append(step)
+
+    def on_batch(step: int) -> None:
+        if step == 12 and when == "after the save":
+            end()
+
+    with pytest.raises(Crash if how == "killed" else PreemptedError):
+        train(config, on_batch=on_batch, on_evaluate=on_evaluate)
+    assert evaluated == ([6] if when == "in the evaluation" else [6, 12])
+    saves = sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    assert saves[-1] == {"killed": {"in the evaluation": 6, "after the save": 12}[when], "stopped": 12}[how] + (
+        how == "stopped" and when == "after the save"  # the update under way is made before it stops
+    )
+    again: list[int] = []
+    assert train(resumed(config), on_evaluate=again.append) == together[0]
+    assert again == ([12, 18, 20] if when == "in the evaluation" else [18, 20])
+    assert (tmp_path / "metrics.jsonl").read_bytes() == together[1]
+
+
+@pytest.mark.slow
+def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
+    config = toy_config(tmp_path / "a")
+    first = train(config)
+    assert train(resumed(config)) == first
+    longer = TrainConfig(steps=30, batch_size=8, log_every=5, eval_every=8)
+    at_once = train(toy_config(tmp_path / "b", train=longer))
+    assert train(dataclasses.replace(resumed(config), train=longer)) == at_once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"run": RunConfig(seed=1)}, "run.seed"),
+        ({"width": 4}, "width"),
+        ({"train": TrainConfig(steps=20, batch_size=4)}, "train.batch_size"),
+    ],
+)
+def test_another_config_is_refused_on_resume(tmp_path: Path, changes: dict, key: str):
+    config = toy_config(tmp_path)
+    train(config)
+    changed: ExperimentConfig = dataclasses.replace(config, **changes)
+    run = dataclasses.replace(changed.run, dir=str(tmp_path), resume=True)
+    with pytest.raises(MismatchError, match=key):
+        train(dataclasses.replace(changed, run=run))
+
+
+def test_another_dataset_is_refused_on_resume(tmp_path: Path):
+    config = resumed(toy_config(tmp_path))
+    train(config)
+    (tmp_path / "config.json").unlink()  # leaves the checkpoint as the only witness
+    with pytest.raises(MismatchError, match=r"dataset\.dataset: saved 0, now 1"):
+        train(dataclasses.replace(config, dataset=1))
+
+
+class Broken(ToyTask):
+    """Some batches are NaN."""
+
+    def __init__(self, config: ToyConfig, bad: set[int]) -> None:
+        super().__init__(config)
+        self.bad = bad
+
+    def batches(self, start_step: int, **rows: int):
+        for step, batch in enumerate(super().batches(start_step, **rows), start_step):
+            yield {**batch, "y": batch["y"] + np.float32("nan" if step in self.bad else 0)}
+
+
+@pytest.mark.slow
+def test_updates_that_are_not_finite_are_left_out_and_counted(tmp_path: Path):
+    """As if the batches had not been there; the step, and with it batches and noise, goes on."""
+    config = toy_config(tmp_path / "run")
+    with RunFolder(config, "toy") as folder:
+        fit(config, Broken(config, {2, 3, 12}), folder)
+    task = ToyTask(config)
+    update, batches = jax.jit(task.step), task.batches(0)
+    state = jax.jit(task.init)(rngs.key(config.run.seed, "init"))
+    losses = []
+    for step in range(20):
+        new, metrics = update(state, next(batches))
+        state = state.replace(step=new.step) if step in (2, 3, 12) else new
+        losses.append(float(metrics["loss"].value()))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), state.params)
+    _, arrays = read_newest(tmp_path / "run", {"params": abstract})
+    np.testing.assert_allclose(arrays["params"]["w"], state.params["w"], rtol=1e-6)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    lines = {line["step"]: line for line in lines if line["split"] == "train"}
+    assert {step: line.get("skipped_updates") for step, line in lines.items()} == {5: 2, 10: None, 15: 1, 20: None}
+    assert lines[5]["loss"] == pytest.approx(np.mean([losses[0], losses[1], losses[4]]), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_many_updates_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path):
+    config = toy_config(tmp_path)
+    broken = Broken(config, set(range(11, 20)))
+    with (
+        RunFolder(config, "toy") as folder,
+        pytest.raises(NonFiniteError, match=r"step 16: gradient_norm, loss not finite, and so for 5 updates in a row"),
+    ):
+        fit(config, broken, folder)
+    assert int(max((tmp_path / "checkpoints").iterdir()).name) in (6, 12), "the weights of step 11, finite"
+    again = resumed(config)
+    with (
+        RunFolder(again, "toy") as folder,
+        pytest.raises(NonFiniteError, match=r"step 16: .* for 5 updates"),
+    ):
+        fit(again, broken, folder)  # the count goes on where the save left it
+
+
+class World:
+    """An interaction before updates 7, 10, 13, ...: each adds the weights' sum to a file of numbers."""
+
+    start, every = 7, 3
+
+    def __init__(self, folder: Path, on_interact: Any = None) -> None:
+        self.path = folder / "numbers"
+        self.on_interact = on_interact
+        self.numbers: list[float] = []
+        self.seen: list[int] = []
+
+    def interact(self, state: TrainState, step: int, stopping: Any) -> dict[str, list[float]] | None:
+        self.seen.append(step)
+        number = float(np.asarray(state.params["w"]).sum())
+        with open(self.path, "a") as file:
+            file.write(f"{number!r}\n")
+        if self.on_interact is not None:
+            self.on_interact(step)
+        if stopping():
+            return None
+        self.numbers.append(number)
+        return {"number": [number, 0.0], "never": []}
+
+    def position(self) -> dict[str, Any]:
+        return {"count": len(self.numbers)}
+
+    def rewind(self, position: dict[str, Any] | None) -> None:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.numbers = [float(line) for line in lines[: 0 if position is None else position["count"]]]
+        self.path.write_text("".join(f"{number!r}\n" for number in self.numbers))
+
+
+class WorldTask(ToyTask):
+    """Fits what the world said last."""
+
+    def __init__(self, config: ToyConfig, world: World, **hooks: Any) -> None:
+        super().__init__(config, **hooks)
+        self.world = world
+
+    def batches(self, start_step: int, **rows: int) -> Iterator[Any]:
+        for batch in super().batches(start_step, **rows):
+            shift = self.world.numbers[-1] if self.world.numbers else 0.0
+            yield {**batch, "y": batch["y"] + np.float32(shift)}
+
+
+def train_in_world(config: ToyConfig, on_interact: Any = None, **hooks: Any) -> tuple[str, World]:
+    with RunFolder(config, "toy") as folder:
+        world = World(folder.path, on_interact)
+        return fit(config, WorldTask(config, world, **hooks), folder, interaction=world), world
+
+
+@pytest.mark.slow
+def test_interactions_come_at_their_steps_whatever_the_updates_per_call(tmp_path: Path):
+    digests = []
+    for updates in (1, 3, 7):
+        config = toy_config(tmp_path / str(updates))
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, updates_per_call=updates))
+        digest, world = train_in_world(config)
+        digests.append(digest)
+        assert world.seen == [7, 10, 13, 16, 19]
+    assert len(set(digests)) == 1
+    assert rows(tmp_path / "1") == rows(tmp_path / "7")
+    # Lines at 5, 10, 15, 20: interactions at 7; 10 and 13; 16 and 19. Each gives two values, the second of them 0.
+    lines = [row for row in rows(tmp_path / "1") if row["split"] == "train"]
+    numbers = world.numbers
+    assert "number" not in lines[0]
+    means = [row["number"] for row in lines[1:]]
+    np.testing.assert_allclose(means, [numbers[0] / 2, sum(numbers[1:3]) / 4, sum(numbers[3:]) / 4], rtol=1e-6)
+    assert digests[0] != train(toy_config(tmp_path / "alone"))
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float], bytes]:
+    """Digest, what the world said, and the metrics of a run that was left alone; it interacts at 7, 10, 13, 16, 19."""
+    folder = tmp_path_factory.mktemp("untouched")
+    digest, world = train_in_world(toy_config(folder))
+    return digest, world.numbers, (folder / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "step"),
+    [*(("batch", i) for i in (2, 7, 9, 12, 13, 17, 19)), *(("interact", i) for i in (7, 13, 19))],
+)
+@pytest.mark.parametrize(("signalled", "error"), [(False, Crash), (True, PreemptedError)])
+def test_an_interrupted_interaction_ends_as_an_untouched_one(
+    tmp_path: Path,
+    untouched: tuple[str, list[float], bytes],
+    where: str,
+    step: int,
+    signalled: bool,
+    error: type[Exception],
+):
+    def interrupt(at: int) -> None:
+        if at == step and signalled:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif at == step:
+            raise Crash
+
+    config = toy_config(tmp_path)
+    hooks: dict[str, Any] = {f"on_{where}": interrupt}
+    with pytest.raises(error):
+        train_in_world(config, **hooks)
+    digest, world = train_in_world(resumed(config))
+    assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
+
+
+@pytest.mark.parametrize("step", [7, 8, 13])
+def test_data_that_never_come_lose_no_interaction(
+    tmp_path: Path, untouched: tuple[str, list[float], bytes], step: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Before updates 7 and 13 the world is met; then the reader waits for ever."""
+    monkeypatch.setattr("chunkwise.train.loop.PATIENCE", 0.1)
+    monkeypatch.setattr("chunkwise.distributed.stopping._NUDGE", 0.1)
+
+    def never(at: int) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait()
+
+    config = toy_config(tmp_path)
+    with pytest.raises(PreemptedError, match=f"saved at step {step}"):
+        train_in_world(config, on_batch=never)
+    digest, world = train_in_world(resumed(config))
+    assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
+
+
+def test_an_error_while_the_run_is_to_stop_does_not_keep_it_from_saving(tmp_path: Path, whole: tuple[str, bytes]):
+    def fail(at: int) -> None:
+        if at == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise Crash
+
+    config = toy_config(tmp_path)
+    with pytest.raises(PreemptedError, match="saved at step 8"):
+        train(config, on_batch=fail)
+    assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole

@@ -1,0 +1,76 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkwise.errors import DataError, StorageError
+from chunkwise.train import machine
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes this another machine."""
+
+    def put(cores: int) -> None:
+        monkeypatch.setattr(machine, "cores", lambda: cores)
+
+    return put
+
+
+def steps(run: Path) -> list[tuple[int, int]]:
+    return [(entry["step"], entry["cores"]) for entry in json.loads((run / "machine.json").read_text())]
+
+
+def test_what_a_digest_depends_on_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    machine.note(tmp_path, 0)
+    said = capsys.readouterr().out
+    assert said.startswith(f"machine: cores {len(os.sched_getaffinity(0))}, devices 1 cpu, processes 1, jax ")
+    (entry,) = json.loads((tmp_path / "machine.json").read_text())
+    assert {"step", "cores", "devices", "processes", "jax", "jaxlib", "numpy", "XLA_FLAGS", "cpu"} <= entry.keys()
+
+
+def test_nproc_stands_for_the_cores(monkeypatch: pytest.MonkeyPatch, on: Any):
+    on(4)
+    for text, expected in (("2", 2), ("", 4), ("0", 4), ("all", 4)):
+        monkeypatch.setenv("NPROC", text)
+        assert machine.describe()["cores"] == expected
+
+
+def test_going_on_elsewhere_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str], on: Any):
+    on(4)
+    machine.note(tmp_path, 0)
+    machine.note(tmp_path, 50)
+    assert "resumed" not in capsys.readouterr().out
+    on(1)
+    machine.note(tmp_path, 60)
+    assert "resumed with cores 1 (saved on 4): the digest may differ" in capsys.readouterr().out
+    assert steps(tmp_path) == [(0, 4), (60, 1)]
+    machine.note(tmp_path, 90)
+    assert "resumed" not in capsys.readouterr().out
+    assert steps(tmp_path) == [(0, 4), (60, 1)]
+
+
+def test_a_machine_that_saved_nothing_is_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str], on: Any):
+    on(4)
+    machine.note(tmp_path, 0)
+    on(1)
+    machine.note(tmp_path, 60)
+    on(4)
+    capsys.readouterr()
+    machine.note(tmp_path, 60)  # the run was killed before it saved
+    assert "resumed" not in capsys.readouterr().out
+    assert steps(tmp_path) == [(0, 4)]
+    on(2)
+    machine.note(tmp_path, 0)  # nor before its first save
+    assert "resumed" not in capsys.readouterr().out
+    assert steps(tmp_path) == [(0, 2)]
+
+
+def test_a_note_that_cannot_be_read_or_written(tmp_path: Path):
+    (tmp_path / "machine.json").write_text('[{"cores": 1}]')
+    with pytest.raises(DataError, match=r"machine\.json: expected a list of machines, each with its step; delete"):
+        machine.note(tmp_path, 0)
+    with pytest.raises(StorageError, match=r"cannot write .*none/machine\.json: No such file"):
+        machine.note(tmp_path / "none", 0)

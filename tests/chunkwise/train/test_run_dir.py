@@ -1,0 +1,104 @@
+"""The run folder: one run at a time, refused where it would be overwritten, metrics cut back exactly."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chunkwise.config.experiment import RunConfig
+from chunkwise.errors import BusyError, ConfigError, DataError, StorageError
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyConfig, toy_config
+
+ROOT = Path(__file__).parents[3]
+
+
+def resumed(config: ToyConfig) -> ToyConfig:
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path):
+    with RunFolder(toy_config(tmp_path), "toy"):
+        pass
+    with RunFolder(toy_config(tmp_path), "toy") as folder:  # nothing was trained: nothing is lost
+        folder.log(1, "train", {})
+    with pytest.raises(ConfigError, match=r"holds a run already\. Add --run\.resume"):
+        RunFolder(toy_config(tmp_path), "toy")
+    with RunFolder(resumed(toy_config(tmp_path)), "toy") as folder:
+        assert folder.path == tmp_path
+
+
+def test_resume_needs_a_folder_and_starts_an_empty_one(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"needs --run\.dir"):
+        RunFolder(toy_config(tmp_path, run=RunConfig(resume=True)), "toy")
+    with RunFolder(resumed(toy_config(tmp_path / "new")), "toy") as folder:
+        assert json.loads((folder.path / "config.json").read_text())["train.steps"] == 20
+
+
+def test_the_default_folder_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with RunFolder(toy_config(tmp_path, run=RunConfig()), "toy") as folder:
+        assert folder.path.parent == tmp_path / "runs"
+        assert folder.path.name.startswith("tests-toy-")
+
+
+def test_a_second_run_in_a_folder_is_refused(tmp_path: Path):
+    with RunFolder(toy_config(tmp_path), "toy"), pytest.raises(BusyError, match=r"in use by process \d+"):
+        RunFolder(resumed(toy_config(tmp_path)), "toy")
+    with RunFolder(resumed(toy_config(tmp_path)), "toy"):  # free again
+        pass
+
+
+def test_the_lock_of_a_dead_process_is_free(tmp_path: Path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; from tests.chunkwise.toy import toy_config\n"
+        "from chunkwise.train.run_dir import RunFolder\n"
+        f"RunFolder(toy_config(Path({str(tmp_path)!r})), 'toy'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -9
+    with RunFolder(resumed(toy_config(tmp_path)), "toy"):
+        pass
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*Last durable step: None"):
+        RunFolder(toy_config(tmp_path / "file" / "run"), "toy")
+
+
+def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    with RunFolder(toy_config(tmp_path), "toy") as folder:
+        folder.log(1, "train", {"loss": 0.5})
+        size = folder.metrics_size()
+        whole = path.read_bytes()
+        folder.log(2, "train", {"loss": float("nan")})
+        assert json.loads(path.read_text().splitlines()[1]) == {"step": 2, "split": "train", "loss": None}
+        folder.cut_metrics(size)
+        assert path.read_bytes() == whole
+        folder.log(2, "eval", {"success": 1.0})
+        assert len(path.read_text().splitlines()) == 2
+        with pytest.raises(ConfigError, match="changed by hand"):
+            folder.cut_metrics(10**6)
+
+
+def test_timing_tells_updates_from_the_seconds_that_they_took(tmp_path: Path):
+    with RunFolder(toy_config(tmp_path), "test") as folder:
+        folder.log_timing(7, {"step": 1.23456, "wall": 2.0})
+    assert json.loads((tmp_path / "timing.jsonl").read_text()) == {"step": 7, "seconds": {"step": 1.2346, "wall": 2.0}}
+
+
+@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "timing.jsonl", "checkpoints"])
+def test_nothing_is_written_through_a_link_that_leads_out(tmp_path: Path, name: str):
+    other, run = tmp_path / "other", tmp_path / "run"
+    other.write_text("mine")
+    with RunFolder(toy_config(run), "toy") as folder:
+        folder.log(1, "train", {})
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(other)
+    with pytest.raises(DataError, match=f"links inside the folder alone, found {name} -> "):
+        RunFolder(resumed(toy_config(run)), "toy")
+    assert other.read_text() == "mine"

@@ -1,0 +1,208 @@
+"""Targets against poses of a car on a circle, whose future is known in closed form."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driving.data import targets
+from tests.driving.drives import SPEED, TURN, pose_at
+
+DT, STEPS = 0.1, 20
+
+
+def circle(t: np.ndarray) -> np.ndarray:
+    return np.stack(pose_at(t), axis=-1)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def from_poses(t: np.ndarray, pose: np.ndarray, max_gap_s: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    yaw, known = targets.headings(t, pose, np.full(len(t), np.nan), max_gap_s=max_gap_s)
+    pose = np.concatenate([pose[:, :2], yaw[:, None]], axis=1)
+    return targets.waypoints_from_poses(t, pose, known, steps=STEPS, dt_s=DT, max_gap_s=max_gap_s)
+
+
+def expected_waypoints(steps: int = STEPS) -> np.ndarray:
+    """On a circle the future in the vehicle frame is the same from everywhere."""
+    return circle(DT * np.arange(1, steps + 1))[:, :2]
+
+
+def test_waypoints_of_a_circle_and_none_past_the_end():
+    t = DT * np.arange(40)
+    waypoints, valid = from_poses(t, circle(t))
+    for i in range(40):
+        left = min(STEPS, 39 - i)
+        assert valid[i].sum() == left
+        assert valid[i, :left].all()
+        np.testing.assert_allclose(waypoints[i, :left], expected_waypoints()[:left], atol=1e-5)
+        assert (waypoints[i, left:] == 0).all()  # never the last pose again
+
+
+def test_waypoints_go_by_time_where_frames_were_dropped():
+    t = np.delete(DT * np.arange(40), [5, 6, 17])
+    waypoints, valid = from_poses(t, circle(t))
+    assert valid[0].all()
+    # Linear between frames 0.3 s apart: the sagitta of the arc, v w dt^2 / 8 = 0.036 m.
+    np.testing.assert_allclose(waypoints[0], expected_waypoints(), atol=0.04)
+    by_index = circle(t)[1 : STEPS + 1, :2]
+    assert np.abs(by_index - expected_waypoints()).max() > 1.0
+
+
+def test_a_frame_whose_own_pose_is_unknown_has_no_waypoints():
+    """Its future is known in the world, and nobody knows where the car stood to see it."""
+    t = DT * np.arange(40)
+    pose = circle(t)
+    known = np.ones(40, bool)
+    known[[3, 4, 20]] = False
+    pose[~known] = 0.0  # as tables.py leaves them
+    waypoints, valid = targets.waypoints_from_poses(t, pose, known, steps=STEPS, dt_s=DT, max_gap_s=0.5)
+    assert not valid[[3, 4, 20]].any()
+    assert (waypoints[[3, 4, 20]] == 0).all()
+    assert valid[[2, 5, 19]].all(), "the frames beside it see past it"
+    np.testing.assert_allclose(waypoints[5], expected_waypoints(), atol=0.04)
+    none = targets.waypoints_from_poses(t, pose, np.zeros(40, bool), steps=STEPS, dt_s=DT, max_gap_s=0.5)
+    assert not none[1].any()
+
+
+def test_a_gap_is_not_bridged():
+    t = np.concatenate([DT * np.arange(10), 2.0 + DT * np.arange(30)])
+    waypoints, valid = from_poses(t, circle(t))
+    np.testing.assert_array_equal(valid[0], (DT * np.arange(1, STEPS + 1) < 0.91) | (np.arange(STEPS) == 19))
+    np.testing.assert_allclose(waypoints[0, 19], expected_waypoints()[19], atol=1e-4)  # on a frame after the gap
+
+
+@given(
+    st.floats(-50, 50),
+    st.floats(-50, 50),
+    st.floats(-10, 10),
+    st.floats(-50, 50),
+    st.floats(-50, 50),
+    st.floats(-10, 10),
+)
+def test_relative_pose_is_the_inverse_of_composition(x: float, y: float, yaw: float, dx: float, dy: float, turn: float):
+    origin = np.array([x, y, yaw])
+    there = np.array([x + dx * np.cos(yaw) - dy * np.sin(yaw), y + dx * np.sin(yaw) + dy * np.cos(yaw), yaw + turn])
+    relative = targets.relative_pose(origin, there)
+    np.testing.assert_allclose(relative[:2], (dx, dy), atol=1e-9)
+    assert np.isclose(np.cos(relative[2] - turn), 1)
+    assert -np.pi <= relative[2] <= np.pi
+
+
+def test_wrap_keeps_half_open_interval():
+    np.testing.assert_allclose(
+        targets.wrap(np.array([0.0, np.pi, -np.pi, 3 * np.pi, 4.0])), [0, np.pi, np.pi, np.pi, 4 - 2 * np.pi]
+    )
+
+
+def test_yaw_is_continuous_over_pi_and_so_is_its_rate():
+    t = DT * np.arange(100)
+    pose = circle(t)
+    assert pose[-1, 2] > np.pi
+    pose[:, 2] = targets.wrap(pose[:, 2])
+    yaw, known = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.5)
+    np.testing.assert_allclose(yaw, TURN * t, atol=1e-9)
+    rate, valid = targets.rate(t, yaw, known, max_gap_s=0.5)
+    assert valid.all()
+    np.testing.assert_allclose(rate, TURN, atol=1e-9)
+
+
+def test_interpolated_yaw_takes_the_short_way():
+    t = np.array([0.0, 0.1])
+    pose = np.array([[0.0, 0.0, np.pi - 0.1], [0.0, 0.0, -np.pi + 0.1]])
+    yaw, known = targets.headings(t, pose, np.full(2, np.nan), max_gap_s=0.5)
+    pose[:, 2] = yaw
+    middle, valid = targets.interpolate_poses(t, pose, known, np.array([0.05]), max_gap_s=0.5)
+    assert valid.all()
+    assert np.isclose(np.abs(targets.wrap(middle[0, 2])), np.pi)
+
+
+def test_heading_from_positions_where_yaw_is_not_recorded():
+    t = DT * np.arange(30)
+    pose = circle(t)
+    true = pose[:, 2].copy()
+    pose[:, 2] = np.nan
+    yaw, known = targets.headings(t, pose, np.full(30, SPEED), max_gap_s=0.5)
+    assert known.all()
+    np.testing.assert_allclose(yaw[1:-1], true[1:-1], atol=1e-3)
+    np.testing.assert_allclose(yaw, true, atol=TURN * DT)  # one-sided at the ends
+    backwards, _ = targets.headings(t, pose, np.full(30, -SPEED), max_gap_s=0.5)
+    assert np.allclose(np.cos(backwards - yaw), -1)
+
+
+def test_a_standing_car_keeps_its_heading_and_a_car_that_never_moved_has_none():
+    t = DT * np.arange(30)
+    pose = np.full((30, 3), np.nan)
+    pose[:, 0] = np.concatenate([np.zeros(10), np.arange(1, 11), np.full(10, 10.0)])
+    pose[:, 1] = 0.0
+    yaw, known = targets.headings(t, pose, np.full(30, np.nan), max_gap_s=0.5)
+    assert known.all()
+    np.testing.assert_allclose(yaw, 0.0, atol=1e-12)
+    pose[:, 0] = 3.0
+    assert not targets.headings(t, pose, np.full(30, np.nan), max_gap_s=0.5)[1].any()
+
+
+def test_speed_from_positions():
+    t = DT * np.arange(30)
+    speed, valid = targets.speeds(t, circle(t)[:, :2], max_gap_s=0.5)
+    assert valid.all()
+    np.testing.assert_allclose(speed, SPEED, rtol=1e-3)
+    alone, valid = targets.speeds(t[:1], circle(t)[:1, :2], max_gap_s=0.5)
+    assert not valid.any()
+    assert alone.tolist() == [0.0]
+
+
+def listed(rows: list[list[tuple[float, float]]]) -> np.ndarray:
+    return np.array(rows, np.float32)
+
+
+def test_listed_waypoints_at_the_same_step_are_taken_as_they_are():
+    rows = np.random.default_rng(0).normal(size=(5, STEPS, 2)).astype(np.float32)
+    out, valid = targets.waypoints_from_expert(DT * np.arange(5), rows, DT, steps=STEPS, dt_s=DT, moving_at_end=False)
+    np.testing.assert_array_equal(out, rows)
+    assert valid.all()
+
+
+def test_listed_waypoints_at_another_step_are_interpolated_from_the_origin():
+    # 4 Hz, as in Waymo's end-to-end set: 0.25 s a place, 2 m apart.
+    rows = listed([[(2.0 * (j + 1), float(j + 1)) for j in range(4)]])
+    out, valid = targets.waypoints_from_expert(np.zeros(1), rows, 0.25, steps=12, dt_s=0.1, moving_at_end=False)
+    np.testing.assert_array_equal(valid[0], [True] * 10 + [False] * 2)  # the list ends after 1 s
+    np.testing.assert_allclose(out[0, :10, 0], 0.8 * np.arange(1, 11), rtol=1e-6)
+    np.testing.assert_allclose(out[0, :10, 1], 0.4 * np.arange(1, 11), rtol=1e-6)
+    assert (out[0, 10:] == 0).all()
+
+
+def test_a_list_filled_up_with_the_last_place_is_masked_there():
+    t = DT * np.arange(4)
+    rows = listed([[(min(i + j + 1, 3) - float(i), 0.0) for j in range(5)] for i in range(4)])
+    out, valid = targets.waypoints_from_expert(t, rows, DT, steps=5, dt_s=DT, moving_at_end=True)
+    np.testing.assert_array_equal(valid.sum(1), [3, 2, 1, 0])
+    assert (out[~valid] == 0).all()
+    standing = targets.waypoints_from_expert(t, rows, DT, steps=5, dt_s=DT, moving_at_end=False)[1]
+    assert standing.all()  # a car that stands at the end may well stand on
+
+
+def test_repeats_before_the_end_are_a_car_that_stands():
+    t = DT * np.arange(30)
+    rows = np.zeros((30, 5, 2), np.float32)
+    valid = targets.waypoints_from_expert(t, rows, DT, steps=5, dt_s=DT, moving_at_end=True)[1]
+    assert valid[:24].all()
+    assert not valid[29].any()
+
+
+@pytest.mark.parametrize(
+    ("offset", "nearest", "valid"), [(0.5, 5, True), (0.52, 5, True), (0.56, 6, True), (9.0, 29, False)]
+)
+def test_frames_are_chosen_by_time(offset: float, nearest: int, valid: bool):
+    t = DT * np.arange(30)
+    rows, near = targets.nearest_frames(t, np.array([offset]), tolerance_s=0.05)
+    assert (rows[0, 0], near[0, 0]) == (nearest, valid)
+
+
+def test_frames_before_the_start_and_in_a_gap_are_masked():
+    t = np.delete(DT * np.arange(30), [10, 11])
+    rows, near = targets.nearest_frames(t, np.array([-0.3, 0.0]), tolerance_s=0.05)
+    np.testing.assert_array_equal(near[:4, 0], [False, False, False, True])
+    assert near[:, 1].all()
+    np.testing.assert_array_equal(rows[:, 1], np.arange(28))
+    after = int(np.flatnonzero(np.isclose(t, 1.4))[0])  # 0.3 s before it lies 1.1 s, which was dropped
+    assert not near[after, 0]

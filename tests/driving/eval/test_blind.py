@@ -1,0 +1,38 @@
+"""What a blind predictor may know of the past."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from driving.config import DataConfig
+from driving.data.batches import open_data
+from driving.eval.blind import EgoStates
+from tests.driving.drives import SIZE, SPEED, TURN, write_drive
+
+GAINED, TURNED = 2.0, 0.3
+"""Of the car, each second: m/s and rad/s."""
+
+
+def _changing(tree: dict[str, Any]) -> None:
+    """Speed and yaw rate grow; frame 12 says neither."""
+    for i, frame in enumerate(tree["frames"]):
+        state = frame["observations"]["state"]
+        state |= {"speed_mps": SPEED + GAINED * frame["t"], "yaw_rate_radps": TURN + TURNED * frame["t"]}
+        for key in ("x_m", "y_m", "yaw_rad", "speed_mps", "yaw_rate_radps"):
+            if i == 12:
+                del state[key]
+
+
+def test_the_past_is_of_the_same_drive_and_by_time(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_drive(tmp_path, name, frames=30, dt=0.25, change=_changing)
+    data = open_data(DataConfig(path=str(tmp_path), image_size=SIZE, max_gap_s=0.2), "all")
+    states = EgoStates(data)
+    frame = states.rows % 30
+    for column, before in enumerate((1, 2, 4)):  # frames of 0.25 s: 0.25, 0.5 and 1 s
+        known = (frame >= before) & (frame != 12) & (frame - before != 12)
+        seconds = np.where(known, 0.25 * before, 0)
+        rows = frame != 12
+        np.testing.assert_allclose(states.past[rows, column], (GAINED * seconds)[rows], atol=1e-5)
+        np.testing.assert_allclose(states.past[rows, column + 3], (TURNED * seconds)[rows], atol=1e-5)

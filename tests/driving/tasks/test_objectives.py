@@ -1,0 +1,121 @@
+"""Objectives against plain numpy, and what no gradient may pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chunkwise.train import rngs
+from driving.tasks import objectives
+from driving.tasks.waypoints import waypoint_loss
+
+
+def nce(query: np.ndarray, key: np.ndarray, rows: list[int], allowed: np.ndarray, temperature: float) -> float:
+    """Mean of -log softmax over the allowed keys, by loops."""
+    losses = []
+    for i in rows:
+        cosines = {
+            j: query[i] @ key[j] / np.linalg.norm(query[i]) / np.linalg.norm(key[j])
+            for j in range(len(key))
+            if j == i or allowed[i, j]
+        }
+        whole = sum(np.exp(c / temperature) for c in cosines.values())
+        losses.append(-np.log(np.exp(cosines[i] / temperature) / whole))
+    return float(np.mean(losses))
+
+
+@pytest.mark.slow
+def test_info_nce_by_hand():
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 5, 4)).astype(np.float32)
+    query_valid = np.array([1, 1, 0, 1, 1], bool)
+    key_valid = np.array([1, 1, 1, 0, 1], bool)
+    negative = rng.random((5, 5)) < 0.6
+    arrays = [jnp.asarray(x) for x in (query, key, query_valid, key_valid, negative)]
+    found = objectives.info_nce(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], 0.2)
+    expected = nce(query, key, [0, 1, 4], negative & key_valid[None], 0.2)
+    assert float(found.count) == 3
+    assert float(found.value()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_near_frames_of_one_drive_are_no_negatives():
+    found = objectives.may_contrast(jnp.array([0, 0, 0, 1]), jnp.array([0.0, 1.5, 2.0, 0.0]), 2.0)
+    expected = [[0, 0, 1, 1], [0, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 0]]  # on the diagonal is the positive
+    assert np.asarray(found).astype(int).tolist() == expected
+
+
+@pytest.mark.slow
+def test_cross_camera_is_the_mean_over_ordered_pairs():
+    rng = np.random.default_rng(1)
+    z = rng.normal(size=(4, 3, 5)).astype(np.float32)
+    valid = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]], bool)
+    negative = ~np.eye(4, dtype=bool)
+    found = objectives.cross_camera(jnp.asarray(z), jnp.asarray(valid), jnp.asarray(negative), 0.3)
+    total = count = 0.0
+    for i in range(3):
+        for j in range(3):
+            if i != j:
+                rows = np.flatnonzero(valid[:, i] & valid[:, j]).tolist()
+                total += len(rows) * nce(z[:, i], z[:, j], rows, negative & valid[None, :, j], 0.3)
+                count += len(rows)
+    assert float(found.count) == count
+    assert float(found.value()) == pytest.approx(total / count, rel=1e-4)
+
+
+def test_the_masked_objective_counts_hidden_tokens_and_moves_no_target():
+    rng = np.random.default_rng(2)
+    predicted, target = rng.normal(size=(2, 2, 2, 1, 3, 4)).astype(np.float32)
+    hidden = rng.random((2, 2, 1, 3)) < 0.5
+    valid = np.array([[True, False], [True, True]])
+    arguments = [jnp.asarray(x) for x in (predicted, target, hidden, valid)]
+    found = objectives.masked_latent(*arguments)
+    centred = target - target.mean(-1, keepdims=True)
+    error = np.abs(predicted - centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6))
+    smooth = np.where(error < 1, error**2 / 2, error - 0.5).mean(-1)
+    chosen = hidden & valid[:, :, None, None]
+    assert float(found.value()) == pytest.approx(float(smooth[chosen].mean()), rel=1e-5)
+    gradient = jax.grad(lambda t: objectives.masked_latent(arguments[0], t, *arguments[2:]).value())(arguments[1])
+    assert not np.asarray(gradient).any()
+
+
+def test_hidden_tokens_are_as_many_as_asked_for():
+    hidden = objectives.draw_hidden(rngs.key(0, "x"), (2, 2, 5, 4, 6), 0.5)
+    assert np.asarray(hidden).sum((-1, -2)).tolist() == np.full((2, 2, 5), 12).tolist()
+    assert len({row.tobytes() for row in np.asarray(hidden).reshape(20, -1)}) > 15
+
+
+def test_ego_motion_is_seen_from_the_first_moment():
+    # The car drives 2 m along a heading of 90 degrees, and turns by 0.1: from the first moment that is straight ahead.
+    relative = jnp.array([[[1.0, 1.0, np.pi / 2], [1.0, 3.0, np.pi / 2 + 0.1]]], jnp.float32)
+    target = np.array([2.0, 0.0, 0.1]) / np.array(objectives.MOTION_SCALE)
+    valid = jnp.ones((1, 2), bool)
+    right = objectives.ego_motion(jnp.asarray(target[None], jnp.float32), relative, valid)
+    assert float(right.value()) == pytest.approx(0, abs=1e-9)
+    assert float(objectives.ego_motion(jnp.zeros((1, 3)), relative, valid.at[0, 1].set(False)).count) == 0
+
+
+def test_collapse_shows():
+    rng = np.random.default_rng(3)
+    spread = objectives.spread(jnp.asarray(rng.normal(size=(64, 256)), jnp.float32))
+    line = objectives.spread(jnp.asarray(rng.normal(size=(64, 1)) * np.ones((1, 256)), jnp.float32))
+    point = objectives.spread(jnp.ones((64, 256)))
+    assert float(spread["effective_rank"].value()) > 50
+    assert float(line["effective_rank"].value()) == pytest.approx(1, abs=0.3)
+    assert float(spread["feature_std"].value()) == pytest.approx(1, abs=0.05)
+    assert float(point["feature_std"].value()) == 0
+
+
+def test_padded_waypoints_have_no_gradient():
+    rng = np.random.default_rng(4)
+    predicted, truth = rng.normal(size=(2, 3, 20, 2)).astype(np.float32)
+    valid = rng.random((3, 20)) < 0.5
+    truth[~valid] = np.nan
+    gradient = jax.grad(lambda p: waypoint_loss(p, jnp.asarray(truth), jnp.asarray(valid)).value())(
+        jnp.asarray(predicted)
+    )
+    assert not np.asarray(gradient)[~valid].any()
+    assert (np.abs(np.asarray(gradient)[valid]).max(-1) > 0).all()
+    found = waypoint_loss(*map(jnp.asarray, (predicted, truth, valid)))
+    expected = (np.sqrt(((predicted - truth) ** 2).sum(-1) + 0.01) - 0.1)[valid].mean()
+    assert float(found.value()) == pytest.approx(float(expected), rel=1e-5)
+    assert float(found.count) == valid.sum()

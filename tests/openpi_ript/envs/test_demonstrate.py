@@ -1,0 +1,132 @@
+"""The script lifts a cube, in a world of its own that needs no simulator, and its episodes become a dataset."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.errors import ConfigError
+from openpi_ript.config.experiment import (
+    DataConfig,
+    DemonstrateConfig,
+    EnvConfig,
+    EvalConfig,
+    OpenpiRiptConfig,
+    RobotConfig,
+)
+from openpi_ript.data.dataset import open_data
+from openpi_ript.data.tokenizer import PromptTokenizer
+from openpi_ript.envs import demonstrate as demonstrate_lib
+from openpi_ript.envs.demonstrate import METRES, demonstrate, play
+from openpi_ript.envs.protocol import Observation, Step
+from tests.openpi_ript.small_run import make_dataset, small_config, supervised
+
+STATE = ("robot0_eef_pos", "robot0_gripper_qpos", "cube_pos")
+ENV = EnvConfig(suite="robosuite", task="Lift", prompt="lift the cube", max_steps=40, state=STATE)
+
+
+class World:
+    """A hand that goes where it is told, and a cube that sticks to it once the fingers closed around it."""
+
+    fps = 20
+    action_dim = 7
+
+    def reset(self, seed: int) -> Observation:
+        rng = np.random.default_rng(seed)
+        self.hand = np.array([0.0, 0.0, 1.0])
+        self.cube = np.array([*rng.uniform(-0.03, 0.03, 2), 0.82])
+        self.fingers = -1.0
+        return self._observe()
+
+    def clip(self, action: Any) -> np.ndarray:
+        return np.clip(action, -1, 1).astype(np.float32)
+
+    def step(self, action: np.ndarray) -> Step:
+        held = self.fingers > 0 and np.linalg.norm(self.hand - self.cube) < 0.02
+        move = METRES * action[:3].astype(float)
+        self.hand = self.hand + move
+        self.cube = self.cube + move * held
+        self.fingers = float(action[6])
+        success = bool(self.cube[2] > 0.86)
+        return Step(self._observe(), float(success), success)
+
+    def state(self) -> np.ndarray:
+        return np.concatenate([self.hand, self.cube])
+
+    def picture(self, height: int, width: int) -> np.ndarray:
+        return np.zeros((height, width, 3), np.uint8)
+
+    def close(self) -> None: ...
+
+    def _observe(self) -> Observation:
+        arrays = {"robot0_eef_pos": self.hand, "robot0_gripper_qpos": [self.fingers] * 2, "cube_pos": self.cube}
+        observed = {name: np.asarray(value, np.float32) for name, value in arrays.items()}
+        return observed | {"agentview_image": np.full((8, 8, 3), 7, np.uint8)}
+
+
+def test_the_script_lifts_and_stops_with_success():
+    world: Any = World()
+    frames, actions, success = play(world, ENV, 0.0, np.random.default_rng(0))
+    assert success
+    assert len(frames) == len(actions) < 30
+    closed = [action[6] > 0 for action in actions]
+    assert closed == sorted(closed), "once closed, the fingers stay closed"
+    at = frames[closed.index(True)]
+    assert np.linalg.norm(at["robot0_eef_pos"] - at["cube_pos"]) < 0.02
+    assert all((action[3:6] == 0).all() for action in actions)
+    _, clumsy, success = play(world, ENV, 2.0, np.random.default_rng(0))
+    assert not success
+    assert len(clumsy) == 40
+    assert np.abs(clumsy).max() <= 1
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenpiRiptConfig:
+    monkeypatch.setattr(demonstrate_lib, "make", lambda env: World())
+    root = make_dataset(tmp_path)
+    base = supervised(small_config(root, tmp_path / "run"))
+    cameras = {"base_0_rgb": "observation.images.base"}
+    robot = RobotConfig(state_dim=8, target_state_dim=8)
+    data = DataConfig(path=str(tmp_path / "lift"), robot=robot, cameras=cameras, horizon=8, image_size=(28, 28))
+    return dataclasses.replace(
+        base,
+        data=data,
+        env=dataclasses.replace(ENV, cameras={"base_0_rgb": "agentview_image"}),
+        eval=EvalConfig(),
+        demonstrate=DemonstrateConfig(episodes=5, noise=(0.0, 2.0)),
+    )
+
+
+def test_demonstrations_become_a_dataset_that_training_reads(config: OpenpiRiptConfig, capsys: pytest.CaptureFixture):
+    demonstrate(config)
+    assert "demonstrated 5 episodes of Lift, 3 of which succeeded" in capsys.readouterr().out
+    data = open_data(config.data)
+    assert data.to_ript.rollouts.success.tolist() == [True, False, True, False, True]
+    frames, actions, _ = play(World(), config.env, 0.0, np.random.default_rng([0, 2]))  # pyright: ignore
+    raw = data.raw(int(data.table.starts[2]) + 3)
+    np.testing.assert_array_equal(raw["state"], np.concatenate([frames[3][name] for name in STATE]))
+    np.testing.assert_array_equal(raw["action"], actions[3:11])
+    assert raw["task"] == "lift the cube"
+    assert (raw["images"]["observation.images.base"] == 7).all()
+    tokenizer = PromptTokenizer(Path(config.data.path) / "tokenizer.model", 16)
+    assert tokenizer.encode("lift the cube")[1].sum() <= 8
+
+    demonstrate(config)  # it is there already
+    assert config.demonstrate is not None
+    other = dataclasses.replace(config, demonstrate=dataclasses.replace(config.demonstrate, seed=1))
+    with pytest.raises(ConfigError, match=r"expected the synthetic dataset of .*'seed': 1"):
+        demonstrate(other)
+
+
+def test_failures_can_be_left_out(config: OpenpiRiptConfig):
+    settings = DemonstrateConfig(episodes=5, noise=(0.0, 2.0), keep_failures=False)
+    demonstrate(dataclasses.replace(config, demonstrate=settings))
+    assert open_data(config.data).to_ript.rollouts.success.tolist() == [True] * 3
+
+
+def test_there_is_a_script_for_lift_alone(config: OpenpiRiptConfig):
+    assert config.env is not None
+    with pytest.raises(ConfigError, match="not for robosuite Stack"):
+        demonstrate(dataclasses.replace(config, env=dataclasses.replace(config.env, task="Stack")))

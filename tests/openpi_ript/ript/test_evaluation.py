@@ -1,0 +1,219 @@
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.errors import DataError, RunError
+from openpi_ript import evaluate as command
+from openpi_ript.config.experiment import EnvConfig
+from openpi_ript.envs.protocol import make
+from openpi_ript.policies import saved
+from openpi_ript.ript import acting, film
+from openpi_ript.ript.collect import Collector
+from openpi_ript.ript.evaluation import Evaluation, Manifest, compare_evaluations, evaluate, make_manifest
+from openpi_ript.ript.rollouts import load
+from openpi_ript.ript.workers import Workers
+from tests.openpi_ript.toy_rollouts import Straight, point
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    made = Collector(point())
+    yield made
+    made.close()
+
+
+def run(collector: Collector, manifest: Manifest, folder: Path, threshold: float = 0.0, keep: int = 0) -> Evaluation:
+    return evaluate(
+        collector,
+        Straight(threshold),
+        manifest,
+        episodes=len(manifest.states),
+        guidance_scale=None,
+        folder=folder,
+        keep=keep,
+    )
+
+
+def test_a_manifest_is_the_same_for_every_run_and_survives_its_file(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=3, episodes=6)
+    manifest.save(tmp_path / "m.json")
+    assert Manifest.load(tmp_path / "m.json") == manifest
+    assert make_manifest(collector, seed=3, episodes=4).states == manifest.states[:4]
+    assert len({state.init_hash for state in manifest.states}) == 6
+    assert not set(make_manifest(collector, seed=4, episodes=6).states) & set(manifest.states)
+    (tmp_path / "m.json").write_text("[1]")
+    with pytest.raises(DataError, match="expected a manifest"):
+        Manifest.load(tmp_path / "m.json")
+
+
+def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, tmp_path: Path):
+    given = tmp_path / "theirs.json"
+    make_manifest(collector, seed=5, episodes=2).save(given)
+    before = given.read_bytes()
+    found = command.initial_states(collector, tmp_path, given, seed=0, episodes=4)  # another seed, and too short
+    assert (found.seed, len(found.states)) == (5, 2)
+    assert given.read_bytes() == before
+    with pytest.raises(DataError, match="expected 4 initial states"):
+        evaluate(collector, Straight(0.0), found, episodes=4, guidance_scale=None, folder=tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
+    own = command.initial_states(collector, tmp_path, None, seed=0, episodes=2)
+    assert Manifest.load(tmp_path / "manifest.json") == own
+    assert command.initial_states(collector, tmp_path, None, seed=0, episodes=3).states[:2] == own.states
+    new = command.initial_states(collector, tmp_path, tmp_path / "new.json", seed=0, episodes=2)
+    assert Manifest.load(tmp_path / "new.json") == new == own
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), (None, 1.5)), (("--guidance-scale", "3"), (3.0, 3.0))])
+def test_the_scale_that_is_written_down_is_the_one_that_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], expected: tuple[float | None, float]
+):
+    class Acting(Straight):
+        """Stands for the run's policy: without a scale of its own it takes the config's."""
+
+        def __init__(self, *_: Any) -> None:
+            super().__init__(0.0)
+            self.guidance_scale: float | None = None
+
+        def use(self, *_: Any) -> None:
+            pass
+
+    scales: list[Any] = []
+
+    def watched(collector: Collector, actor: Any, manifest: Manifest, **more: Any) -> Evaluation:
+        scales.append((actor.guidance_scale, more["guidance_scale"]))
+        return evaluate(collector, actor, manifest, **more)
+
+    settings = SimpleNamespace(seed=0, final_episodes=2)
+    config = SimpleNamespace(env=point(), eval=settings, guidance=SimpleNamespace(scale=1.5))
+    monkeypatch.setattr(saved, "read_config", lambda _: config)
+    monkeypatch.setattr(saved, "read_run_weights", lambda *_: (7, {}))
+    monkeypatch.setattr(saved, "read_stats", lambda *_: {})
+    monkeypatch.setattr(acting, "ActingPolicy", Acting)
+    monkeypatch.setattr(command, "evaluate", watched)
+    assert command.main(["run", str(tmp_path), *given]) == 0
+    assert scales == [expected]
+    written = Evaluation.load(tmp_path / "evaluations/step_00000007.json")
+    assert (written.guidance_scale, len(written.outcomes)) == (expected[1], 2)
+
+
+def test_a_wrong_option_ends_with_64(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["run", "somewhere", "--episode", "x"])
+    assert ended.value.code == 64
+    assert "usage" in capsys.readouterr().err
+
+
+class Mortal(Workers):
+    """Kills its worker before it answers, at each of some answers."""
+
+    def __init__(self, config: EnvConfig, at: set[int]) -> None:
+        super().__init__(config)
+        self.answers, self.at = 0, at
+
+    def receive(self, slot: int, stopping: Callable[[], bool] = lambda: False) -> Any:
+        self.answers += 1
+        pid = self.pid(slot)
+        if self.answers in self.at and pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            while (process := self._processes[slot]) is not None and process.is_alive():
+                time.sleep(0.01)
+            with contextlib.suppress(EOFError, OSError):
+                self._pipes[slot].recv()  # what it had answered before
+        return super().receive(slot, stopping)
+
+
+def test_a_worker_that_dies_while_the_manifest_is_made_is_replaced(collector: Collector):
+    mortal = Collector(point())
+    mortal.workers = Mortal(mortal.config, {1, 3, 4})
+    assert make_manifest(mortal, seed=3, episodes=4) == make_manifest(collector, seed=3, episodes=4)
+    assert mortal.deaths == 3
+    mortal.close()
+
+
+def test_an_initial_state_that_kills_every_worker_ends_the_run_with_its_name():
+    mortal = Collector(point())
+    mortal.workers = Mortal(mortal.config, {2, 3, 4})
+    with pytest.raises(RunError, match=r"initial_state_0001: 3 workers died in this rollout \(seed \d+\)"):
+        make_manifest(mortal, seed=3, episodes=4)
+    assert mortal.workers.pid(0) is None
+
+
+def test_an_evaluation_survives_the_death_of_a_worker(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=4)
+    mortal = Collector(point())
+    mortal.workers = Mortal(mortal.config, {1, 6})
+    assert run(mortal, manifest, tmp_path) == run(collector, manifest, tmp_path)
+    assert mortal.deaths == 2
+    mortal.close()
+
+
+def test_an_evaluation_repeats_and_is_compared_state_by_state(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=12)
+    good, bad = run(collector, manifest, tmp_path, -1.0), run(collector, manifest, tmp_path, 1.5)
+    assert run(collector, manifest, tmp_path, -1.0) == good
+    assert [outcome["init_hash"] for outcome in good.outcomes] == [state.init_hash for state in manifest.states]
+    assert good.successes > bad.successes
+    assert good.metrics()["policy/success"] == good.successes / 12
+    assert good.metrics()["policy/success_low"] < good.successes / 12 <= good.metrics()["policy/success_high"]
+    good.save(tmp_path / "a.json")
+    assert Evaluation.load(tmp_path / "a.json") == good
+    found = compare_evaluations(good, dataclasses.replace(bad, outcomes=bad.outcomes[::-1]))
+    pairs = [(a["success"], b["success"]) for a, b in zip(good.outcomes, bad.outcomes, strict=True)]
+    assert (found.both, found.only_a, found.only_b) == tuple(
+        pairs.count(pair) for pair in [(True, True), (True, False), (False, True)]
+    )
+
+
+def test_another_initial_state_than_the_manifests_is_refused(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=2)
+    wrong = dataclasses.replace(manifest.states[1], init_hash="0" * 16)
+    with pytest.raises(DataError, match="expected the initial state 0000000000000000 of the manifest"):
+        run(collector, dataclasses.replace(manifest, states=(manifest.states[0], wrong)), tmp_path)
+    with pytest.raises(DataError, match="of point blue"):
+        run(collector, dataclasses.replace(manifest, task="blue"), tmp_path)
+    one, other = (
+        run(collector, manifest, tmp_path),
+        run(collector, make_manifest(collector, seed=1, episodes=2), tmp_path),
+    )
+    with pytest.raises(DataError, match="no initial state in common"):
+        compare_evaluations(one, other)
+
+
+def test_the_command_compares_files(collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    manifest = make_manifest(collector, seed=0, episodes=4)
+    for name, threshold in (("a", -1.0), ("b", 1.5)):
+        run(collector, manifest, tmp_path, threshold).save(tmp_path / f"{name}.json")
+    assert command.main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
+    assert "of 4" in capsys.readouterr().out
+    assert command.main(["compare", str(tmp_path / "a.json"), str(tmp_path / "none.json")]) == 65
+    assert "none.json" in capsys.readouterr().err
+
+
+def test_films_show_who_succeeded(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=0, episodes=5)
+    result = run(collector, manifest, tmp_path, keep=5)
+    rollouts = [load(tmp_path / f"episode_{n:04d}.npz") for n in range(5)]
+    films = [film.replay(make(point()), rollout) for rollout in rollouts]
+    successes = [bool(outcome["success"]) for outcome in result.outcomes]
+    frames = list(film.grid(films, successes, hold=2))
+    assert len(frames) == max(map(len, films)) + 2
+    assert frames[0].shape == (2 * film.SIZE, 3 * film.SIZE, 3)
+    for n, success in enumerate(successes):
+        y, x = divmod(n, 3)
+        corner = frames[-1][y * film.SIZE, x * film.SIZE]
+        np.testing.assert_array_equal(corner, film.SUCCESS if success else film.FAILURE)
+        np.testing.assert_array_equal(frames[0][y * film.SIZE, x * film.SIZE], film.UNDECIDED)
+    assert film.film(point(), tmp_path, tmp_path / "grid.mp4", episodes=5) == tmp_path / "grid.mp4"
+    assert json.loads((tmp_path / "env.json").read_text())["task"] == "red"
+    with pytest.raises(DataError, match="expected the initial state"):
+        film.replay(make(point()), dataclasses.replace(rollouts[0], init_hash="0" * 16))

@@ -1,0 +1,276 @@
+"""The round: which groups are played and trained on, how rollouts become data, what a resumed run takes from disk."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.state import TrainState
+from openpi_ript.config.experiment import (
+    DataConfig,
+    EvalConfig,
+    OpenpiRiptConfig,
+    Optimality,
+    RobotConfig,
+    RolloutConfig,
+)
+from openpi_ript.data.dataset import TrainingData, open_data
+from openpi_ript.ript.rollout_data import Group, training_data
+from openpi_ript.ript.round import Ript
+from tests.openpi_ript.small_run import make_dataset, small_config
+from tests.openpi_ript.toy_rollouts import FakeCollector, FakePolicy, make_rollout, point
+
+ROLLOUT = RolloutConfig(start=2, updates=4, groups=2, max_groups=4, size=4, initial_states=6, retry_after=8)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dataset(tmp_path_factory.mktemp("ript"))
+
+
+def make_config(root: Path, folder: Path, **rollout: Any) -> OpenpiRiptConfig:
+    data = DataConfig(
+        path=str(root),
+        robot=RobotConfig(state_dim=2, target_state_dim=4, action_dim=3),
+        cameras={},
+        horizon=8,
+        action_norm="mean_std",
+    )
+    return small_config(
+        root,
+        folder,
+        data=data,
+        env=point(),
+        rollout=dataclasses.replace(ROLLOUT, **rollout),
+        eval=EvalConfig(),
+    )
+
+
+def make_group(*successes: bool, first: int = 0, init_hash: str = "a" * 16) -> Group:
+    rollouts = [
+        make_rollout(4 + k, success=one, seed=first + k, init_hash=init_hash) for k, one in enumerate(successes)
+    ]
+    return Group(state=0, files=[f"{first + k}.npz" for k in range(len(rollouts))], rollouts=rollouts)
+
+
+def make_ript(
+    config: OpenpiRiptConfig,
+    data: TrainingData,
+    folder: Path,
+    collector: FakeCollector,
+) -> Ript:
+    return Ript(config, data, folder, collector, FakePolicy())
+
+
+def states_of(names: Sequence[str]) -> list[int]:
+    """Initial states in the order in which they were begun."""
+    return list(dict.fromkeys(int(name.split("_")[1].split("-")[0]) for name in names))
+
+
+def interact(ript: Ript, step: int, weights: str = "a") -> Any:
+    state = TrainState(step=step, params=weights, opt_state={}, target={})
+    return ript.interact(state, step, lambda: False)
+
+
+def test_windows_carry_the_advantage_of_their_rollout(root: Path, tmp_path: Path):
+    config = make_config(root, tmp_path)
+    assert config.rollout is not None
+    groups = [make_group(True, False, False), make_group(True, True, False, first=9, init_hash="b" * 16)]
+    env = point(cameras={"base_0_rgb": "agentview_image"})
+    data = training_data(open_data(config.data), groups, env, config.rollout)
+    lengths = [4, 5, 6, 4, 5, 6]
+    assert data.table.lengths.tolist() == lengths
+    np.testing.assert_allclose(data.to_ript.rollouts.raw_advantage, [1, -0.5, -0.5, 0.5, 0.5, -1])
+    labels = [Optimality.POSITIVE, Optimality.NEGATIVE, Optimality.NEGATIVE] + [Optimality.POSITIVE] * 2
+    assert data.to_ript.rollouts.optimality.tolist() == [*labels, Optimality.NEGATIVE]
+    assert data.rows.tolist() == list(range(sum(lengths))), "every frame is a start"
+    assert data.to_ript.rollouts.success.tolist() == [True, False, False, True, True, False]
+    assert data.to_ript.rollouts.length.tolist() == lengths
+    rollout = groups[0].rollouts[1]
+    raw = data.raw(4 + 3)  # frame 3 of the second rollout, which has 5
+    np.testing.assert_array_equal(raw["state"], rollout.observations["position"][3])
+    np.testing.assert_array_equal(raw["action"], rollout.actions[[3, 4, 4, 4, 4, 4, 4, 4]])
+    assert raw["action_is_pad"].tolist() == [False, False] + [True] * 6
+    sample = data.sample(4 + 3)
+    assert sample["prompt"] == "move to the red disc"
+    np.testing.assert_allclose(sample["advantages"], data.to_ript.rollouts.advantage[1])
+
+
+def test_rejection_imitates_all_successes_and_nothing_else(root: Path, tmp_path: Path):
+    config = make_config(root, tmp_path, objective="rejection")
+    assert config.rollout is not None
+    groups = [make_group(True, False), make_group(True, True, first=5, init_hash="b" * 16)]
+    data = training_data(open_data(config.data), groups, point(), config.rollout)
+    assert data.table.lengths.tolist() == [4, 4, 5]
+    assert data.to_ript.rollouts.optimality.tolist() == [Optimality.POSITIVE] * 3
+    assert data.to_ript.rollouts.advantage.tolist() == [1.0] * 3
+
+
+def test_pictures_of_rollouts_are_read_by_frame(root: Path, tmp_path: Path):
+    config = make_config(root, tmp_path)
+    cameras = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
+    data_config = dataclasses.replace(config.data, cameras=cameras, image_size=(12, 12))
+    groups = [make_group(True, False)]
+    shown = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
+    assert config.rollout is not None
+    data = training_data(open_data(data_config), groups, point(cameras=shown), config.rollout)
+    for camera, name in shown.items():
+        picture = groups[0].rollouts[1].observations[name][2]
+        np.testing.assert_array_equal(data.sample(4 + 2)["image"][camera], picture)
+
+
+def test_rollouts_of_different_initial_states_are_no_group():
+    rollouts = [make_rollout(init_hash="a" * 16), make_rollout(init_hash="b" * 16)]
+    with pytest.raises(DataError, match=r"0.npz and its group: expected one initial state"):
+        Group(state=0, files=["0.npz", "1.npz"], rollouts=rollouts)
+
+
+def test_groups_alike_are_replaced_remembered_and_rest(root: Path, tmp_path: Path):
+    collector = FakeCollector(lambda state, k: k < 2 if state >= 3 else state == 0)
+    config = make_config(root, tmp_path)
+    ript = make_ript(config, open_data(config.data), tmp_path, collector)
+    ript.rewind(None)
+    assert (ript.start, ript.every) == (2, 4)
+    told = interact(ript, 2)
+    tried = states_of(collector.played)
+    mixed = [state for state in tried if state >= 3]
+    assert len(mixed) == 2 or len(tried) == 4, "goes on until enough groups are mixed, or too many were tried"
+    assert told["rollouts/mixed_groups"] == [float(state >= 3) for state in tried]
+    assert len(told["rollouts/success"]) == 4 * len(tried)
+    position = ript.position()
+    alike = [state for state in tried if state < 3]
+    assert [(rest["state"], rest["success"]) for rest in position["resting"]] == [(s, s == 0) for s in alike]
+    assert [rest["init_hash"] for rest in position["resting"]] == [f"{state:016x}" for state in alike]
+    assert [[name.split("-")[0] for name in group] for group in position["rounds"][0]["groups"]] == [
+        [f"state_{state:05d}"] * 4 for state in mixed
+    ]
+    collector.played.clear()
+    interact(ript, 6, "b")
+    assert not set(states_of(collector.played)) & set(alike), "they rest for 8 updates"
+    collector.played.clear()
+    interact(ript, 10, "c")
+    rested = {rest["state"] for rest in position["resting"]}
+    still = {rest["state"] for rest in ript.position()["resting"] if rest["step"] == 2}
+    assert not still
+    assert rested <= {0, 1, 2}
+
+
+def test_early_stop_goes_on_with_fewer_groups(root: Path, tmp_path: Path):
+    collector = FakeCollector(lambda state, k: k < 2 if state == 3 else True)
+    config = make_config(root, tmp_path, early_stop=0.5, max_groups=6)
+    ript = make_ript(config, open_data(config.data), tmp_path, collector)
+    interact(ript, 2)
+    tried = states_of(collector.played)
+    assert 3 in tried
+    assert tried.index(3) >= len(tried) - 2, "the wave in which the one mixed group was is the last"
+
+
+def test_a_round_without_signal_keeps_the_last_one(root: Path, tmp_path: Path):
+    solved = False
+    collector = FakeCollector(lambda state, k: solved or k < 2)
+    config = make_config(root, tmp_path)
+    ript = make_ript(config, open_data(config.data), tmp_path, collector)
+    interact(ript, 2)
+    rounds = ript.position()["rounds"]
+    solved = True
+    interact(ript, 6, "b")
+    assert ript.position()["rounds"] == rounds
+    hopeless = make_ript(config, open_data(config.data), tmp_path / "x", FakeCollector(lambda state, k: False))
+    with pytest.raises(ConfigError, match="every group of the first round ended alike"):
+        interact(hopeless, 2)
+
+
+def test_a_resumed_round_plays_what_is_missing_alone(root: Path, tmp_path: Path):
+    config = make_config(root, tmp_path)
+    data = open_data(config.data)
+    whole = FakeCollector(lambda state, k: k < 2)
+    untouched = make_ript(config, data, tmp_path / "whole", whole)
+    told = interact(untouched, 2)
+
+    broken = FakeCollector(lambda state, k: k < 2)
+    broken.stop_after = 3
+    assert interact(make_ript(config, data, tmp_path / "cut", broken), 2) is None
+    (tmp_path / "cut/rollouts" / f"step_00000002-{'a' * 12}" / f"{whole.played[1][:-4]}.npz.part").write_bytes(b"x")
+    resumed = FakeCollector(lambda state, k: k < 2)
+    again = make_ript(config, data, tmp_path / "cut", resumed)
+    again.rewind(None)
+    assert interact(again, 2) == told
+    assert resumed.played == whole.played[3:]
+    assert again.position() == untouched.position()
+
+    other = FakeCollector(lambda state, k: k < 2)
+    interact(make_ript(config, data, tmp_path / "cut", other), 2, "b")
+    assert other.played == whole.played, "other weights play their own"
+
+
+def test_rewind_gives_the_same_batches_and_names_what_is_missing(root: Path, tmp_path: Path):
+    config = make_config(root, tmp_path, replay_rounds=2)
+    data = open_data(config.data)
+    collector = FakeCollector(lambda state, k: k < 2)
+    ript = make_ript(config, data, tmp_path, collector)
+    interact(ript, 2)
+    interact(ript, 6, "b")
+    position = ript.position()
+    assert [one["step"] for one in position["rounds"]] == [2, 6]
+
+    def supervised(start: int) -> Any:
+        return data.batches(seed=5, batch_size=4, start_step=start)
+
+    expected = [batch for batch, _ in zip(ript.batches(supervised, 6), range(3), strict=False)]
+    halves = [next(ript.batches(supervised, 6, shard=i, num_shards=2)) for i in (0, 1)]
+    for name in ("action", "optimality"):
+        np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), expected[0][name])
+    other = make_ript(config, data, tmp_path, collector)
+    other.rewind(position)
+    assert other.position() == position
+    found = [batch for batch, _ in zip(other.batches(supervised, 6), range(3), strict=False)]
+    for one, two in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(one["action"], two["action"])
+        np.testing.assert_array_equal(one["optimality"], two["optimality"])
+    first = next(ript.batches(supervised, 0))
+    assert first["optimality"].tolist() == [Optimality.POSITIVE] * 4, "the dataset before the first round"
+
+    victim = tmp_path / "rollouts" / position["rounds"][0]["folder"] / position["rounds"][0]["groups"][0][0]
+    victim.unlink()
+    with pytest.raises(DataError, match=victim.name):
+        make_ript(config, data, tmp_path, collector).rewind(position)
+
+
+def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):
+    config = make_config(root, tmp_path)
+    with pytest.raises(ValueError, match="expected env and eval together"):
+        dataclasses.replace(config, eval=None)
+    with pytest.raises(ValueError, match=r"env.execute is 9"):
+        dataclasses.replace(config, env=point(execute=9))
+    with pytest.raises(ValueError, match=r"expected updates after it"):
+        dataclasses.replace(config, rollout=dataclasses.replace(ROLLOUT, start=6))
+    with pytest.raises(ValueError, match=r"env.cameras"):
+        dataclasses.replace(config, env=point(cameras={"base_0_rgb": "agentview_image"}))
+    with pytest.raises(ValueError, match="even number"):
+        point(num_envs=3)
+    with pytest.raises(ValueError, match=r"env.num_envs is 1026; expected at most 1024 processes"):
+        point(num_envs=1026)
+    for size in ((0, 24), (24, 4097)):
+        with pytest.raises(ValueError, match=r"env.image_size is .* expected two numbers from 1 to 4096"):
+            point(image_size=size)
+    with pytest.raises(ValueError, match=r"rollout.size is 1"):
+        dataclasses.replace(ROLLOUT, size=1)
+
+
+def test_the_interaction_of_a_supervised_run_is_none(root: Path, tmp_path: Path):
+    from openpi_ript.ript.task import RolloutTask
+
+    config = dataclasses.replace(
+        make_config(root, tmp_path),
+        rollout=None,
+        guidance=None,
+        model=dataclasses.replace(make_config(root, tmp_path).model, optimality=False),
+    )
+    task = RolloutTask(config, open_data(config.data), tmp_path)
+    assert task.ript is None
+    assert SimpleNamespace(**next(task.batches(0))).actions.shape == (4, 8, 8)

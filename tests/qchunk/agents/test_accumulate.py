@@ -1,0 +1,36 @@
+"""Updates of all agents from parts of a batch, with draws that do not depend on the row."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from chunkwise.state import TrainState
+from qchunk.agents.base import Agent
+from qchunk.agents.make import make_agent
+from tests.evened import assert_same_update, even_draws
+from tests.qchunk.agents import test_dqc, test_qc, test_rlpd
+from tests.qchunk.random_weights import weights
+
+AGENTS: dict[str, Agent] = {
+    "qc-fql": test_qc.agent_of(),
+    "qc-fql, whole chunks": test_qc.agent_of(partial_chunks="drop"),
+    "qc": test_qc.agent_of(policy="best_of_n", num_samples=4),
+    "rlpd": test_rlpd.agent_of(),
+    "dqc": test_dqc.agent_of(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+def test_parts_make_the_update_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch):
+    """The rows have 4, 4, 2, 3, 1 and 4 real steps: a mean of the parts' means would differ."""
+    agent = AGENTS[name]
+    train = dataclasses.replace(agent.config.train, accumulate=3)
+    parted = make_agent(dataclasses.replace(agent.config, train=train), agent.dims)
+    even_draws(monkeypatch)
+    params, target = weights(agent)
+    opt_state: Any = agent.optimiser.init(params)
+    state = TrainState(step=jnp.int32(0), params=params, opt_state=opt_state, target=target)
+    assert_same_update(agent, parted, state, test_qc.batch_of(), test_qc.quick)

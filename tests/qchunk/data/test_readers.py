@@ -1,0 +1,402 @@
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.links import Bounds
+from qchunk.config import DataConfig
+from qchunk.data import Pool, index, relabel
+from qchunk.data.readers import aloha, ogbench
+from qchunk.data.relabel import SingleTask
+from qchunk.envs import simulators
+from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, config, dataset, write
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def source(path: Path, **data: Any) -> Any:
+    return index.open_source(DataConfig(path=str(path), **data))[0]
+
+
+def notes(path: Path, **data: Any) -> tuple[str, ...]:
+    return index.open_source(DataConfig(path=str(path), **data))[1]
+
+
+def refused(path: Path, **data: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        source(path, **data)
+    return str(caught.value)
+
+
+class TestAloha:
+    def test_reads_what_was_written(self, tmp_path: Path):
+        content = arrays(7, 0, terminated=True)
+        write(tmp_path / "episode_0.hdf5", content, success=True)
+        episode = source(tmp_path).load(0)
+        np.testing.assert_array_equal(episode.states["qpos"], content["/observations/qpos"])
+        np.testing.assert_array_equal(episode.states["state"], content["/observations/state"])
+        np.testing.assert_array_equal(episode.action, content["/action"])
+        np.testing.assert_array_equal(episode.reward, content["/reward"])
+        np.testing.assert_array_equal(episode.terminated, content["/terminated"])
+        assert (episode.id, episode.positive, episode.length) == ("episode_0.hdf5", True, 7)
+
+    def test_other_dtypes_chunks_and_columns(self, tmp_path: Path):
+        content = arrays(7, 0)
+        with h5py.File(tmp_path / "a.h5", "w") as h5:
+            for name in ("/observations/qpos", "/action"):
+                h5.create_dataset(name, data=content[name].astype(np.float64), fletcher32=True, chunks=(3, 2))
+            h5.create_dataset("/reward", data=content["/reward"].astype(np.float32)[:, None], compression="gzip")
+            h5.create_dataset("/terminated", data=np.zeros((7, 1), np.uint8))
+            h5.create_dataset("/observations/images/cam_high", data=np.zeros((7, 4, 4, 3), np.uint8))
+            h5.create_dataset("/language", data="pick up the cube")
+        episode = source(tmp_path).load(0)
+        np.testing.assert_array_equal(episode.action, content["/action"])
+        np.testing.assert_array_equal(episode.reward, content["/reward"].astype(np.float32))
+        assert not episode.terminated.any()
+        assert list(episode.states) == ["qpos"]
+
+    def test_episodes_are_in_natural_order(self, tmp_path: Path):
+        for number in (10, 2, 1):
+            write(tmp_path / f"episode_{number}.hdf5", arrays(3, number), success=True)
+        assert source(tmp_path).ids == ["episode_1.hdf5", "episode_2.hdf5", "episode_10.hdf5"]
+
+    def test_score_folders_label_and_other_scores_are_left_out_and_counted(self, tmp_path: Path):
+        for score in (1, 2, 3, 4, 5):
+            write(tmp_path / f"task/score_{score}/episode_0.hdf5", arrays(3, score))
+        assert source(tmp_path).positives.tolist() == [False, False, True, True]
+        assert notes(tmp_path) == (
+            "1 episode(s) left out by the score of their folder (positive (4, 5), negative (1, 2))",
+        )
+        assert source(tmp_path, positive_scores=(3,), negative_scores=()).positives.tolist() == [True]
+
+    def test_the_attribute_success_labels(self, tmp_path: Path):
+        found = source(dataset(tmp_path, lengths=(3, 4, 5)))
+        assert found.positives.tolist() == [True, False, True]
+        assert found.lengths.tolist() == [3, 4, 5]
+
+    def test_without_labels_all_are_positive_and_it_says_so(self, tmp_path: Path):
+        write(tmp_path / "episode_0.hdf5", arrays(3, 0))
+        assert source(tmp_path).positives.tolist() == [True]
+        assert notes(tmp_path)[0].startswith("no labels")
+
+    def test_a_label_that_only_some_episodes_lack_is_refused(self, tmp_path: Path):
+        dataset(tmp_path, lengths=(3, 4))
+        write(tmp_path / "episode_2.hdf5", arrays(3, 0))
+        assert "episode_2.hdf5: attribute success: expected a label" in refused(tmp_path)
+
+    def test_a_missing_reward_is_made_from_the_label_or_refused(self, tmp_path: Path):
+        found = source(dataset(tmp_path, lengths=(3, 4), reward=False))
+        assert found.load(0).reward.tolist() == [0, 0, 1]
+        assert found.load(1).reward.tolist() == [0, 0, 0, 0]
+        assert found.load(1).terminated.tolist() == [False, False, False, True]
+        text = refused(tmp_path, missing_reward="refuse")
+        assert text.count("/reward: expected a reward, for data.missing_reward=refuse; found none") == 2
+
+    def test_a_reward_without_terminated_ends_by_time(self, tmp_path: Path):
+        assert not source(dataset(tmp_path, lengths=(3,))).load(0).terminated.any()
+
+    def test_actions_can_be_the_joints(self, tmp_path: Path):
+        content = arrays(5, 0)
+        del content["/action"]
+        write(tmp_path / "episode_0.hdf5", content, success=True)
+        assert "/action: expected this array, for data.action=action; found none" in refused(tmp_path)
+        found = source(tmp_path, action="qpos")
+        np.testing.assert_array_equal(found.load(0).action, content["/observations/qpos"])
+        assert found.dims == {"qpos": QPOS, "state": STATE, "action": QPOS}
+
+    def test_the_fingerprint_is_of_the_content(self, tmp_path: Path):
+        one, other = dataset(tmp_path / "a", lengths=(3, 4)), dataset(tmp_path / "b", lengths=(3, 4))
+        same = source(one).manifest_hash()
+        assert source(other).manifest_hash() == same
+        with h5py.File(other / "episode_0.hdf5", "r+") as h5:
+            h5["/action"][...] += 1  # pyright: ignore
+        assert source(other).manifest_hash() != same
+
+    def test_every_problem_is_listed_with_file_dataset_row_expected_and_found(self, tmp_path: Path):
+        good = dataset(tmp_path, lengths=(6,) * 4)
+        nan, inf, short, narrow, empty = (arrays(6, seed) for seed in range(5))
+        nan["/action"][4, 2] = np.nan
+        inf["/observations/state"][1, 0] = np.inf
+        short["/reward"] = short["/reward"][:5]
+        narrow["/observations/qpos"] = narrow["/observations/qpos"][:, :-1]
+        empty = {name: x[:0] for name, x in empty.items()}
+        bad = {"nan": nan, "inf": inf, "short": short, "narrow": narrow, "empty": empty}
+        for name, content in bad.items():
+            write(good / f"{name}.hdf5", content, success=True)
+        (good / "text.hdf5").write_text("no HDF5")
+        write(good / "cut.hdf5", arrays(300, 0), success=True)
+        with (good / "cut.hdf5").open("r+b") as file:
+            file.truncate(5000)
+        text = refused(good)
+        assert "nan.hdf5: /action, row 4: expected finite numbers; found nan in column 2 (1 such row(s))" in text
+        assert "inf.hdf5: /observations/state, row 1: expected finite numbers; found inf in column 0" in text
+        assert "short.hdf5: /reward, row 5: expected 6 rows, as many as /action; found 5 rows" in text
+        assert "narrow.hdf5: /observations/qpos: expected 6 dimensions, as in most episodes; found 5 dim" in text
+        assert "empty.hdf5: /action: expected at least 1 frame; found shape (0, 4)" in text
+        assert "text.hdf5: expected a whole HDF5 file; found Unable to" in text
+        assert "cut.hdf5: expected a whole HDF5 file; found Unable to" in text
+        assert "truncated" in text
+        assert "on-bad skip" in text
+        assert text.splitlines()[0] == "7 problem(s) in the dataset:"
+
+    def test_data_outside_the_file_is_refused(self, tmp_path: Path):
+        dataset(tmp_path, lengths=(6, 6))
+        secret = tmp_path / "secret.bin"
+        secret.write_bytes(bytes(6 * ACTION * 4))
+        content = arrays(6, 0)
+        action = content.pop("/action")
+        for name in ("external", "soft", "link", "virtual"):
+            with h5py.File(write(tmp_path / f"{name}.hdf5", content, success=True), "r+") as h5:
+                if name == "external":
+                    h5.create_dataset("action", action.shape, "f4", external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+                elif name == "soft":
+                    h5["action"] = h5py.SoftLink("/observations/qpos")
+                elif name == "link":
+                    h5["action"] = h5py.ExternalLink(str(tmp_path / "episode_0.hdf5"), "/action")
+                else:
+                    layout = h5py.VirtualLayout(action.shape, "f4")
+                    layout[:] = h5py.VirtualSource(tmp_path / "episode_0.hdf5", "action", action.shape)
+                    h5.create_virtual_dataset("action", layout)
+        text = refused(tmp_path)
+        for name, found in (
+            ("external", "external storage"),
+            ("soft", "SoftLink at 'action'"),
+            ("link", "ExternalLink at 'action'"),
+            ("virtual", "a virtual dataset"),
+        ):
+            assert f"{name}.hdf5: /action: expected data stored in this file; found {found}" in text
+
+    def test_a_declared_size_that_is_not_in_the_file_is_refused_unread(self, tmp_path: Path):
+        dataset(tmp_path, lengths=(6, 6))
+        content = arrays(6, 0)
+        del content["/action"]
+        for name, rows in (("huge", 100_000_000_000), ("never_written", 6)):
+            with h5py.File(write(tmp_path / f"{name}.hdf5", content, success=True), "r+") as h5:
+                h5.create_dataset("action", (rows, 14), "f4", chunks=(6, 14))
+        text = refused(tmp_path)
+        assert "huge.hdf5: /action: expected at most 8192 MiB (arrays that are read from one file, once they" in text
+        assert "never_written.hdf5: /action: expected an array whose bytes are in the file; found 336 bytes" in text
+        assert (tmp_path / "huge.hdf5").stat().st_size < 10_000
+
+    def test_wrong_kinds_are_refused(self, tmp_path: Path):
+        content = arrays(6, 0)
+        write(tmp_path / "flat.hdf5", content | {"/action": np.zeros(6, np.float32)}, success=True)
+        write(tmp_path / "text.hdf5", content | {"/action": np.array([[b"a"] * 4] * 6)}, success=True)
+        write(tmp_path / "ended.hdf5", content | {"/terminated": np.full(6, 2)}, success=True)
+        write(tmp_path / "label.hdf5", content, success="False")
+        text = refused(tmp_path)
+        assert "flat.hdf5: /action: expected shape [T, d]; found shape (6,)" in text
+        assert "text.hdf5: /action: expected numbers; found dtype |S1" in text
+        assert "ended.hdf5: /terminated: expected 0 or 1 in each frame; found values 2 to 2" in text
+        assert "label.hdf5: attribute success: expected a bool; found 'False' of type str" in text
+
+    def test_a_damaged_checksummed_frame_is_refused(self, tmp_path: Path):
+        dataset(tmp_path, lengths=(6, 6))
+        action = np.random.default_rng(0).normal(size=(2000, ACTION)).astype(np.float32)
+        content = {name: np.repeat(x, 400, axis=0)[:2000] for name, x in arrays(6, 0).items()}
+        del content["/action"]
+        file = write(tmp_path / "episode_9.hdf5", content, success=True)
+        with h5py.File(file, "r+") as h5:
+            h5.create_dataset("action", data=action, chunks=(2000, ACTION), fletcher32=True)
+        raw = bytearray(file.read_bytes())
+        at = raw.index(action[1000].tobytes())
+        raw[at : at + 4096] = bytes(4096)
+        file.write_bytes(raw)
+        assert "episode_9.hdf5: /action: expected readable data; found" in refused(tmp_path)
+
+    def test_a_missing_an_empty_or_a_wrong_path_says_what_to_change(self, tmp_path: Path):
+        assert "does not exist; set --data.path to a folder of HDF5 episodes" in refused(tmp_path / "none")
+        assert "holds no episode; expected files *.hdf5" in refused(tmp_path)
+        (tmp_path / "a.npz").touch()
+        assert "set --data.format ogbench_npz" in refused(tmp_path / "a.npz")
+        assert "which data.format=ogbench_npz expects" in refused(tmp_path, format="ogbench_npz")
+
+
+def write_npz(file: Path, lengths: tuple[int, ...] = (5, 1, 7), **more: np.ndarray) -> dict[str, np.ndarray]:
+    """Episodes of so many *rows*, as OGBench writes them."""
+    rng = np.random.default_rng(0)
+    rows = sum(lengths)
+    content = {
+        "observations": rng.normal(size=(rows, STATE)).astype(np.float32),
+        "actions": rng.normal(size=(rows, ACTION)).astype(np.float32),
+        "terminals": np.zeros(rows, np.float32),
+    } | more
+    content["terminals"][np.cumsum(lengths) - 1] = 1
+    np.savez_compressed(file, **content)  # pyright: ignore[reportArgumentType]
+    return content
+
+
+class TestOgbench:
+    def test_chunks_of_one_are_ogbenchs_own_transitions(self, tmp_path: Path):
+        from ogbench.utils import load_dataset
+
+        file = tmp_path / "a.npz"
+        write_npz(file, lengths=(5, 2, 9))
+        theirs = load_dataset(str(file))
+        cfg = config(file, horizon=1, format="ogbench_npz", episodes_per_epoch=3, positive_ratio=1.0)
+        pool = Pool(cfg, 0, 0)
+        assert len(pool) == len(theirs["observations"]) == 4 + 1 + 8
+        batch: Any = pool.batch(np.arange(len(pool)))
+        ours = np.lexsort(batch["observations"]["state"].T)
+        same = np.lexsort(theirs["observations"].T)
+        for mine, key in ((batch["observations"], "observations"), (batch["next_observations"], "next_observations")):
+            np.testing.assert_array_equal(mine["state"][ours], theirs[key][same])
+        np.testing.assert_array_equal(batch["actions"][ours, 0], theirs["actions"][same])
+        np.testing.assert_array_equal(batch["terminals"][ours, 0], theirs["terminals"][same] == 1)
+
+    def test_a_row_that_is_an_episode_of_its_own_has_no_action(self, tmp_path: Path):
+        write_npz(tmp_path / "a.npz", lengths=(5, 1, 7))
+        text = refused(tmp_path / "a.npz", format="ogbench_npz")
+        assert "a.npz#1: actions: expected at least 1 frame" in text
+
+    def test_shifted_files_with_rewards_and_masks(self, tmp_path: Path):
+        rng = np.random.default_rng(1)
+        extra = {
+            "next_observations": rng.normal(size=(7, STATE)).astype(np.float32),
+            "rewards": np.arange(7, dtype=np.float32),
+            "masks": np.array([1, 1, 0, 1, 1, 0, 1], np.float32),
+        }
+        content = write_npz(tmp_path / "a.npz", lengths=(3, 4), **extra)
+        found = source(tmp_path / "a.npz", format="ogbench_npz")
+        assert found.lengths.tolist() == [3, 4]
+        episode = found.load(1)
+        assert episode.reward.tolist() == [3, 4, 5, 6]
+        assert episode.terminated.tolist() == [False, False, True, False]
+        np.testing.assert_array_equal(episode.states["state"][:4], content["observations"][3:])
+        np.testing.assert_array_equal(episode.states["state"][4], extra["next_observations"][6])
+
+    def test_bad_files_are_refused(self, tmp_path: Path):
+        nan = np.zeros((13, ACTION), np.float32)
+        nan[7] = np.nan
+        write_npz(tmp_path / "nan.npz", lengths=(6, 7), actions=nan)
+        text = refused(tmp_path / "nan.npz", format="ogbench_npz")
+        assert "nan.npz#1: actions, row 7: expected finite numbers; found nan in column 0 (1 such row(s))" in text
+        write_npz(tmp_path / "short.npz", lengths=(6, 7), actions=nan[:5])
+        assert "actions: expected 13 rows as in terminals; found 5 rows" in refused(
+            tmp_path / "short.npz", format="ogbench_npz"
+        )
+        np.savez(tmp_path / "keys.npz", observations=nan)
+        assert "keys.npz: terminals: expected an array of this name" in refused(
+            tmp_path / "keys.npz", format="ogbench_npz"
+        )
+        content = write_npz(tmp_path / "open.npz", lengths=(6, 7))
+        content["terminals"][-1] = 0
+        np.savez(tmp_path / "open.npz", **content)  # pyright: ignore[reportArgumentType]
+        assert "terminals, row 12: expected 1 in the last row" in refused(tmp_path / "open.npz", format="ogbench_npz")
+        whole = (tmp_path / "nan.npz").read_bytes()
+        (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+        assert "cut.npz: expected a whole .npz file" in refused(tmp_path / "cut.npz", format="ogbench_npz")
+
+    def test_pickles_are_never_loaded(self, tmp_path: Path):
+        content = write_npz(tmp_path / "a.npz", lengths=(6, 7))
+        content["actions"] = np.array([{}] * 13, dtype=object)
+        np.savez(tmp_path / "a.npz", **content)  # pyright: ignore[reportArgumentType]
+        assert "actions: expected numbers or text, found dtype object" in refused(
+            tmp_path / "a.npz", format="ogbench_npz"
+        )
+
+
+TASK = "cube-double-play-singletask-task2-v0"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    """Random joint states of two cubes, some of them at their goals, and what OGBench itself says of them."""
+    from ogbench.relabel_utils import relabel_dataset
+
+    env = simulators.make_task(TASK)
+    simulators.reset(env, seed=0)
+    inner = env.unwrapped
+    rng = np.random.default_rng(0)
+    qpos = np.repeat(inner._data.qpos[None].copy(), 40, axis=0)
+    for cube in range(2):
+        goal = inner._data.mocap_pos[inner._cube_target_mocap_ids[cube]]
+        near = rng.random(40) < 0.5
+        qpos[:, 14 + 7 * cube : 17 + 7 * cube] = goal + np.where(near, 0.01, 0.1)[:, None] * rng.normal(size=(40, 3))
+    stepped = []
+    for frame in qpos:  # what the environment answers from each state
+        inner.set_state(frame, np.zeros(inner.model.nv))
+        inner.post_step()
+        stepped.append((inner.compute_reward(), inner.terminate_episode()))
+    frames = {"qpos": qpos}
+    with warnings.catch_warnings(action="ignore"):
+        relabel_dataset("cube-double-singletask-task2-v0", env, frames)
+    return {"qpos": qpos, "stepped": stepped, "frames": frames}
+
+
+class TestRelabel:
+    @pytest.mark.slow
+    def test_reward_and_termination_are_ogbenchs(self, recorded: dict[str, Any]):
+        reward, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
+        np.testing.assert_array_equal(reward, recorded["frames"]["rewards"])
+        np.testing.assert_array_equal(terminated, recorded["frames"]["masks"] == 0)
+        np.testing.assert_array_equal(reward, [r for r, _ in recorded["stepped"]])
+        np.testing.assert_array_equal(terminated, [t for _, t in recorded["stepped"]])
+        assert set(reward) == {-2.0, -1.0, 0.0}
+        assert terminated.any()
+
+    @pytest.mark.slow
+    def test_both_readers_relabel(self, recorded: dict[str, Any], tmp_path: Path):
+        reward, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
+        content = arrays(40, 0, reward=False) | {"/sim/qpos": recorded["qpos"]}
+        write(tmp_path / "data" / "episode_0.hdf5", content, env="cube-double-v0")
+        episode = source(tmp_path / "data", task=TASK).load(0)
+        np.testing.assert_array_equal(episode.reward, reward)
+        np.testing.assert_array_equal(episode.terminated, terminated)
+        write_npz(tmp_path / "a.npz", lengths=(25, 15), qpos=recorded["qpos"])
+        found = source(tmp_path / "a.npz", format="ogbench_npz", task=TASK)
+        np.testing.assert_array_equal(found.load(0).reward, reward[:24])
+        np.testing.assert_array_equal(found.load(1).terminated, terminated[25:39])
+
+    def test_another_scene_is_refused(self, recorded: dict[str, Any], tmp_path: Path):
+        write(tmp_path / "a.hdf5", arrays(40, 0) | {"/sim/qpos": recorded["qpos"]}, env="cube-single-v0")
+        assert f"attribute env: expected cube-double-v0, for data.task={TASK}; found cube-single-v0" in refused(
+            tmp_path, task=TASK
+        )
+        with pytest.raises(DataError, match="simulator state of 3 numbers; cube-double-singletask-task2-v0 has 28"):
+            SingleTask(TASK).relabel(np.zeros((5, 3)), None)
+
+    def test_states_are_needed(self, tmp_path: Path):
+        write(tmp_path / "a.hdf5", arrays(4, 0))
+        assert "/sim/qpos: expected this array, for data.task (rewards are computed from it)" in refused(
+            tmp_path, task=TASK
+        )
+        assert "/sim/button_states: expected this array" in refused(tmp_path, task="scene-play-singletask-v0")
+
+    def test_names(self):
+        assert relabel.base_env(TASK) == "cube-double-v0"
+        assert relabel.base_env("puzzle-3x3-play-singletask-v0") == "puzzle-3x3-v0"
+        with pytest.raises(ConfigError, match=r"data\.task is 'cube-single-v0'; expected an OGBench task"):
+            relabel.base_env("cube-single-v0")
+        with pytest.raises(ConfigError, match="no environment cube-nine-singletask-task2-v0"):
+            SingleTask("cube-nine-play-singletask-task2-v0")
+
+    def test_without_the_simulator_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setitem(sys.modules, "ogbench.manipspace", None)
+        with pytest.raises(ConfigError, match=r"pip install 'chunkwise\[sim\]'"):
+            SingleTask(TASK)
+
+
+def test_labelled_outcome_by_hand():
+    reward, terminated = relabel.labelled_outcome(None, None, 3, True)
+    assert (reward.tolist(), terminated.tolist()) == ([0, 0, 1], [False, False, True])
+    reward, terminated = relabel.labelled_outcome(None, np.array([False, True, False]), 3, False)
+    assert (reward.tolist(), terminated.tolist()) == ([0, 0, 0], [False, True, False])
+    reward, terminated = relabel.labelled_outcome(np.ones(2), None, 2, True)
+    assert (reward.tolist(), terminated.tolist()) == ([1, 1], [False, False])
+
+
+def test_files_are_found_below_folders(tmp_path: Path):
+    write(tmp_path / "b" / "score_5" / "x.h5", arrays(2, 0))
+    (tmp_path / "b" / "notes.txt").touch()
+    (tmp_path / "b" / "episode_1.part").touch()
+    assert aloha.episode_names(Bounds(tmp_path)) == ["b/score_5/x.h5"]
+    assert ogbench.KEYS["action"] == "actions"

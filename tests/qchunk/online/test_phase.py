@@ -1,0 +1,347 @@
+"""The online phase: what is executed and recorded, that going on anywhere repeats it, and how batches are mixed."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.config.experiment import TrainConfig, load
+from chunkwise.distributed import processes
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.state import TrainState
+from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig
+from qchunk.envs import simulators
+from qchunk.online.phase import Online, online_rows
+from qchunk.online.replay import read
+from qchunk.train import QChunkTask
+from tests import kill
+from tests.qchunk.online.test_replay import Episodes, dataset_of, episode_of
+
+TASK = "cube-single-play-singletask-task2-v0"
+STATE: Any = TrainState(step=0, params={}, opt_state={}, target={})
+NORM = dataset_of(Episodes([episode_of(9, "cut", 0)]))
+
+
+def config_of(**online: Any) -> QChunkConfig:
+    """Chunks of 3; 20 environment steps from update 4 on, in stretches of 2."""
+    settings = {"env": TASK, "steps": 20, "start": 4, "interval": 2} | online
+    base = OnlineConfig(**settings)
+    updates = base.start + (base.steps - base.warmup) * base.updates_per_step
+    return QChunkConfig(
+        train=TrainConfig(steps=updates, batch_size=8),
+        data=DataConfig(path="none", observation="state"),
+        agent=AgentConfig(horizon=3, discount=0.9, hidden_sizes=(4,)),
+        online=base,
+    )
+
+
+class Line:
+    """Environment whose state is (seed, t, what the actions add up to); it is cut at 7, or ends when the sum is 2."""
+
+    drift = 0.0
+
+    def __init__(self) -> None:
+        self.t, self.total, self.seed = 0, 0.0, 0
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.t, self.total = self.t + 1, self.total + float(action.sum()) + self.drift
+        success = self.total >= 2
+        return self.state(), -0.1 * self.t, success, self.t == 7, self.info() | {"success": success}
+
+    def state(self) -> np.ndarray:
+        return np.array([self.seed % 1000, self.t, self.total])
+
+    def info(self) -> dict[str, Any]:
+        return {"proprio/joint_pos": np.array([self.t / 2]), "proprio/gripper_opening": np.array([0.5])}
+
+
+@pytest.fixture(autouse=True)
+def lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(env: Line, seed: int) -> tuple[simulators.Observation, dict[str, Any]]:
+        env.seed, env.t, env.total = seed, 0, 0.0
+        return simulators.observation(env.state(), env.info()), env.info()
+
+    monkeypatch.setattr(simulators, "make_task", lambda name: Line())
+    monkeypatch.setattr(simulators, "reset", reset)
+
+
+def policy_of(state: Any) -> Any:
+    """Chunks of three actions that depend on what is seen and on the key."""
+
+    def policy(observations: Any, key_seed: int) -> np.ndarray:
+        rng = np.random.default_rng([key_seed, int(observations["state"][0, 1])])
+        return rng.uniform(-0.5, 0.9, (1, 3, 2))
+
+    return policy
+
+
+def online_of(folder: Path, config: QChunkConfig | None = None) -> Online:
+    return Online(config_of() if config is None else config, NORM, folder, policy_of)
+
+
+def never() -> bool:
+    return False
+
+
+def run(online: Online, rounds: range) -> list[Any]:
+    return [online.interact(STATE, 4 + 2 * i, never) for i in rounds]
+
+
+def test_chunks_are_executed_whole_and_a_new_episode_begins_with_a_new_one(tmp_path: Path) -> None:
+    online = online_of(tmp_path)
+    online.rewind(None)
+    ended = run(online, range(10))
+    position = online.position()
+    records = read(tmp_path / "replay")
+    assert position["rows"] == len(records) == 20 + online.replay.episodes
+    firsts = np.flatnonzero(records["first"])
+    ends = np.append(firsts[1:], len(records))
+    over = records["terminated"] | records["truncated"]
+    assert over.sum() >= 2
+    np.testing.assert_array_equal(firsts[1:], np.flatnonzero(over)[: len(firsts) - 1] + 1)
+    assert len(set(records["state"][firsts, 0])) == len(firsts)  # each from a seed of its own
+    asked = 0
+    for begin, end in zip(firsts, ends, strict=True):
+        episode = records[begin:end]
+        np.testing.assert_array_equal(episode["state"][:, 1], np.arange(len(episode)))
+        sums = np.cumsum(episode["action"].astype(np.float64).sum(axis=1))
+        np.testing.assert_allclose(episode["state"][:, 2], sums, atol=1e-5)
+        np.testing.assert_allclose(episode["reward"][1:], -0.1 * np.arange(1, len(episode)))
+        asked += -(-(len(episode) - 1) // 3)  # a chunk is asked for every 3 steps, and at each start
+    assert asked > 20 / 3
+    values = {name: [x for one in ended for x in one[name]] for name in ended[0]}
+    lengths = ends - firsts - 1
+    assert values["online/length"] == lengths[: over.sum()].tolist()
+    assert values["online/success"] == records["terminated"][over].astype(float).tolist()
+    np.testing.assert_allclose(values["online/return"], [-0.1 * n * (n + 1) / 2 for n in lengths[: over.sum()]])
+
+
+@pytest.mark.parametrize("done", range(10))
+def test_going_on_from_any_position_repeats_the_rest(tmp_path: Path, done: int) -> None:
+    """After any stretch: in mid-chunk, in mid-episode, or where an episode has ended."""
+    untouched = online_of(tmp_path / "a")
+    (tmp_path / "a").mkdir()
+    untouched.rewind(None)
+    run(untouched, range(10))
+    expected = untouched.position()
+
+    (tmp_path / "b").mkdir()
+    killed = online_of(tmp_path / "b")
+    killed.rewind(None)
+    run(killed, range(done))
+    position = killed.position()
+    run(killed, range(done, min(done + 2, 10)))  # later than the save
+    killed.position()
+    resumed = online_of(tmp_path / "b")
+    resumed.rewind(position)
+    assert (resumed.replay.steps, resumed.replay.starts) == (2 * done, resumed.replay.starts)
+    run(resumed, range(done, 10))
+    assert resumed.position() == expected
+    assert (tmp_path / "a/replay/frames.bin").read_bytes() == (tmp_path / "b/replay/frames.bin").read_bytes()
+    starts = np.arange(untouched.replay.starts)
+    np.testing.assert_array_equal(resumed.replay.gather(starts)["actions"], untouched.replay.gather(starts)["actions"])
+
+
+def test_a_stretch_broken_off_leaves_the_position_of_before(tmp_path: Path) -> None:
+    online = online_of(tmp_path)
+    online.rewind(None)
+    run(online, range(3))
+    before = online.position()
+    asked = iter([False, True])
+    assert online.interact(STATE, 10, lambda: next(asked)) is None
+    assert online.position() == before
+
+
+def test_pictures_are_stored_as_seen_and_drawn_with_their_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture shows t and the sum of actions; a run that goes on takes the last one from the log."""
+    looked: list[int] = []
+
+    def look(env: Line, view: simulators.View) -> np.ndarray:
+        looked.append(env.t)
+        picture = np.full((2, *view.image_size, 3), env.t, np.uint8)
+        picture[1] += np.uint8(100 + 20 * env.total)
+        return picture
+
+    def policy_of_pictures(state: Any) -> Any:
+        def policy(observations: Any, key_seed: int) -> np.ndarray:
+            assert (observations["images"][0, 0] == observations["state"][0, 1]).all()
+            return policy_of(state)(observations, key_seed)
+
+        return policy
+
+    monkeypatch.setattr(simulators, "look", look)
+    view = simulators.View(cameras=("top", "side"), render_size=(9, 9), image_size=(2, 3))
+    config = config_of(env="aloha-transfer-cube")
+    dataset = dataclasses.replace(NORM, cameras=view.cameras, image_size=view.image_size)
+
+    def begun(folder: Path, position: Any = None) -> Online:
+        online = Online(config, dataset, folder, policy_of_pictures, view)
+        online.rewind(position)
+        return online
+
+    online = begun(tmp_path)
+    run(online, range(3))
+    position = online.position()
+    looked.clear()
+    online = begun(tmp_path, position)
+    run(online, range(3, 10))
+    online.position()
+    records = read(tmp_path / "replay")
+    assert len(looked) == len(records) - position["rows"]
+    assert (records["images"][:, 0] == records["state"][:, 1][:, None, None, None]).all()
+    batch: Any = online.replay.gather(np.arange(online.replay.starts))
+    for name in ("observations", "next_observations"):
+        images, t = batch[name]["images"], dataset.observation_norm.invert(batch[name]["state"])[:, 1]
+        assert images.shape == (online.replay.starts, 2, 2, 3, 3)
+        assert (images[:, 0] == np.round(t)[:, None, None, None]).all()
+        assert len(np.unique(images[:, 1])) > 10
+    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):
+        Online(config_of(), dataset, tmp_path, policy_of, view)
+    evaluated = dataclasses.replace(config_of(), online=None, eval=EvalConfig(env=TASK))
+    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):  # before any training
+        QChunkTask(evaluated, tmp_path, dataset)
+
+
+def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, follower = online_of(tmp_path), online_of(tmp_path)
+    first.rewind(None)
+    position = None
+    shared = set[int]()
+    for i in range(10):
+        with monkeypatch.context() as others:
+            others.setattr(processes, "is_first", lambda: False)
+            follower.rewind(position)
+            assert follower.position() == first.position()
+            again = online_of(tmp_path)
+            again.rewind(position)  # as when the run is resumed
+        for step in range(8 * i, 8 * i + 8):
+            whole: Any = next(first.mixed(offline(), step))
+            parts: list[Any] = []
+            for online, shard in zip((first, follower, again, follower), range(4), strict=True):
+                own = (_rows(batch, shard) for batch in offline())
+                parts.append(next(online.mixed(own, step, shard=shard, num_shards=4)))
+            for key in ("rewards", "actions", "valid", "is_positive"):
+                np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), whole[key])
+            seen = [part["next_observations"]["state"] for part in parts]
+            np.testing.assert_array_equal(np.concatenate(seen), whole["next_observations"]["state"])
+            shared.add(int((whole["final_reward"] != 77).sum()))
+        assert first.interact(STATE, 4 + 2 * i, never) is not None
+        position = first.position()
+    assert {0, 1, 3} < shared
+    written = (tmp_path / "replay/frames.bin").stat().st_mtime_ns
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    follower.rewind(position)
+    assert (tmp_path / "replay/frames.bin").stat().st_mtime_ns == written
+    data = bytearray((tmp_path / "replay/frames.bin").read_bytes())
+    data[200] ^= 1
+    (tmp_path / "replay/frames.bin").write_bytes(data)
+    with pytest.raises(DataError, match="it is damaged"):
+        online_of(tmp_path).rewind(position)
+
+
+def _rows(tree: Any, shard: int) -> Any:
+    """Two of eight rows of a batch."""
+    if isinstance(tree, dict):
+        return {key: _rows(value, shard) for key, value in tree.items()}
+    return None if tree is None else tree[2 * shard : 2 * shard + 2]
+
+
+def test_an_environment_that_does_not_repeat_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    online = online_of(tmp_path)
+    online.rewind(None)
+    run(online, range(1))
+    position = online.position()
+    monkeypatch.setattr(Line, "drift", 1e-3)
+    resumed = online_of(tmp_path)
+    resumed.rewind(position)
+    with pytest.raises(DataError, match="does not repeat online episode 0: state at its step 1 is"):
+        run(resumed, range(1, 2))
+
+
+def test_the_warm_up_comes_before_the_first_online_update(tmp_path: Path) -> None:
+    online = online_of(tmp_path, config_of(warmup=6))
+    online.rewind(None)
+    assert (online.start, online.every) == (4, 2)
+    online.interact(STATE, 4, never)
+    assert online.replay.steps == 8
+    online.interact(STATE, 6, never)
+    assert online.replay.steps == 10
+    config = config_of(warmup=6)
+    assert [config.env_steps(step) for step in (0, 4, 5, 6, 7, 18)] == [0, 0, 8, 8, 10, 20]
+
+
+def offline() -> Iterator[Any]:
+    rng = np.random.default_rng(0)
+    while True:
+        b = 8
+        seen = {"qpos": np.zeros((b, 2), np.float32), "state": np.zeros((b, 3), np.float32)}
+        seen |= {"images": None, "depth_images": None}
+        yield {
+            "observations": seen,
+            "next_observations": seen,
+            "actions": rng.normal(size=(b, 3, 2)).astype(np.float32),
+            "rewards": np.full((b, 3), 77, np.float32),
+            "masks": np.ones((b, 3), np.float32),
+            "valid": np.ones((b, 3), np.float32),
+            "terminals": np.zeros((b, 3), bool),
+            "is_positive": np.ones(b, bool),
+            "final_reward": np.full(b, 77, np.float32),
+        }
+
+
+def test_batches_hold_online_rows_by_ratio_and_are_functions_of_the_step(tmp_path: Path) -> None:
+    online = online_of(tmp_path, config_of(online_ratio=0.5))
+    online.rewind(None)
+    assert (next(online.mixed(offline(), 0))["final_reward"] == 77).all()  # nothing is there yet
+    run(online, range(5))
+    batches = online.mixed(offline(), 6)
+    first: Any = next(batches)
+    second: Any = next(batches)
+    for batch in (first, second):
+        assert (batch["final_reward"] == 77).tolist() == [True] * 4 + [False] * 4
+        plain = next(offline())
+        for key, value in batch.items():
+            if not isinstance(value, dict):
+                assert (value.shape, value.dtype) == (plain[key].shape, plain[key].dtype), key
+    assert not np.array_equal(first["rewards"][4:], second["rewards"][4:])
+    again: Any = next(online.mixed(offline(), 7))
+    np.testing.assert_array_equal(again["rewards"], second["rewards"])
+    np.testing.assert_array_equal(again["observations"]["state"][4:], second["observations"]["state"][4:])
+
+
+def test_without_a_ratio_every_transition_counts_alike() -> None:
+    rng = np.random.default_rng(0)
+    online = config_of().online
+    assert online is not None
+    counts = [online_rows(online, 128, 250, 750, rng) for _ in range(2000)]
+    np.testing.assert_allclose(np.mean(counts), 32, atol=4 * np.sqrt(128 * 0.25 * 0.75 / 2000))
+    np.testing.assert_allclose(np.var(counts), 24, rtol=0.15)
+    assert online_rows(online, 128, 0, 750, rng) == 0
+    assert online_rows(dataclasses.replace(online, online_ratio=0.3), 10, 1, 750, rng) == 3
+
+
+def test_phases_that_do_not_add_up_are_refused() -> None:
+    config = config_of()
+    with pytest.raises(ValueError, match=r"train\.steps is 23; expected 24: online\.start 4, and .* 1 for each of 20"):
+        dataclasses.replace(config, train=dataclasses.replace(config.train, steps=23))
+    with pytest.raises(ValueError, match=r"online\.steps 20 less online\.warmup 5 is 15; expected a multiple of 2"):
+        config_of(warmup=5)
+    with pytest.raises(ConfigError, match=r"train\.steps is 10; expected 900"):
+        load(["--config", "configs/qchunk/debug_online.py", "--train.steps", "10"])
+
+
+@pytest.mark.slow
+def test_sigkill_offline_online_and_in_a_save(tmp_path: Path) -> None:
+    """An episode and a half online; saves every ten updates find most chunks half executed."""
+    options = ["--online.start", "60", "--online.steps", "320", "--train.steps", "360", "--eval.env", "None"]
+    options += ["--train.eval-every", "0", "--checkpoint.every", "10"]
+    counts = kill.run("configs/qchunk/debug_online.py", 3, tmp_path, options, seed=2)
+    assert sum(counts.values()) >= 3
+    assert len(read(tmp_path / "untouched/replay")) == 322
