@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 JOIN = """
 import os, sys
 from pathlib import Path
-from core import cluster, processes
+from chunkwise.distributed import cluster, processes
 from chunkwise.errors import ConfigError, DataError, NonFiniteError, PreemptedError
 cluster.initialise()
 me = 0 if processes.is_first() else 1

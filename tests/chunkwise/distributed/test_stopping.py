@@ -106,7 +106,8 @@ def test_handlers_are_put_back_and_a_watch_inside_is_the_same():
 PROGRAM = """
 import ctypes, os, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from core import cli, stopping
+from chunkwise.cli import command
+from chunkwise.distributed import stopping
 from chunkwise.errors import DataError, PreemptedError
 stopping.GRACE = 0.5
 
@@ -123,7 +124,7 @@ def main():
     with stopping.watched() as watch:
         {body}
 
-cli.run(main, "nothing yet")
+command.run(main, "nothing yet")
 """
 
 
