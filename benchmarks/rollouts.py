@@ -26,7 +26,8 @@ from chunkwise.train.rngs import key
 from configs.openpi_ript.ript_lift import get_config
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import train_tokenizer
-from openpi_ript.envs.protocol import Environment, make, policy_state
+from openpi_ript.envs.make import make
+from openpi_ript.envs.protocol import Environment, policy_state
 from openpi_ript.model.pi0 import Pi0, init_params
 from openpi_ript.ript.acting import ActingPolicy
 from openpi_ript.ript.collect import Collector, Job, environment_seed

@@ -6,18 +6,33 @@ One record a batch, so that a thread decodes every picture into its place and no
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Protocol
 
 import grain
 import numpy as np
+from jaxtyping import Int64
 
-from driving.data.augment import draw
+from driving.config import DataConfig
+from driving.data.augment import Draws, draw
 from driving.data.batch import Batch
-from driving.data.batches import DrivingData
 
 
-def open_stream(
-    data: DrivingData, *, seed: int, batch_size: int, start: int, shard: int, shards: int
-) -> Iterator[Batch]:
+class Samples(Protocol):
+    """What a stream needs of `driving.data.batches.DrivingData`."""
+
+    @property
+    def config(self) -> DataConfig: ...
+    @property
+    def anchors(self) -> Int64[np.ndarray, " a"]:
+        """Frames that samples may be anchored at."""
+        ...
+
+    def batch(self, rows: Int64[np.ndarray, " b"], draws: Draws | None = None) -> Batch:
+        """The samples anchored at some of them."""
+        ...
+
+
+def open_stream(data: Samples, *, seed: int, batch_size: int, start: int, shard: int, shards: int) -> Iterator[Batch]:
     """A Grain iterator over the batches of one process, standing at step `start`; see DrivingData.batches."""
     threads = data.config.read_threads
     batches = StepBatches(data, seed=seed, batch_size=batch_size, shard=shard, shards=shards)
@@ -30,7 +45,7 @@ def open_stream(
 class StepBatches(grain.MapDataset[Batch]):
     """Batch i at position i."""
 
-    def __init__(self, data: DrivingData, *, seed: int, batch_size: int, shard: int, shards: int) -> None:
+    def __init__(self, data: Samples, *, seed: int, batch_size: int, shard: int, shards: int) -> None:
         super().__init__()
         self._data, self._seed, self._batch_size = data, seed, batch_size
         self._first, self._rows = shard * batch_size // shards, batch_size // shards

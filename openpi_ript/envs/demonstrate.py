@@ -19,7 +19,8 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.data.lerobot_writer import Recorded, record_once, train_tokenizer, write_lerobot
 from openpi_ript.data.point import TOKENIZER
-from openpi_ript.envs.protocol import Environment, Observation, make, policy_state
+from openpi_ript.envs.make import make
+from openpi_ript.envs.protocol import Environment, Observation, policy_state
 
 METRES = 0.05
 """What an action of 1 moves the gripper by in one step, as OSC_POSE is set up."""

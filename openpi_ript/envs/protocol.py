@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
 from chunkwise.errors import ConfigError
-from openpi_ript.config.rollouts import EnvConfig
 
 Observation = dict[str, np.ndarray]
 """One frame of layer 4, arrays by name: `robot0_eef_pos` [3], `robot0_eef_quat` [4] (x, y, z, w), `robot0_gripper_qpos`
@@ -68,29 +67,6 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-def make(config: EnvConfig, *, film: bool = False) -> Environment:
-    """The environment of a config; its packages are imported only here.
-
-    Args:
-      config: Which task, and what is observed.
-      film: Whether `picture` is going to be called.
-
-    Raises:
-      ConfigError: If a package or its assets are missing, the task is unknown, or the machine cannot render.
-    """
-    if config.suite == "point":
-        from openpi_ript.envs.point import PointEnv
-
-        return PointEnv(config)
-    if config.suite == "aloha":
-        from openpi_ript.envs.aloha import AlohaEnv
-
-        return AlohaEnv(config)
-    from openpi_ript.envs import robosuite
-
-    return robosuite.RobosuiteEnv(config, film=film)
 
 
 def state_hash(state: Float64[np.ndarray, " q"]) -> str:

@@ -19,7 +19,8 @@ from jaxtyping import UInt8
 from chunkwise.data.video import write_mp4
 from chunkwise.errors import DataError
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.protocol import Environment, make, state_hash
+from openpi_ript.envs.make import make
+from openpi_ript.envs.protocol import Environment, state_hash
 from openpi_ript.ript.rollouts import Rollout, load
 
 SIZE = 128  # pixels a side of one tile

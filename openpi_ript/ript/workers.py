@@ -20,7 +20,8 @@ from jaxtyping import Bool, Float32
 
 from chunkwise.errors import RunError, StopRequested
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.protocol import Environment, Observation, make, state_hash
+from openpi_ript.envs.make import make
+from openpi_ript.envs.protocol import Environment, Observation, state_hash
 
 SILENCE = 300.0
 """Seconds after which a worker that does not answer counts as dead; the first answer waits for numba to compile."""

@@ -5,7 +5,8 @@ import pytest
 
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import EnvConfig
-from openpi_ript.envs.protocol import IMAGES, LAYER_4, Environment, make, policy_state, state_hash
+from openpi_ript.envs.make import make
+from openpi_ript.envs.protocol import IMAGES, LAYER_4, Environment, policy_state, state_hash
 from tests.openpi_ript.toy_rollouts import point
 
 CAMERAS = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}

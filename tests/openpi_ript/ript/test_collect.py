@@ -9,7 +9,7 @@ import pytest
 
 from chunkwise.errors import ConfigError, NonFiniteError, RunError, StopRequested
 from openpi_ript.data.point import DISCS
-from openpi_ript.envs.protocol import make
+from openpi_ript.envs.make import make
 from openpi_ript.ript import collect
 from openpi_ript.ript.collect import Collector, Job, environment_seed
 from openpi_ript.ript.rollouts import Rollout, load

@@ -15,7 +15,7 @@ import pytest
 from chunkwise.errors import DataError, RunError
 from openpi_ript import evaluate as command
 from openpi_ript.config.experiment import EnvConfig
-from openpi_ript.envs.protocol import make
+from openpi_ript.envs.make import make
 from openpi_ript.policies import saved
 from openpi_ript.ript import acting, film
 from openpi_ript.ript.collect import Collector
