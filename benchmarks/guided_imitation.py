@@ -41,7 +41,7 @@ from openpi_ript.config.experiment import (
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import DISCS, ON_DISC, PROMPTS, TOKENIZER, expert_action, initial_state, move, record
 from openpi_ript.policies.policy import Policy
-from openpi_ript.train import RiptTask
+from openpi_ript.tasks.supervised import SupervisedTask
 
 HORIZON = 8
 UPDATES_PER_CALL = 50
@@ -74,7 +74,7 @@ def make_config(path: Path, seed: int, steps: int, *, guided: bool) -> OpenpiRip
 def train(config: OpenpiRiptConfig) -> Policy:
     """A policy after all updates; the train step is the one that launch.py runs, dispatched the same way."""
     data = open_data(config.data)
-    task = RiptTask(config, data)
+    task = SupervisedTask(config, data)
     update = jax.jit(lambda state, batches, count: run_updates(task.step, state, batches, count), donate_argnums=0)
     state = jax.jit(task.init)(rngs.key(config.run.seed, "init"))
     batches = task.batches(0)

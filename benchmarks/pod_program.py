@@ -69,11 +69,11 @@ def compile_update(config: Any, *, compiler_chooses: bool) -> Any:
     from chunkwise.train import rngs
     from chunkwise.train import sharding as mesh_lib
     from chunkwise.train import update as updates
-    from openpi_ript import train
+    from openpi_ript.tasks import supervised
 
     no_data: Any = None
-    with patch.object(train, "make_inputs"):
-        task = train.RiptTask(config, no_data)
+    with patch.object(supervised, "make_inputs"):
+        task = supervised.SupervisedTask(config, no_data)
     mesh = mesh_lib.make_mesh(config.mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     state = jax.eval_shape(task.init, rngs.key(0, "init"))

@@ -21,7 +21,7 @@ from openpi_ript.config.experiment import (
 )
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import TOKENIZER, record
-from openpi_ript.train import RiptTask
+from openpi_ript.tasks.supervised import SupervisedTask
 
 RECORD = RecordConfig(groups=2, rollouts=4, length=10)
 
@@ -79,8 +79,8 @@ def supervised(config: OpenpiRiptConfig, **changes: Any) -> OpenpiRiptConfig:
     return dataclasses.replace(config, model=model, guidance=None, **changes)
 
 
-def make_task(config: OpenpiRiptConfig) -> RiptTask:
-    return RiptTask(config, open_data(config.data))
+def make_task(config: OpenpiRiptConfig) -> SupervisedTask:
+    return SupervisedTask(config, open_data(config.data))
 
 
 def other_tokenizer(pieces: int) -> bytes:

@@ -22,7 +22,8 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
-from openpi_ript.train import RiptTask, main
+from openpi_ript.tasks.supervised import SupervisedTask
+from openpi_ript.train import main
 from openpi_ript.weights import by_path, save_openpi, save_safetensors
 from tests.openpi_ript.small_run import (
     make_dataset,
@@ -53,7 +54,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 class StopAt:
     """Sends this process SIGTERM when the batch of a step is asked for."""
 
-    def __init__(self, task: RiptTask, step: int) -> None:
+    def __init__(self, task: SupervisedTask, step: int) -> None:
         self._batches = task.batches
         self._step = step
 
@@ -213,7 +214,7 @@ def test_the_fingerprint_knows_which_task_a_frame_is_of(root: Path, tmp_path: Pa
     task = make_task(config)
     table = task.data.table
     swapped = dataclasses.replace(table, columns={**table.columns, "task_index": 1 - table.columns["task_index"]})
-    other = RiptTask(config, dataclasses.replace(task.data, table=swapped)).data_fingerprint()
+    other = SupervisedTask(config, dataclasses.replace(task.data, table=swapped)).data_fingerprint()
     assert {name for name, mark in task.data_fingerprint().items() if mark != other[name]} == {"prompts"}
 
 

@@ -263,7 +263,7 @@ def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):
 
 
 def test_the_interaction_of_a_supervised_run_is_none(root: Path, tmp_path: Path):
-    from openpi_ript.ript.task import RolloutTask
+    from openpi_ript.tasks.ript import RiptTask
 
     config = dataclasses.replace(
         make_config(root, tmp_path),
@@ -271,6 +271,6 @@ def test_the_interaction_of_a_supervised_run_is_none(root: Path, tmp_path: Path)
         guidance=None,
         model=dataclasses.replace(make_config(root, tmp_path).model, optimality=False),
     )
-    task = RolloutTask(config, open_data(config.data), tmp_path)
+    task = RiptTask(config, open_data(config.data), tmp_path)
     assert task.ript is None
     assert SimpleNamespace(**next(task.batches(0))).actions.shape == (4, 8, 8)

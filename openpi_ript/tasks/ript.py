@@ -1,4 +1,4 @@
-"""A run whose policy acts: what `train.RiptTask` is without an environment, with rollouts and evaluation."""
+"""RIPT: supervised updates, then rounds of rollouts of the policy that is being trained, and evaluation of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +13,10 @@ from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of
 from openpi_ript.ript.film import film
 from openpi_ript.ript.round import Ript
-from openpi_ript.train import RiptTask
+from openpi_ript.tasks.supervised import SupervisedTask
 
 
-class RolloutTask(RiptTask):
+class RiptTask(SupervisedTask):
     """Supervised updates, then rounds of rollouts where `rollout` is set; evaluation in the environment."""
 
     def __init__(self, config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""What a run optimises: imitation of a dataset, or that and rounds of rollouts."""

@@ -1,0 +1,138 @@
+"""Imitation of a dataset by flow matching, plain or guided by advantages (CFG-RIPT), without an environment."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Key
+
+from chunkwise.arrays import NumpyTree, PyTree
+from chunkwise.errors import ConfigError
+from chunkwise.state import TrainState
+from chunkwise.train import gradients, rngs
+from chunkwise.train.metrics import Mean, mean_of
+from chunkwise.train.optimizer import make_optimiser
+from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.data.dataset import TrainingData
+from openpi_ript.data.inputs import make_inputs
+from openpi_ript.model.guidance import guided_loss
+from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
+from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, gathered_outside_layers, init_params
+from openpi_ript.policies.saved import read_weights
+from openpi_ript.weights import fit_to_model
+
+
+class SupervisedTask:
+    """A pi0 run on a dataset as the train loop sees it: imitation, guided by advantages where `guidance` is set."""
+
+    def __init__(self, config: OpenpiRiptConfig, data: TrainingData) -> None:
+        """Compiles nothing yet.
+
+        Raises:
+          ConfigError: If the tokenizer is missing, or guidance has no positive sample to learn from.
+        """
+        if config.guidance is not None and not (data.to_ript.rollouts.optimality == Optimality.POSITIVE).any():
+            assert config.data.advantage is not None
+            raise ConfigError(
+                "guidance is set and no rollout is better than the others of its group; expected groups with different "
+                "rewards: set data.advantage.group_by to another than "
+                f"{config.data.advantage.group_by!r} or data.init_key, or record more rollouts from each start"
+            )
+        self.config = config
+        self.data = data
+        self.model = Pi0(config.model)
+        self.inputs = make_inputs(config.model, config.data.robot, tuple(config.data.cameras), config.tokenizer)
+        self._shapes = jax.eval_shape(lambda: init_params(self.model, jax.random.key(0)))
+        self._trains = trainable(self._shapes, config.model)
+        self._optimiser = train_only(make_optimiser(config.optim, config.train.steps), self._trains)
+
+    def init(self, key: Key[Array, ""]) -> TrainState:
+        """Fresh weights; zeros where `load` is going to put a checkpoint's, so that none are drawn in vain."""
+        if self.config.weights is None:
+            params = init_params(self.model, key)
+        else:
+            params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._shapes)
+        return TrainState.create(params, self._optimiser, ema=self._averaged(params))
+
+    def load(self, state: TrainState) -> TrainState:
+        """The weights of `config.weights` in a fresh state; adapters and condition are drawn where it has none.
+
+        Raises:
+          DataError: If it is missing or damaged, or does not fit the model; the message lists what differs.
+        """
+        assert self.config.weights is not None
+        stored = read_weights(self.config.weights)
+        fitted = fit_to_model(stored, self.model, rngs.key(self.config.run.seed, "fresh weights"))
+        # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
+        params = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), fitted, state.params)
+        return state.replace(params=params, ema=jax.tree.map(jnp.copy, self._averaged(params)))
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update of the weights that train."""
+        key = rngs.key(self.config.run.seed, "loss", state.step)
+        weights = {"flow_loss" if self.config.guidance is None else "guided_loss": 1.0}
+        accumulate = self.config.train.accumulate
+        gradient, metrics = gradients.gradient(self._loss, weights, state.params, batch, key, accumulate)
+        updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
+        params: Any = optax.apply_updates(state.params, updates)
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
+
+    def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        params = stop_frozen(gathered_outside_layers(params), self._trains)
+        seen, actions, is_pad = Observation(**batch["observation"]), batch["actions"], batch["action_is_pad"]
+        if self.config.guidance is None:
+            return flow_loss(self.model, params, seen, actions, is_pad, key)
+        label, advantage = batch["optimality"], batch["advantages"]
+        return guided_loss(self.model, params, seen, actions, is_pad, label, advantage, self.config.guidance, key)
+
+    def _averaged(self, params: PyTree) -> PyTree:
+        """The weights of which a moving average is kept: those that train, or none."""
+        return {} if self.config.train.ema is None else only_where(params, self._trains)
+
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """Model inputs from update `start_step` on."""
+        batches = self.data.batches(
+            seed=self.config.run.seed,
+            batch_size=self.config.train.batch_size,
+            start_step=start_step,
+            shard=shard,
+            num_shards=num_shards,
+        )
+        return map(self.inputs, batches)
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """How many advantages were replaced while they were shaped, and nothing of the weights: a recorded dataset has
+        no environment. `openpi_ript.serve` gives the policy to one."""
+        return {f"advantages_{name}": float(count) for name, count in self.data.replaced.items()}
+
+    def finish(self) -> None:
+        """Nothing to draw."""
+
+    def data_fingerprint(self) -> dict[str, Any]:
+        """Hashes of all that makes the batches: files, tables, labels, statistics, tokenizer."""
+        rollouts, prompts = self.data.to_ript.rollouts, self.data.table.columns["task_index"]
+        stats = {name: {k: v.tolist() for k, v in vars(one).items()} for name, one in sorted(self.data.stats.items())}
+        return {
+            "files": self.data.files.digest(),
+            "tables": self.data.stats_source["fingerprint"],
+            "prompts": _sha256(prompts.tobytes()),
+            "labels": _sha256(rollouts.optimality.tobytes() + rollouts.advantage.tobytes() + self.data.rows.tobytes()),
+            "norm_stats": _sha256(json.dumps(stats).encode()),
+            "tokenizer": _sha256(Path(self.config.tokenizer).read_bytes()),
+        }
+
+    def describe(self) -> str:
+        """Sizes of model and dataset, in words."""
+        trained = count(only_where(self._shapes, self._trains))
+        frames = len(self.data.rows)
+        return f"{count(self._shapes):,} weights, {trained:,} of them train; {frames:,} frames to draw from"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
