@@ -18,6 +18,28 @@ DATA_CODE = [
     "chunkwise/data/images.py",
 ]
 
+GROUND = {"arrays", "errors", "files", "printable", "state"}
+"""Modules and rooms of chunkwise that every room may stand on."""
+ARROWS: dict[str, set[str]] = {
+    "config": set(),
+    "distributed": {"config"},
+    "cli": {"config", "distributed"},
+    "checkpoint": {"config", "distributed"},
+    "data": {"config", "distributed"},
+    "models": {"config", "distributed"},
+    "train": {"config", "distributed", "checkpoint", "cli"},
+    "envs": {"config", "distributed", "checkpoint", "data", "models", "train"},
+    "policies": {"config", "distributed", "checkpoint", "data", "models", "train"},
+    "reports": {"config", "distributed", "checkpoint", "data", "models", "train"},
+}
+"""Rooms of chunkwise, and which of the others each may import."""
+AGAINST_THE_ARROWS = {
+    ("chunkwise.checkpoint.tool", "cli"): "a command, which lies beside what it shows",
+    ("chunkwise.checkpoint.__main__", "cli"): "starts that command",
+    ("chunkwise.files.identity", "config"): "reads FilesConfig, which holds the limits of files/budget.py",
+}
+"""Module and room that it imports: why."""
+
 
 def sources(*folders: str) -> list[Path]:
     """Python files below folders, tests left out."""
@@ -40,6 +62,88 @@ def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
 def tops(names: set[str]) -> set[str]:
     """Top-level packages of dotted names."""
     return {name.split(".")[0] for name in names}
+
+
+def module_name(path: Path, root: Path = ROOT) -> str:
+    """Dotted name of a file; of an __init__.py that of its folder."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def import_graph(paths: list[Path], root: Path = ROOT) -> dict[str, set[str]]:
+    """Modules that each file imports of these files, wherever in it.
+
+    `from a import b` is the module a.b where that is a file, else a. The folders above an imported module count only
+    where they are named: Python runs their __init__.py, which would else close a circle with all that it lists.
+    """
+    files = {module_name(path, root): path for path in paths}
+    graph: dict[str, set[str]] = {}
+    for name, path in files.items():
+        graph[name] = found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+                    above = package[: len(package) - node.level + 1]
+                    base = ".".join([*above, *filter(None, [base])])
+                whole = {f"{base}.{alias.name}" for alias in node.names}
+                found |= whole & set(files) | ({base} if whole - set(files) else set())
+        graph[name] = found & set(files) - {name}
+    return graph
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """A shortest circle through the first module that lies in one, with that module at its end too; empty if none."""
+    for start in sorted(graph):
+        ways, seen = [[start]], {start}
+        for way in ways:  # which grows while it is gone through: breadth first
+            for name in sorted(graph[way[-1]]):
+                if name == start:
+                    return [*way, name]
+                if name not in seen:
+                    seen.add(name)
+                    ways.append([*way, name])
+    return []
+
+
+def test_no_file_imports_in_a_circle():
+    graph = import_graph(sources("chunkwise", *PACKAGES))
+    assert len(graph) > 100
+    assert not circle(graph), " -> ".join(circle(graph))
+
+
+def test_circles_are_found_wherever_the_imports_stand(tmp_path: Path):
+    """Of three files: a function imports the second, a relative import the third, an `if` the first again."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/__init__.py").write_text("from p.a import f\n")
+    files = {
+        "a": "def f():\n    from p import b\n    return b\n",
+        "b": "from . import c\nfrom p.d import x\n",
+        "c": "if True:\n    import p.a\n",
+        "d": "import os\nx = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / f"p/{name}.py").write_text(text)
+    paths = sorted(tmp_path.rglob("*.py"))
+    graph = import_graph(paths, tmp_path)
+    assert graph == {"p": {"p.a"}, "p.a": {"p.b"}, "p.b": {"p.c", "p.d"}, "p.c": {"p.a"}, "p.d": set()}
+    assert circle(graph) == ["p.a", "p.b", "p.c", "p.a"]
+    (tmp_path / "p/c.py").write_text("import p.d\n")
+    assert not circle(import_graph(paths, tmp_path))
+
+
+def test_the_rooms_of_chunkwise_import_along_the_arrows():
+    graph = import_graph(sources("chunkwise"))
+    against = set()
+    for name, others in graph.items():
+        room = name.split(".")[1] if "." in name else ""
+        assert room in {"", *ARROWS, *GROUND}, f"{name}: a room that ARROWS does not know"
+        allowed = GROUND | ARROWS.get(room, set()) | {room}
+        against |= {(name, to) for to in (other.split(".")[1] for other in others) if to not in allowed}
+    assert against == set(AGAINST_THE_ARROWS), "an import against the arrows, or an exception that is none any more"
 
 
 @pytest.mark.parametrize("path", sources("chunkwise"), ids=str)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chunkwise.distributed.host import to_host
 from chunkwise.state import TrainState
-from chunkwise.train.sharding import to_host
 
 
 def digest(state: TrainState, position: dict[str, Any]) -> str:

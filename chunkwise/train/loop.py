@@ -33,7 +33,7 @@ from chunkwise.checkpoint.prune import finite_metrics
 from chunkwise.checkpoint.reader import Progress
 from chunkwise.cli.progress import ProgressLine
 from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten
-from chunkwise.distributed import processes, stopping
+from chunkwise.distributed import host, processes, stopping
 from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
 from chunkwise.train import machine, rngs
@@ -289,7 +289,7 @@ class _Run:
         began = time.perf_counter()
         state = self.state.averaged()
         if processes.several():
-            state = mesh_lib.to_one_device(state.replace(opt_state={}, target={}, ema={}))
+            state = host.to_one_device(state.replace(opt_state={}, target={}, ema={}))
         metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped)
         self.stop_agreed |= metrics is None
         self.interacted = metrics is not None
@@ -411,7 +411,7 @@ class _Run:
         began = time.perf_counter()
         state = self.state.averaged()
         if processes.several():
-            state = mesh_lib.to_one_device(state.replace(opt_state={}, target={}, ema={}))
+            state = host.to_one_device(state.replace(opt_state={}, target={}, ema={}))
         metrics = processes.on_first(lambda: self._evaluate(state, final))
         self.clock.charge("evaluate", began)
         if metrics is None:

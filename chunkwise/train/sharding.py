@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from chunkwise.config.experiment import MeshConfig
@@ -82,23 +81,6 @@ def put_same(value: np.ndarray | np.generic, sharding: NamedSharding) -> jax.Arr
         return jax.device_put(value, sharding)
     whole = np.asarray(value)
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-
-def to_host(tree: Any) -> Any:
-    """Whole arrays as numpy, on every process, wherever their parts lie; every process must call it."""
-    if jax.process_count() == 1:
-        return jax.device_get(tree)
-    return jax.tree.map(lambda leaf: multihost_utils.process_allgather(leaf, tiled=True), tree)
-
-
-def to_one_device(tree: Any) -> Any:
-    """Whole arrays on the first process's first device; None on the others. Every process must call it."""
-
-    def gather(leaf: jax.Array) -> Any:
-        whole = to_host(leaf)
-        return jax.device_put(whole, jax.local_devices()[0]) if jax.process_index() == 0 else None
-
-    return jax.tree.map(gather, tree)
 
 
 def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:

@@ -6,7 +6,7 @@ One record a batch, so that a thread decodes every picture into its place and no
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import grain
 import numpy as np
@@ -17,6 +17,7 @@ from driving.data.augment import Draws, draw
 from driving.data.batch import Batch
 
 
+@runtime_checkable
 class Samples(Protocol):
     """What a stream needs of `driving.data.batches.DrivingData`."""
 
