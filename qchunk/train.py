@@ -16,7 +16,7 @@ from chunkwise.train.metrics import Mean
 from chunkwise.train.run_dir import RunFolder
 from qchunk import data
 from qchunk.agents.make import make_agent
-from qchunk.agents.qc import FlowAgent
+from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import stream
 from qchunk.envs import run_picture, simulators
@@ -37,7 +37,7 @@ class QChunkTask:
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
             simulators.require_pictures(config.eval.env, view)
         self._act = jax.jit(self.agent.act)
-        self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, FlowAgent) else None
+        self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, QCAgent) else None
         self.online: Online | None = None
         if config.online is not None:
             self.online = Online(config, dataset, folder, lambda state: self._policy(self._act, state.params), view)

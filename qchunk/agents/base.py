@@ -1,4 +1,4 @@
-"""What all agents of Q-chunking share: one update by the sum of their losses, the critic's loss, how they see and act.
+"""What agents share beside their algorithms: weights, one update by the sum of the losses, the target critic, sight.
 
 Symbols: s observation, a chunk of t actions, h backup horizon, z noise, Q critic, tau target rate. Inside, a chunk is
 flat: d = t a numbers.
@@ -7,7 +7,7 @@ flat: d = t a numbers.
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ class Agent(abc.ABC):
         return self.action_horizon * self.dims.action
 
     def init(self, key: Key[Array, ""]) -> TrainState:
-        """Fresh weights and optimiser state at step 0; the target critic is a copy of the critic."""
+        """Initialises weights and optimiser state at step 0; the target critic is a copy of the critic."""
         params = self._init_networks(key)
         if self.encoder is not None:
             images = jnp.zeros((1, len(self.dims.cameras), *(self.dims.image_size or ()), 3), jnp.uint8)
@@ -63,15 +63,15 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def _init_networks(self, key: Key[Array, ""]) -> dict[str, Any]:
-        """Fresh weights by network, "critic" among them, without encoders."""
+        """Initialises weights by network, "critic" among them, without encoders."""
 
     def _examples(self) -> tuple[Float[Array, "1 s"], Float[Array, "1 d"], Float[Array, "1 1"]]:
-        """An observation, a chunk and a time, from which networks take their widths."""
+        """Returns an observation, a chunk and a time, from which networks take their widths."""
         features = 0 if self.encoder is None else self.encoder.size
         return jnp.zeros((1, features + self.dims.observation)), jnp.zeros((1, self.chunk_size)), jnp.zeros((1, 1))
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """One update of all networks by the sum of the losses, then of the target critic.
+        """Updates all networks by the sum of the losses, then of the target critic.
 
         Raises:
           ValueError: If the batch was made for another horizon or other widths.
@@ -100,50 +100,20 @@ class Agent(abc.ABC):
         """Weights of the metrics whose sum is the loss."""
 
     def loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Sum of the losses, each of which reaches the weights of its own network alone: one optimiser serves all."""
+        """Returns the sum of the losses. Each reaches its own network's weights alone, so one optimiser serves all."""
         metrics = self.losses(params, target, batch, key)
         return weighted(metrics, self.loss_weights), metrics
 
     @abc.abstractmethod
     def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
-        """The means of which the loss consists, and others that are logged."""
+        """Returns the means of which the loss consists, and others that are logged."""
 
     @abc.abstractmethod
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
-        """The policy's chunk for each row, within [-1, 1]."""
-
-    def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Mean of (Q(s, a) - y)^2, y = sum_k discount^k r_k + discount^m alive Q_target(s', pi(s')).
-
-        m is the number of real steps of the chunk, h inside an episode (Q-chunking, equation for the critic). With
-        partial_chunks="drop" rows with m < h are left out, and the mean divides by the rows that stay; the official
-        code leaves them out too, but divides by all rows.
-        """
-        after = batch["next_observations"]
-        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
-        q_next = self._next_value(self._q(target["critic"], self.see(target, "critic", after), a_next), key)
-        y = jax.lax.stop_gradient(self._backup(batch, q_next))
-        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
-        kept = jnp.broadcast_to(self._kept(batch, self.config.agent.horizon), q.shape)
-        error = mean_of((q - y[None]) ** 2, kept)
-        return error.value(), {"critic_loss": error, "q": mean_of(q, kept)}
-
-    def _backup(self, batch: Batch, next_value: Float[Array, " b"]) -> Float[Array, " b"]:
-        """y of a chunk, given the value of the state after it."""
-        after_chunk = self.config.agent.discount ** batch["valid"].sum(axis=-1) * batch["masks"][:, -1]
-        return batch["rewards"][:, -1] + after_chunk * next_value
-
-    def _kept(self, batch: Batch, steps: int) -> Bool[Array, " b"]:
-        """Rows that a loss on the chunk's first `steps` actions takes: with partial_chunks="drop" the whole ones."""
-        return batch["valid"][:, steps - 1 if self.config.agent.partial_chunks == "drop" else 0] > 0
-
-    def _next_value(self, q: Float[Array, "e b"], key: Key[Array, ""]) -> Float[Array, " b"]:
-        """The target critics' values of the next chunk as one."""
-        del key
-        return self._aggregate(q)
+        """Returns the policy's chunk for each row, within [-1, 1]."""
 
     def act(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b t a"]:
-        """Chunk to execute, within [-1, 1].
+        """Returns the chunk to execute, within [-1, 1].
 
         Args:
           observations: As in a batch; only the array that data.observation names is read.
@@ -157,7 +127,7 @@ class Agent(abc.ABC):
         return q.mean(axis=0) if self.config.agent.q_aggregation == "mean" else q.min(axis=0)
 
     def see(self, params: PyTree, network: str, observations: Mapping[str, Any]) -> Float[Array, "b s"]:
-        """The observation as a network sees it, the one place where it enters: the cameras' features, then the array.
+        """Returns the observation as a network sees it: the cameras' features, then the array. It enters here alone.
 
         Where critic, flow and one-step policy share the critic's encoder, the latter two get no gradient to it.
 
@@ -174,7 +144,7 @@ class Agent(abc.ABC):
         return jnp.concatenate([features, s], axis=-1)
 
     def _augmented(self, batch: Batch, step: Int[Array, ""]) -> Batch:
-        """The batch with its pictures shifted and recoloured: a function of (run.seed, step)."""
+        """Returns the batch with its images shifted and recoloured: a function of (run.seed, step)."""
         if self.encoder is None:
             return batch
         moments = ("observations", "next_observations")
@@ -186,14 +156,14 @@ class Agent(abc.ABC):
         return {**batch, **changed}
 
     def _chunks(self, batch: Batch) -> Float[Array, "b d"]:
-        """The batch's actions that policy and critic see, flat."""
+        """Returns the batch's actions that policy and critic see, flat."""
         return batch["actions"][:, : self.action_horizon].reshape(-1, self.chunk_size)
 
     def _unflatten(self, chunks: Float[Array, "b d"]) -> Float[Array, "b t a"]:
         return chunks.reshape(-1, self.action_horizon, self.dims.action)
 
     def _check(self, batch: Batch) -> None:
-        """Shapes of a batch against config and dims."""
+        """Checks shapes of a batch against config and dims."""
         horizon, observation = self.config.agent.horizon, self.config.data.observation
         for name, array, expected in (
             ("actions", batch["actions"], (horizon, self.dims.action)),
@@ -202,3 +172,35 @@ class Agent(abc.ABC):
         ):
             if array.shape[1:] != expected:
                 raise ValueError(f"batch {name} has shape {array.shape}; expected (b, {', '.join(map(str, expected))})")
+
+
+def chunk_td_target(batch: Batch, next_value: Float[Array, " b"], *, discount: float) -> Float[Array, " b"]:
+    """Returns y = sum_k discount^k r_k + discount^m alive next_value of each recorded chunk (arXiv:2507.07969).
+
+    m is the number of real steps of the chunk, h inside an episode; alive is 0 if the episode terminated inside the
+    chunk.
+
+    Args:
+      batch: Of its `rewards` the last column is read, which holds the discounted sum over the chunk.
+      next_value: Of the state after the chunk.
+      discount: Of one environment step.
+    """
+    after_chunk = discount ** batch["valid"].sum(axis=-1) * batch["masks"][:, -1]
+    return batch["rewards"][:, -1] + after_chunk * next_value
+
+
+def kept_rows(batch: Batch, steps: int, partial_chunks: Literal["use", "drop"]) -> Bool[Array, " b"]:
+    """Returns the rows that a loss on the chunk's first `steps` actions takes: with "drop" those without padding.
+
+    The official code leaves rows out too, but divides by all of them; a mean here divides by the rows that stay.
+    """
+    return batch["valid"][:, steps - 1 if partial_chunks == "drop" else 0] > 0
+
+
+def squared_td_error(
+    q: Float[Array, "e b"], target: Float[Array, " b"], kept: Bool[Array, " b"]
+) -> tuple[Array, Metrics]:
+    """Returns the mean of (Q - y)^2 over the ensemble and the kept rows, and with it the mean of Q, as metrics."""
+    rows = jnp.broadcast_to(kept, q.shape)
+    error = mean_of((q - target[None]) ** 2, rows)
+    return error.value(), {"critic_loss": error, "q": mean_of(q, rows)}

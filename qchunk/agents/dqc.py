@@ -18,14 +18,14 @@ from jaxtyping import Array, Bool, Float, Key
 
 from chunkwise.arrays import PyTree
 from chunkwise.train.metrics import Mean, mean_of
-from qchunk.agents.base import Batch, Metrics
-from qchunk.agents.qc import FlowAgent
+from qchunk.agents.base import Batch, Metrics, chunk_td_target, kept_rows
+from qchunk.agents.qc import QCAgent
 from qchunk.config import DecoupledConfig
 from qchunk.models.networks import Critic, Value, apply
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoupledAgent(FlowAgent):
+class DQCAgent(QCAgent):
     """`critic` is that of the policy's chunk, and has a target; the two other values have none, as in the paper."""
 
     chunk_critic: Critic
@@ -48,11 +48,11 @@ class DecoupledAgent(FlowAgent):
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Of the three values and of the flow."""
+        """Weights of the losses of the three values and of the flow."""
         return dict.fromkeys(("chunk_loss", "critic_loss", "value_loss", "flow_loss"), 1.0)
 
     def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
-        """Of the three values and of the flow."""
+        """Returns the losses of the three values and of the flow."""
         chunk = self.chunk_loss(params, batch)
         distilled, q = self.distilled_loss(params, batch)
         value, v = self.value_loss(params, target, batch)
@@ -60,30 +60,33 @@ class DecoupledAgent(FlowAgent):
         return metrics | self.flow_loss(params, batch, key)[1]
 
     def chunk_loss(self, params: PyTree, batch: Batch) -> Mean:
-        """Mean of (Q_h(s, a_1..h) - y)^2, y = sum_k discount^k r_k + discount^m alive V(s'), m as in critic_loss."""
+        """Returns the mean of (Q_h(s, a_1..h) - y)^2, y = sum_k discount^k r_k + discount^m alive V(s')."""
         fixed = jax.lax.stop_gradient(params)
-        y = self._backup(batch, self._v(fixed, batch["next_observations"]))
+        settings = self.config.agent
+        y = chunk_td_target(batch, self._v(fixed, batch["next_observations"]), discount=settings.discount)
         q = self._q_long(params, batch)
-        return mean_of((q - y[None]) ** 2, jnp.broadcast_to(self._kept(batch, self.config.agent.horizon), q.shape))
+        kept = kept_rows(batch, settings.horizon, settings.partial_chunks)
+        return mean_of((q - y[None]) ** 2, jnp.broadcast_to(kept, q.shape))
 
     def distilled_loss(self, params: PyTree, batch: Batch) -> tuple[Mean, Mean]:
-        """Each critic of a_1..k towards its own one of a_1..h at level kappa_d; also the mean of Q."""
+        """Draws each critic of a_1..k towards its own one of a_1..h at level kappa_d; also the mean of Q."""
         settings = self._settings
         q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
         towards = self._q_long(jax.lax.stop_gradient(params), batch)
         kept = self._policy_rows(batch, q.shape)
-        return mean_of(leaning(towards - q, settings.kappa_d, settings.distillation), kept), mean_of(q, kept)
+        return mean_of(asymmetric_loss(towards - q, settings.kappa_d, settings.distillation), kept), mean_of(q, kept)
 
     def value_loss(self, params: PyTree, target: PyTree, batch: Batch) -> tuple[Mean, Mean]:
-        """V(s) towards the target critic of the recorded chunk at level kappa_b; also the mean of V."""
+        """Draws V(s) towards the target critic of the recorded chunk at level kappa_b; also the mean of V."""
         settings = self._settings
         q = self._q(target["critic"], self.see(target, "critic", batch["observations"]), self._chunks(batch))
         v = self._v(params, batch["observations"])
         kept = self._policy_rows(batch, v.shape)
-        return mean_of(leaning(self._aggregate(q) - v, settings.kappa_b, settings.backup), kept), mean_of(v, kept)
+        loss = asymmetric_loss(self._aggregate(q) - v, settings.kappa_b, settings.backup)
+        return mean_of(loss, kept), mean_of(v, kept)
 
     def _policy_rows(self, batch: Batch, shape: tuple[int, ...]) -> Bool[Array, "..."]:
-        return jnp.broadcast_to(self._kept(batch, self.action_horizon), shape)
+        return jnp.broadcast_to(kept_rows(batch, self.action_horizon, self.config.agent.partial_chunks), shape)
 
     def _q_long(self, params: PyTree, batch: Batch) -> Float[Array, "e b"]:
         chunks = batch["actions"].reshape(len(batch["actions"]), -1)
@@ -95,10 +98,10 @@ class DecoupledAgent(FlowAgent):
         return apply(self.value, params["value"], self.see(params, "value", observations))
 
 
-def leaning(
+def asymmetric_loss(
     error: Float[Array, "*shape"], level: float, kind: Literal["expectile", "quantile"]
 ) -> Float[Array, "*shape"]:
-    """Loss of target - prediction whose minimum is the level's expectile (squares) or quantile (absolute values).
+    """Returns the expectile loss (squares) or the quantile loss (absolute values) of target - prediction at a level.
 
     |level - 1[error < 0]| error^2, or |error|: an error above 0, where the prediction is too low, weighs `level`.
     """

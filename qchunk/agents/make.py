@@ -1,12 +1,12 @@
-"""The agent of a config: a FlowAgent (QC, QC-FQL, FQL), a GaussianAgent (RLPD), or a DecoupledAgent (DQC)."""
+"""The agent of a config: a QCAgent (QC, QC-FQL, FQL), a RLPDAgent (RLPD), or a DQCAgent (DQC)."""
 
 from typing import Any
 
 from chunkwise.train.optimizer import make_optimiser
 from qchunk.agents.base import Agent
-from qchunk.agents.dqc import DecoupledAgent
-from qchunk.agents.qc import FlowAgent
-from qchunk.agents.rlpd import GaussianAgent
+from qchunk.agents.dqc import DQCAgent
+from qchunk.agents.qc import QCAgent
+from qchunk.agents.rlpd import RLPDAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
 from qchunk.models.networks import ChunkPolicy, Critic, GaussianPolicy, ReluCritic, Value
@@ -32,10 +32,10 @@ def make_agent(config: QChunkConfig, dims: Dims) -> Agent:
     chunk_size = agent.action_horizon * dims.action
     if agent.policy == "gaussian":
         critic = ReluCritic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm)
-        return GaussianAgent(**shared, critic=critic, actor=GaussianPolicy(agent.hidden_sizes, chunk_size))
+        return RLPDAgent(**shared, critic=critic, actor=GaussianPolicy(agent.hidden_sizes, chunk_size))
     critic = Critic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm)
     flow = ChunkPolicy(agent.hidden_sizes, chunk_size, agent.actor_layer_norm)
     if agent.decoupled is None:
-        return FlowAgent(**shared, critic=critic, flow=flow, onestep=flow)
+        return QCAgent(**shared, critic=critic, flow=flow, onestep=flow)
     value = Value(agent.hidden_sizes, agent.critic_layer_norm)
-    return DecoupledAgent(**shared, critic=critic, flow=flow, onestep=flow, chunk_critic=critic, value=value)
+    return DQCAgent(**shared, critic=critic, flow=flow, onestep=flow, chunk_critic=critic, value=value)

@@ -1,7 +1,7 @@
-"""The flow agents in the papers' symbols: QC, QC-FQL, FQL and n-step FQL as settings of one agent.
+"""QC, QC-FQL, FQL and n-step FQL as settings of one agent, in the papers' symbols: target, losses, acting.
 
 Q-chunking: arXiv:2507.07969. FQL (the flow policy and its distillation): arXiv:2502.02538. Symbols beside those of
-base.py: v velocity of the behaviour flow, mu one-step policy, N samples, alpha weight of the distillation.
+base.py: v velocity of the behaviour flow, pi policy, mu one-step policy, N samples, alpha weight of the distillation.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from chunkwise.arrays import PyTree
 from chunkwise.models.flow_matching import euler, straight_path
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import mean_of
-from qchunk.agents.base import Agent, Batch, Metrics
+from qchunk.agents.base import Agent, Batch, Metrics, chunk_td_target, kept_rows, squared_td_error
 from qchunk.models.networks import ChunkPolicy, apply
 
 # Rows (samples x batch) that the best of N pushes through the networks at once. 1,024 rows of width 256 are 1 MB and
@@ -27,7 +27,7 @@ MIN_TIME_LEFT = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FlowAgent(Agent):
+class QCAgent(Agent):
     """A behaviour-cloning flow, and a policy that is the best of its samples or distilled from it."""
 
     flow: ChunkPolicy
@@ -47,14 +47,14 @@ class FlowAgent(Agent):
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Of critic, flow and, where there is one, one-step policy."""
+        """Weights of the losses of critic, flow and, where there is one, one-step policy."""
         weights = {"critic_loss": 1.0, "flow_loss": 1.0}
         if self.config.agent.policy == "distill":
             weights |= {"distill_loss": self.config.agent.alpha, "q_policy": -1.0}
         return weights
 
     def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
-        """Of critic, flow and, where there is one, one-step policy."""
+        """Returns the losses of critic, flow and, where there is one, one-step policy."""
         critic_key, flow_key, distill_key = jax.random.split(key, 3)
         _, metrics = self.critic_loss(params, target, batch, critic_key)
         metrics |= self.flow_loss(params, batch, flow_key)[1]
@@ -62,8 +62,26 @@ class FlowAgent(Agent):
             metrics |= self.distill_loss(params, batch, distill_key)[1]
         return metrics
 
+    def critic_target(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Float[Array, " b"]:
+        """Returns y = sum_k discount^k r_k + discount^m alive Q_target(s', pi(s')) (Q-chunking, the critic's equation).
+
+        m is the number of real steps of the chunk; Q_target is the mean or the least of the ensemble.
+        """
+        after = batch["next_observations"]
+        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
+        q_next = self._q(target["critic"], self.see(target, "critic", after), a_next)
+        y = chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
+        return jax.lax.stop_gradient(y)
+
+    def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+        """Returns the mean of (Q(s, a) - y)^2 over the ensemble and the rows that agent.partial_chunks keeps."""
+        settings = self.config.agent
+        y = self.critic_target(params, target, batch, key)
+        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
+        return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
+
     def flow_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Behaviour cloning: mean of |v(t, s, x_t) - (a - z)|^2 over the actions that exist, t uniform."""
+        """Returns the behaviour-cloning loss: the mean of |v(t, s, x_t) - (a - z)|^2 over real actions, t uniform."""
         noise_key, time_key = jax.random.split(key)
         a = self._chunks(batch)
         z = jax.random.normal(noise_key, a.shape)
@@ -76,10 +94,10 @@ class FlowAgent(Agent):
         return error.value(), {"flow_loss": error}
 
     def distill_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """One-step policy: alpha |mu(s, z) - flow(s, z)|^2 - Q(s, mu(s, z)), Q the mean of the ensemble.
+        """Returns the one-step policy's loss: alpha |mu(s, z) - flow(s, z)|^2 - Q(s, mu(s, z)).
 
-        All rows count: every s is a real frame. Q is not normalised; the official code has an option for it that
-        nothing reads, and its default is off.
+        Q is the mean of the ensemble, not normalised; the official code has an option for it that nothing reads, off
+        by default. All rows count: every s is a real frame.
         """
         now = batch["observations"]
         s = self.see(params, "onestep", now)
@@ -92,7 +110,7 @@ class FlowAgent(Agent):
         return weighted(metrics, self.loss_weights), metrics
 
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
-        """The policy's chunk for each row, within [-1, 1]."""
+        """Returns the policy's flat chunk for each row, within [-1, 1]: the best of N, or the one-step policy's."""
         if self.config.agent.policy == "best_of_n":
             return self._best_of_n(params, observations, key)
         s = self.see(params, "onestep", observations)
@@ -100,13 +118,13 @@ class FlowAgent(Agent):
         return jnp.clip(apply(self.onestep, params["onestep"], s, z), -1, 1)
 
     def act_flow(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b t a"]:
-        """Chunk of the behaviour-cloning flow alone, within [-1, 1]: what the data does, for scale."""
+        """Returns a chunk of the behaviour-cloning flow alone, within [-1, 1]: what the data does, for scale."""
         s = self.see(params, "flow", observations)
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         return self._unflatten(self._flow_chunks(params["flow"], s, z))
 
     def _best_of_n(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
-        """Of N chunks of the flow for each row, the one that the critic values most.
+        """Returns, of N chunks of the flow for each row, the one that the critic values most.
 
         Each network sees the observation once, whatever N is.
         """
@@ -124,7 +142,7 @@ class FlowAgent(Agent):
         return jnp.take_along_axis(a.reshape(z.shape), best[None, :, None], axis=0)[0]
 
     def _flow_chunks(self, params: PyTree, s: Float[Array, "*#b s"], z: Float[Array, "*#b d"]) -> Float[Array, "*b d"]:
-        """Euler steps of the behaviour flow from noise z at t = 0 to a chunk at t = 1, clipped to [-1, 1]."""
+        """Integrates the behaviour flow by Euler steps from noise z, t = 0, to a chunk, t = 1, clipped to [-1, 1]."""
 
         def velocity(x: Array, t: Array) -> Array:
             return self._velocity(params, s, x, t.reshape((1,) * x.ndim))
@@ -134,7 +152,7 @@ class FlowAgent(Agent):
     def _velocity(
         self, params: PyTree, s: Float[Array, "*#b s"], x: Float[Array, "*b d"], t: Float[Array, "*#b 1"]
     ) -> Float[Array, "*b d"]:
-        """v(t, s, x): the network's output y, or (y - x) / (1 - t) where it predicts the chunk y."""
+        """Returns v(t, s, x): the network's output y, or (y - x) / (1 - t) where it predicts the chunk y."""
         y = apply(self.flow, params, s, x, t)
         if self.config.agent.flow_predicts == "velocity":
             return y

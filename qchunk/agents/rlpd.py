@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 from chunkwise.arrays import PyTree
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import Mean, mean_of
-from qchunk.agents.base import Agent, Batch, Metrics
+from qchunk.agents.base import Agent, Batch, Metrics, chunk_td_target, kept_rows, squared_td_error
 from qchunk.models.networks import GaussianPolicy
 
 # Recorded actions are pulled inside the open interval on which tanh has an inverse (the official code's number).
@@ -23,7 +23,7 @@ INSIDE = 1 - 1e-5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GaussianAgent(Agent):
+class RLPDAgent(Agent):
     """A Gaussian over whole chunks, squashed by tanh, whose entropy is held near a target."""
 
     actor: GaussianPolicy
@@ -42,18 +42,38 @@ class GaussianAgent(Agent):
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Of critics, policy, temperature and behaviour cloning."""
+        """Weights of the losses of critics, policy, temperature and behaviour cloning."""
         cloning = self.config.agent.gaussian.bc_weight
         return {"critic_loss": 1.0, "policy_loss": 1.0, "temperature_loss": 1.0, "cloning": cloning}
 
     def losses(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Metrics:
-        """Of critics, policy, temperature and behaviour cloning."""
+        """Returns the losses of critics, policy, temperature and behaviour cloning."""
         critic_key, actor_key = jax.random.split(key)
         _, metrics = self.critic_loss(params, target, batch, critic_key)
         return metrics | self.actor_loss(params, batch, actor_key)[1]
 
+    def critic_target(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> Float[Array, " b"]:
+        """Returns y = sum_k discount^k r_k + discount^m alive Q_target(s', a'), a' ~ pi(s'), without an entropy term.
+
+        Q_target is the mean or least of all target critics, or of gaussian.target_critics of them, drawn anew.
+        """
+        after = batch["next_observations"]
+        a_next = self.policy(jax.lax.stop_gradient(params), after, key)
+        q_next = self._q(target["critic"], self.see(target, "critic", after), a_next)
+        if (count := self.config.agent.gaussian.target_critics) is not None:
+            q_next = q_next[jax.random.choice(jax.random.fold_in(key, 1), len(q_next), (count,), replace=False)]
+        y = chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
+        return jax.lax.stop_gradient(y)
+
+    def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
+        """Returns the mean of (Q(s, a) - y)^2 over all critics and the rows that agent.partial_chunks keeps."""
+        settings = self.config.agent
+        y = self.critic_target(params, target, batch, key)
+        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
+        return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
+
     def actor_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Mean of eta log pi(a | s) - Q(s, a), a ~ pi, plus eta's own loss and, by weight, behaviour cloning.
+        """Returns the mean of eta log pi(a | s) - Q(s, a), a ~ pi, plus eta's loss and, by weight, behaviour cloning.
 
         eta, the temperature, rises where the policy's entropy is below its target: its loss is
         eta (entropy - target). Behaviour cloning is -log pi of the recorded chunk; of a chunk that passes an
@@ -84,29 +104,21 @@ class GaussianAgent(Agent):
         return weighted(metrics, self.loss_weights), metrics
 
     def policy(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
-        """A sample of the Gaussian, squashed."""
+        """Draws a flat chunk for each row from the Gaussian, squashed to [-1, 1]."""
         mean, log_std = self._gaussian(params, observations)
         return jnp.tanh(mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape))
 
     def _gaussian(
         self, params: PyTree, observations: Mapping[str, Any]
     ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
-        """Mean, and logarithm of the standard deviation, before tanh."""
+        """Returns the mean, and logarithm of the standard deviation, before tanh."""
         output: Any = self.actor.apply({"params": params["actor"]}, self.see(params, "actor", observations))
         return output
-
-    def _next_value(self, q: Float[Array, "e b"], key: Key[Array, ""]) -> Float[Array, " b"]:
-        """Of all critics, or of some drawn anew."""
-        count = self.config.agent.gaussian.target_critics
-        if count is None:
-            return self._aggregate(q)
-        drawn = jax.random.choice(jax.random.fold_in(key, 1), self.config.agent.num_critics, (count,), replace=False)
-        return self._aggregate(q[drawn])
 
 
 def _log_density(
     x: Float[Array, "b d"], mean: Float[Array, "b d"], log_std: Float[Array, "b d"]
 ) -> Float[Array, "b d"]:
-    """Log density of tanh(x), x Gaussian, number by number: log N(x) - log(1 - tanh(x)^2), the latter stable."""
+    """Returns the log density of tanh(x), x Gaussian, of each number: log N(x) - log(1 - tanh(x)^2), stably."""
     gaussian = -0.5 * ((x - mean) * jnp.exp(-log_std)) ** 2 - log_std - 0.5 * jnp.log(2 * jnp.pi)
     return gaussian - 2.0 * (jnp.log(2.0) - x - jax.nn.softplus(-2.0 * x))

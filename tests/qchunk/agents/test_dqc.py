@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import TrainConfig
-from qchunk.agents.dqc import DecoupledAgent, leaning
+from qchunk.agents.dqc import DQCAgent, asymmetric_loss
 from qchunk.agents.make import make_agent
 from qchunk.config import AgentConfig, DataConfig, DecoupledConfig, QChunkConfig
 from qchunk.data import Dims
@@ -21,7 +21,7 @@ K = 2  # actions of the policy's chunk, of H = 4
 DEFAULT = DecoupledConfig(policy_horizon=K)
 
 
-def agent_of(decoupled: DecoupledConfig = DEFAULT, **settings: Any) -> DecoupledAgent:
+def agent_of(decoupled: DecoupledConfig = DEFAULT, **settings: Any) -> DQCAgent:
     base = AgentConfig(
         policy="best_of_n", horizon=H, discount=DISCOUNT, hidden_sizes=(8,), num_samples=3, flow_steps=2,
         q_aggregation="min", decoupled=decoupled,
@@ -32,7 +32,7 @@ def agent_of(decoupled: DecoupledConfig = DEFAULT, **settings: Any) -> Decoupled
         agent=dataclasses.replace(base, **settings),
     )
     agent = make_agent(config, Dims(observation=S, action=A))
-    assert isinstance(agent, DecoupledAgent)
+    assert isinstance(agent, DQCAgent)
     return agent
 
 
@@ -95,9 +95,9 @@ def test_the_leaning_losses_have_their_minimum_at_quantile_and_expectile(level):
     x = np.random.default_rng(0).normal(size=1001).astype(np.float32)
     guesses = np.linspace(-3, 3, 6001, dtype=np.float32)
     errors = jnp.asarray(x[None, :] - guesses[:, None])
-    quantile = guesses[np.argmin(np.asarray(leaning(errors, level, "quantile")).mean(axis=1))]
+    quantile = guesses[np.argmin(np.asarray(asymmetric_loss(errors, level, "quantile")).mean(axis=1))]
     np.testing.assert_allclose(quantile, np.quantile(x, level), atol=0.01)
-    expectile = guesses[np.argmin(np.asarray(leaning(errors, level, "expectile")).mean(axis=1))]
+    expectile = guesses[np.argmin(np.asarray(asymmetric_loss(errors, level, "expectile")).mean(axis=1))]
     above, below = x[x > expectile] - expectile, expectile - x[x <= expectile]
     np.testing.assert_allclose(level * above.sum(), (1 - level) * below.sum(), rtol=0.02)
 

@@ -26,6 +26,8 @@ from chunkwise.config.experiment import OptimConfig, TrainConfig
 from chunkwise.state import TrainState
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
+from qchunk.agents.qc import QCAgent
+from qchunk.agents.rlpd import RLPDAgent
 from qchunk.config import AgentConfig, DataConfig, GaussianConfig, QChunkConfig
 from qchunk.data import Dims
 from tests.qchunk.agents.test_qc import KEY, quick
@@ -127,14 +129,16 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert not waiting
 
 
-def agent_of(name: str) -> Agent:
+def agent_of(name: str) -> QCAgent | RLPDAgent:
     config = QChunkConfig(
         train=TrainConfig(steps=100, batch_size=B),
         data=DataConfig(path="none"),
         agent=AgentConfig(**CASES[name]),
         optim=OptimConfig(learning_rate=1e-2),
     )
-    return make_agent(config, Dims(observation=S, action=A))
+    agent = make_agent(config, Dims(observation=S, action=A))
+    assert isinstance(agent, QCAgent | RLPDAgent)
+    return agent
 
 
 def params_of(case: Case, agent: Agent, prefix: str) -> tuple[Any, Any]:
@@ -171,14 +175,10 @@ def test_target_losses_and_gradients(name: str, inject: Any) -> None:
 
     after = batch["next_observations"]
 
-    @quick
-    def backup(params: Any) -> Any:
-        a_next = agent.policy(params, after, KEY)
-        q_next = agent._next_value(agent._q(target["critic"], agent.see(target, "critic", after), a_next), KEY)
-        return a_next, agent._backup(batch, q_next)
-
     inject(draws[:1])
-    a_next, y = backup(params)
+    a_next = quick(lambda params: agent.policy(params, after, KEY))(params)
+    inject(draws[:1])
+    y = quick(lambda params: agent.critic_target(params, target, batch, KEY))(params)
     np.testing.assert_allclose(a_next, case.arrays["next_actions"], rtol=1e-5, atol=1e-5)
     kept = case.arrays["batch/valid"][:, -1] > 0
     np.testing.assert_allclose(y[kept], case.arrays["target"][kept], rtol=1e-5, atol=1e-5)

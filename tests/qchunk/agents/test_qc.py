@@ -15,7 +15,7 @@ from chunkwise.state import TrainState
 from chunkwise.train import rngs
 from chunkwise.train.update import run_updates
 from qchunk.agents.make import make_agent
-from qchunk.agents.qc import FlowAgent
+from qchunk.agents.qc import QCAgent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import Dims
 from tests.qchunk import numpy_networks
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def agent_of(horizon: int = H, seed: int = 0, learning_rate: float = 1e-3, **settings: Any) -> FlowAgent:
+def agent_of(horizon: int = H, seed: int = 0, learning_rate: float = 1e-3, **settings: Any) -> QCAgent:
     """Small networks."""
     base = AgentConfig(horizon=horizon, discount=DISCOUNT, hidden_sizes=(16, 12), flow_steps=3)
     config = QChunkConfig(
@@ -53,11 +53,11 @@ def agent_of(horizon: int = H, seed: int = 0, learning_rate: float = 1e-3, **set
     )
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, seed=seed))
     agent = make_agent(config, Dims(observation=S, action=A))
-    assert isinstance(agent, FlowAgent)
+    assert isinstance(agent, QCAgent)
     return agent
 
 
-def weights(agent: FlowAgent) -> tuple[Any, Any]:
+def weights(agent: QCAgent) -> tuple[Any, Any]:
     """Random parameters, biases included, and a target that differs from the critic."""
     shapes = jax.eval_shape(agent.init, jax.random.key(1))
     rng = np.random.default_rng(3)
@@ -71,7 +71,7 @@ def weights(agent: FlowAgent) -> tuple[Any, Any]:
     )
 
 
-def state_of(agent: FlowAgent, step: int = 0) -> TrainState:
+def state_of(agent: QCAgent, step: int = 0) -> TrainState:
     """A state of those weights."""
     params, target = weights(agent)
     return TrainState(step=jnp.int32(step), params=params, opt_state=agent.optimiser.init(params), target=target)
@@ -111,17 +111,17 @@ def numbers(batch: Any) -> Any:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), batch)
 
 
-def numpy_aggregate(agent: FlowAgent, q: np.ndarray) -> np.ndarray:
+def numpy_aggregate(agent: QCAgent, q: np.ndarray) -> np.ndarray:
     return q.mean(axis=0) if agent.config.agent.q_aggregation == "mean" else q.min(axis=0)
 
 
-def flow_chunks(agent: FlowAgent, params: Any, s: np.ndarray, z: np.ndarray) -> np.ndarray:
+def flow_chunks(agent: QCAgent, params: Any, s: np.ndarray, z: np.ndarray) -> np.ndarray:
     """The flow's chunks from noise."""
     settings = agent.config.agent
     return numpy_networks.flow_chunks(params["flow"], s, z, settings.flow_steps, settings.flow_predicts)
 
 
-def numpy_policy(agent: FlowAgent, params: Any, s: np.ndarray, key: Any) -> np.ndarray:
+def numpy_policy(agent: QCAgent, params: Any, s: np.ndarray, key: Any) -> np.ndarray:
     """The policy's chunks, one sample after the other."""
     settings = agent.config.agent
     if settings.policy == "distill":
@@ -134,7 +134,7 @@ def numpy_policy(agent: FlowAgent, params: Any, s: np.ndarray, key: Any) -> np.n
     return np.stack([samples[best[row]][row] for row in range(len(s))])
 
 
-def numpy_critic_loss(agent: FlowAgent, params: Any, target: Any, batch: Any) -> float:
+def numpy_critic_loss(agent: QCAgent, params: Any, target: Any, batch: Any) -> float:
     """Row by row, as the definition reads."""
     settings, data = agent.config.agent, numbers(batch)
     s, s_next = data["observations"]["qpos"], data["next_observations"]["qpos"]
@@ -152,7 +152,7 @@ def numpy_critic_loss(agent: FlowAgent, params: Any, target: Any, batch: Any) ->
     return float(np.mean(errors))
 
 
-def numpy_flow_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
+def numpy_flow_loss(agent: QCAgent, params: Any, batch: Any) -> float:
     """Over the actions that exist."""
     data = numbers(batch)
     noise_key, time_key = jax.random.split(KEY)
@@ -167,7 +167,7 @@ def numpy_flow_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
     return float(np.concatenate([squared[row][real[row]].ravel() for row in range(b)]).mean())
 
 
-def numpy_distill_loss(agent: FlowAgent, params: Any, batch: Any) -> float:
+def numpy_distill_loss(agent: QCAgent, params: Any, batch: Any) -> float:
     """Distance to the flow's chunk of the same noise, minus the value."""
     settings, s = agent.config.agent, numbers(batch)["observations"]["qpos"]
     z = np.asarray(jax.random.normal(KEY, (len(s), agent.chunk_size)))

@@ -10,7 +10,7 @@ import pytest
 
 from chunkwise.config.experiment import TrainConfig
 from qchunk.agents.make import make_agent
-from qchunk.agents.rlpd import GaussianAgent, _log_density
+from qchunk.agents.rlpd import RLPDAgent, _log_density
 from qchunk.config import AgentConfig, DataConfig, GaussianConfig, QChunkConfig
 from qchunk.data import Dims
 from tests.qchunk.agents.test_qc import DISCOUNT, KEY, ROWS, A, H, S, batch_of, numbers, quick
@@ -20,7 +20,7 @@ CRITICS = 4
 PLAIN = GaussianConfig()
 
 
-def agent_of(gaussian: GaussianConfig = PLAIN, **settings: Any) -> GaussianAgent:
+def agent_of(gaussian: GaussianConfig = PLAIN, **settings: Any) -> RLPDAgent:
     base = AgentConfig(
         policy="gaussian", horizon=H, discount=DISCOUNT, hidden_sizes=(8, 8), num_critics=CRITICS, gaussian=gaussian
     )
@@ -30,7 +30,7 @@ def agent_of(gaussian: GaussianConfig = PLAIN, **settings: Any) -> GaussianAgent
         agent=dataclasses.replace(base, **settings),
     )
     agent = make_agent(config, Dims(observation=S, action=A))
-    assert isinstance(agent, GaussianAgent)
+    assert isinstance(agent, RLPDAgent)
     return agent
 
 
@@ -136,11 +136,21 @@ def test_the_temperature_falls_where_the_entropy_is_above_its_target(entropy, si
     assert np.sign(gradient["actor"]["log_temperature"]) == sign
 
 
-def test_a_target_of_some_critics_is_that_of_a_drawn_subset():
-    agent = agent_of(GaussianConfig(target_critics=2), q_aggregation="min")
-    q = jnp.asarray(np.random.default_rng(0).normal(size=(CRITICS, 3)), jnp.float32)
-    pairs = {tuple(np.minimum(q[i], q[j]).tolist()) for i in range(CRITICS) for j in range(i)}
-    found = {tuple(agent._next_value(q, jax.random.key(i)).tolist()) for i in range(40)}
+def test_a_target_of_some_critics_is_that_of_a_drawn_subset(monkeypatch: pytest.MonkeyPatch):
+    agent, batch = agent_of(GaussianConfig(target_critics=2), q_aggregation="min"), batch_of()
+    params, target = weights(agent)
+    rows = len(batch["actions"])
+    q = jnp.asarray(np.random.default_rng(0).normal(size=(CRITICS, rows)), jnp.float32)
+    monkeypatch.setattr(type(agent), "_q", lambda *_: q)
+    ahead = agent.config.agent.discount ** batch["valid"].sum(axis=-1) * batch["masks"][:, -1]
+
+    def rounded(y: Any) -> tuple[float, ...]:
+        return tuple(np.round(np.asarray(y, np.float64), 4).tolist())
+
+    pairs = {
+        rounded(batch["rewards"][:, -1] + ahead * np.minimum(q[i], q[j])) for i in range(CRITICS) for j in range(i)
+    }
+    found = {rounded(agent.critic_target(params, target, batch, jax.random.key(i))) for i in range(40)}
     assert found <= pairs
     assert len(found) > 3
 

@@ -11,7 +11,7 @@ import pytest
 from chunkwise.config.experiment import TrainConfig
 from chunkwise.train import rngs
 from qchunk.agents.make import make_agent
-from qchunk.agents.qc import FlowAgent
+from qchunk.agents.qc import QCAgent
 from qchunk.config import AgentConfig, AugmentConfig, DataConfig, EncoderConfig, QChunkConfig
 from qchunk.data import Dims
 from qchunk.models import vision
@@ -26,7 +26,7 @@ def pictures_of(b: int, seed: int = 0, size: tuple[int, int] = SIZE) -> np.ndarr
     return np.random.default_rng(seed).integers(0, 256, (b, len(CAMERAS), *size, 3), np.uint8)
 
 
-def agent_of(encoder: EncoderConfig = TINY, seed: int = 0, **settings: Any) -> FlowAgent:
+def agent_of(encoder: EncoderConfig = TINY, seed: int = 0, **settings: Any) -> QCAgent:
     base = AgentConfig(horizon=H, discount=0.9, hidden_sizes=(8,), flow_steps=2, encoder=encoder)
     config = QChunkConfig(
         train=TrainConfig(steps=100, batch_size=6),
@@ -35,7 +35,7 @@ def agent_of(encoder: EncoderConfig = TINY, seed: int = 0, **settings: Any) -> F
     )
     config = dataclasses.replace(config, run=dataclasses.replace(config.run, seed=seed))
     agent = make_agent(config, Dims(observation=S, action=A, cameras=CAMERAS, image_size=SIZE))
-    assert isinstance(agent, FlowAgent)
+    assert isinstance(agent, QCAgent)
     return agent
 
 
@@ -242,7 +242,7 @@ def test_the_target_is_judged_through_the_targets_encoder():
     assert abs(losses[0] - losses[1]) > 1e-4
 
 
-def convolutions(agent: FlowAgent, batch: Any) -> int:
+def convolutions(agent: QCAgent, batch: Any) -> int:
     """Convolutions of a chunk's choice, as compiled: XLA has merged what is computed twice."""
     params = jax.eval_shape(agent.init, KEY).params
     compiled: Any = jax.jit(agent.act).lower(params, batch["observations"], KEY).compile()
