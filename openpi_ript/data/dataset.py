@@ -27,9 +27,9 @@ from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
 from openpi_ript.config.data import DataConfig
 from openpi_ript.data import norm
+from openpi_ript.data.advantage import label, process, rloo, uniform_groups
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
-from openpi_ript.ript.advantage import label, process, rloo, uniform_groups
 
 SAMPLES = 1 << 40
 """Length of the endless stream, as Grain wants one."""

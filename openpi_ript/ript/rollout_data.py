@@ -10,10 +10,10 @@ from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.errors import DataError
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.config.rollouts import EnvConfig, RolloutConfig
+from openpi_ript.data.advantage import label, process, rloo
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.transforms import Rollouts, ToRipt
 from openpi_ript.envs.protocol import policy_state
-from openpi_ript.ript.advantage import label, process, rloo
 from openpi_ript.ript.rollouts import Rollout
 
 

@@ -15,10 +15,10 @@ from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.data import norm
+from openpi_ript.data.advantage import process, rloo
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import Order, TrainingData, make_batches, open_data
 from openpi_ript.data.transforms import init_hash
-from openpi_ript.ript.advantage import process, rloo
 from tests.lerobot_files import CAMERAS, TASKS, Recorded, record, write_v21, write_v30
 
 HORIZON = 4

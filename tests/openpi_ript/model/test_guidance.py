@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from openpi_ript.config.experiment import GuidanceConfig, Optimality
+from openpi_ript.data.advantage import label, rloo
 from openpi_ript.model.guidance import guided_loss, guided_sample, make_branches
 from openpi_ript.model.pi0 import Pi0, draw_noise_and_time, encode, flow_error, velocity
-from openpi_ript.ript.advantage import label, rloo
 from tests.openpi_ript.toy_policy import (
     assert_trees_close,
     compiled,

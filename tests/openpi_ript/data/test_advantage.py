@@ -1,4 +1,4 @@
-"""openpi_ript/ript/advantage.py: leave-one-out advantages and every step of the processor, by hand and by property."""
+"""openpi_ript/data/advantage.py: leave-one-out advantages and every step of the processor, by hand and by property."""
 
 from typing import get_args, get_type_hints
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openpi_ript.config.data import AdvantageConfig
-from openpi_ript.ript.advantage import EXTREME, label, process, rloo, uniform_groups
+from openpi_ript.data.advantage import EXTREME, label, process, rloo, uniform_groups
 
 PLAIN = {"normalization": "none", "clipping": "none", "negative_handling": "none"}
 HINTS = get_type_hints(AdvantageConfig)
