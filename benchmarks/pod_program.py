@@ -3,7 +3,7 @@
     python benchmarks/pod_program.py                      # 8 devices, one copy of the state, 64 rows: pi0_full.py
     python benchmarks/pod_program.py --accumulate 4
     python benchmarks/pod_program.py --devices 32 --fsdp 8 --rows 256
-    python benchmarks/pod_program.py --compiler-chooses   # without `gathered` of chunkwise/train/sharding.py
+    python benchmarks/pod_program.py --compiler-chooses   # without `all_gather_params` of chunkwise/train/sharding.py
 
 Compiled for as many simulated CPU devices, from abstract arrays: nothing is trained, 3 GB of memory and two minutes are
 enough. XLA splits a program over devices in the same way for every backend. Printed are the bytes of the arguments on

@@ -34,14 +34,14 @@ class TrainState(flax.struct.PyTreeNode):
 
     def averaged(self) -> "TrainState":
         """This state with the moving average in place of the weights that have one: what acts and is evaluated."""
-        return self.replace(params=laid_over(self.params, self.ema)) if self.ema else self
+        return self.replace(params=tree_merge(self.params, self.ema)) if self.ema else self
 
 
-def laid_over(tree: Any, part: Any) -> Any:
+def tree_merge(tree: Any, part: Any) -> Any:
     """A nested dict with the leaves that another has of it replaced."""
     if not isinstance(part, dict):
         return part
-    return {name: laid_over(leaf, part[name]) if name in part else leaf for name, leaf in tree.items()}
+    return {name: tree_merge(leaf, part[name]) if name in part else leaf for name, leaf in tree.items()}
 
 
 def part_like(tree: Any, part: Any) -> Any:

@@ -134,10 +134,10 @@ def main(config: QChunkConfig, name: str) -> None:
     require_reachable({"data.path": config.data.path})
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
-        processes.first_does(lambda: _record_if_missing(config))
-        dataset = processes.first_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
-        processes.first_does(lambda: data.write_norm_stats(config, folder.path))
-        processes.first_does(lambda: require_fit(config, dataset.dims(config.data.observation)))
+        processes.run_on_primary(lambda: _record_if_missing(config))
+        dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
+        processes.run_on_primary(lambda: data.write_norm_stats(config, folder.path))
+        processes.run_on_primary(lambda: require_fit(config, dataset.dims(config.data.observation)))
         task = QChunkTask(config, folder.path, dataset)
         fit(config, task, folder, interaction=task.online)
 

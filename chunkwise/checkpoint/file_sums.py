@@ -49,7 +49,7 @@ def probe(step: Path) -> None:
             file.read(1)
 
 
-def broken(step: Path, share: int = 0, shares: int = 1) -> str:
+def verify_files(step: Path, share: int = 0, shares: int = 1) -> str:
     """How the files of a save differ from its sums; empty if they do not, or if it has none.
 
     Args:

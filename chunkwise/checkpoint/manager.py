@@ -146,11 +146,11 @@ class Checkpoints:
         how: dict[str, Any] = {"overwrite": True, "custom_metadata": note}
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "save")
-        if processes.is_first():
+        if processes.is_primary():
             make_folders(self._folder)
-        if processes.several():  # Orbax's processes meet while they start; that must stay in the order of the loop
+        if processes.is_multiprocess():  # Orbax's processes meet while they start: in the order of the loop
             under_way = ocp.save_checkpointables_async(str(scratch), {"state": tree}, **how)
-            if not processes.is_first():
+            if not processes.is_primary():
                 return under_way
             return self._thread.submit(self._complete, step, scratch, under_way.result)
         copied = jax.tree.map(np.array, tree)  # a copy on CPUs too, where device_get may return the device's memory
@@ -199,10 +199,10 @@ class Checkpoints:
         if self._pending is None:
             return self._failures == 0
         pending, self._pending = self._pending, None
-        if processes.several():
-            if not processes.is_first():
+        if processes.is_multiprocess():
+            if not processes.is_primary():
                 self._ended(pending)
-            processes.first_does(lambda: self._ended(pending))  # it seals, names and forces out what all have written
+            processes.run_on_primary(lambda: self._ended(pending))  # seals, names and forces out what all have written
         elif not self._ended(pending):
             return False
         self._durable_step = self._pending_step
@@ -243,12 +243,12 @@ class Checkpoints:
         self._failures += 1
         sys.unraisablehook = _say_unless_loop_is_closed
         reason = root_cause(error)
-        limit = 1 if processes.several() else MAX_FAILED_SAVES
+        limit = 1 if processes.is_multiprocess() else MAX_FAILED_SAVES
         print(f"save of step {step} failed ({self._failures} of {limit}): {reason}", flush=True)
         with contextlib.suppress(*SYSTEM):  # whatever stays goes at the next start
             for leftover in self._folder.glob(f"{step}.*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-        if not processes.several():
+        if not processes.is_multiprocess():
             self.close()
         if self._failures >= limit:
             raise StorageError(
@@ -267,7 +267,7 @@ class Checkpoints:
           DataError: There are checkpoints and every one is damaged, or there should be some and are none.
           StorageError: The newest cannot be read, and nothing proves that it is damaged. Nothing is moved.
         """
-        steps = processes.on_first(self._clear)
+        steps = processes.broadcast_one_to_all(self._clear)
         restored = None
         for step in steps:
             path = self._folder / str(step)
@@ -278,7 +278,7 @@ class Checkpoints:
                     else:
                         self._read_note(step)  # older steps: how good they are, and whether they are any use
             except DamagedError as error:
-                processes.first_does(functools.partial(self._set_aside, step, str(error)))
+                processes.run_on_primary(functools.partial(self._set_aside, step, str(error)))
             except UnreadableError as error:
                 if restored is None:
                     raise StorageError(
@@ -287,12 +287,12 @@ class Checkpoints:
                         "lost for good, move this folder away to go on from the one before"
                     ) from error
                 self._unread.add(step)
-                if processes.is_first():
+                if processes.is_primary():
                     print(f"{path}: cannot be read at this time ({error}); left as it is", flush=True)
         if restored is None:
-            processes.first_does(lambda: self._require_fresh(steps))
+            processes.run_on_primary(lambda: self._require_fresh(steps))
         self._durable_step = None if restored is None else restored[1].step
-        processes.first_does(lambda: self._write_files(anew=restored is None))
+        processes.run_on_primary(lambda: self._write_files(anew=restored is None))
         return restored
 
     def _clear(self) -> list[int]:
@@ -344,7 +344,7 @@ class Checkpoints:
     def _read_note(self, step: int) -> dict[str, Any]:
         """What `save` wrote beside the arrays. Raises DamagedError or UnreadableError on every process alike."""
         path = self._folder / str(step)
-        found = processes.on_first(lambda: _note_or_reason(path))
+        found = processes.broadcast_one_to_all(lambda: _note_or_reason(path))
         if "note" not in found:
             raise _KINDS[found["kind"]](found["reason"])
         note = found["note"]
@@ -356,10 +356,10 @@ class Checkpoints:
         note = self._read_note(step)
         saved, now, remark = comparable(note["fingerprint"], self._fingerprint)
         require_equal(saved, now, " ".join(["the checkpoint was made with another config or dataset", remark]).rstrip())
-        if remark and processes.is_first():
+        if remark and processes.is_primary():
             print(f"note: {remark}", flush=True)
         require_equal(note["spec"], tree_spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
-        self._hashes |= processes.on_first(lambda: require_same_files(self._run, note, self._hashes))
+        self._hashes |= processes.broadcast_one_to_all(lambda: require_same_files(self._run, note, self._hashes))
         path = self._folder / str(step)
         _everywhere(path, lambda: require_whole(path, jax.process_index(), jax.process_count()))
         abstract = _as_tree(abstract_state)
@@ -394,7 +394,7 @@ class Checkpoints:
         """Ends the threads that write, after waiting for them; not on the way of an error out of one of several
         processes, since they would wait for the others."""
         error = sys.exc_info()[1]
-        if processes.several() and error is not None and not isinstance(error, PreemptedError):
+        if processes.is_multiprocess() and error is not None and not isinstance(error, PreemptedError):
             return
         thread, self._thread = self._thread, None
         if thread is not None:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from chunkwise.checkpoint.checksums import checksums, named_leaves, tree_spec
-from chunkwise.checkpoint.file_sums import broken, is_sealed, probe
+from chunkwise.checkpoint.file_sums import is_sealed, probe, verify_files
 from chunkwise.checkpoint.orbax_files import require_arrays, require_declared, require_metadata
 from chunkwise.checkpoint.saved_steps import SAVES, step_of, steps_in
 from chunkwise.errors import DataError, MismatchError, StorageError, Told, require_equal
@@ -62,7 +62,7 @@ def verdict(path: Path, error: Exception) -> DamagedError | UnreadableError:
         return UnreadableError(reason)
     try:
         if is_sealed(path):
-            found = broken(path)
+            found = verify_files(path)
             return DamagedError(found) if found else UnreadableError(f"{reason}, though its files are what was written")
         probe(path)
     except DataError as another:
@@ -73,8 +73,8 @@ def verdict(path: Path, error: Exception) -> DamagedError | UnreadableError:
 
 
 def require_whole(path: Path, share: int = 0, shares: int = 1) -> None:
-    """Raises DamagedError where the files of a save are not those of its sums; as `file_sums.broken`."""
-    if reason := broken(path, share, shares):
+    """Raises DamagedError where the files of a save are not those of its sums; as `file_sums.verify_files`."""
+    if reason := verify_files(path, share, shares):
         raise DamagedError(reason)
 
 

@@ -35,17 +35,17 @@ _BETWEEN_PROCESSES = re.compile(r"gloo|nccl|coordinat|barrier|peer|socket|UNAVAI
 _calls = itertools.count()
 
 
-def several() -> bool:
+def is_multiprocess() -> bool:
     """Whether this run has more than one process."""
     return _jax().num_processes > 1
 
 
-def is_first() -> bool:
+def is_primary() -> bool:
     """Whether this is the process that writes and prints."""
     return _jax().process_id == 0
 
 
-def on_first(make: Callable[[], T]) -> T:
+def broadcast_one_to_all(make: Callable[[], T]) -> T:
     """Calls `make` on the first process alone; the others wait for what it returns.
 
     Args:
@@ -54,10 +54,10 @@ def on_first(make: Callable[[], T]) -> T:
     Raises:
       RunError: As `make` raised it, on every process; on the others of the nearest class of chunkwise/errors.py.
     """
-    if not several():
+    if not is_multiprocess():
         return make()
     key = f"chunkwise/first/{next(_calls)}"
-    if not is_first():
+    if not is_primary():
         kind, value = json.loads(_client().blocking_key_value_get(key, _WAIT_MS))
         if kind == "value":
             return value
@@ -76,25 +76,25 @@ def _kind(error: RunError) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
 
 
-def first_does(act: Callable[[], object]) -> None:
-    """Calls `act` on the first process alone; the others wait until it is done. Raises as `on_first`."""
+def run_on_primary(act: Callable[[], object]) -> None:
+    """Calls `act` on the first process alone; the others wait until it is done. Raises as `broadcast_one_to_all`."""
 
     def done() -> None:
         act()
 
-    on_first(done)
+    broadcast_one_to_all(done)
 
 
-def first_then_all(make: Callable[[], T]) -> T:
+def primary_then_all(make: Callable[[], T]) -> T:
     """Calls `make` on every process, on the first one before the others: what it leaves on disk they find there."""
     made: list[T] = []
-    on_first(lambda: made.append(make()))
+    broadcast_one_to_all(lambda: made.append(make()))
     return made[0] if made else make()
 
 
 def gather(text: str) -> list[str]:
     """What every process says, by index."""
-    if not several():
+    if not is_multiprocess():
         return [text]
     key = f"chunkwise/gather/{next(_calls)}"
     _client().key_value_set(f"{key}/{_jax().process_id}", text)
@@ -107,7 +107,7 @@ def compile_together(jitted: Any, *arguments: Any) -> None:
     At the first run of a program gloo joins its devices, and gives the last process 30 s to come; how long a process
     compiles, or loaded its data before, is not bounded. The function's next call finds the program compiled.
     """
-    if several():
+    if is_multiprocess():
         jitted.lower(*arguments).compile()
         gather("")
 
@@ -155,7 +155,7 @@ def leave(code: int, *, together: bool) -> NoReturn:
         nobody waits: they notice within seconds. The first process stays a little longer, because the others end with
         it before they can print an error that all of them met.
     """
-    if "jax" in sys.modules and several():
+    if "jax" in sys.modules and is_multiprocess():
         if together:
             _jax().shutdown()
         elif code != StopRequested.exit_code:
@@ -177,7 +177,7 @@ def lost(error: BaseException) -> PeerError | None:
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).split("\n", maxsplit=1)[0]
-    if not several() or not isinstance(error, JaxRuntimeError) or not _BETWEEN_PROCESSES.search(text):
+    if not is_multiprocess() or not isinstance(error, JaxRuntimeError) or not _BETWEEN_PROCESSES.search(text):
         return None
     return PeerError(
         f"process {_jax().process_id}: another process of this run ended or no longer answers; its own output says "
@@ -189,7 +189,7 @@ def _last_words() -> None:
     """Tells that this process is about to end; the first one waits until all have told, for a few seconds."""
     key = "chunkwise/leaving"
     try:
-        if not is_first():
+        if not is_primary():
             _client().key_value_set(f"{key}/{_jax().process_id}", "")
             return
         deadline = time.monotonic() + _LAST_WORDS_SECONDS

@@ -81,16 +81,16 @@ def interact(
     Returns:
       The metrics, on every process; None if it was broken off.
     """
-    if not processes.several():
+    if not processes.is_multiprocess():
         return unless_stopped(lambda: interaction.interact(state, step, stopping))
 
     def act() -> dict[str, Any] | None:
         metrics = unless_stopped(lambda: interaction.interact(state, step, stopping))
         return None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
 
-    found = processes.on_first(act)
+    found = processes.broadcast_one_to_all(act)
     if found is None:
         return None
-    if not processes.is_first():
+    if not processes.is_primary():
         interaction.rewind(found["position"])
     return found["metrics"]

@@ -66,7 +66,7 @@ class Task(Protocol):
         """One update on one batch; traced.
 
         The metrics must hold the loss and the norm of the gradient: an update is applied only if all are finite.
-        With FSDP the weights are split: a loss calls `train.sharding.gathered` on those that it is about to use.
+        With FSDP the weights are split: a loss calls `sharding.all_gather_params` on those that it is about to use.
         """
         ...
 
@@ -196,7 +196,7 @@ class _Run:
 
     def _save_alone(self) -> NoReturn:
         """Ends the run in the place of the main thread, called by another while that one does not answer."""
-        if processes.several():
+        if processes.is_multiprocess():
             raise PeerError(
                 f"process {jax.process_index()}: asked to stop in the middle of a step, which cannot be saved without "
                 f"the others. The last save is of step {self.checkpoints.durable_step}; start all of them again with "
@@ -257,7 +257,7 @@ class _Run:
     @property
     def _stopping(self) -> bool:
         """Whether the run is to stop at this step; the same in all processes."""
-        return self.stop_agreed if processes.several() else self._requested()
+        return self.stop_agreed if processes.is_multiprocess() else self._requested()
 
     def _requested(self) -> bool:
         """Whether this process was asked to stop."""
@@ -288,7 +288,7 @@ class _Run:
             return True
         began = time.perf_counter()
         state = self.state.averaged()
-        if processes.several():
+        if processes.is_multiprocess():
             state = host.to_one_device(state.replace(opt_state={}, target={}, ema={}))
         metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped)
         self.stop_agreed |= metrics is None
@@ -305,12 +305,12 @@ class _Run:
         """Takes batches, dispatches one call, and logs if due; does nothing if a request to stop comes between."""
         began = time.perf_counter()
         # Of several processes each must come to the step on which they agree.
-        patience = math.inf if processes.several() else PATIENCE
+        patience = math.inf if processes.is_multiprocess() else PATIENCE
         taken = self._unless_stopped(lambda: [next(batches) for _ in range(updates)], patience)
         if taken is None:
             return
         stacked = stack(taken, self._longest_call())
-        on_device = mesh_lib.put_rows(stacked, self.batch_sharding)
+        on_device = mesh_lib.shard_batch(stacked, self.batch_sharding)
         count = mesh_lib.put_same(np.int32(updates), self.everywhere)
         self.clock.charge("data", began)
         began = time.perf_counter()
@@ -337,7 +337,7 @@ class _Run:
 
     def _compile(self, on_device: NumpyTree, count: jax.Array) -> bool:
         """Compiles the update for batches of these shapes; False if a request to stop broke that off."""
-        if processes.several():  # the others would wait for this one
+        if processes.is_multiprocess():  # the others would wait for this one
             processes.compile_together(self.jit_updates, self.state, on_device, count)
             return True
         if self._requested():
@@ -348,10 +348,10 @@ class _Run:
 
     def _ask_to_stop(self) -> jax.Array | None:
         """Of several processes: whether any was asked to stop before this call, known when the call is done."""
-        if not processes.several():
+        if not processes.is_multiprocess():
             return None
         flags = np.full(jax.local_device_count(), self._requested(), np.int32)
-        return self.jit_any(mesh_lib.put_rows(flags, self.flag_sharding))
+        return self.jit_any(mesh_lib.shard_batch(flags, self.flag_sharding))
 
     def _collect(self, first: int, metrics: dict[str, Mean], updates: int, stop: jax.Array | None) -> None:
         """Adds the (sum, count) pairs of the updates that were made to the window, waiting for the device if need be.
@@ -410,9 +410,9 @@ class _Run:
             return
         began = time.perf_counter()
         state = self.state.averaged()
-        if processes.several():
+        if processes.is_multiprocess():
             state = host.to_one_device(state.replace(opt_state={}, target={}, ema={}))
-        metrics = processes.on_first(lambda: self._evaluate(state, final))
+        metrics = processes.broadcast_one_to_all(lambda: self._evaluate(state, final))
         self.clock.charge("evaluate", began)
         if metrics is None:
             self.stop_agreed = True
@@ -466,7 +466,7 @@ class _Run:
     def _finish(self) -> str:
         """Saves the end durably, and prints the last line."""
         self._save_durably()
-        processes.first_does(lambda: self._unless_stopped(self.task.finish))
+        processes.run_on_primary(lambda: self._unless_stopped(self.task.finish))
         position: dict[str, Any] = {"step": self.step}
         if self.interaction is not None:
             position["interaction"] = self.interaction.position()

@@ -64,7 +64,7 @@ def note(run: Path, step: int) -> None:
     """
     now = describe()
     print("machine: " + ", ".join(f"{name} {value}" for name, value in now.items() if value != ""), flush=True)
-    if not processes.is_first():
+    if not processes.is_primary():
         return
     path = run / NAME
     known = _read(path)

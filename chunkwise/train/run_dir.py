@@ -60,7 +60,7 @@ class RunFolder:
         self._metrics: Appender | None = None
         self._timing: Appender | None = None
         self._resume = config.run.resume
-        self.path = Path(processes.on_first(lambda: self._claim(config, name)))
+        self.path = Path(processes.broadcast_one_to_all(lambda: self._claim(config, name)))
 
     def _claim(self, config: ExperimentConfig, name: str) -> str:
         """Opens the folder for this process, which is the only one that writes; returns its path."""
@@ -132,7 +132,7 @@ class RunFolder:
         Raises:
           MismatchError: Files changed, are missing or were added; the message names them.
         """
-        if processes.is_first():
+        if processes.is_primary():
             with _storage_error(self.path, dataset_files.NAME):
                 dataset_files.require_same(self.path, files, resume=self._resume)
 
@@ -157,11 +157,11 @@ class RunFolder:
           ConfigError: The file is shorter than it was when the checkpoint was made.
         """
         metrics = self._metrics
-        processes.first_does(lambda: metrics and metrics.cut(size))
+        processes.run_on_primary(lambda: metrics and metrics.cut(size))
 
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""
-        if processes.is_first():
+        if processes.is_primary():
             with _storage_error(self.path, "done.json"):
                 write_durably(self.path / "done.json", json.dumps(line) + "\n")
 

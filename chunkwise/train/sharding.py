@@ -68,7 +68,7 @@ def _owners(mesh: Mesh) -> list[int]:
     return [device.process_index for device in mesh.devices.flat]
 
 
-def put_rows(rows: Any, sharding: NamedSharding) -> Any:
+def shard_batch(rows: Any, sharding: NamedSharding) -> Any:
     """Global arrays of which each process brings its own rows."""
     if jax.process_count() == 1:
         return jax.device_put(rows, sharding)
@@ -108,7 +108,7 @@ def state_shardings(mesh: Mesh, abstract_state: Any, replicate_below: int) -> An
 
 
 def on_mesh(step: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, Any], Any]:
-    """A traced function of state and batch, in which `gathered` knows the mesh."""
+    """A traced function of state and batch, in which `all_gather_params` knows the mesh."""
 
     def known(state: Any, batch: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -117,7 +117,7 @@ def on_mesh(step: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, Any],
     return known
 
 
-def gathered(weights: Any) -> Any:
+def all_gather_params(weights: Any) -> Any:
     """Weights that are split over devices, whole on each, for the products that follow; traced.
 
     Called inside the loss. Without it the compiler is free to leave a matrix split and to move activations between the

@@ -15,7 +15,7 @@ from chunkwise.train import gradients, rngs
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
-from chunkwise.train.sharding import gathered
+from chunkwise.train.sharding import all_gather_params
 from driving.config import DrivingConfig, ObjectiveConfig
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData
@@ -45,7 +45,7 @@ class PretrainTask:
         key = rngs.key(self.config.run.seed, "hidden tokens", state.step)
 
         def loss(params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Array, dict[str, Mean]]:
-            whole, target = gathered((params, state.target))
+            whole, target = all_gather_params((params, state.target))
             return self._loss(whole, target, batch, key)
 
         weights = objectives.weights(self.settings)

@@ -18,7 +18,7 @@ from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
-from chunkwise.train.sharding import gathered
+from chunkwise.train.sharding import all_gather_params
 from driving.config import DrivingConfig, WaypointConfig
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData
@@ -74,7 +74,7 @@ class WaypointTask:
         return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
 
     def _loss(self, params: PyTree, batch: Any, _: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
-        params = gathered(params)
+        params = all_gather_params(params)
         if self.settings.freeze and self.settings.use_cameras:
             params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
         predicted = predict(self.model, params, batch)

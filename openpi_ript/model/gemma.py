@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from chunkwise.train.sharding import gathered
+from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import GemmaConfig
 from openpi_ript.model.lora import Einsum, FeedForward
 
@@ -137,7 +137,7 @@ class Gemma(nn.Module):
         in_axes: Any = (0, *(4 * [nn.broadcast]))  # each layer has its own cache
         # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
         # they are kept until then.
-        whole: Any = nn.map_variables(Block, "params", gathered, init=True)
+        whole: Any = nn.map_variables(Block, "params", all_gather_params, init=True)
         block = nn.remat(whole, prevent_cse=False, static_argnums=(6,)) if self.remat else whole
         self.embedder = Embedder(self.vocab_size, self.configs[LANGUAGE].width)
         self.layers = nn.scan(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, UInt8
 
 from chunkwise.models.flow_matching import straight_path
 from chunkwise.train.metrics import Mean, mean_of
-from chunkwise.train.sharding import gathered
+from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import ModelConfig, Optimality
 from openpi_ript.model.gemma import EXPERT, LANGUAGE, Gemma, KeysValues
 from openpi_ript.model.siglip import Siglip
@@ -226,7 +226,7 @@ def gathered_outside_layers(params: Any) -> Any:
     """
     flat = traverse_util.flatten_dict(params)
     split = {"layers", "encoderblock", "embedder"}
-    return traverse_util.unflatten_dict({p: x if split & set(p) else gathered(x) for p, x in flat.items()})
+    return traverse_util.unflatten_dict({p: x if split & set(p) else all_gather_params(x) for p, x in flat.items()})
 
 
 def encode(model: Pi0, params: Any, observation: Observation) -> Context:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from chunkwise.models.layers import attention
-from chunkwise.train.sharding import gathered
+from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import SiglipConfig
 
 
@@ -78,7 +78,7 @@ class Encoder(nn.Module):
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
         # they are kept until then.
-        whole: Any = nn.map_variables(EncoderBlock, "params", gathered, init=True)
+        whole: Any = nn.map_variables(EncoderBlock, "params", all_gather_params, init=True)
         block = nn.remat(whole, prevent_cse=False) if self.remat else whole
         layers = nn.scan(
             block,

@@ -13,7 +13,7 @@ from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.trust import require_own_files
-from chunkwise.state import laid_over
+from chunkwise.state import tree_merge
 from chunkwise.train.rngs import key
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
@@ -71,7 +71,7 @@ def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[
     if config.train.ema is not None:
         abstract["ema"] = only_where(shapes, trainable(shapes, config.model))
     step, arrays = read_newest(folder, abstract)
-    return step, laid_over(arrays["params"], arrays.get("ema", {}))
+    return step, tree_merge(arrays["params"], arrays.get("ema", {}))
 
 
 def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:

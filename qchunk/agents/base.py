@@ -19,7 +19,7 @@ from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import Mean, mean_of
-from chunkwise.train.sharding import gathered
+from chunkwise.train.sharding import all_gather_params
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
 from qchunk.models.networks import Critic, ReluCritic, apply, pictures, policy_input
@@ -81,7 +81,7 @@ class Agent(abc.ABC):
         key = rngs.key(self.config.run.seed, "agent", state.step)
 
         def loss(params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-            whole, target = gathered((params, state.target))
+            whole, target = all_gather_params((params, state.target))
             return self.loss(whole, target, batch, key)
 
         accumulate = self.config.train.accumulate
@@ -126,7 +126,7 @@ class Agent(abc.ABC):
     def _aggregate(self, q: Float[Array, "e *b"]) -> Float[Array, "*b"]:
         return q.mean(axis=0) if self.config.agent.q_aggregation == "mean" else q.min(axis=0)
 
-    def see(self, params: PyTree, network: str, observations: Mapping[str, Any]) -> Float[Array, "b s"]:
+    def encode(self, params: PyTree, network: str, observations: Mapping[str, Any]) -> Float[Array, "b s"]:
         """Returns the observation as a network sees it: the cameras' features, then the array. It enters here alone.
 
         Where critic, flow and one-step policy share the critic's encoder, the latter two get no gradient to it.

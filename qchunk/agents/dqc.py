@@ -71,7 +71,7 @@ class DQCAgent(QCAgent):
     def distilled_loss(self, params: PyTree, batch: Batch) -> tuple[Mean, Mean]:
         """Draws each critic of a_1..k towards its own one of a_1..h at level kappa_d; also the mean of Q."""
         settings = self._settings
-        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
+        q = self._q(params["critic"], self.encode(params, "critic", batch["observations"]), self._chunks(batch))
         towards = self._q_long(jax.lax.stop_gradient(params), batch)
         kept = self._policy_rows(batch, q.shape)
         return mean_of(asymmetric_loss(towards - q, settings.kappa_d, settings.distillation), kept), mean_of(q, kept)
@@ -79,7 +79,7 @@ class DQCAgent(QCAgent):
     def value_loss(self, params: PyTree, target: PyTree, batch: Batch) -> tuple[Mean, Mean]:
         """Draws V(s) towards the target critic of the recorded chunk at level kappa_b; also the mean of V."""
         settings = self._settings
-        q = self._q(target["critic"], self.see(target, "critic", batch["observations"]), self._chunks(batch))
+        q = self._q(target["critic"], self.encode(target, "critic", batch["observations"]), self._chunks(batch))
         v = self._v(params, batch["observations"])
         kept = self._policy_rows(batch, v.shape)
         loss = asymmetric_loss(self._aggregate(q) - v, settings.kappa_b, settings.backup)
@@ -91,11 +91,14 @@ class DQCAgent(QCAgent):
     def _q_long(self, params: PyTree, batch: Batch) -> Float[Array, "e b"]:
         chunks = batch["actions"].reshape(len(batch["actions"]), -1)
         return apply(
-            self.chunk_critic, params["chunk_critic"], self.see(params, "chunk_critic", batch["observations"]), chunks
+            self.chunk_critic,
+            params["chunk_critic"],
+            self.encode(params, "chunk_critic", batch["observations"]),
+            chunks,
         )
 
     def _v(self, params: PyTree, observations: Any) -> Float[Array, " b"]:
-        return apply(self.value, params["value"], self.see(params, "value", observations))
+        return apply(self.value, params["value"], self.encode(params, "value", observations))
 
 
 def asymmetric_loss(

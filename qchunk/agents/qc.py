@@ -69,7 +69,7 @@ class QCAgent(Agent):
         """
         after = batch["next_observations"]
         a_next = self.policy(jax.lax.stop_gradient(params), after, key)
-        q_next = self._q(target["critic"], self.see(target, "critic", after), a_next)
+        q_next = self._q(target["critic"], self.encode(target, "critic", after), a_next)
         y = chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
         return jax.lax.stop_gradient(y)
 
@@ -77,7 +77,7 @@ class QCAgent(Agent):
         """Returns the mean of (Q(s, a) - y)^2 over the ensemble and the rows that agent.partial_chunks keeps."""
         settings = self.config.agent
         y = self.critic_target(params, target, batch, key)
-        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
+        q = self._q(params["critic"], self.encode(params, "critic", batch["observations"]), self._chunks(batch))
         return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
 
     def flow_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
@@ -87,7 +87,7 @@ class QCAgent(Agent):
         z = jax.random.normal(noise_key, a.shape)
         t = jax.random.uniform(time_key, (a.shape[0], 1))
         x, u = straight_path(z, a, t)
-        v = self._velocity(params["flow"], self.see(params, "flow", batch["observations"]), x, t)
+        v = self._velocity(params["flow"], self.encode(params, "flow", batch["observations"]), x, t)
         squared = self._unflatten((v - u) ** 2)
         real = jnp.broadcast_to(batch["valid"][:, : self.action_horizon, None], squared.shape)
         error = mean_of(squared, real)
@@ -100,12 +100,12 @@ class QCAgent(Agent):
         by default. All rows count: every s is a real frame.
         """
         now = batch["observations"]
-        s = self.see(params, "onestep", now)
+        s = self.encode(params, "onestep", now)
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         fixed = jax.lax.stop_gradient(params)
         mu = apply(self.onestep, params["onestep"], s, z)
-        distance = mean_of((mu - self._flow_chunks(fixed["flow"], self.see(fixed, "flow", now), z)) ** 2)
-        q = mean_of(self._q(fixed["critic"], self.see(fixed, "critic", now), jnp.clip(mu, -1, 1)))
+        distance = mean_of((mu - self._flow_chunks(fixed["flow"], self.encode(fixed, "flow", now), z)) ** 2)
+        q = mean_of(self._q(fixed["critic"], self.encode(fixed, "critic", now), jnp.clip(mu, -1, 1)))
         metrics = {"distill_loss": distance, "q_policy": q}
         return weighted(metrics, self.loss_weights), metrics
 
@@ -113,13 +113,13 @@ class QCAgent(Agent):
         """Returns the policy's flat chunk for each row, within [-1, 1]: the best of N, or the one-step policy's."""
         if self.config.agent.policy == "best_of_n":
             return self._best_of_n(params, observations, key)
-        s = self.see(params, "onestep", observations)
+        s = self.encode(params, "onestep", observations)
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         return jnp.clip(apply(self.onestep, params["onestep"], s, z), -1, 1)
 
     def act_flow(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b t a"]:
         """Returns a chunk of the behaviour-cloning flow alone, within [-1, 1]: what the data does, for scale."""
-        s = self.see(params, "flow", observations)
+        s = self.encode(params, "flow", observations)
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         return self._unflatten(self._flow_chunks(params["flow"], s, z))
 
@@ -128,7 +128,7 @@ class QCAgent(Agent):
 
         Each network sees the observation once, whatever N is.
         """
-        s_flow, s_critic = (self.see(params, network, observations)[None] for network in ("flow", "critic"))
+        s_flow, s_critic = (self.encode(params, network, observations)[None] for network in ("flow", "critic"))
         n, b = self.config.agent.num_samples, s_flow.shape[1]
         tiles = next((k for k in range(1, n) if n % k == 0 and n // k * b <= TILE_ROWS), n)
 

@@ -59,7 +59,7 @@ class RLPDAgent(Agent):
         """
         after = batch["next_observations"]
         a_next = self.policy(jax.lax.stop_gradient(params), after, key)
-        q_next = self._q(target["critic"], self.see(target, "critic", after), a_next)
+        q_next = self._q(target["critic"], self.encode(target, "critic", after), a_next)
         if (count := self.config.agent.gaussian.target_critics) is not None:
             q_next = q_next[jax.random.choice(jax.random.fold_in(key, 1), len(q_next), (count,), replace=False)]
         y = chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
@@ -69,7 +69,7 @@ class RLPDAgent(Agent):
         """Returns the mean of (Q(s, a) - y)^2 over all critics and the rows that agent.partial_chunks keeps."""
         settings = self.config.agent
         y = self.critic_target(params, target, batch, key)
-        q = self._q(params["critic"], self.see(params, "critic", batch["observations"]), self._chunks(batch))
+        q = self._q(params["critic"], self.encode(params, "critic", batch["observations"]), self._chunks(batch))
         return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
 
     def actor_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
@@ -85,7 +85,7 @@ class RLPDAgent(Agent):
         x = mean + jnp.exp(log_std) * z
         log_pi = _log_density(x, mean, log_std).sum(axis=-1)
         fixed = jax.lax.stop_gradient(params)
-        q = self._q(fixed["critic"], self.see(fixed, "critic", now), jnp.tanh(x)).mean(axis=0)
+        q = self._q(fixed["critic"], self.encode(fixed, "critic", now), jnp.tanh(x)).mean(axis=0)
         eta = jnp.exp(params["actor"]["log_temperature"])
         policy = mean_of(jax.lax.stop_gradient(eta) * log_pi - q)
         entropy = mean_of(-jax.lax.stop_gradient(log_pi))
@@ -112,7 +112,7 @@ class RLPDAgent(Agent):
         self, params: PyTree, observations: Mapping[str, Any]
     ) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
         """Returns the mean, and logarithm of the standard deviation, before tanh."""
-        output: Any = self.actor.apply({"params": params["actor"]}, self.see(params, "actor", observations))
+        output: Any = self.actor.apply({"params": params["actor"]}, self.encode(params, "actor", observations))
         return output
 
 

@@ -111,7 +111,7 @@ class Online:
           DataError: The log is shorter than it was, or damaged.
         """
         position = {"rows": 0, "crc32": 0, "queue": []} if position is None else position
-        if processes.is_first():
+        if processes.is_primary():
             records = self._log.open(position["rows"], position["crc32"])
             self.replay.extend(records)
             unfinished = self.replay.unfinished(records)

@@ -68,7 +68,7 @@ def test_problems_are_one_line() -> None:
 def test_an_error_of_the_first_process_keeps_its_lines_and_its_nearest_class(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, str] = {}
     client = types.SimpleNamespace(key_value_set=told.__setitem__, blocking_key_value_get=lambda key, _: told[key])
-    monkeypatch.setattr(processes, "several", lambda: True)
+    monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
     monkeypatch.setattr(processes, "_client", lambda: client)
     for raised in (DataError("a:", "  b"), LimitError("a", "chunks", "5"), errors.MismatchError("c")):
 
@@ -76,12 +76,12 @@ def test_an_error_of_the_first_process_keeps_its_lines_and_its_nearest_class(mon
             raise raised
 
         monkeypatch.setattr(processes, "_calls", iter([7, 7]))
-        monkeypatch.setattr(processes, "is_first", lambda: True)
+        monkeypatch.setattr(processes, "is_primary", lambda: True)
         with pytest.raises(type(raised)):
-            processes.on_first(make)
-        monkeypatch.setattr(processes, "is_first", lambda: False)
+            processes.broadcast_one_to_all(make)
+        monkeypatch.setattr(processes, "is_primary", lambda: False)
         with pytest.raises(RunError) as error:
-            processes.on_first(make)
+            processes.broadcast_one_to_all(make)
         assert type(error.value) is (DataError if isinstance(raised, DataError) else MismatchError)
         assert str(error.value) == str(raised)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from chunkwise.checkpoint.file_sums import broken, seal
+from chunkwise.checkpoint.file_sums import seal, verify_files
 from chunkwise.checkpoint.orbax_files import require_arrays, require_declared, require_metadata
 from chunkwise.checkpoint.reader import DamagedError, UnreadableError, list_saves, read_newest, verify
 from chunkwise.checkpoint.saved_steps import announced
@@ -147,15 +147,17 @@ def test_sums_above_a_limit_are_damaged_by_their_size_alone(tmp_path: Path, more
     seal(tmp_path, lambda: False)
     sums = tmp_path / "SHA256SUMS"
     assert sums.stat().st_size == 4_000 * (64 + 2 + 200 + 1) > 1 << 20
-    assert broken(tmp_path) == ""
+    assert verify_files(tmp_path) == ""
     with open(sums, "ab") as file:
         file.write(b" " * more)
     with budget.using(metadata_mib=1):
         if more:
-            assert broken(tmp_path) == "SHA256SUMS has 1068001 bytes, and sums of the files that are there 1068000"
+            assert (
+                verify_files(tmp_path) == "SHA256SUMS has 1068001 bytes, and sums of the files that are there 1068000"
+            )
         else:
             with pytest.raises(budget.LimitError, match=r"SHA256SUMS: expected at most 1 MiB.*metadata-mib"):
-                broken(tmp_path)
+                verify_files(tmp_path)
 
 
 def test_sums_of_lists_are_damage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +189,7 @@ def test_a_pipe_in_a_checkpoint(run: Path) -> None:
     (run / "checkpoints/1/SHA256SUMS").unlink()
     assert isinstance(verify(list_saves(run)[0]), DamagedError)  # no save that was written has one
     (run / "checkpoints/1/SHA256SUMS").symlink_to(run / "checkpoints/1/state/d/pipe")
-    assert "SHA256SUMS: expected a regular file, found a pipe" in broken(run / "checkpoints/1")
+    assert "SHA256SUMS: expected a regular file, found a pipe" in verify_files(run / "checkpoints/1")
 
 
 def test_arrays_that_a_few_bytes_declare(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from chunkwise.checkpoint.checksums import digest
-from chunkwise.checkpoint.file_sums import broken
+from chunkwise.checkpoint.file_sums import verify_files
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.reader import Progress, note_hash
 from chunkwise.config.experiment import CheckpointConfig
@@ -146,14 +146,14 @@ def test_any_flipped_bit_of_the_sums_is_refused(tmp_path: Path):
     written(tmp_path, 2)
     newest = tmp_path / "checkpoints/2"
     sums = (newest / "SHA256SUMS").read_bytes()
-    assert broken(newest) == ""
+    assert verify_files(newest) == ""
     # A line is a hash, two spaces, a name, a newline.
     places = (0, 63, 64, 65, 66, sums.index(b"\n") - 1, sums.index(b"\n"), len(sums) - 1)
     for place, bit in itertools.product(places, range(8)):
         flipped = bytearray(sums)
         flipped[place] ^= 1 << bit
         (newest / "SHA256SUMS").write_bytes(flipped)
-        assert broken(newest) != "", (place, bit)
+        assert verify_files(newest) != "", (place, bit)
 
 
 def test_a_save_in_a_hurry_has_no_sums_and_is_whole(tmp_path: Path):

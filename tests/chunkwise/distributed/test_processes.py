@@ -20,21 +20,21 @@ from pathlib import Path
 from chunkwise.distributed import cluster, processes
 from chunkwise.errors import ConfigError, DataError, NonFiniteError, PreemptedError
 cluster.initialise()
-me = 0 if processes.is_first() else 1
+me = 0 if processes.is_primary() else 1
 """
 
 TALK = """
-assert processes.several()
+assert processes.is_multiprocess()
 if me == 0:
     port = f":{int(os.environ['JAX_COORDINATOR_ADDRESS'].rpartition(':')[2]):04X}"
     rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
     listening = {row[1].removesuffix(port) for row in rows if row[1].endswith(port) and row[3] == "0A"}
     loopback = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}  # 127.0.0.1, the same as IPv6, ::1
     assert listening and listening <= loopback, listening
-assert processes.on_first(lambda: {"me": me, "list": [1, None, 0.1]}) == {"me": 0, "list": [1, None, 0.1]}
+assert processes.broadcast_one_to_all(lambda: {"me": me, "list": [1, None, 0.1]}) == {"me": 0, "list": [1, None, 0.1]}
 assert processes.gather(f"I am {me}") == ["I am 0", "I am 1"]
 try:
-    processes.on_first(lambda: (_ for _ in ()).throw(DataError("no file")))
+    processes.broadcast_one_to_all(lambda: (_ for _ in ()).throw(DataError("no file")))
 except DataError as error:
     assert str(error) == "no file"
 else:
@@ -45,8 +45,8 @@ def make():
         assert (folder / "0").exists()
     (folder / str(me)).touch()
     return me
-assert processes.first_then_all(make) == me
-processes.first_does((folder / f"done{me}").touch)
+assert processes.primary_then_all(make) == me
+processes.run_on_primary((folder / f"done{me}").touch)
 assert (folder / "done0").exists() and not (folder / "done1").exists()
 processes.require_same({"seed": 3})
 try:
@@ -102,14 +102,14 @@ def test_the_end_of_one_ends_the_other():
 
 
 def test_alone_every_call_is_the_plain_one():
-    assert not processes.several()
-    assert processes.is_first()
-    assert processes.on_first(lambda: 3) == 3
-    assert processes.first_then_all(lambda: object) is object
+    assert not processes.is_multiprocess()
+    assert processes.is_primary()
+    assert processes.broadcast_one_to_all(lambda: 3) == 3
+    assert processes.primary_then_all(lambda: object) is object
     assert processes.gather("x") == ["x"]
     processes.require_same({"seed": 3})
     with pytest.raises(ZeroDivisionError):
-        processes.first_does(lambda: 1 / 0)
+        processes.run_on_primary(lambda: 1 / 0)
 
 
 def test_an_exception_of_jax_that_means_a_lost_process(monkeypatch: pytest.MonkeyPatch):

@@ -62,18 +62,18 @@ def test_gathered_weights_are_whole_on_every_device():
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding
 from chunkwise.config.experiment import MeshConfig
-from chunkwise.train.sharding import gathered, make_mesh, on_mesh
+from chunkwise.train.sharding import all_gather_params, make_mesh, on_mesh
 mesh = make_mesh(MeshConfig(fsdp=4))
 split = jax.device_put(jnp.ones((16, 8)), NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp")))
 assert split.addressable_shards[0].data.shape == (4, 8)
-step = lambda w, _: (gathered(w), 2 * w)
+step = lambda w, _: (all_gather_params(w), 2 * w)
 whole, twice = jax.jit(on_mesh(step, mesh))(split, None)
 assert whole.sharding.is_fully_replicated and not twice.sharding.is_fully_replicated
 assert whole.addressable_shards[0].data.shape == (16, 8)
 w = {"kernel": jnp.ones((8, 8))}
-assert gathered(w) is w  # no mesh is known
+assert all_gather_params(w) is w  # no mesh is known
 one = make_mesh(MeshConfig(fsdp=1))
-assert "sharding_constraint" not in str(jax.make_jaxpr(on_mesh(lambda w, _: gathered(w), one))(w, None))
+assert "sharding_constraint" not in str(jax.make_jaxpr(on_mesh(lambda w, _: all_gather_params(w), one))(w, None))
 """
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)

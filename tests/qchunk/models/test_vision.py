@@ -265,7 +265,7 @@ def test_best_of_n_encodes_an_observation_once_a_network(monkeypatch: pytest.Mon
 def test_features_come_before_the_array():
     agent, batch = agent_of(), seen_batch()
     state = quick(agent.init)(KEY)
-    seen = agent.see(state.params, "flow", batch["observations"])
+    seen = agent.encode(state.params, "flow", batch["observations"])
     np.testing.assert_array_equal(seen[:, 10:], batch["observations"]["qpos"])
     expected = [
         numpy_encoder(

@@ -216,7 +216,7 @@ def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
     shared = set[int]()
     for i in range(10):
         with monkeypatch.context() as others:
-            others.setattr(processes, "is_first", lambda: False)
+            others.setattr(processes, "is_primary", lambda: False)
             follower.rewind(position)
             assert follower.position() == first.position()
             again = online_of(tmp_path)
@@ -236,7 +236,7 @@ def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
         position = first.position()
     assert {0, 1, 3} < shared
     written = (tmp_path / "replay/frames.bin").stat().st_mtime_ns
-    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "is_primary", lambda: False)
     follower.rewind(position)
     assert (tmp_path / "replay/frames.bin").stat().st_mtime_ns == written
     data = bytearray((tmp_path / "replay/frames.bin").read_bytes())
