@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from chunkwise.config.experiment import (
+    FREE_ON_RESUME,
     ExperimentConfig,
     FilesConfig,
     require_fraction,
@@ -47,7 +48,7 @@ class AugmentConfig:
 class DataConfig(FilesConfig):
     """Driving episodes on disk, or a pack of them, and how their frames become samples."""
 
-    path: str
+    path: str = dataclasses.field(metadata=FREE_ON_RESUME)
     """Folder of episode JSON files with their pictures, or the pack that `python -m driving.pack` wrote."""
     cameras: tuple[str, ...] = CAMERAS
     """Order of the camera axis."""
@@ -81,9 +82,9 @@ class DataConfig(FilesConfig):
     episode_fraction: float = 1.0
     """Share of the training episodes that are used, at least one; a smaller share is a subset of a larger one."""
     augment: AugmentConfig = AugmentConfig()
-    cache_mb: int = 0
+    cache_mb: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Memory for decoded pictures, in units of 10^6 bytes; 0 decodes each time."""
-    read_threads: int = 0
+    read_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that build batches ahead; 0 builds them where they are used."""
 
     def __post_init__(self) -> None:
@@ -249,7 +250,7 @@ class RecordConfig:
     missing: float = 0.02
     """Share of the pictures that are left out, half of them singly and half in outages of 1 to 3 s."""
     seed: int = 0
-    processes: int = 2
+    processes: int = dataclasses.field(default=2, metadata=FREE_ON_RESUME)
     """The episodes do not depend on it."""
 
     def __post_init__(self) -> None:
@@ -271,7 +272,7 @@ class DrivingConfig(ExperimentConfig):
     """Pretrains. Exactly one of this and `waypoints` is set."""
     waypoints: WaypointConfig | None = None
     """Learns waypoints."""
-    eval: EvalConfig = EvalConfig()
+    eval: EvalConfig = dataclasses.field(default=EvalConfig(), metadata=FREE_ON_RESUME)
     record: RecordConfig | None = None
     """Records the dataset where it is missing. None: `data.path` must be there."""
 

@@ -4,6 +4,8 @@ import dataclasses
 from typing import Literal
 
 from chunkwise.config.experiment import (
+    FREE_AT_A_CONSTANT_RATE,
+    FREE_ON_RESUME,
     ExperimentConfig,
     FilesConfig,
     require_fraction,
@@ -19,7 +21,7 @@ Format = Literal["aloha_hdf5", "ogbench_npz"]
 class DataConfig(FilesConfig):
     """Episodes on disk and the pool that is drawn from them (specification: the pool loader)."""
 
-    path: str
+    path: str = dataclasses.field(metadata=FREE_ON_RESUME)
     """Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file."""
     format: Format = "aloha_hdf5"
     task: str | None = None
@@ -38,12 +40,12 @@ class DataConfig(FilesConfig):
     """bgr: the recorder handed RGB to OpenCV's encoder, as ALOHA's does, so that its JPEGs show red as blue."""
     base_action: bool = False
     """Appends /base_action (a mobile base's velocities) to the actions."""
-    frames: Literal["auto", "decoded", "recorded"] = "auto"
+    frames: Literal["auto", "decoded", "recorded"] = dataclasses.field(default="auto", metadata=FREE_ON_RESUME)
     """How the pool keeps pictures: decoded and resized once, while it loads; or as recorded (JPEG, raw), decoded when
     drawn. auto: decoded, if that fits memory_gib."""
-    memory_gib: float = 16.0
+    memory_gib: float = dataclasses.field(default=16.0, metadata=FREE_ON_RESUME)
     """Memory for pictures: of the pool in use, of what loads behind it, and of batches (GiB, per process)."""
-    decode_threads: int = 0
+    decode_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that decode and copy pictures; 0 takes one a core."""
     missing_reward: Literal["label", "refuse"] = "label"
     """File without /reward: 1 at the last frame of a positive episode, 0 elsewhere, ending terminated; or an error."""
@@ -67,9 +69,9 @@ class DataConfig(FilesConfig):
     """Pools that are drawn independently, a fixed number whatever the number of processes."""
     action_norm: Normalization = "none"
     observation_norm: Normalization = "none"
-    norm_stats: str | None = None
+    norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """JSON of statistics to use; None computes them in a streaming pass and keeps them beside the run."""
-    read_threads: int = 0
+    read_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that build batches ahead; 0 builds them where they are used, best for state-only batches."""
 
     def __post_init__(self) -> None:
@@ -280,7 +282,7 @@ class OnlineConfig:
 
     env: str
     """Gymnasium id of the environment, as eval.env."""
-    steps: int
+    steps: int = dataclasses.field(metadata=FREE_AT_A_CONSTANT_RATE)
     """Environment steps in all."""
     start: int
     """Updates on the dataset alone before the first environment step."""
@@ -367,7 +369,7 @@ class RecordConfig:
     aloha: AlohaRecordConfig = AlohaRecordConfig()
     """Read for aloha-transfer-cube alone, in place of noise and random_action."""
     seed: int = 0
-    processes: int = 2
+    processes: int = dataclasses.field(default=2, metadata=FREE_ON_RESUME)
 
     def __post_init__(self) -> None:
         require_positive(self, "episodes", "episode_length", "processes")
@@ -381,7 +383,7 @@ class QChunkConfig(ExperimentConfig):
 
     data: DataConfig
     agent: AgentConfig
-    eval: EvalConfig = EvalConfig()
+    eval: EvalConfig = dataclasses.field(default=EvalConfig(), metadata=FREE_ON_RESUME)
     online: OnlineConfig | None = None
     """None: offline training alone."""
     record: RecordConfig | None = None

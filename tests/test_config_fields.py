@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import chunkwise.config.experiment
-
 ROOT = Path(__file__).parent.parent
 MODULES = ["chunkwise.config.experiment"] + [
     f"{package}.config" for package in ("qchunk", "openpi_ript", "driving") if (ROOT / package / "config.py").exists()
@@ -35,24 +33,3 @@ def test_every_field_is_read(module: str):
         if dataclasses.is_dataclass(value) and isinstance(value, type) and value.__module__ == module:
             for field in dataclasses.fields(value):
                 assert field.name in READ, f"{module}.{value.__name__}.{field.name} is read nowhere"
-
-
-def test_fingerprint_leaves_out_what_may_change_on_resume():
-    flat = {"run.dir": "a", "run.seed": 1, "train.steps": 5, "optim.schedule": "constant", "checkpoint.every": 3}
-    assert chunkwise.config.experiment.fingerprint(flat) == {"run.seed": 1, "optim.schedule": "constant"}
-    kept = dict.fromkeys(["train.batch_size", "train.accumulate", "train.ema", "data.horizon", "agent.alpha"], 2)
-    assert chunkwise.config.experiment.fingerprint(kept) == kept
-    assert "train.steps" in chunkwise.config.experiment.fingerprint(flat | {"optim.schedule": "cosine"})
-
-
-def test_a_checkpoint_of_before_the_list_of_files_is_comparable():
-    before = {"run.seed": 1, "data.path": "a", "optim.schedule": "constant", "dataset.manifest": "x"}
-    now = {"run.seed": 1, "optim.schedule": "constant", "dataset.manifest": "x", "dataset.files": "y"}
-    saved, current, note = chunkwise.config.experiment.comparable(before, now)
-    assert saved == current
-    assert "earlier version" in note
-    assert chunkwise.config.experiment.comparable(now, now) == (now, now, "")
-    saved, current, _ = chunkwise.config.experiment.comparable(now, now | {"dataset.files": "z"})
-    assert saved != current
-    saved, current, _ = chunkwise.config.experiment.comparable(before, now | {"dataset.manifest": "z"})
-    assert saved != current

@@ -57,7 +57,7 @@ from chunkwise.checkpoint.reader import (
     verdict,
     whole_note,
 )
-from chunkwise.config.experiment import CheckpointConfig, comparable
+from chunkwise.config.experiment import NOTHING_FREE, CheckpointConfig, FreeFields, comparable
 from chunkwise.distributed import processes
 from chunkwise.errors import DataError, NonFiniteError, PreemptedError, StorageError, require_equal
 from chunkwise.files.durable import give_name, make_folders, remove_tree, sync_folder, sync_tree, sync_up, write_durably
@@ -74,7 +74,13 @@ class Checkpoints:
     """The saves of one run, under `<run>/checkpoints`."""
 
     def __init__(
-        self, run: Path, config: CheckpointConfig, fingerprint: dict[str, Any], files: Mapping[str, bytes] | None = None
+        self,
+        run: Path,
+        config: CheckpointConfig,
+        fingerprint: dict[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        *,
+        free: FreeFields = NOTHING_FREE,
     ) -> None:
         """Touches nothing yet.
 
@@ -84,12 +90,14 @@ class Checkpoints:
           fingerprint: JSON values that must be the same when the run goes on: config fields, dataset hash.
           files: Of the run's folder, by name, that whoever uses a save needs beside it. `restore` writes them; their
             hashes are a part of each save.
+          free: Fields that an earlier version may have put into a save's fingerprint, and that may differ.
         """
         self._run = run
         self._folder = run / saved_steps.SAVES
         self._quarantine = run / "quarantine"
         self._config = config
         self._fingerprint = fingerprint
+        self._free = free
         self._files = dict(files or {})
         self._hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self._files.items()}
         self._pending: ocp.AsyncResponse | concurrent.futures.Future[Any] | None = None
@@ -354,7 +362,7 @@ class Checkpoints:
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
         """One checkpoint, verified. Raises DamagedError or UnreadableError on every process alike."""
         note = self._read_note(step)
-        saved, now, remark = comparable(note["fingerprint"], self._fingerprint)
+        saved, now, remark = comparable(note["fingerprint"], self._fingerprint, self._free)
         require_equal(saved, now, " ".join(["the checkpoint was made with another config or dataset", remark]).rstrip())
         if remark and processes.is_primary():
             print(f"note: {remark}", flush=True)

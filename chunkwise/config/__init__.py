@@ -1,11 +1,13 @@
 """Config dataclasses that every package shares, and their way from files and flags. No jax is imported here."""
 
 from chunkwise.config.experiment import (
+    FREE_AT_A_CONSTANT_RATE,
     FREE_ON_RESUME,
     YOUNGER,
     CheckpointConfig,
     ExperimentConfig,
     FilesConfig,
+    FreeFields,
     MeshConfig,
     OptimConfig,
     RunConfig,
@@ -13,6 +15,7 @@ from chunkwise.config.experiment import (
     comparable,
     fingerprint,
     flatten,
+    free_fields,
     load,
     require_fraction,
     require_non_negative,
@@ -20,11 +23,13 @@ from chunkwise.config.experiment import (
 )
 
 __all__ = [
+    "FREE_AT_A_CONSTANT_RATE",
     "FREE_ON_RESUME",
     "YOUNGER",
     "CheckpointConfig",
     "ExperimentConfig",
     "FilesConfig",
+    "FreeFields",
     "MeshConfig",
     "OptimConfig",
     "RunConfig",
@@ -32,6 +37,7 @@ __all__ = [
     "comparable",
     "fingerprint",
     "flatten",
+    "free_fields",
     "load",
     "require_fraction",
     "require_non_negative",

@@ -10,12 +10,22 @@ import importlib.util
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from chunkwise.errors import ConfigError
 from chunkwise.files.budget import LIMITS, Limits
+
+FREE_ON_RESUME: Mapping[str, Any] = MappingProxyType({"free on resume": "always"})
+"""Metadata of a field that may differ when a run goes on: it changes neither weights nor batches. Where data lie is
+one: what is in their files is in the fingerprint. Of a field that holds a config all below it are free; whether
+there is such a config at all is not."""
+FREE_AT_A_CONSTANT_RATE: Mapping[str, Any] = MappingProxyType({"free on resume": "constant"})
+"""Metadata of a field that may differ where the learning rate does not depend on it: optim.schedule is constant."""
 
 
 def require_positive(config: Any, *names: str) -> None:
@@ -43,13 +53,13 @@ def require_fraction(config: Any, *names: str) -> None:
 class RunConfig:
     """One run: its folder and its seed."""
 
-    dir: str | None = None
+    dir: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """Run folder. By default runs/<package>-<config>-<time>."""
-    resume: bool = False
+    resume: bool = dataclasses.field(default=False, metadata=FREE_ON_RESUME)
     """Continue the run in `dir`. A folder that holds a run is refused without it."""
     seed: int = 0
     """Seed of weights, batches, environments: all randomness of the run."""
-    compile_cache: str | None = None
+    compile_cache: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """Folder that keeps compiled programs from one start to the next, those that took more than a second. None: each
     start compiles anew."""
 
@@ -58,7 +68,7 @@ class RunConfig:
 class TrainConfig:
     """Length and rhythm of training."""
 
-    steps: int
+    steps: int = dataclasses.field(metadata=FREE_AT_A_CONSTANT_RATE)
     """Gradient updates in all."""
     batch_size: int
     """Rows of one update, over all devices and processes."""
@@ -67,13 +77,13 @@ class TrainConfig:
     ema: float | None = None
     """Share of the old value that a moving average of the trained weights keeps at each update, for example 0.999. The
     average is what is evaluated and acts. None: no average is kept."""
-    updates_per_call: int = 1
+    updates_per_call: int = dataclasses.field(default=1, metadata=FREE_ON_RESUME)
     """Updates per dispatch (lax.scan); the results do not depend on it."""
-    log_every: int = 100
+    log_every: int = dataclasses.field(default=100, metadata=FREE_ON_RESUME)
     """Updates between two lines of metrics.jsonl; each line is the mean since the line before."""
-    eval_every: int = 0
+    eval_every: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Updates between two evaluations; 0 evaluates only at the end."""
-    max_skipped: int = 5
+    max_skipped: int = dataclasses.field(default=5, metadata=FREE_ON_RESUME)
     """Updates in a row whose loss or gradient may be NaN or infinite; none is applied, and at this number the run
     ends."""
 
@@ -153,12 +163,12 @@ class CheckpointConfig:
 class FilesConfig:
     """What every package's data config says of a dataset's files; chunkwise/files/identity.py."""
 
-    verify: Literal["sample", "full"] = "sample"
+    verify: Literal["sample", "full"] = dataclasses.field(default="sample", metadata=FREE_ON_RESUME)
     """What is read of files above 256 MiB to tell whether they changed: a fixed sample, or every byte. Smaller ones are
     read whole either way."""
-    allow_links_to: tuple[str, ...] = ()
+    allow_links_to: tuple[str, ...] = dataclasses.field(default=(), metadata=FREE_ON_RESUME)
     """Folders outside of the dataset that links in it may lead to; the blobs of a hub snapshot need not be named."""
-    limits: Limits = LIMITS
+    limits: Limits = dataclasses.field(default=LIMITS, metadata=FREE_ON_RESUME)
     """What one file may cost, by --data.limits.NAME; a file above a limit is refused."""
 
 
@@ -169,8 +179,8 @@ class ExperimentConfig:
     run: RunConfig = RunConfig()
     train: TrainConfig
     optim: OptimConfig = OptimConfig()
-    mesh: MeshConfig = MeshConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    mesh: MeshConfig = dataclasses.field(default=MeshConfig(), metadata=FREE_ON_RESUME)
+    checkpoint: CheckpointConfig = dataclasses.field(default=CheckpointConfig(), metadata=FREE_ON_RESUME)
 
     @property
     def package(self) -> str:
@@ -218,53 +228,61 @@ def flatten(config: Any) -> dict[str, Any]:
     return dict(walk("", config))
 
 
-# Fields that may differ when a run goes on: they change neither the weights nor the batches. Where the data lie is one
-# of them, since the content of these files is in the fingerprint.
-FREE_ON_RESUME = (
-    "run.dir",
-    "run.resume",
-    "run.compile_cache",
-    "train.updates_per_call",
-    "train.log_every",
-    "train.eval_every",
-    "train.max_skipped",
-    "eval.",
-    "mesh.",
-    "checkpoint.",
-    "data.path",
-    "data.norm_stats",
-    "data.verify",
-    "data.allow_links_to",
-    "tokenizer",
-    "data.read_threads",
-    "data.limits.",
-    "data.cache_mb",
-    "data.frames",
-    "data.memory_gib",
-    "data.decode_threads",
-    "record.processes",
-)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FreeFields:
+    """Dotted names of the fields that may differ when a run goes on; one that ends in a dot stands for all below it."""
+
+    always: tuple[str, ...] = ()
+    at_a_constant_rate: tuple[str, ...] = ()
 
 
-def fingerprint(flat: dict[str, Any]) -> dict[str, Any]:
-    """The part of a flattened config that must be the same when a run goes on.
+NOTHING_FREE = FreeFields()
 
-    train.steps, and online.steps with it, may change where the learning rate does not depend on them.
-    """
-    steps_free = ("train.steps", "online.steps") if flat.get("optim.schedule") == "constant" else ()
-    return {name: value for name, value in flat.items() if not name.startswith(FREE_ON_RESUME + steps_free)}
+
+def free_fields(kind: type) -> FreeFields:
+    """What the metadata of a config class, and of the classes nested in it, say of their fields."""
+
+    def walk(prefix: str, kind: type) -> Iterator[tuple[str, str]]:
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            name = f"{prefix}{field.name}"
+            nested = [part for part in members(hints[field.name]) if dataclasses.is_dataclass(part)]
+            if when := field.metadata.get("free on resume"):
+                yield f"{name}." if nested else name, when
+            else:
+                for part in nested:
+                    yield from walk(f"{name}.", part)
+
+    found = list(walk("", kind))
+    always, constant = (tuple(name for name, when in found if when == one) for one in ("always", "constant"))
+    return FreeFields(always=always, at_a_constant_rate=constant)
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """Returns the members of a union; of another type, itself."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def fingerprint(flat: dict[str, Any], free: FreeFields) -> dict[str, Any]:
+    """Returns the part of a flattened config that must be the same when a run goes on."""
+    names = free.always + (free.at_a_constant_rate if flat.get("optim.schedule") == "constant" else ())
+    below = tuple(name for name in names if name.endswith("."))
+    return {name: value for name, value in flat.items() if name not in names and not name.startswith(below)}
 
 
 # Entries of a checkpoint's fingerprint that earlier versions did not write.
 YOUNGER = ("dataset.files",)
 
 
-def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], str]:
+def comparable(
+    saved: dict[str, Any], current: dict[str, Any], free: FreeFields
+) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The parts of a checkpoint's fingerprint and of a run's that both versions of the code know, and a note.
 
     Args:
       saved: Of the checkpoint, which an earlier version may have written.
       current: Of the run.
+      free: Of the run's config class: what this version lets differ, an earlier one may have saved.
 
     Returns:
       Both, to be compared, and what to say of entries that are in `current` alone; empty where there are none.
@@ -277,7 +295,7 @@ def comparable(saved: dict[str, Any], current: dict[str, Any]) -> tuple[dict[str
             "videos changed since cannot be told; from the next save on it can. (Files above 256 MiB were hashed in "
             "another way then: if nothing but dataset.manifest differs, go on with that version, or start anew)"
         )
-    return fingerprint(saved), {name: value for name, value in current.items() if name not in new}, note
+    return fingerprint(saved, free), {name: value for name, value in current.items() if name not in new}, note
 
 
 def _take_config(arguments: list[str]) -> Path | None:

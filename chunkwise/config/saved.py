@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.experiment import ExperimentConfig, members
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget, trust
 from chunkwise.files.strict_json import parse_json
@@ -60,7 +60,7 @@ def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
                 raise TypeError(f"{name} is {value!r:.200}; expected {_words(hints[field.name])}")
             values[field.name] = value
         else:
-            nested = [part for part in _members(hints[field.name]) if dataclasses.is_dataclass(part)]
+            nested = [part for part in members(hints[field.name]) if dataclasses.is_dataclass(part)]
             if nested and any(other.startswith(f"{name}.") for other in flat):
                 values[field.name] = _unflatten(nested[0], flat, f"{name}.")
             elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
@@ -96,11 +96,6 @@ def _fits(hint: Any, value: Any) -> bool:
 def _words(hint: Any) -> str:
     """A type as people write it."""
     return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint).replace("typing.", "")
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    """Members of a union; of another type, itself."""
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
 def _immutable(value: Any) -> Any:

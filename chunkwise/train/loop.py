@@ -32,7 +32,7 @@ from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.prune import finite_metrics
 from chunkwise.checkpoint.reader import Progress
 from chunkwise.cli.progress import ProgressLine
-from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten
+from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten, free_fields
 from chunkwise.distributed import host, processes, stopping
 from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
@@ -157,10 +157,11 @@ class _Run:
         self.abstract_state = jax.eval_shape(task.init, rngs.key(config.run.seed, "init"))
         self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state, config.mesh.replicate_below)
         self.jit_updates = jit_updates(task.step, mesh, self.shardings, ema=config.train.ema)
-        marks = fingerprint(flatten(config)) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
+        free = free_fields(type(config))
+        marks = fingerprint(flatten(config), free) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
         same_everywhere = {name: value for name, value in flatten(config).items() if name != "run.dir"}
         processes.require_same(same_everywhere | marks)
-        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks, folder.kept)
+        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks, folder.kept, free=free)
 
     def run(self) -> str:
         """Restores or initialises, then loops."""

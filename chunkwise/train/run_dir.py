@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
-from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten
+from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten, free_fields
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
@@ -118,7 +118,9 @@ class RunFolder:
             raise ConfigError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(saved, dict):
             raise ConfigError(f"{path}: expected a JSON object of config fields, found another value")
-        require_equal(fingerprint(saved), fingerprint(flatten(config)), f"{self.path} was started with another config")
+        free = free_fields(type(config))
+        now = flatten(config)
+        require_equal(fingerprint(saved, free), fingerprint(now, free), f"{self.path} was started with another config")
 
     def __enter__(self) -> "RunFolder":
         return self

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from chunkwise.config.experiment import FilesConfig, require_non_negative, require_positive
+from chunkwise.config.experiment import FREE_ON_RESUME, FilesConfig, require_non_negative, require_positive
 
 Normalization = Literal["none", "mean_std", "quantile"]
 
@@ -86,7 +86,7 @@ def default_cameras() -> dict[str, str]:
 class DataConfig(FilesConfig):
     """A LeRobot dataset (v2.1 or v3.0) or a pack made of one, and how its frames become samples."""
 
-    path: str
+    path: str = dataclasses.field(metadata=FREE_ON_RESUME)
     """Folder of the dataset, or of the pack that `python -m openpi_ript.pack` wrote."""
     robot: RobotConfig
     cameras: dict[str, str] = dataclasses.field(default_factory=default_cameras)
@@ -109,7 +109,7 @@ class DataConfig(FilesConfig):
     state_norm: Normalization = "mean_std"
     action_norm: Normalization = "none"
     """The specification leaves actions as they are; pi0's weights expect mean_std, those of pi0.5 quantile."""
-    norm_stats: str | None = None
+    norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """norm_stats.json, or the folder that holds it; None computes the statistics from the dataset's tables."""
     default_prompt: str | None = None
     """Prompt of frames whose task is an empty string; None refuses them."""
@@ -119,7 +119,7 @@ class DataConfig(FilesConfig):
     """Bad episodes: refuse all with one report, or skip up to 1 % of them with the list printed."""
     tolerance_s: float = 1e-4
     """How far a video frame may lie from the time of its row; LeRobot's default."""
-    read_threads: int = 0
+    read_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that build batches ahead; 0 builds them where they are used."""
 
     def __post_init__(self) -> None:

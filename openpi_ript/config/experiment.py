@@ -4,7 +4,13 @@ import dataclasses
 import enum
 from typing import Literal
 
-from chunkwise.config.experiment import ExperimentConfig, require_fraction, require_non_negative, require_positive
+from chunkwise.config.experiment import (
+    FREE_ON_RESUME,
+    ExperimentConfig,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+)
 from openpi_ript.config.data import PANDA, UR5E, AdvantageConfig, DataConfig, RobotConfig
 from openpi_ript.config.rollouts import DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
 
@@ -256,7 +262,7 @@ class OpenpiRiptConfig(ExperimentConfig):
     data: DataConfig
     guidance: GuidanceConfig | None = None
     """None: supervised fine-tuning, every action is imitated. Else guided training (CFG-RIPT) on the advantages."""
-    tokenizer: str
+    tokenizer: str = dataclasses.field(metadata=FREE_ON_RESUME)
     """PaliGemma's tokenizer.model."""
     weights: str | None = None
     """Where training starts: an openpi checkpoint folder (or the one above its `params`) or a .safetensors file of
@@ -269,7 +275,7 @@ class OpenpiRiptConfig(ExperimentConfig):
     """Where the policy acts; None: it is trained on recorded data alone."""
     rollout: RolloutConfig | None = None
     """Rounds of rollouts in `env` after the updates on the dataset (RIPT); None: there are none."""
-    eval: EvalConfig | None = None
+    eval: EvalConfig | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """Evaluation in `env`; None where there is none."""
 
     def __post_init__(self) -> None:
