@@ -82,7 +82,7 @@ class Checkpoints:
         *,
         free: FreeFields = NOTHING_FREE,
     ) -> None:
-        """Touches nothing yet.
+        """Touches no file yet.
 
         Args:
           run: The run's folder, absolute.
@@ -92,6 +92,7 @@ class Checkpoints:
             hashes are a part of each save.
           free: Fields that an earlier version may have put into a save's fingerprint, and that may differ.
         """
+        _quieten_failed_saves()
         self._run = run
         self._folder = run / saved_steps.SAVES
         self._quarantine = run / "quarantine"
@@ -480,8 +481,10 @@ def _is_no_failed_save(record: logging.LogRecord) -> bool:
     return theirs is None and not any("orbax" in place for place in places)
 
 
-for name in ("absl", "asyncio"):
-    logging.getLogger(name).addFilter(_is_no_failed_save)
+def _quieten_failed_saves() -> None:
+    """Has the loggers drop what `_is_no_failed_save` refuses; again and again is as once."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_no_failed_save)
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:

@@ -349,3 +349,22 @@ def test_notes_are_plain_json(tmp_path: Path):
     note = json.loads((tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").read_text())["custom_metadata"]
     assert note["spec"][".params['w']" if ".params['w']" in note["spec"] else "['params']['w']"] == "float32[3, 5]"
     assert note["fingerprint"] == FINGERPRINT
+
+
+def test_a_failed_save_is_logged_by_no_library_once_checkpoints_are_opened(tmp_path: Path):
+    """However often: other records pass, with and without an exception, and one filter does it."""
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).filters.clear()
+    for _ in range(2):
+        opened(tmp_path)
+    for name in ("absl", "asyncio"):
+        logger = logging.getLogger(name)
+        assert len(logger.filters) == 1
+
+        def kept(error: BaseException | None, logger: logging.Logger = logger) -> bool:
+            about = None if error is None else (type(error), error, None)
+            return bool(logger.filter(logging.LogRecord(logger.name, 40, "a.py", 1, "failed", None, about)))
+
+        assert kept(None)
+        assert kept(ValueError("of a user"))
+        assert not kept(ValueError("Error writing OCDBT file"))
