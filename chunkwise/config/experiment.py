@@ -246,7 +246,8 @@ def free_fields(kind: type) -> FreeFields:
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
             name = f"{prefix}{field.name}"
-            nested = [part for part in members(hints[field.name]) if dataclasses.is_dataclass(part)]
+            parts = [part for part in members(hints[field.name]) if isinstance(part, type)]
+            nested = [part for part in parts if dataclasses.is_dataclass(part)]
             if when := field.metadata.get("free on resume"):
                 yield f"{name}." if nested else name, when
             else:
