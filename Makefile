@@ -28,17 +28,17 @@ driving: env  ## records drives through a simulated town, pretrains, learns wayp
 	$(BIN)/python -m driving.evaluate runs/driving-pretrain runs/driving-waypoints
 
 check: env  ## before every commit: lint, types, the tests that are not slow
-	@echo "check: 2.5 minutes on 4 cores, longer the first time, while programs are compiled"
+	@echo "check: about 2 minutes on 2 cores, longer the first time, while programs are compiled"
 	@$(MAKE) --no-print-directory --jobs 2 lint types quick
 
 quick: env
-	$(TESTS) -m "not slow"
+	$(TESTS) -m "not slow and not long"
 
-test: env  ## the whole test suite
-	@echo "tests: about 14 minutes on 4 cores, 20 on 2"
-	$(TESTS)
+test: env  ## the test suite, without what shows the same at more length
+	@echo "tests: about 13 minutes on 2 cores, a third of it where programs are compiled already"
+	$(TESTS) -m "not long"
 
-full: env  ## what takes longer than the suite: power cuts, kills, faults, hostile files, mutants
+full: env  ## everything: the suite, tests marked long, power cuts, kills, faults, hostile files, mutants
 	.ci/full
 
 lint: env

@@ -11,12 +11,12 @@ from tests import hangs
 @pytest.mark.parametrize(
     "name",
     [
-        "restore",
+        pytest.param("restore", marks=pytest.mark.long),
         "reader_after_interaction",
-        "evaluation",
+        pytest.param("evaluation", marks=pytest.mark.long),
         "compile",
         "checkpoints_unwritable",
-        "evaluation_worker_killed",
+        pytest.param("evaluation_worker_killed", marks=pytest.mark.long),
     ],
 )
 def test_a_run_that_is_blocked_or_broken_ends_as_it_must(name: str, tmp_path: Path):

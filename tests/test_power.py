@@ -7,7 +7,7 @@ import pytest
 
 from tests import conftest, kill, power
 
-CONFIG = "configs/qchunk/debug.py"
+CONFIG = "tests/train.py"
 WHY_NOT = power.possible()
 
 
@@ -15,7 +15,7 @@ WHY_NOT = power.possible()
 @pytest.mark.slow
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "possible")
 def test_what_was_announced_outlives_a_power_cut(tmp_path: Path):
-    options = [*kill.SHORT, *kill.OWN[CONFIG], "--train.steps", "60"]
+    options = [*kill.SHORT, *kill.OWN[CONFIG], "--train.steps", "120"]
     assert power.run(CONFIG, 3, tmp_path, options, kinds=("stop", "save", "done")) == 0
 
 

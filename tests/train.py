@@ -1,4 +1,4 @@
-"""What tests/pod.py trains where only the processes matter: launch.py --config tests/train.py. Seconds, not minutes."""
+"""What tools train where loop and processes alone matter: launch.py --config tests/train.py. Seconds, not minutes."""
 
 import dataclasses
 import json
@@ -12,6 +12,7 @@ import numpy as np
 
 from chunkwise.arrays import NumpyTree
 from chunkwise.config.experiment import CheckpointConfig, TrainConfig
+from chunkwise.files.durable import write_durably
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
@@ -36,9 +37,7 @@ class World:
         if stopping():
             return None
         self.numbers.append(number)
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.numbers))
-        part.replace(self.path)
+        write_durably(self.path, json.dumps(self.numbers))
         return {"world": [number, float(step)]}
 
     def position(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from tests.mutants.mutant import HERE, Mutant
 
 PHASES = ("not slow", "slow")
-"""Tests marked slow come last: most faults are seen before."""
+"""Tests marked slow come last: most faults are seen before. Those marked long see nothing that others do not."""
 QUICK = 1.0
 """Seconds; slower tests come after the quick ones of all files."""
 UNKNOWN = 60.0
@@ -100,7 +100,7 @@ class Tree:
         if phase == "slow" and not self._marked:
             return Answer(NO_TESTS, 0.0, {}, "")
         arguments = ["--typecheck", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
-        arguments += ["-m", phase] if self._marked else []
+        arguments += ["-m", f"{phase} and not long"] if self._marked else []
         arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # jaxtyping is there before pytest
         arguments += [f"--basetemp={self._temporary}", *files]
         request = {"arguments": arguments, "log": str(self._log), "limit": limit, "order": order}

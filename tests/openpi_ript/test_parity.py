@@ -15,7 +15,11 @@ QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitter
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fixture", PARITY, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "fixture",
+    [PARITY[0], *(pytest.param(path, marks=pytest.mark.long) for path in PARITY[1:])],
+    ids=lambda path: path.stem,
+)
 def test_everything_recorded_from_openpi_agrees(fixture: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "openpi_ript.parity", str(fixture)],

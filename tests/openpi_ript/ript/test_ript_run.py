@@ -14,7 +14,8 @@ from openpi_ript.ript.evaluation import Evaluation, Manifest
 from tests import kill
 
 CONFIG = "configs/openpi_ript/debug_ript.py"
-OPTIONS = ["--train.steps", "340", "--train.eval-every", "0", "--checkpoint.every", "10", "--eval.final-episodes", "3"]
+OPTIONS = ["--rollout.start", "100", "--train.steps", "140", "--train.eval-every", "0"]
+OPTIONS += ["--checkpoint.every", "10", "--eval.final-episodes", "3"]
 
 
 def kill_when(folder: Path, moment: Callable[[], bool]) -> None:
@@ -34,23 +35,23 @@ def files(folder: Path) -> list[Path]:
 def test_killed_while_collecting_and_while_training(tmp_path: Path):
     digest = kill.finish(CONFIG, tmp_path / "a", OPTIONS)
     rounds = sorted({path.parent.name for path in files(tmp_path / "a")})
-    assert [int(name[5:13]) for name in rounds] == [300, 320]
+    assert [int(name[5:13]) for name in rounds] == [100, 120]
 
     kill_when(tmp_path / "b", lambda: len(files(tmp_path / "b")) >= 3)
     found = files(tmp_path / "b")
     written = [path.stat().st_mtime_ns for path in found]
-    line = '"step": 320, "split": "train"'
+    line = '"step": 120, "split": "train"'
     kill_when(tmp_path / "b", lambda: line in (tmp_path / "b/metrics.jsonl").read_text())
     assert [path.stat().st_mtime_ns for path in found] == written, "they were taken as they lay there"
     assert kill.finish(CONFIG, tmp_path / "b", OPTIONS) == digest
     assert kill.written(tmp_path / "b") == kill.written(tmp_path / "a")
 
     manifest = Manifest.load(tmp_path / "b/manifest.json")
-    last = Evaluation.load(tmp_path / "b/evaluations/step_00000340.json")
+    last = Evaluation.load(tmp_path / "b/evaluations/step_00000140.json")
     assert [outcome["init_hash"] for outcome in last.outcomes] == [state.init_hash for state in manifest.states[:3]]
     metrics = [json.loads(one) for one in (tmp_path / "b/metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["policy/success"] == last.successes / 3
-    assert {row["step"] for row in metrics if "rollouts/success" in row} == {320, 340}
+    assert {row["step"] for row in metrics if "rollouts/success" in row} == {120, 140}
     compared = subprocess.run(
         [sys.executable, "-m", "openpi_ript.evaluate", "run", str(tmp_path / "b"), "--episodes", "3"],
         cwd=kill.ROOT,
@@ -58,5 +59,5 @@ def test_killed_while_collecting_and_while_training(tmp_path: Path):
         text=True,
     )
     assert compared.returncode == 0, compared.stderr
-    again = Evaluation.load(tmp_path / "b/evaluations/step_00000340.json")
+    again = Evaluation.load(tmp_path / "b/evaluations/step_00000140.json")
     assert again == last, "the command plays what the run played"
