@@ -46,6 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
         install_import_hook(PACKAGES, "beartype.beartype")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def caches_of_this_run_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What an earlier run of the tests kept was made by other code: a fault in what reads a dataset would not show."""
+    before = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    with pytest.MonkeyPatch.context() as patch:
+        # Matplotlib would make its list of fonts anew in every run.
+        patch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR") or f"{before}/matplotlib")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_limits_afterwards() -> Iterator[None]:
     """Limits hold for the process: those that a test's config or command line set must not reach the next test."""

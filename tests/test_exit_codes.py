@@ -47,6 +47,7 @@ def test_every_error_has_its_documented_code():
         if isinstance(kind, type) and issubclass(kind, errors.RunError)
     }
     assert found == CODES
+    assert errors.StopRequested.exit_code == 75, "asked to stop, before there was anything to save"
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -70,9 +71,9 @@ def test_training_ends_with_the_code_of_its_error(
     assert ("stopped by the keyboard" if name == "KeyboardInterrupt" else "error: what happened") in said
 
 
-@pytest.mark.parametrize("name", [*CODES, "KeyboardInterrupt", "an end", "ZeroDivisionError"])
+@pytest.mark.parametrize("name", [*CODES, "StopRequested", "KeyboardInterrupt", "an end", "ZeroDivisionError"])
 def test_a_command_leaves_with_its_code_and_waits_for_the_others_only_after_an_orderly_end(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     left: list[tuple[int, bool]] = []
 
@@ -84,8 +85,9 @@ def test_a_command_leaves_with_its_code_and_waits_for_the_others_only_after_an_o
     error = getattr(errors, name, getattr(builtins, name, None))
     with pytest.raises(SystemExit):
         command.run((lambda: None) if error is None else raising(error("x")))
-    expected = {"an end": 0, "KeyboardInterrupt": 130, "ZeroDivisionError": 1} | CODES
+    expected = {"an end": 0, "StopRequested": 75, "KeyboardInterrupt": 130, "ZeroDivisionError": 1} | CODES
     assert left[0] == (expected[name], name in ("an end", "PreemptedError"))
+    assert ("Traceback" in capsys.readouterr().err) == (name == "ZeroDivisionError")
 
 
 def test_a_bug_is_a_traceback_and_an_end_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

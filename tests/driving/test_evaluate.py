@@ -173,11 +173,11 @@ def test_every_so_many_frames_are_measured_and_all_that_were_rated(root: Path, m
     fake = Predictors(monkeypatch, 0.0, **BLIND)
     config = make_config(root)
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, every=5))
-    evaluate.compare(config, {})
+    assert evaluate.compare(config, {})["rated"] == 0
     data = fake.seen[0]
     assert fake.held_out.rows.tolist() == data.anchors[::5].tolist()
     rated = np.zeros(data.index.frames, np.int32)
-    rated[data.anchors[[1, 2]]] = 3
+    rated[data.anchors[[1, 2]]] = 1, 3
     index = dataclasses.replace(data.index, rated_counts=rated)
     found = evaluate._held_out(dataclasses.replace(data, index=index), 5)
     assert found.tolist() == sorted({*data.anchors[::5].tolist(), *data.anchors[[1, 2]].tolist()})

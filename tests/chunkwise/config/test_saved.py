@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.config.experiment import CheckpointConfig, TrainConfig, flatten
+from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig, flatten
 from chunkwise.config.saved import _fits, read_config
-from chunkwise.errors import ConfigError
-from tests.chunkwise.toy import ToyConfig
+from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyConfig, toy_config
 
 
 def test_round_trip(tmp_path: Path):
@@ -42,14 +43,29 @@ def test_optional_parts_come_back(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected the config of a run"),
-        ("{}", "train is missing"),
-        ('{"train.steps": 0, "train.batch_size": 1}', "expected a ToyConfig"),
+        (b"", "expected the config of a run"),
+        (b"{", "expected the config of a run"),
+        (b'{"width": \xff}', "expected the config of a run, found .*utf-8"),
+        (b"\x00\x01\x02", "expected the config of a run"),
+        (b"[" * 100_000, "expected the config of a run"),
+        (b"[]", "an object of fields; found list"),
+        (b"{}", "train is missing"),
+        (b'{"train.steps": 0, "train.batch_size": 1}', "expected a ToyConfig"),
     ],
 )
-def test_what_is_no_config_is_refused(tmp_path: Path, text: str, message: str):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+def test_what_is_no_config_is_refused_by_who_reads_it_and_who_resumes_it(tmp_path: Path, text: bytes, message: str):
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ConfigError, match=rf"config\.json: {message}|config\.json: expected .*{message}"):
+        read_config(tmp_path, ToyConfig)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    config = toy_config(tmp_path, run=RunConfig(dir=str(tmp_path), resume=True))
+    with pytest.raises((ConfigError, MismatchError), match=r"config\.json|was started with another config"):
+        RunFolder(config, "toy")
+
+
+def test_a_config_that_is_a_folder_is_none(tmp_path: Path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises((ConfigError, DataError), match=r"config\.json"):
         read_config(tmp_path, ToyConfig)
 
 

@@ -14,7 +14,7 @@ import pytest
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import TrainConfig
 from chunkwise.errors import PreemptedError
-from chunkwise.state import TrainState
+from chunkwise.state import TrainState, part_like, tree_merge
 from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
@@ -73,6 +73,33 @@ def test_the_average_is_that_of_all_weights_so_far_and_is_what_is_evaluated(tmp_
     np.testing.assert_allclose(arrays["params"]["w"], state.params["w"], rtol=1e-5)
 
 
+def test_who_acts_and_who_is_evaluated_is_the_average(tmp_path: Path):
+    acted: dict[int, TrainState] = {}
+
+    class World:
+        start, every = 1, 1
+
+        def interact(self, state: TrainState, step: int, stopping: Any) -> dict[str, list[float]]:
+            acted[step] = jax.device_get(state)
+            return {}
+
+        def position(self) -> dict[str, Any]:
+            return {}
+
+        def rewind(self, position: dict[str, Any] | None) -> None:
+            pass
+
+    train = TrainConfig(steps=3, batch_size=8, log_every=3, eval_every=2, ema=KEEP)
+    config = toy_config(tmp_path, train=train)
+    with RunFolder(config, "toy") as folder:
+        task = AveragedTask(config)
+        fit(config, task, folder, interaction=World())
+    assert list(acted) == [1, 2]
+    for state in acted.values():
+        np.testing.assert_array_equal(state.params["w"], state.ema["w"])
+    np.testing.assert_array_equal(task.evaluated[0], acted[2].ema["w"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 12])
 def test_a_resumed_run_has_the_same_average(tmp_path: Path, step: int):
@@ -96,6 +123,16 @@ def test_weights_without_an_average_are_used_as_they_are():
     assert (float(found["frozen"][0]), float(found["trained"]["w"][0])) == (0.0, 5.0)
     plain = state.replace(ema={})
     assert plain.averaged() is plain
+
+
+def test_a_part_is_taken_from_and_tree_merge_its_own_places():
+    tree = {"a": {"w": 1, "v": 2}, "b": {"w": 3}, "c": 4}
+    assert part_like(tree, {"a": {"v": 0}, "c": 0}) == {"a": {"v": 2}, "c": 4}
+    assert part_like(tree, {}) == {}
+    assert part_like(tree, tree) == tree
+    assert tree_merge(tree, {"a": {"v": 7}, "c": 8}) == {"a": {"w": 1, "v": 7}, "b": {"w": 3}, "c": 8}
+    assert tree_merge(tree, {}) == tree
+    assert tree == {"a": {"w": 1, "v": 2}, "b": {"w": 3}, "c": 4}
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0, 1.5])

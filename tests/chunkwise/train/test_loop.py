@@ -1,10 +1,13 @@
 """The loop: what is written when, and that an interrupted run ends as one that was left alone."""
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
 import threading
+import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ import pytest
 
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, RunConfig, TrainConfig
+from chunkwise.distributed import processes
 from chunkwise.errors import MismatchError, NonFiniteError, PreemptedError
 from chunkwise.state import TrainState
 from chunkwise.train import rngs
+from chunkwise.train.clock import Clock
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
 from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
@@ -258,6 +263,48 @@ def test_many_updates_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path):
         fit(again, broken, folder)  # the count goes on where the save left it
 
 
+@pytest.mark.parametrize(
+    ("bad", "end"),
+    [
+        ({0, 1, 2, 3}, None),
+        ({0, 1, 2, 3, 5, 6, 7, 8}, None),
+        ({0, 1, 2, 3, 4}, 5),
+        ({0, 1, 3, 4, 5, 6, 7}, 8),
+    ],
+)
+def test_the_count_of_bad_updates_begins_at_zero_and_anew_after_each_good_one(
+    tmp_path: Path, bad: set[int], end: int | None
+):
+    config = toy_config(tmp_path, train=TrainConfig(steps=10, batch_size=8, log_every=10))
+    assert config.train.max_skipped == 5
+    with RunFolder(config, "toy") as folder:
+        if end is None:
+            fit(config, Broken(config, bad), folder)
+            assert rows(tmp_path)[0]["skipped_updates"] == len(bad)
+            return
+        with pytest.raises(NonFiniteError, match=rf"step {end}: .*for 5 updates in a row"):
+            fit(config, Broken(config, bad), folder)
+
+
+def test_processes_that_agree_to_stop_do_so_at_one_step(
+    tmp_path: Path, whole: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch
+):
+    """One process that believes to be of several: the request travels with an update, and is read behind it."""
+    peers = types.SimpleNamespace(**vars(processes) | {"is_multiprocess": lambda: True})
+
+    def stop(at: int) -> None:
+        if at == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    config = toy_config(tmp_path / "stopped")
+    with monkeypatch.context() as patched:
+        patched.setattr("chunkwise.train.loop.processes", peers)
+        # Update 8 takes the request along, and the line of metrics after update 9 waits for it.
+        with pytest.raises(PreemptedError, match="saved at step 10"):
+            train(config, on_batch=stop)
+    assert (train(resumed(config)), (tmp_path / "stopped/metrics.jsonl").read_bytes()) == whole
+
+
 class World:
     """An interaction before updates 7, 10, 13, ...: each adds the weights' sum to a file of numbers."""
 
@@ -395,3 +442,49 @@ def test_an_error_while_the_run_is_to_stop_does_not_keep_it_from_saving(tmp_path
     with pytest.raises(PreemptedError, match="saved at step 8"):
         train(config, on_batch=fail)
     assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
+
+
+def test_the_digest_tells_what_was_brought_from_the_world(tmp_path: Path):
+    """Runs with the same weights, whose worlds stand at other places."""
+
+    class Noted(World):
+        def __init__(self, folder: Path, word: str) -> None:
+            super().__init__(folder)
+            self.word = word
+
+        def position(self) -> dict[str, Any]:
+            return super().position() | {"word": self.word}
+
+    found = []
+    for i, word in enumerate(("here", "there", "here")):
+        config = toy_config(tmp_path / str(i), train=TrainConfig(steps=2, batch_size=8, log_every=2))
+        with RunFolder(config, "toy") as folder:
+            found.append(fit(config, ToyTask(config), folder, interaction=Noted(folder.path, word)))
+    assert found[0] == found[2] != found[1]
+
+
+def test_every_second_is_charged_once_to_what_it_was_spent_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    charged: list[tuple[str, float, float]] = []
+
+    class Noted(Clock):
+        def charge(self, purpose: str, since: float) -> None:
+            charged.append((purpose, since, time.perf_counter()))
+            super().charge(purpose, since)
+
+    monkeypatch.setattr("chunkwise.train.loop.Clock", Noted)
+    train = TrainConfig(steps=2, batch_size=8, log_every=2, eval_every=1)
+    config = toy_config(tmp_path, train=train, checkpoint=CheckpointConfig(every=1))
+    with RunFolder(config, "toy") as folder:
+        world = World(folder.path)
+        world.start, world.every = 1, 1
+        fit(config, ToyTask(config), folder, interaction=world)
+    first = ["data", "compile", "step"]
+    second = ["evaluate", "save", "interact", "data", "step"]
+    assert [purpose for purpose, _, _ in charged] == ["start", *first, *second, "evaluate", "save"]
+    for (_, _, end), (_, since, _) in itertools.pairwise(charged):
+        assert end <= since, "no second twice"
+    told = json.loads((tmp_path / "timing.jsonl").read_text().splitlines()[-1])
+    assert told["step"] == 2
+    for name in ("start", *first, "evaluate", "save", "interact"):
+        spent = sum(end - since for purpose, since, end in charged if purpose == name)
+        assert told["seconds"][name] == pytest.approx(spent, abs=1e-3)

@@ -1,16 +1,19 @@
 """The run folder: one run at a time, refused where it would be overwritten, metrics cut back exactly."""
 
 import dataclasses
+import errno
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from chunkwise.checkpoint.saved_steps import SAVES
 from chunkwise.config.experiment import RunConfig
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError
-from chunkwise.train.run_dir import RunFolder
+from chunkwise.train.run_dir import Appender, RunFolder, _storage_error
 from tests.chunkwise.toy import ToyConfig, toy_config
 
 ROOT = Path(__file__).parents[3]
@@ -67,6 +70,28 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write .*Last durable step: None"):
         RunFolder(toy_config(tmp_path / "file" / "run"), "toy")
+
+
+def test_a_line_that_cannot_be_written_names_its_file_and_the_newest_save(tmp_path: Path):
+    """What was opened earlier fails without a name: /dev/full takes no byte."""
+    with open("/dev/full", "wb", buffering=0) as full:
+        appender = Appender(full)
+        with pytest.raises(StorageError, match=r"cannot write /dev/full: No space left on device\. Last durable step"):
+            appender.append({"step": 1})
+    for step in (3, 12):
+        (tmp_path / SAVES / str(step)).mkdir(parents=True)
+    begin, end = re.escape(f"cannot write {tmp_path}"), r"Last durable step: 12\. .*--run\.resume"
+    for error, place, said in (
+        (OSError(errno.ENOSPC, "No space left on device"), "/done.json", "No space left on device"),
+        (OSError(errno.EROFS, "Read-only file system", f"{tmp_path}/part"), "/part", "Read-only file system"),
+        (OSError("odd"), "/done.json", "odd"),
+        (MemoryError(), "/done.json", "out of memory"),
+    ):
+        with (
+            pytest.raises(StorageError, match=rf"^{begin}{place}: {said}\. {end}$"),
+            _storage_error(tmp_path, "done.json"),
+        ):
+            raise error
 
 
 def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Augmentation keeps geometry: a point of the world is drawn where the changed picture shows it."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,35 @@ def test_flip_is_drawn_for_each_sample(root: Path):
     for row, turned in enumerate(flipped):
         np.testing.assert_array_equal(changed["images"][row, 0, 0] == plain["images"][row, 0, 0, :, ::-1], turned or
                                       (plain["images"][row, 0, 0] == plain["images"][row, 0, 0, :, ::-1]))  # fmt: skip
+
+
+def test_what_is_switched_off_never_happens_and_what_is_certain_always_does(root: Path):
+    """Draws reach from 0, which can come, to just below 1."""
+    plain, _ = both(root, AugmentConfig())
+    for value in (0.0, float(np.nextafter(1.0, 0.0))):
+        draws = draw([(0, i) for i in range(12)], seed=0, times=2, cameras=5)
+        extreme = dataclasses.replace(
+            draws, flip=np.full_like(draws.flip, value), dropout=np.full_like(draws.dropout, value)
+        )
+        data = opened(root, AugmentConfig())
+        for key, found in data.batch(data.anchors[:12], extreme).items():
+            np.testing.assert_array_equal(found, plain[key])
+        data = opened(root, AugmentConfig(flip=1.0))
+        found = data.batch(data.anchors[:12], extreme)
+        np.testing.assert_array_equal(found["yaw_rate_radps"], -plain["yaw_rate_radps"])
+        assert kept_cameras(extreme, np.ones((12, 5), bool), 0.0).all()
+        assert (kept_cameras(extreme, np.ones((12, 5), bool), 1.0).sum(1) == 1).all()
+
+
+def test_a_draw_below_the_probability_flips_and_drops(root: Path):
+    data = opened(root, AugmentConfig(flip=0.25))
+    draws = draw([(0, i) for i in range(3)], seed=0, times=2, cameras=5)
+    draws = dataclasses.replace(draws, flip=np.array([0.24, 0.25, 0.26]))
+    plain, found = data.batch(data.anchors[:3]), data.batch(data.anchors[:3], draws)
+    np.testing.assert_array_equal(found["yaw_rate_radps"][:, 0] / plain["yaw_rate_radps"][:, 0], [-1, 1, 1])
+    dropout = np.array([[0.24, 0.25, 0.26, 0.24, 0.9]] * 3)
+    kept = kept_cameras(dataclasses.replace(draws, dropout=dropout), np.ones((3, 5), bool), 0.25)
+    assert kept.tolist() == [[False, True, True, False, True]] * 3
 
 
 def test_flip_needs_both_sides():

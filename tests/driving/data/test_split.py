@@ -1,17 +1,33 @@
 """Splits: whole recordings, the same each time, and nothing on two sides."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from chunkwise.errors import DataError
-from driving.config import DataConfig
+from driving.config import DataConfig, Split
 from driving.data.batches import open_data
+from driving.data.index import Index
 from driving.data.scan import scan
-from driving.data.split import SPLIT_FILE, SPLITS, load_manifest, make_manifest
+from driving.data.split import (
+    SPLIT_FILE,
+    SPLITS,
+    Manifest,
+    _groups,
+    check_manifest,
+    leaks,
+    load_manifest,
+    make_manifest,
+    save_manifest,
+    share,
+)
 from tests.driving.drives import SIZE, write_drive
 
 
@@ -69,6 +85,131 @@ def test_recordings_are_drawn_by_their_hash(tmp_path: Path):
         assert set(found["train"]) == set(order[val + test :])
         for members in found.values():
             assert dict(members) == {name: index.drive_hashes[index.ids.index(name)] for name in members}
+
+
+def index_of(root: Path) -> Index:
+    index, problems = scan(root)
+    assert index is not None
+    assert not problems
+    return index
+
+
+def test_a_share_is_of_the_episodes_that_it_is_taken_from(tmp_path: Path):
+    """In the order of SHA-256 of "share <id>", sorted as they were; a larger share holds the smaller ones."""
+    for i in range(9):
+        write_drive(tmp_path, f"e{i}", frames=1, start_yaw=0.1 * i)
+    index = index_of(tmp_path)
+    episodes = np.array([1, 2, 4, 5, 7, 8])
+    order = sorted(episodes.tolist(), key=lambda i: hashlib.sha256(f"share e{i}".encode()).digest())
+    for fraction, count in ((0.01, 1), (0.2, 1), (0.3, 2), (0.5, 3), (0.7, 4), (0.9, 5), (1.0, 6)):
+        found = share(index, episodes, fraction)
+        assert found.tolist() == sorted(order[:count])
+    assert share(index, episodes[:1], 0.4).tolist() == [1]
+    # By way of the config: of the drives of training alone.
+    train = opened(tmp_path, "train").episodes
+    assert len(train) == 5
+    assert opened(tmp_path, "train", episode_fraction=0.4).episodes.tolist() == share(index, train, 0.4).tolist()
+    assert len(opened(tmp_path, "train", episode_fraction=0.4).episodes) == 2
+    for split in ("val", "test"):
+        assert len(opened(tmp_path, split, episode_fraction=0.4).episodes) == 2, "held-out drives are all used"
+
+
+def test_a_drive_is_known_by_what_it_shows(tmp_path: Path):
+    """By pictures, times, poses and speeds: another picture is another drive, other names are the same one."""
+    write_drive(tmp_path, "a", frames=3)
+    tree = json.loads((tmp_path / "a.json").read_text())
+    shutil.copytree(tmp_path / "a_images", tmp_path / "renamed")
+    shutil.copytree(tmp_path / "a_images", tmp_path / "other")
+    shutil.copyfile(tmp_path / "a_images/0000_front.jpg", tmp_path / "other/0001_front.jpg")
+
+    def write(name: str, change: Callable[[dict[str, Any]], object], images: str = "a_images") -> None:
+        copy = json.loads(json.dumps(tree | {"episode_id": name}).replace("a_images", images))
+        change(copy)
+        (tmp_path / f"{name}.json").write_text(json.dumps(copy))
+
+    def later(copy: dict[str, Any]) -> None:
+        copy["frames"][2]["t"] += 0.01
+
+    write("same", lambda _: None)
+    write("renamed", lambda _: None, "renamed")
+    write("picture", lambda _: None, "other")
+    write("time", later)
+    write("place", lambda copy: copy["frames"][1]["observations"]["state"].update(x_m=9.0))
+    write("speed", lambda copy: copy["frames"][1]["observations"]["state"].update(speed_mps=9.0))
+    write("camera", lambda copy: copy["frames"][1]["observations"]["cameras"].pop("front"))
+    index = index_of(tmp_path)
+    drives = dict(zip(index.ids, index.drive_hashes, strict=True))
+    assert drives["same"] == drives["renamed"] == drives["a"]
+    assert len(set(drives.values())) == 6
+
+
+def test_the_manifest_of_a_part_is_the_same_split_of_it(tmp_path: Path):
+    for name in "abcd":
+        write_drive(tmp_path, name, frames=2, pictures=False)
+    index = index_of(tmp_path)
+    whole = Manifest(episodes={"train": {"a": "1", "x": "2"}, "val": {"y": "3", "c": "4"}, "test": {"b": "5"}})
+    part = whole.of(index)
+    assert part.episodes == {"train": {"a": "1"}, "val": {"c": "4"}, "test": {"b": "5"}}
+    members: dict[Split, list[int]] = {"train": [0], "val": [2], "test": [1], "all": [0, 1, 2, 3]}
+    for split, rows in members.items():
+        assert whole.positions(index, split).tolist() == part.positions(index, split).tolist() == rows
+
+
+def test_a_manifest_as_it_lies_on_disk(tmp_path: Path):
+    """People read it, keep it beside their dataset and compare it: a line for each drive, the same bytes each time."""
+    manifest = Manifest(episodes={"train": {"a": "12", "b": "34"}, "val": {"c": "56"}, "test": {}})
+    save_manifest(manifest, tmp_path / "split.json")
+    assert (tmp_path / "split.json").read_text().splitlines() == [
+        "{",
+        ' "format": "chunkwise-driving-split-1",',
+        ' "train": {',
+        '  "a": "12",',
+        '  "b": "34"',
+        " },",
+        ' "val": {',
+        '  "c": "56"',
+        " },",
+        ' "test": {}',
+        "}",
+    ]
+    assert load_manifest(tmp_path / "split.json") == manifest
+
+
+def test_leaks_name_the_pair_its_sides_and_why(tmp_path: Path):
+    for i, scene in enumerate("pqpr"):
+        source = {"dataset": "d", "scene_id": scene}
+        write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source=source, pictures=False)
+    index = index_of(tmp_path)
+    assert leaks(index, ["train", "val", "train", "test"]) == []
+    assert leaks(index, ["train", "val", "", "test"]) == [], "an episode in no split leaks nothing"
+    pair = "'e0' (train) and 'e2' (val) come from the recording "
+    assert leaks(index, ["train", "val", "val", "test"]) == [pair + index.recordings[0][:60]]
+    same = dataclasses.replace(index, drive_hashes=("5", "6", "7", "5"))
+    assert leaks(same, ["train", "train", "train", "test"]) == [
+        "'e0' (train) and 'e3' (test) show the same drive, hash 5"
+    ]
+    chained = dataclasses.replace(index, drive_hashes=("5", "6", "7", "6"))
+    groups = _groups(chained)
+    assert groups[0] == groups[2] != groups[1] == groups[3]
+    joined = _groups(dataclasses.replace(index, drive_hashes=("5", "5", "7", "5")))
+    assert len(set(joined)) == 1, "e0 with e2 by recording, with e1 and e3 by what they show"
+
+
+def test_an_error_of_a_manifest_shows_twenty_lines_and_counts_the_rest(tmp_path: Path):
+    write_drive(tmp_path, "a", frames=2, pictures=False)
+    index = index_of(tmp_path)
+    drives = {"a": index.drive_hashes[0]}
+    for lacking, last in ((20, "episode 'x19' of val is not in the dataset"), (23, "and 3 more")):
+        val = {f"x{i}": "" for i in range(lacking)}
+        manifest = Manifest(episodes={"train": drives, "val": val, "test": {}})
+        with pytest.raises(DataError) as refused:
+            check_manifest(manifest, index, source="s", may_lack=False)
+        lines = str(refused.value).splitlines()
+        assert lines[0] == "s: expected a split of this dataset without leaks, found:"
+        assert lines[1] == "  episode 'x0' of val is not in the dataset"
+        assert lines[-2].strip() == last
+        assert len(lines) == 2 + min(lacking, 21)
+        check_manifest(manifest, index, source="s", may_lack=True)
 
 
 def test_copies_of_a_drive_stay_together(tmp_path: Path):

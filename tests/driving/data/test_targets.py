@@ -189,6 +189,43 @@ def test_repeats_before_the_end_are_a_car_that_stands():
     assert not valid[29].any()
 
 
+@pytest.mark.parametrize(("step_m", "repeats"), [(0.0, True), (0.9e-6, True), (1.5e-6, False), (0.01, False)])
+def test_a_place_repeats_within_a_micrometre(step_m: float, repeats: bool):
+    """So much that arithmetic on poses may change; in float64, since float32 tells no micrometres at 1 m."""
+    x = [-1.0, *(step_m * np.arange(4))]
+    knots = np.stack([x, np.zeros(5)], axis=-1)[None]
+    found = targets._filled_up(np.zeros(1), knots, DT)
+    assert found[0].tolist() == [False, False] + [repeats] * 3
+
+
+@pytest.mark.parametrize(("moved", "known"), [(0.099, False), (0.101, True)])
+def test_a_direction_needs_a_decimetre_of_way(moved: float, known: bool):
+    """From the frame before to the one after."""
+    pose = np.full((3, 3), np.nan)
+    pose[:, :2] = np.array([[0.0, 0.0], [0.0, moved / 2], [0.0, moved]])
+    yaw, found = targets.headings(DT * np.arange(3), pose, np.full(3, np.nan), max_gap_s=0.5)
+    assert found[1] == known
+    assert yaw[1] == (pytest.approx(np.pi / 2) if known else 0.0)
+
+
+def test_interpolation_needs_a_known_frame_on_either_side_and_near():
+    t = np.array([0.0, 1.0, 1.5])
+    pose = np.array([[0.0, 0.0, 0.0], [4.0, 2.0, 1.0], [5.0, 2.0, 1.0]])
+    query = np.array([-2e-6, -0.5e-6, 0.25, 1.0, 1.25, 1.5 + 0.5e-6, 1.5 + 2e-6])
+    for gap, inside in ((1.0, True), (0.9, False)):
+        found, valid = targets.interpolate_poses(t, pose, np.ones(3, bool), query, max_gap_s=gap)
+        assert valid.tolist() == [False, True, inside, True, True, True, False]
+        np.testing.assert_allclose(found[2], [1.0, 0.5, 0.25] if inside else 0.0)
+        np.testing.assert_allclose(found[4], [4.5, 2.0, 1.0])
+        np.testing.assert_array_equal(found[~valid], 0.0)
+    alone, valid = targets.interpolate_poses(t[:1], pose[1:2], np.ones(1, bool), np.array([0.0, 0.1]), max_gap_s=1.0)
+    assert valid.tolist() == [True, False]
+    assert alone.tolist() == [[4.0, 2.0, 1.0], [0.0, 0.0, 0.0]]
+    none, valid = targets.interpolate_poses(t, pose, np.zeros(3, bool), query, max_gap_s=1.0)
+    assert none.shape == (7, 3)
+    assert not valid.any()
+
+
 @pytest.mark.parametrize(
     ("offset", "nearest", "valid"), [(0.5, 5, True), (0.52, 5, True), (0.56, 6, True), (9.0, 29, False)]
 )

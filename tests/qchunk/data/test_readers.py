@@ -1,3 +1,4 @@
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -146,6 +147,47 @@ class TestAloha:
         assert "truncated" in text
         assert "on-bad skip" in text
         assert text.splitlines()[0] == "7 problem(s) in the dataset:"
+
+    def test_at_most_one_in_a_hundred_is_skipped(self, tmp_path: Path):
+        """100 episodes with a bad one go on without it; of 99, or with two bad ones, they are refused."""
+        for i in range(99):
+            write(tmp_path / f"episode_{i}.hdf5", arrays(2, i), success=True)
+        bad = tmp_path / "episode_99.hdf5"
+        write(bad, arrays(2, 99) | {"/action": np.full((2, ACTION), np.nan, np.float32)}, success=True)
+        assert "on-bad skip to leave out up to 1 %" in refused(tmp_path)
+        assert source(tmp_path, on_bad="skip").ids == [f"episode_{i}.hdf5" for i in range(99)]
+        said = notes(tmp_path, on_bad="skip")
+        assert said[0] == "skipped 1 bad episode(s) of 100 (data.on_bad=skip):"
+        assert said[1].startswith("  episode_99.hdf5: /action, row 0: expected finite numbers")
+        (tmp_path / "episode_0.hdf5").rename(tmp_path / "episode_0.away")
+        assert "1 of 99 episodes are bad; data.on_bad=skip leaves out at most 1 %" in refused(tmp_path, on_bad="skip")
+        (tmp_path / "episode_0.away").rename(tmp_path / "episode_0.hdf5")
+        bad.rename(tmp_path / "episode_98.hdf5")
+        shutil.copyfile(tmp_path / "episode_98.hdf5", bad)
+        assert "2 of 100 episodes are bad; data.on_bad=skip leaves out at most 1 %" in refused(tmp_path, on_bad="skip")
+
+    def test_an_episode_that_was_exchanged_is_judged_anew(self, tmp_path: Path):
+        """For the better and for the worse, whatever its size and time; what others hold is remembered."""
+        dataset(tmp_path, lengths=(6, 6))
+        file = tmp_path / "episode_1.hdf5"
+        good = file.read_bytes()
+        found = source(tmp_path)
+        assert found.lengths.tolist() == [6, 6]
+        label = arrays(4, 7)
+        for content, lengths in (
+            (label, [6, 4]),
+            (label | {"/action": np.full((4, ACTION), np.inf, np.float32)}, None),
+        ):
+            file.unlink()
+            write(file, content, success=True)
+            if lengths is None:
+                assert "episode_1.hdf5: /action, row 0: expected finite numbers" in refused(tmp_path)
+            else:
+                found = source(tmp_path)
+                assert found.lengths.tolist() == lengths
+                np.testing.assert_array_equal(found.load(1).action, content["/action"])
+        file.write_bytes(good)
+        assert source(tmp_path).lengths.tolist() == [6, 6]
 
     def test_data_outside_the_file_is_refused(self, tmp_path: Path):
         dataset(tmp_path, lengths=(6, 6))

@@ -1,0 +1,91 @@
+"""Updates in one dispatch, in numbers that can be followed by hand."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chunkwise.state import TrainState
+from chunkwise.train.metrics import Mean
+from chunkwise.train.update import run_updates, stack
+
+
+def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+    """Takes the batch from every weight; the optimiser's state counts updates, the target is the weight before."""
+    before = state.params["a"]["w"]
+    params = {name: {key: w - batch["b"] for key, w in layer.items()} for name, layer in state.params.items()}
+    new = state.replace(step=state.step + 1, params=params, opt_state=state.opt_state + 1, target={"w": before})
+    return new, {"loss": Mean(before + batch["bad"], jnp.float32(2)), "b": Mean(batch["b"], jnp.float32(1))}
+
+
+def state_of(ema: Any = None) -> TrainState:
+    params = {"a": {"w": jnp.float32(10), "v": jnp.float32(20)}, "c": {"w": jnp.float32(30)}}
+    return TrainState(
+        step=jnp.int32(5), params=params, opt_state=jnp.int32(0), target={"w": jnp.float32(0)}, ema=ema or {}
+    )
+
+
+def batches(*values: float, bad: int | None = None) -> Any:
+    nan = [np.nan if i == bad else 0 for i in range(len(values))]
+    return {"b": jnp.asarray(values, jnp.float32), "bad": jnp.asarray(nan, jnp.float32)}
+
+
+def numbers(metrics: dict[str, Mean]) -> dict[str, tuple[list[float], list[float]]]:
+    return {name: (np.asarray(mean.sum).tolist(), np.asarray(mean.count).tolist()) for name, mean in metrics.items()}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_so_many_batches_are_taken_in_turn_and_the_metrics_of_the_others_are_zero(count: int):
+    state, metrics = run_updates(step, state_of(), batches(1, 2, 4), jnp.int32(count))
+    before, after = ([10.0, 9.0, 7.0], [9.0, 7.0, 3.0])
+    assert (int(state.step), int(state.opt_state)) == (5 + count, count)
+    assert float(state.params["a"]["w"]) == after[count - 1]
+    assert float(state.params["c"]["w"]) == after[count - 1] + 20
+    assert float(state.target["w"]) == before[count - 1]
+    none = [0.0] * (3 - count)
+    assert numbers(metrics) == {
+        "loss": (before[:count] + none, [2.0] * count + none),
+        "b": ([1.0, 2.0, 4.0][:count] + none, [1.0] * count + none),
+    }
+
+
+def test_an_update_that_is_not_finite_moves_the_step_and_nothing_else():
+    average = {"a": {"w": jnp.float32(2)}}
+    state, metrics = run_updates(step, state_of(average), batches(1, 2, 4, bad=1), jnp.int32(3), ema=0.75)
+    assert (int(state.step), int(state.opt_state)) == (8, 2)
+    assert float(state.params["a"]["w"]) == 10 - 1 - 4
+    assert float(state.target["w"]) == 9
+    # 0.75 * 2 + 0.25 * 9 = 3.75, which the second update leaves; 0.75 * 3.75 + 0.25 * 5 = 4.0625.
+    assert float(state.ema["a"]["w"]) == 4.0625
+    loss, _ = numbers(metrics)["loss"]
+    assert (loss[0], np.isnan(loss[1]), loss[2]) == (10, True, 9)
+
+
+def test_the_average_is_of_the_weights_that_have_one_at_their_own_places():
+    """Of layer a the weight v, of layer c all: nothing of the others is taken in."""
+    average = {"a": {"v": jnp.float32(0)}, "c": {"w": jnp.float32(4)}}
+    state, _ = run_updates(step, state_of(average), batches(2), jnp.int32(1), ema=0.5)
+    assert {name: {key: float(w) for key, w in layer.items()} for name, layer in state.ema.items()} == {
+        "a": {"v": 9.0},
+        "c": {"w": 16.0},
+    }
+    seen = state.averaged().params
+    assert {name: {key: float(w) for key, w in layer.items()} for name, layer in seen.items()} == {
+        "a": {"w": 8.0, "v": 9.0},
+        "c": {"w": 16.0},
+    }
+
+
+def test_without_a_share_an_average_stays_as_it_is():
+    state, _ = run_updates(step, state_of({"a": {"w": jnp.float32(2)}}), batches(1), jnp.int32(1))
+    assert float(state.ema["a"]["w"]) == 2
+
+
+def test_batches_are_stacked_in_order_and_filled_up_with_the_last():
+    one, other = {"x": np.array([1, 2])}, {"x": np.array([3, 4])}
+    assert stack([one, other], 2)["x"].tolist() == [[1, 2], [3, 4]]
+    assert stack([one, other], 4)["x"].tolist() == [[1, 2], [3, 4], [3, 4], [3, 4]]
+    alone = stack([one], 1)["x"]
+    assert alone.tolist() == [[1, 2]]
+    assert np.shares_memory(alone, one["x"])
