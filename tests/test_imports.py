@@ -36,7 +36,6 @@ ARROWS: dict[str, set[str]] = {
 AGAINST_THE_ARROWS = {
     ("chunkwise.checkpoint.tool", "cli"): "a command, which lies beside what it shows",
     ("chunkwise.checkpoint.__main__", "cli"): "starts that command",
-    ("chunkwise.files.identity", "config"): "reads FilesConfig, which holds the limits of files/budget.py",
 }
 """Module and room that it imports: why."""
 

@@ -17,11 +17,10 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from chunkwise.config.experiment import FilesConfig
 from chunkwise.errors import DataError
 from chunkwise.files import budget, cache
 from chunkwise.files.links import Bounds
@@ -367,7 +366,22 @@ class Files:
         cache.write("hashes", cache.key_of(self.bounds.root), b"".join(key + value for key, value in newest))
 
 
-def open_files(root: str | Path, data: FilesConfig) -> Files:
+@runtime_checkable
+class FilesSettings(Protocol):
+    """What a data config says of its files (`FilesConfig` of chunkwise/config)."""
+
+    @property
+    def verify(self) -> Literal["sample", "full"]:
+        """What is read of large files to tell whether they changed."""
+        ...
+
+    @property
+    def allow_links_to(self) -> tuple[str, ...]:
+        """Folders outside of the dataset that links in it may lead to."""
+        ...
+
+
+def open_files(root: str | Path, data: FilesSettings) -> Files:
     """No file of a dataset yet, as its config wants them looked at. Raises DataError as `Bounds`."""
     return Files(Bounds(root, data.allow_links_to), verify=data.verify)
 
