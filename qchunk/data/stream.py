@@ -88,9 +88,8 @@ class StepBatches(grain.MapDataset[Batch]):
         self._say(dataset.notes)
         self._store: FrameStore | None = None
         if dataset.cameras or dataset.depth_cameras:
-            rows = sum(cut.rows.stop - cut.rows.start for cut in cuts)
             # Background loading decodes with threads of its own, which step back; drawing has others.
-            self._store = open_store(config, dataset.source, pools=len(cuts), rows=rows)
+            self._store = open_store(config, dataset.source, pools=len(cuts), rows=self._rows)
             self._say(self._store.notes)
         self._workers, self._buffers = Workers(config.data.decode_threads), LentBuffers()
         self._kept: KeptPictures | None = None

@@ -26,6 +26,7 @@ from openpi_ript.tasks.supervised import SupervisedTask
 from openpi_ript.train import main
 from openpi_ript.weights import by_path, save_openpi, save_safetensors
 from tests.openpi_ript.small_run import (
+    RECORD,
     make_dataset,
     make_task,
     other_tokenizer,
@@ -90,25 +91,29 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: P
 
 @pytest.mark.slow
 def test_one_update_is_the_documented_one(root: Path, tmp_path: Path):
-    """By hand: the loss with the key of update 0, Adam on what trains."""
+    """By hand: the loss with the key of that update, Adam on what trains."""
     config = small_config(root, tmp_path)
     task = make_task(config)
     state = compiled(task.init)(jax.random.key(1))
     batch: Any = jax.tree.map(jnp.asarray, next(task.batches(0)))
-    after, metrics = compiled(task.step)(state, batch)
+    step_of = compiled(task.step)
+    after, metrics = step_of(state, batch)
 
     model, guidance = Pi0(config.model), config.guidance
     assert guidance is not None
-    key = rngs.key(config.run.seed, "loss", 0)
 
-    def loss(params: Any) -> Any:
+    def loss(params: Any, key: jax.Array) -> Any:
         seen = Observation(**batch["observation"])
         label, advantage = batch["optimality"], batch["advantages"]
         args = (batch["actions"], batch["action_is_pad"], label, advantage, guidance, key)
         return guided_loss(model, params, seen, *args)[0]
 
-    value, gradient = compiled(jax.value_and_grad(loss))(state.params)
+    by_hand = compiled(jax.value_and_grad(loss))
+    value, gradient = by_hand(state.params, rngs.key(config.run.seed, "loss", 0))
     np.testing.assert_allclose(metrics["guided_loss"].value(), value, rtol=1e-5)
+    later = step_of(state.replace(step=state.step + 3), batch)[1]["guided_loss"].value()
+    np.testing.assert_allclose(later, by_hand(state.params, rngs.key(config.run.seed, "loss", 3))[0], rtol=1e-5)
+    assert abs(later - value) > 1e-3 * value, "other noise and times"
     trains = by_path(trainable(state.params, config.model))
     gradient = {name: np.asarray(leaf) for name, leaf in by_path(gradient).items() if trains[name]}
     norm = np.sqrt(sum(np.square(leaf).sum() for leaf in gradient.values()))
@@ -224,6 +229,21 @@ def test_guidance_without_a_better_rollout_is_refused(root: Path, tmp_path: Path
     data = dataclasses.replace(config.data, init_key="index")
     with pytest.raises(ConfigError, match=r"no rollout is better than .*group_by to another than 'init_hash'"):
         make_task(dataclasses.replace(config, data=data))
+
+
+def test_a_run_records_its_dataset_where_there_is_none(root: Path, tmp_path: Path):
+    """And refuses another one that is there; nothing is trained here."""
+    for folder, record in ((tmp_path / "new", RECORD), (root, dataclasses.replace(RECORD, luck=0.5))):
+        config = small_config(folder, tmp_path / "run", record=record)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, fps=99.0))
+        message = "expected 99 fps" if folder != root else "luck"
+        with pytest.raises((DataError, ConfigError), match=message):
+            main(config, "test")
+    assert contents(tmp_path / "new") == contents(root)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):

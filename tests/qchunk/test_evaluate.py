@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import av
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,6 +19,8 @@ from qchunk.config import EvalConfig, OnlineConfig
 from qchunk.envs import simulators
 from qchunk.evaluate import EvalResult
 from tests.qchunk import recordings
+from tests.qchunk.online.test_replay import Episodes, dataset_of, episode_of
+from tests.qchunk.online.test_replay import config_of as replay_config
 from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
 
 TASK = "cube-single-play-singletask-task2-v0"
@@ -117,6 +121,27 @@ def test_bad_chunks_are_refused(countdowns: list[Countdown]) -> None:
         evaluate.evaluate(chunks(0.0, 4), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3)
     with pytest.raises(ValueError, match=r"not finite, in rows \[0, 1\] of 2"):
         evaluate.evaluate(chunks(np.nan, 3), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3)
+
+
+def test_a_policy_sees_normalised_observations_and_its_actions_are_undone(tmp_path: Path) -> None:
+    """By hand: actions (a - 0.5) / 3 and states (s + 1) / 0.7 are what the networks know."""
+    dataset = dataset_of(Episodes([episode_of(9, "cut", 0)]))
+    task = train.QChunkTask(replay_config(), tmp_path, dataset)
+    asked: list[Any] = []
+
+    def act(params: Any, observations: Any, key: Any) -> Any:
+        asked.append((params, observations, jax.random.key_data(key)))
+        return jnp.asarray([[[-1.0, 1.0], [0.0, 0.5], [2.0, -0.5]]])
+
+    seen = {"state": np.array([[-1.0, 0.4, 6.0]], np.float32), "qpos": np.array([[3.0, 4.0]], np.float32)}
+    chunk = task._policy(act, "weights")(seen, 17)
+    np.testing.assert_allclose(chunk, [[[-2.5, 3.5], [0.5, 2.0], [6.5, -1.0]]], rtol=1e-6)
+    ((params, observations, key),) = asked
+    assert params == "weights"
+    np.testing.assert_allclose(observations["state"], [[0.0, 2.0, 10.0]], rtol=1e-6)
+    np.testing.assert_array_equal(observations["qpos"], seen["qpos"])
+    np.testing.assert_array_equal(seen["state"], np.array([[-1.0, 0.4, 6.0]], np.float32))
+    np.testing.assert_array_equal(key, jax.random.key_data(jax.random.key(17)))
 
 
 def test_metrics() -> None:

@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import json
 import logging
+import os
+import pkgutil
 import random
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 from chunkwise.checkpoint.checksums import digest
-from chunkwise.checkpoint.file_sums import verify_files
+from chunkwise.checkpoint.file_sums import probe, seal, verify_files
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.reader import Progress, note_hash
 from chunkwise.config.experiment import CheckpointConfig
@@ -154,6 +156,30 @@ def test_any_flipped_bit_of_the_sums_is_refused(tmp_path: Path):
         flipped[place] ^= 1 << bit
         (newest / "SHA256SUMS").write_bytes(flipped)
         assert verify_files(newest) != "", (place, bit)
+
+
+@pytest.mark.parametrize("folder", [".", "state", "state/d"])
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+):
+    """Neither proof of damage, nor left out of what is sealed or opened."""
+    written(tmp_path, 2)
+    newest = tmp_path / "checkpoints/2"
+    list_folder, locked = os.scandir, str(newest / folder)
+
+    def refused(path: str | os.PathLike[str]):
+        if os.path.realpath(path) == os.path.realpath(locked):
+            raise PermissionError(13, "Permission denied", locked)
+        return list_folder(path)
+
+    sums = (newest / "SHA256SUMS").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        for read in (verify_files, probe, lambda step: seal(step, lambda: False)):
+            with pytest.raises(PermissionError):
+                read(newest)
+    assert (newest / "SHA256SUMS").read_bytes() == sums
+    assert verify_files(newest) == ""
 
 
 def test_a_save_in_a_hurry_has_no_sums_and_is_whole(tmp_path: Path):
@@ -308,6 +334,42 @@ def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Pa
         checkpoints.wait()
     checkpoints.close()
     assert steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    ("at", "failures"),
+    [("seal", 1), ("give_name", 1), ("sync_up", 1), ("saved_steps.announce", 2), ("Checkpoints._prune", 1)],
+)
+def test_a_save_that_failed_anywhere_succeeds_at_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, failures: int
+):
+    """Also where the folder has its name already: what it holds is replaced."""
+    checkpoints = opened(tmp_path)
+    checkpoints.save_now(make_state(3), progress(3))
+    module, _, attribute = f"chunkwise.checkpoint.manager.{at}".rpartition(".")
+    owner = pkgutil.resolve_name(module)
+    real, calls = getattr(owner, attribute), []
+
+    def after(*args, **kwargs):
+        calls.append(args)
+        real(*args, **kwargs)
+        if len(calls) <= failures:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(owner, attribute, after)
+    for attempt in range(failures):
+        checkpoints.save(make_state(5 + attempt), progress(7))
+        assert not checkpoints.wait()
+        assert checkpoints.durable_step == 3
+    checkpoints.save_now(make_state(7), progress(7))
+    assert checkpoints.durable_step == 7
+    checkpoints.close()
+    assert len(calls) == failures + 1
+    assert steps(tmp_path) == [3, 7]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "7"]
+    found = restored(tmp_path)
+    assert found is not None
+    assert digest(found[0], {}) == digest(make_state(7), {})
 
 
 def test_of_a_failed_save_asyncio_logs_nothing_and_of_the_rest_all():

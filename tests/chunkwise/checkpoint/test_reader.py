@@ -1,6 +1,7 @@
 """Saves for those who only use them: damage of each kind is refused, the one before it taken, and nothing is moved."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -169,6 +170,30 @@ def test_other_arrays_than_asked_for_are_no_damage(run: Path):
     with pytest.raises(MismatchError, match=r"\['params'\]\['half'\]"):
         read_newest(run, {"params": {"w": abstract()["params"]["w"]}})
     assert contents(run) == before
+
+
+def test_weights_are_given_with_the_files_alone_that_they_were_trained_with(tmp_path: Path):
+    files = {"norm_stats.json": b"{}\n", "tokenizer.model": b"\x00\x01"}
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(), FINGERPRINT, files)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    checkpoints.restore(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), make_state(0)))
+    checkpoints.save_now(make_state(2), progress(2))
+    checkpoints.close()
+    assert {name: (tmp_path / name).read_bytes() for name in files} == files
+    for name, content in (("norm_stats.json", b""), ("tokenizer.model", b"\x00\x01 "), ("tokenizer.model", None)):
+        (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content)
+        expected = hashlib.sha256(files[name]).hexdigest()
+        found = "nothing" if content is None else hashlib.sha256(content).hexdigest()
+        before = contents(tmp_path)
+        with pytest.raises(
+            MismatchError,
+            match=f"{name} is not the file that the checkpoint of step 2 was made with: expected SHA-256 {expected}, "
+            f"found {found}",
+        ):
+            read_newest(tmp_path, abstract())
+        assert contents(tmp_path) == before
+        (tmp_path / name).write_bytes(files[name])
+    assert_params(read_newest(tmp_path, abstract())[1], 2)
 
 
 def test_steps_go_by_number_and_other_names_are_left_alone(tmp_path: Path):

@@ -56,6 +56,21 @@ def test_a_constant_dimension_is_exact():
     assert found.std[0] < 1e-12
 
 
+@pytest.mark.parametrize(("top", "width"), [(8191.0, 1.0), (8192.0, 2.0), (4096.0, 1.0), (4095.0, 0.5)])
+def test_quantiles_are_linear_inside_bins_of_a_power_of_two(top: float, width: float):
+    """By hand: of 0, 98 times 0.25 and `top`, 99 lie in the first of at most 8,192 bins, evenly for all it knows."""
+    x = np.concatenate([[0.0], np.full(98, 0.25), [top]])[:, None]
+    for pieces in ((x,), (x[:60], x[60:]), (x[::-1][:1], x[::-1][1:])):
+        found = computed(*pieces)
+        np.testing.assert_allclose([found.q01[0], found.q99[0]], [width / 99, width], rtol=1e-12)
+
+
+def test_a_quantile_is_never_outside_of_what_there_is():
+    """By hand: bins are 2 wide, so that shares of 1 and 99 % lie at 0.03 and 10,001.94."""
+    found = computed(np.array([[0.6], [0.6], [1e4]]))
+    assert (found.q01.tolist(), found.q99.tolist()) == ([0.6], [1e4])
+
+
 def test_no_rows_are_an_error():
     with pytest.raises(ValueError, match="no rows"):
         computed(np.zeros((0, 2)))

@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chunkwise.checkpoint.saved_steps import SAVES
-from chunkwise.config.experiment import RunConfig
-from chunkwise.errors import BusyError, ConfigError, DataError, StorageError
+from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.errors import BusyError, ConfigError, DataError, MismatchError, StorageError
 from chunkwise.train.run_dir import Appender, RunFolder, _storage_error
 from tests.chunkwise.toy import ToyConfig, toy_config
 
@@ -39,6 +40,32 @@ def test_resume_needs_a_folder_and_starts_an_empty_one(tmp_path: Path):
         RunFolder(toy_config(tmp_path, run=RunConfig(resume=True)), "toy")
     with RunFolder(resumed(toy_config(tmp_path / "new")), "toy") as folder:
         assert json.loads((folder.path / "config.json").read_text())["train.steps"] == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"run": RunConfig(seed=7)}, r"run\.seed: saved 0, now 7"),
+        ({"width": 4}, r"width: saved 3, now 4"),
+        ({"train": TrainConfig(steps=20, batch_size=4)}, r"train\.batch_size: saved 8, now 4"),
+    ],
+)
+def test_a_run_goes_on_with_its_own_config_alone_also_before_its_first_save(
+    tmp_path: Path, changes: dict[str, Any], words: str
+):
+    config = toy_config(tmp_path)
+    with RunFolder(config, "toy") as folder:
+        folder.log(1, "train", {"loss": 0.5})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    other = dataclasses.replace(config, **changes)
+    other = dataclasses.replace(other, run=dataclasses.replace(other.run, dir=str(tmp_path), resume=True))
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=rf"(?s)was started with another config.*{words}"):
+            RunFolder(other, "toy")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=40))
+    with RunFolder(resumed(longer), "toy"):
+        assert json.loads((tmp_path / "config.json").read_text())["train.steps"] == 40
 
 
 def test_the_default_folder_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

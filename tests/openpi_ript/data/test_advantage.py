@@ -70,6 +70,25 @@ def test_rloo_agrees_with_its_definition_and_sums_to_zero(pairs: list[tuple[floa
         assert found[groups == group].sum() == pytest.approx(0, abs=1e-8)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0, -2.5]), st.integers(0, 2)), min_size=1, max_size=12),
+    st.integers(-200, 200),
+)
+@settings(deadline=None)
+def test_the_unit_of_rewards_changes_no_label(pairs: list[tuple[float, int]], power: int) -> None:
+    """What counts as rounding goes by the group's own rewards: powers of two are exact, so all bits are the same."""
+    rewards, groups = np.array([r for r, _ in pairs]), np.array([g for _, g in pairs])
+    scaled = np.ldexp(rewards, power)
+    np.testing.assert_array_equal(rloo(scaled, groups), np.ldexp(rloo(rewards, groups), power))
+    np.testing.assert_array_equal(uniform_groups(scaled, groups), uniform_groups(rewards, groups))
+
+
+def test_a_group_of_large_rewards_hides_no_difference_of_small_ones() -> None:
+    rewards, groups = np.array([1e18, -1e18, 1e-18, 2e-18]), np.array([0, 0, 1, 1])
+    np.testing.assert_allclose(rloo(rewards, groups), [2e18, -2e18, -1e-18, 1e-18], rtol=1e-12)
+    assert not uniform_groups(rewards, groups).any()
+
+
 def test_each_normalization() -> None:
     values = [1.0, 2.0, 3.0, 10.0]  # mean 4, variance 12.5, median 2.5, median deviation 1
     np.testing.assert_allclose(shape(values, normalization="standard")[0], (np.array(values) - 4) / np.sqrt(12.5), 1e-6)

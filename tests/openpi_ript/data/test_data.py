@@ -140,6 +140,23 @@ def test_the_initial_state_can_be_another_column_than_the_robots(tmp_path: Path)
         open_data(dataclasses.replace(settings, init_key="world"))
 
 
+def test_graded_rewards_are_compared_though_there_is_a_success_flag(tmp_path: Path) -> None:
+    """The reward of an episode is the sum of its frames'; the flag, true at any of them, is kept beside it."""
+    episodes = rollouts()
+    for episode, first, last in zip(episodes, (0.5, 0.25, 0, 0, 1, -1), (0.5, 0.25, 0, 0.5, 0, 0), strict=True):
+        episode.reward[:] = 0
+        episode.reward[0], episode.reward[-1] = first, last
+        episode.success[:] = False
+    episodes[1].success[1] = episodes[5].success[-1] = True
+    found = open_data(config(write_v21(tmp_path / "set", episodes, "image"), advantage=AdvantageConfig()))
+    rollouts_found = found.to_ript.rollouts
+    np.testing.assert_allclose(rollouts_found.reward, [1, 0.5, 0, 0.5, 1, -1])
+    assert rollouts_found.success.tolist() == [False, True, False, False, False, True]
+    # Others' means: 0.25, 0.5, 0.75; then 0, -0.25, 0.75.
+    np.testing.assert_allclose(rollouts_found.raw_advantage, [0.75, 0, -0.75, 0.5, 1.25, -1.75], atol=1e-7)
+    assert rollouts_found.optimality.tolist() == [1, 2, 0, 1, 1, 0]
+
+
 def test_what_is_left_out_has_no_part_in_the_statistics_of_advantages(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", rollouts(), "image")
     settings = AdvantageConfig(negative_handling="none")

@@ -239,6 +239,25 @@ def test_noise_differs_between_calls_and_follows_the_seed(acting: Policy):
     assert np.abs(other.infer(observation())["actions"] - first).max() > 1e-4
 
 
+def test_every_row_of_a_request_has_noise_of_its_own_numbers(acting: Policy):
+    """By seed, draw and row; where no draw is given, by the number of the call."""
+    ready = Policy(acting.config, {}, open_data(acting.config.data).stats, seed=2**32 + 9)
+    rows = stacked(*(observation(seed) for seed in range(3)))
+
+    def expected(*draw: int) -> list[np.ndarray]:
+        rngs = [np.random.default_rng([9, len(draw), *draw, row]) for row in range(3)]
+        return [rng.standard_normal((8, 8), np.float32) for rng in rngs]
+
+    asked = [((1, 2), (1, 2)), ((2, 1), (2, 1)), ((1,), (1,)), (None, (1,)), (None, (2,)), ((), ())]
+    drawn = []
+    for given, used in asked:
+        found = ready.prepare(rows, draw=given).noise
+        np.testing.assert_array_equal(found, expected(*used))
+        drawn += list(found) if given is not None else []
+    assert len({row.tobytes() for row in drawn}) == 3 * 4
+    np.testing.assert_array_equal(ready.prepare(observation(), draw=(1, 2)).noise, expected(1, 2)[:1])
+
+
 def test_pictures_of_any_size_and_either_layout(acting: Policy):
     seen, start = observation(), noise()[0]
     wide = np.random.default_rng(3).integers(0, 256, (30, 60, 3)).astype(np.uint8)

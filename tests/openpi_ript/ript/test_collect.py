@@ -10,6 +10,7 @@ import pytest
 from chunkwise.errors import ConfigError, NonFiniteError, RunError, StopRequested
 from openpi_ript.data.point import DISCS
 from openpi_ript.envs.make import make
+from openpi_ript.envs.protocol import state_hash
 from openpi_ript.ript import collect
 from openpi_ript.ript.collect import Collector, Job, environment_seed
 from openpi_ript.ript.rollouts import Rollout, load
@@ -49,6 +50,7 @@ def test_a_rollout_is_what_the_environment_does_and_can_be_replayed(collector: C
     for rollout in play(collector, jobs(4, tmp_path), Straight()).values():
         env = make(point())
         observed = [env.reset(rollout.seed)]
+        assert rollout.init_hash == state_hash(env.state())
         steps = [env.step(action) for action in rollout.actions]
         observed += [step.observation for step in steps]
         np.testing.assert_array_equal(rollout.observations["position"], [one["position"] for one in observed])

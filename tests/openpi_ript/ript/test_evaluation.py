@@ -217,3 +217,20 @@ def test_films_show_who_succeeded(collector: Collector, tmp_path: Path):
     assert json.loads((tmp_path / "env.json").read_text())["task"] == "red"
     with pytest.raises(DataError, match="expected the initial state"):
         film.replay(make(point()), dataclasses.replace(rollouts[0], init_hash="0" * 16))
+
+
+def of_outcomes(**outcomes: bool) -> Evaluation:
+    listed = tuple({"init_hash": state, "success": success} for state, success in outcomes.items())
+    return Evaluation(step=1, weights="0", guidance_scale=None, outcomes=listed)
+
+
+def test_evaluations_are_paired_by_initial_state_whatever_their_order():
+    """What both have is in another order, among states that the other one lacks."""
+    one = of_outcomes(x=True, c=True, d=True, e=False, f=False)
+    other = of_outcomes(f=True, e=True, y=False, d=False, z=True, c=True)
+    found = compare_evaluations(one, other)
+    assert (found.both, found.only_a, found.only_b, found.neither) == (1, 1, 2, 0)
+    swapped = compare_evaluations(other, one)
+    assert (swapped.both, swapped.only_a, swapped.only_b, swapped.neither) == (1, 2, 1, 0)
+    with pytest.raises(DataError, match="no initial state in common"):
+        compare_evaluations(of_outcomes(a=True), of_outcomes(b=True))

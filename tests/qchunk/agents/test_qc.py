@@ -373,6 +373,27 @@ def test_tiles_do_not_change_the_best_of_n(rows, monkeypatch):
     np.testing.assert_allclose(found, numpy_policy(agent, params, s, KEY), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("samples", "batch", "at_once"), [(32, 256, 4), (32, 32, 32), (32, 33, 16), (6, 400, 2), (7, 256, 1), (4, 2000, 1)]
+)
+def test_the_best_of_n_goes_through_the_networks_in_as_few_parts_as_1024_rows_allow(
+    samples: int, batch: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+):
+    """The size that was measured; a part has whole samples, and at least one, all of the same number."""
+    agent, seen = agent_of(policy="best_of_n", num_samples=samples), []
+    flow_chunks = agent._flow_chunks
+
+    def watched(params: Any, s: Any, z: Any) -> Any:
+        seen.append(z.shape)
+        return flow_chunks(params, s, z)
+
+    monkeypatch.setattr(type(agent), "_flow_chunks", lambda self, *arguments: watched(*arguments))
+    params, _ = weights(agent)
+    shape = jax.eval_shape(agent.policy, params, {"qpos": jnp.zeros((batch, S))}, KEY)
+    assert shape.shape == (batch, agent.chunk_size)
+    assert set(seen) == {(at_once, batch, agent.chunk_size)}
+
+
 def test_observation_names_the_array_that_is_seen():
     agent, batch = agent_of(), batch_of()
     config = dataclasses.replace(agent.config, data=DataConfig(path="none", observation="state"))

@@ -271,6 +271,21 @@ def test_normalisation_is_applied_when_the_pool_loads(tmp_path: Path):
     np.testing.assert_array_equal(batch["observations"]["qpos"], qpos)  # not what the networks see: left alone
 
 
+@pytest.mark.parametrize("observation", ["qpos", "state"])
+def test_statistics_are_of_every_frame_of_every_episode(tmp_path: Path, observation: str):
+    """First and last frames too, and episodes of one frame, whatever is drawn or positive."""
+    root = dataset(tmp_path, lengths=(7, 1, 12, 1, 2))
+    found = data.compute_norm_stats(config(root, observation=observation, episodes_per_epoch=2))
+    names = {"state": f"/observations/{observation}", "actions": "/action"}
+    assert found.keys() == names.keys()
+    for key, name in names.items():
+        x = np.concatenate([arrays(length, i)[name] for i, length in enumerate((7, 1, 12, 1, 2))]).astype(np.float64)
+        np.testing.assert_allclose(found[key].mean, x.mean(0), rtol=1e-9)
+        np.testing.assert_allclose(found[key].std, x.std(0), rtol=1e-9)
+        np.testing.assert_allclose(found[key].q01, x.min(0), atol=np.ptp(x, axis=0).max() / 1000)
+        np.testing.assert_allclose(found[key].q99, x.max(0), atol=np.ptp(x, axis=0).max() / 1000)
+
+
 def test_norm_stats_are_written_and_used(tmp_path: Path):
     root = dataset(tmp_path / "data")
     path = data.write_norm_stats(config(root), tmp_path)

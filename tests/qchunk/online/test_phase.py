@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkwise.config.experiment import TrainConfig, load
+from chunkwise.config.experiment import RunConfig, TrainConfig, load
 from chunkwise.distributed import processes
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
@@ -117,6 +117,62 @@ def test_chunks_are_executed_whole_and_a_new_episode_begins_with_a_new_one(tmp_p
     assert values["online/length"] == lengths[: over.sum()].tolist()
     assert values["online/success"] == records["terminated"][over].astype(float).tolist()
     np.testing.assert_allclose(values["online/return"], [-0.1 * n * (n + 1) / 2 for n in lengths[: over.sum()]])
+
+
+def test_what_is_executed_is_what_was_asked_for_in_that_episode(tmp_path: Path) -> None:
+    """Each chunk from what is seen then, by a key of its own, clipped; its rest is dropped where the episode ends."""
+    asked: list[tuple[float, float, np.ndarray]] = []  # seed and t of the state that was seen, and the chunk
+    keys: list[int] = []
+
+    def noted(state: Any) -> Any:
+        def policy(observations: Any, key_seed: int) -> np.ndarray:
+            (seed, t, _), drawn = observations["state"][0], policy_of(state)(observations, key_seed) * 1.5
+            assert {name: len(seen) for name, seen in observations.items()} == {"state": 1, "qpos": 1}
+            asked.append((seed, t, drawn[0]))
+            keys.append(key_seed)
+            return drawn
+
+        return policy
+
+    online = Online(config_of(), NORM, tmp_path, noted)
+    online.rewind(None)
+    run(online, range(10))
+    online.position()
+    records = read(tmp_path / "replay")
+    firsts = np.flatnonzero(records["first"])
+    dropped, expected_keys, taken = 0, [], 0
+    for episode, (begin, end) in enumerate(zip(firsts, np.append(firsts[1:], len(records)), strict=True)):
+        seed = np.random.SeedSequence([0, episode, 1]).generate_state(1)[0] % 1000
+        assert set(records["state"][begin:end, 0]) == {np.float32(seed)}
+        length = end - begin - 1
+        chunks = [asked.pop(0) for _ in range(0, length, 3)]
+        assert [(seed, t) for seed, t, _ in chunks] == [(seed, t) for t in range(0, length, 3)]
+        actions = np.clip(np.concatenate([chunk for *_, chunk in chunks]), -1, 1).astype(np.float32)
+        np.testing.assert_array_equal(records["action"][begin + 1 : end], actions[:length])
+        dropped += end < len(records) and length % 3 > 0
+        expected_keys += [np.random.SeedSequence([0, taken + t, 2]).generate_state(1)[0] for t in range(0, length, 3)]
+        taken += length
+    assert not asked
+    assert dropped, "no episode ended inside a chunk"
+    assert keys == expected_keys
+
+
+def test_another_seed_meets_other_episodes_and_draws(tmp_path: Path) -> None:
+    found = []
+    for seed in (0, 1):
+        config = dataclasses.replace(config_of(online_ratio=0.5), run=RunConfig(seed=seed))
+        online = online_of(tmp_path / str(seed), config)
+        online.rewind(None)
+        run(online, range(10))
+        online.position()
+        records = read(tmp_path / str(seed) / "replay")
+        mixed: Any = next(online.mixed(offline(), 5))
+        found.append((set(records["state"][:, 0]), set(records["action"][:, 0]) - {0}, set(mixed["rewards"][4:, 0])))
+    for one, other in zip(*found, strict=True):
+        assert one
+        assert one != other
+    assert not found[0][0] & found[1][0], "seeds of environments"
+    assert not found[0][1] & found[1][1], "actions"
 
 
 @pytest.mark.parametrize("done", range(10))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from chunkwise.errors import ConfigError, DataError
 from qchunk.config import DataConfig
-from qchunk.data import Pool, dims, make_batches, specification_batch, specification_batches
+from qchunk.data import Pool, dims, make_batches, specification_batch, specification_batches, stream
 from qchunk.data import dataset as dataset_lib
 from qchunk.data.image_store import frames as frames_lib
 from qchunk.data.image_store.buffers import LentBuffers
@@ -111,6 +111,18 @@ def test_what_is_kept_where_never_shows_in_a_batch(tmp_path: Path, changes: dict
     other = take(make_batches(config(root, **settings)), 25)
     for a, b in zip(one, other, strict=True):
         assert_same(a, b)
+
+
+@pytest.mark.parametrize(("shards", "processes", "frames"), [(2, 4, "recorded"), (1, 4, "decoded"), (4, 2, "recorded")])
+def test_processes_share_the_pictures_of_a_batch(tmp_path: Path, shards: int, processes: int, frames: str):
+    """Each its own rows: the first of a shard's slice, later ones, or the slices of several shards."""
+    settings: dict[str, Any] = {"cameras": CAMERAS[:2], "depth_cameras": ("cam_high",), "image_size": SMALL}
+    root = dataset(tmp_path, lengths=(6, 9), depth=True)
+    cfg = config(root, shards=shards, episodes_per_epoch=2, frames=frames, **settings)
+    whole = take(make_batches(cfg), 2)
+    parts = [take(make_batches(cfg, shard=p, num_shards=processes), 2) for p in range(processes)]
+    for step, batch in enumerate(whole):
+        assert_same(batch, stream._concatenate([part[step] for part in parts]))
 
 
 def test_shapes_cameras_and_dims(tmp_path: Path):
