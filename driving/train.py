@@ -4,7 +4,7 @@ from pathlib import Path
 
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
-from chunkwise.files.strict_json import read_json
+from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.printable import say
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
@@ -81,12 +81,5 @@ def main(config: DrivingConfig, name: str) -> None:
 
 
 def _record_if_missing(config: DrivingConfig) -> None:
-    if config.record is not None and _is_ours_to_record(Path(config.data.path)):
+    if config.record is not None and to_be_recorded(Path(config.data.path), NOTES, MADE_BY):
         record(config.record, config.data.path)
-
-
-def _is_ours_to_record(path: Path) -> bool:
-    """Whether a folder is missing or holds a recording, finished or not; anything else is the user's own data."""
-    made = path / NOTES.finished  # conversions have such a file, too
-    recorded = made.exists() and read_json(made).get("made_by") == MADE_BY
-    return not path.exists() or recorded or (path / NOTES.unfinished).exists()

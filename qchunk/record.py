@@ -22,6 +22,7 @@ from chunkwise.files.durable import give_name, make_folders
 from qchunk.config import RecordConfig
 from qchunk.envs import aloha_hdf5, aloha_sim, play
 
+MADE_BY = "qchunk.record"
 NOTES = Notes(unfinished="recording.json", finished="dataset.json")
 
 
@@ -109,7 +110,7 @@ def _claim(config: RecordConfig, path: Path) -> bool:
     unread = {"processes", *(("noise", "random_action") if aloha else ("aloha",))}
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in unread}
     packages = ("gym-aloha" if aloha else "ogbench", "mujoco")
-    return claim(path, NOTES, settings, made_by="qchunk.record", packages=packages)
+    return claim(path, NOTES, settings, made_by=MADE_BY, packages=packages)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

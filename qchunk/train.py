@@ -10,6 +10,7 @@ import numpy as np
 from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
+from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
 from chunkwise.train.metrics import Mean
@@ -22,7 +23,7 @@ from qchunk.data import stream
 from qchunk.envs import run_picture, simulators
 from qchunk.evaluate import Policy, evaluate, film
 from qchunk.online.phase import Online
-from qchunk.record import record
+from qchunk.record import MADE_BY, NOTES, record
 
 
 class QChunkTask:
@@ -160,10 +161,5 @@ def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
 
 
 def _record_if_missing(config: QChunkConfig) -> None:
-    if config.record is not None and _is_ours_to_record(Path(config.data.path)):
+    if config.record is not None and to_be_recorded(Path(config.data.path), NOTES, MADE_BY):
         record(config.record, config.data.path)
-
-
-def _is_ours_to_record(path: Path) -> bool:
-    """Whether a folder is missing or holds a recording, finished or not; anything else is the user's own data."""
-    return not path.exists() or any((path / name).exists() for name in ("recording.json", "dataset.json"))

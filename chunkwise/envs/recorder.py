@@ -43,6 +43,27 @@ class Notes:
     finished: str
 
 
+def to_be_recorded(path: Path, notes: Notes, made_by: str) -> bool:
+    """Tells whether a folder is missing or holds a recording of this program, finished or not.
+
+    Anything else is a dataset of the user's own, also where a converter left a note of the same name.
+
+    Args:
+      path: Folder of the dataset.
+      notes: Names of the recording's notes.
+      made_by: As given to `claim`.
+
+    Raises:
+      DataError: The note of a finished recording is no JSON.
+    """
+    if not path.exists() or (path / notes.unfinished).exists():
+        return True
+    if not (path / notes.finished).exists():
+        return False
+    tree = read_json(path / notes.finished)
+    return isinstance(tree, dict) and tree.get("made_by") == made_by
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds a folder for this process. Raises BusyError if another one holds it."""

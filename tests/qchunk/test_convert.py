@@ -1,3 +1,4 @@
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -6,8 +7,12 @@ import h5py
 import numpy as np
 import pytest
 
+from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.errors import ConfigError, DataError, StorageError
+from configs.qchunk import debug
 from qchunk import convert as convert_module
+from qchunk import train
+from qchunk.config import DataConfig, EvalConfig
 from qchunk.convert import convert, detect, main
 from tests import lerobot_files
 from tests.qchunk.converters.sources import (
@@ -60,6 +65,26 @@ def test_exit_codes_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str
         main([str(source), other, "--camera", "agentview"])
     assert stop.value.code == 64
     assert not Path(other).exists()
+
+
+@pytest.mark.slow
+def test_what_was_converted_is_trained_on_by_a_config_that_records(tmp_path: Path):
+    """The converter's note has the name of a recording's, and no settings of one: it was taken for one once."""
+    out = tmp_path / "out"
+    convert(robomimic(tmp_path / "a.hdf5"), out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert "dataset.json" in before
+    config = dataclasses.replace(
+        debug.get_config(),
+        run=RunConfig(dir=str(tmp_path / "run")),
+        train=TrainConfig(steps=1, batch_size=4),
+        data=DataConfig(path=str(out), episodes_per_epoch=2, steps_per_epoch=4, action_norm="quantile"),
+        eval=EvalConfig(),
+    )
+    assert config.record is not None
+    train.main(config, "converted")
+    assert (tmp_path / "run/done.json").is_file()
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_settings_that_cannot_be(tmp_path: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from chunkwise.cli.progress import follow
-from chunkwise.envs.recorder import Notes, claim, locked, share_out
+from chunkwise.envs.recorder import Notes, claim, locked, share_out, to_be_recorded
 from chunkwise.errors import BusyError, ConfigError, RunError, StorageError
 from chunkwise.files.new_folder import new_folder
 
@@ -89,6 +89,25 @@ def test_a_folder_is_claimed_for_one_recording(tmp_path: Path) -> None:
     (tmp_path / NOTES.finished).rename(tmp_path / "holiday.txt")
     with pytest.raises(ConfigError, match="is not empty and holds no recording"):
         again({"seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("finished", "ours"),
+    [
+        ('{"made_by": "test", "config": {}}', True),
+        ('{"made_by": "a converter", "settings": {}}', False),
+        ("{}", False),
+        ('["test"]', False),
+    ],
+)
+def test_what_others_made_is_not_recorded_again(tmp_path: Path, finished: str, ours: bool) -> None:
+    """A converter's note may have the name of a recording's."""
+    assert to_be_recorded(tmp_path / "none", NOTES, "test")
+    assert not to_be_recorded(tmp_path, NOTES, "test")
+    (tmp_path / NOTES.finished).write_text(finished)
+    assert to_be_recorded(tmp_path, NOTES, "test") == ours
+    (tmp_path / NOTES.unfinished).write_text("{}")
+    assert to_be_recorded(tmp_path, NOTES, "test")
 
 
 def test_a_folder_is_locked_for_one_process(tmp_path: Path) -> None:
