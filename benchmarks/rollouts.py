@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anyw
 import jax
 import numpy as np
 
+from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.train.rngs import key
 from configs.openpi_ript.ript_lift import get_config
 from openpi_ript.config.experiment import OpenpiRiptConfig
@@ -30,7 +31,7 @@ from openpi_ript.envs.make import make
 from openpi_ript.envs.protocol import Environment, policy_state
 from openpi_ript.model.pi0 import Pi0, init_params
 from openpi_ript.ript.acting import ActingPolicy
-from openpi_ript.ript.collect import Collector, Job, environment_seed
+from openpi_ript.ript.collect import Collector, Job
 
 
 class Timed:
@@ -74,7 +75,8 @@ def make_policy(config: OpenpiRiptConfig) -> ActingPolicy:
 def jobs(count: int) -> list[Job]:
     """Rollouts of different initial states."""
     return [
-        Job(number=n, seed=environment_seed(0, n, 1), draw=(0, n), path=Path(f"rollout_{n}.npz")) for n in range(count)
+        Job(number=n, seed=seed_of(Purpose.ROLLOUT_SCENE, 0, n), draw=(0, n), path=Path(f"rollout_{n}.npz"))
+        for n in range(count)
     ]
 
 

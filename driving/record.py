@@ -27,6 +27,7 @@ from jaxtyping import Bool, Int64
 from chunkwise.cli import command as cli
 from chunkwise.cli.progress import follow
 from chunkwise.data.images import encode_jpeg
+from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.recorder import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import give_name, make_folders, sync_tree, write_durably
@@ -100,7 +101,7 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
     folder = path / "images" / name
     make_folders(folder)
     frames = []
-    town = scene.build(drove, np.random.default_rng([config.seed, episode, 1]), height=height, width=width)
+    town = scene.build(drove, generator(Purpose.TOWN, config.seed, episode), height=height, width=width)
     with contextlib.closing(town):
         for i in range(len(drove.t)):
             cameras: dict[str, Any] = {}
@@ -128,7 +129,7 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
 
 def pictures_taken(config: RecordConfig, episode: int, frames: int) -> Int64[np.ndarray, "frames k"]:
     """Per frame and camera: 1 a picture, 0 a picture that was lost, -1 the camera was out; see RecordConfig.missing."""
-    rng = np.random.default_rng([config.seed, episode, 2])
+    rng = generator(Purpose.LOST_PICTURES, config.seed, episode)
     share = config.missing / 2
     taken = np.where(rng.random((frames, len(CAMERAS))) < share, 0, 1)
     taken[_outages(rng, frames, share, config.rate_hz)] = -1

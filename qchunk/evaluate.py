@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.cli.progress import Lines
+from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.reports.intervals import wilson
 from qchunk.envs import simulators
 
@@ -151,7 +152,7 @@ def rollouts(
     for call in itertools.count():
         for i in range(num_envs):
             if slots[i] is None and following < episodes:
-                slot_seed = simulators.episode_seed(seed, following)
+                slot_seed = seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, following)
                 slots[i] = _Slot(following, slot_seed)
                 rows[i], _ = simulators.reset(envs[i], slot_seed)
                 following += 1
@@ -163,7 +164,7 @@ def rollouts(
             pictures = {i: simulators.look(envs[i], view) for i, slot in enumerate(slots) if slot is not None}
             dark = np.zeros_like(next(iter(pictures.values())))
             observations["images"] = np.stack([pictures.get(i, dark) for i in range(num_envs)])
-        chunks = policy(observations, int(np.random.SeedSequence([seed, step, call]).generate_state(1)[0]))
+        chunks = policy(observations, seed_of(Purpose.QCHUNK_EVALUATION_ACTION, seed, step, call))
         _check(chunks, num_envs, horizon)
         playing = [(i, slot) for i, slot in enumerate(slots) if slot is not None]
         run = [(slot, envs[i], simulators.clip(envs[i], chunks[i])) for i, slot in playing]

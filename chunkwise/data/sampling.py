@@ -5,6 +5,7 @@ shard, step), so two different draws never share a stream, and the draw of any s
 """
 
 import dataclasses
+import enum
 
 import numpy as np
 from jaxtyping import Int64
@@ -14,15 +15,90 @@ from chunkwise.errors import ConfigError
 STEPS_PER_BLOCK = 64
 """Steps whose starts are drawn by one generator: making one costs 25 us, a draw of 32 starts 0.3 us."""
 
-_EPISODES, _STARTS = 0, 1  # purposes
+
+@enum.unique
+class Purpose(enum.Enum):
+    """What a random number is for: the one list of all of them, but of jax's keys, which have names (train/rngs.py).
+
+    A value is a family and a word. Numbers of one family may be drawn from one seed, in one program, so their words
+    differ; programs that never meet have families of their own. `words` puts the word last, after the numbers that say
+    which draw it is. numpy fills up to four words with zeros: [a, b] seeds as [a, b, 0] does, so None counts as 0.
+    """
+
+    POOL_EPISODES = ("Philox", 0)
+    POOL_STARTS = ("Philox", 1)
+    AUGMENTATION = ("Philox, driving", 0)
+    """Of one sample: (seed, epoch), and its index in the epoch as the step."""
+
+    QCHUNK_EVALUATION_SCENE = ("qchunk", None)
+    """Reset of an evaluated episode: (seed, episode)."""
+    ONLINE_SCENE = ("qchunk", 1)
+    """Reset of an online episode: (seed, episode)."""
+    ONLINE_ACTION = ("qchunk", 2)
+    """Key of the policy: (seed, environment steps so far)."""
+    ONLINE_ROWS = ("qchunk", 3)
+    """Rows of a batch that come from online episodes: (seed, update)."""
+    QCHUNK_EVALUATION_ACTION = ("qchunk", 4)
+    """Key of the policy: (seed, update, call)."""
+
+    RIPT_ORDER = ("openpi_ript", None)
+    """Order of the dataset's frames: (seed, epoch)."""
+    ROLLOUT_SCENE = ("openpi_ript", 1)
+    """Reset of a rollout: (seed, initial state)."""
+    ROLLOUT_ACTION = ("openpi_ript", 2)
+    """Noise of a rollout's policy: (seed, update, initial state, number in its group), and after the word the chunk."""
+    RIPT_EVALUATION = ("openpi_ript", 3)
+    """Reset of an evaluated episode: (seed, episode); its policy's noise, with the chunk after the word."""
+    ROLLOUT_ROWS = ("openpi_ript", 4)
+    """Rows of a batch of rollouts' windows: (seed, update)."""
+    CANDIDATES = ("openpi_ript", 5)
+    """Order in which initial states are tried: (seed, update)."""
+    SERVED_ACTION = ("openpi_ript.serve", None)
+    """Noise of a policy: (seed, length of the draw's name, its words, row)."""
+
+    DRIVING_ORDER = ("driving", None)
+    """Order of the anchors: (seed, epoch)."""
+
+    PLAY = ("recording of play", None)
+    """(seed, episode, attempt)."""
+    TRANSFER = ("recording of cube transfers", None)
+    """(seed, episode)."""
+    DEMONSTRATION = ("recording of Lift", None)
+    """(seed, episode)."""
+    POINT = ("recording of a point", None)
+    """Where a group starts: (seed, group, 0); its episodes: (seed, group, number from 1 on)."""
+    DRIVE = ("recording of a town", 0)
+    """(seed, episode)."""
+    TOWN = ("recording of a town", 1)
+    LOST_PICTURES = ("recording of a town", 2)
+
+    @property
+    def word(self) -> int | None:
+        """Last word of the seed."""
+        return self.value[1]
 
 
-def _generator(seed: int, epoch: int, purpose: int, shard: int, step: int) -> np.random.Generator:
-    """Independent generator for each set of arguments; Philox counts in the lowest word of its counter."""
+def words(purpose: Purpose, seed: int, *numbers: int) -> list[int]:
+    """Returns the words that seed numpy for one draw of a purpose."""
+    return [seed, *numbers] if purpose.word is None else [seed, *numbers, purpose.word]
+
+
+def generator(purpose: Purpose, seed: int, *numbers: int) -> np.random.Generator:
+    """Makes the generator of one draw of a purpose."""
+    return np.random.default_rng(words(purpose, seed, *numbers))
+
+
+def seed_of(purpose: Purpose, seed: int, *numbers: int) -> int:
+    """Returns a seed of 32 bits for who takes one: a simulator, a jax key."""
+    return int(np.random.SeedSequence(words(purpose, seed, *numbers)).generate_state(1)[0])
+
+
+def philox(purpose: Purpose, seed: int, epoch: int, *, shard: int = 0, step: int = 0) -> np.random.Generator:
+    """Makes an independent generator for each set of arguments; Philox counts in the lowest word of its counter."""
     if not 0 <= seed < 1 << 63:
         raise ConfigError(f"run.seed is {seed}; expected 0 to 2^63 - 1")
     key = np.array([seed, epoch], np.uint64)
-    counter = np.array([0, step, shard, purpose], np.uint64)
+    counter = np.array([0, step, shard, purpose.word], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
@@ -44,7 +120,8 @@ def block_of_starts(
     Raises:
       ConfigError: If the seed is out of range.
     """
-    return _generator(seed, epoch, _STARTS, shard, block).integers(0, total, size=(STEPS_PER_BLOCK, size))
+    rng = philox(Purpose.POOL_STARTS, seed, epoch, shard=shard, step=block)
+    return rng.integers(0, total, size=(STEPS_PER_BLOCK, size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +163,7 @@ def draw_episodes(
     """
     if not len(positives) and not len(negatives):
         raise ValueError("no episodes to draw from")
-    rng = _generator(seed, epoch, _EPISODES, shard, 0)
+    rng = philox(Purpose.POOL_EPISODES, seed, epoch, shard=shard)
     want = round(positive_ratio * count)
     wanted = {"positive": want, "negative": count - want}
     classes = {"positive": positives, "negative": negatives}

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, UInt8
 from PIL import Image, ImageEnhance
 
+from chunkwise.data.sampling import Purpose, philox
 from chunkwise.errors import ConfigError
 from driving.config import AugmentConfig
 from driving.data.batch import Batch
@@ -46,8 +47,7 @@ def draw(places: Sequence[tuple[int, int]], *, seed: int, times: int, cameras: i
     """
     numbers = np.empty((len(places), 2 + cameras * (4 + 3 * times)))
     for row, (epoch, index) in enumerate(places):
-        key, counter = np.array([seed, epoch], np.uint64), np.array([0, index, 0, 0], np.uint64)
-        numbers[row] = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(numbers.shape[1])
+        numbers[row] = philox(Purpose.AUGMENTATION, seed, epoch, step=index).random(numbers.shape[1])
     b = len(places)
     head, rest = numbers[:, :2], numbers[:, 2:]
     return Draws(

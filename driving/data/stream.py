@@ -12,6 +12,7 @@ import grain
 import numpy as np
 from jaxtyping import Int64
 
+from chunkwise.data.sampling import Purpose, generator
 from driving.config import DataConfig
 from driving.data.augment import Draws, draw
 from driving.data.batch import Batch
@@ -70,5 +71,7 @@ class StepBatches(grain.MapDataset[Batch]):
             if epoch not in self._epochs:
                 if len(self._epochs) > 1:  # threads read ahead across one border at most
                     del self._epochs[min(self._epochs)]
-                self._epochs[epoch] = np.random.default_rng([self._seed, epoch]).permutation(self._data.anchors)
+                self._epochs[epoch] = generator(Purpose.DRIVING_ORDER, self._seed, epoch).permutation(
+                    self._data.anchors
+                )
             return self._epochs[epoch]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from chunkwise.data.sampling import Purpose, generator
 from driving.sim import traffic
 from driving.sim.roads import LANE, SPACING, Road, Turn, make_road
 from driving.sim.traffic import STEP, Car, Light, Signal
@@ -58,7 +59,7 @@ def drive(seed: int, episode: int, *, seconds: float, rate: float) -> Drive:
     every = round(1 / rate / STEP)
     if abs(every * STEP * rate - 1) > 1e-9:
         raise ValueError(f"rate is {rate} frames a second; expected a whole number of steps of {STEP} s between frames")
-    rng = np.random.default_rng([seed, episode, 0])
+    rng = generator(Purpose.DRIVE, seed, episode)
     road = make_road(rng, 60 + 12 * seconds)
     manner = traffic.make_manner(rng)
     start = 8.0

@@ -22,6 +22,7 @@ from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table,
 from chunkwise.data.lerobot.video import LeRobotPictures, file_names
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.pack import PackedPictures, PictureReader, add_pack, is_pack, read_pack_table
+from chunkwise.data.sampling import Purpose, generator
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
@@ -146,7 +147,7 @@ class Order:
             if epoch not in self._epochs:
                 if len(self._epochs) > 1:  # threads read ahead across one border at most
                     del self._epochs[min(self._epochs)]
-                self._epochs[epoch] = np.random.default_rng([self._seed, epoch]).permutation(len(self._rows))
+                self._epochs[epoch] = generator(Purpose.RIPT_ORDER, self._seed, epoch).permutation(len(self._rows))
             return int(self._rows[self._epochs[epoch][k]])
 
 

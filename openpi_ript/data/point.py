@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
+from chunkwise.data.sampling import Purpose, generator
 from openpi_ript.config.experiment import RecordConfig
 from openpi_ript.data.lerobot_writer import Recorded, record_once, train_tokenizer, write_lerobot
 
@@ -65,7 +66,7 @@ def record(config: RecordConfig, path: str | Path) -> None:
 
 def initial_state(seed: int, group: int) -> Float32[np.ndarray, " s"]:
     """Where the episodes of a group start: the lower middle of the world."""
-    return np.random.default_rng([seed, group, 0]).uniform((0.3, 0.1), (0.7, 0.4)).astype(np.float32)
+    return generator(Purpose.POINT, seed, group, 0).uniform((0.3, 0.1), (0.7, 0.4)).astype(np.float32)
 
 
 def expert_action(
@@ -99,7 +100,7 @@ def render(position: Float[np.ndarray, " s"], camera: str) -> UInt8[np.ndarray, 
 
 def play(config: RecordConfig, group: int, rollout: int) -> tuple[dict[str, np.ndarray], str]:
     """Columns of one episode, a function of (seed, group, rollout), and its prompt."""
-    rng = np.random.default_rng([config.seed, group, rollout + 1])
+    rng = generator(Purpose.POINT, config.seed, group, rollout + 1)
     prompted = config.prompted[group % len(config.prompted)]
     wrong = "blue" if prompted == "red" else "red"
     goal = DISCS[prompted if rollout % 2 == 0 else wrong]

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Float64
 
 from chunkwise.cli.progress import follow
+from chunkwise.data.sampling import Purpose, generator
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.config.rollouts import EnvConfig
@@ -80,7 +81,7 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
             count, done = settings.episodes, "demonstrated {count} of {total} episodes"
             for number in follow(range(count), count, "demonstrating", done, rate=None, say=print):
                 noise = settings.noise[number % len(settings.noise)]
-                rng = np.random.default_rng([settings.seed, number])
+                rng = generator(Purpose.DEMONSTRATION, settings.seed, number)
                 frames, actions, success = play(world, env, noise, rng)
                 successes.append(success)
                 if success or settings.keep_failures:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Float32, Int
 
 from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
+from chunkwise.data.sampling import Purpose, generator
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
@@ -318,7 +319,8 @@ class Policy:
                 self._calls += 1
                 draw = (self._calls,)
             # By numpy: a number of rows that is new would have jax compile.
-            rngs = [np.random.default_rng([self._seed % 2**32, len(draw), *draw, row]) for row in range(rows)]
+            name = (self._seed % 2**32, len(draw), *draw)
+            rngs = [generator(Purpose.SERVED_ACTION, *name, row) for row in range(rows)]
             return np.stack([rng.standard_normal(chunk, np.float32) for rng in rngs])
         if noise.shape not in ((rows, *chunk), chunk):
             raise DataError(f"noise: expected shape {[rows, *chunk]}, found {list(noise.shape)}")

@@ -225,8 +225,3 @@ class Collector:
             "rollout; its file holds what the policy saw. Lower optim.learning_rate, guidance.scale, or set "
             "optim.clip_norm"
         )
-
-
-def environment_seed(seed: int, number: int, purpose: int) -> int:
-    """Seed of 32 bits for the number-th reset of one purpose."""
-    return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])

@@ -12,18 +12,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from chunkwise.data.sampling import Purpose, seed_of, words
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
-from openpi_ript.ript.collect import Actor, Collector, Job, environment_seed
+from openpi_ript.ript.collect import Actor, Collector, Job
 from openpi_ript.ript.paired import Comparison, compare
 from openpi_ript.ript.rollouts import Rollout, save
 
 MANIFEST = "manifest.json"
 """File of initial states, in a run's folder."""
-PURPOSE = 3
-"""Last word of the seeds drawn for an evaluation."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,8 +113,8 @@ def make_manifest(collector: Collector, *, seed: int, episodes: int) -> Manifest
     for number in range(episodes):
         job = Job(
             number=number,
-            seed=environment_seed(seed, number, PURPOSE),
-            draw=(seed, number, PURPOSE),
+            seed=seed_of(Purpose.RIPT_EVALUATION, seed, number),
+            draw=tuple(words(Purpose.RIPT_EVALUATION, seed, number)),
             path=Path(f"initial_state_{number:04d}"),
         )
         states.append(InitialState(seed=job.seed, init_hash=collector.look(job).init_hash))
@@ -182,7 +181,7 @@ def evaluate(
         Job(
             number=number,
             seed=state.seed,
-            draw=(manifest.seed, number, PURPOSE),
+            draw=tuple(words(Purpose.RIPT_EVALUATION, manifest.seed, number)),
             path=folder / f"episode_{number:04d}.npz",
         )
         for number, state in enumerate(manifest.states[:episodes])

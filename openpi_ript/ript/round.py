@@ -14,20 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from chunkwise.data.sampling import Purpose, generator, seed_of, words
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.ript.acting import ActingPolicy
-from openpi_ript.ript.collect import Collector, Job, environment_seed
+from openpi_ript.ript.collect import Collector, Job
 from openpi_ript.ript.rollout_data import Group, training_data
 from openpi_ript.ript.rollouts import Rollout, load, save
-
-# The last word of the seeds drawn here, which keeps them apart from one another and from the evaluation's (3).
-_STATE, _DRAW, _ROWS, _ORDER = 1, 2, 4, 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,7 +147,7 @@ class Ript:
                     break
         while True:
             assert self._training is not None, "the loop interacts before it takes a batch"
-            rng = np.random.default_rng([self._config.run.seed, step, _ROWS])
+            rng = generator(Purpose.ROLLOUT_ROWS, self._config.run.seed, step)
             rows = rng.choice(self._training.rows, self._config.train.batch_size)
             yield to_training_batch([self._training.sample(int(row)) for row in rows[rows_here]])
             step += 1
@@ -182,7 +178,7 @@ class Ript:
     def _collect(self, step: int, folder: Path, resting: set[int], stopping: Callable[[], bool]) -> list[Group] | None:
         """Groups in waves of as many as are still wanted, None if stopped."""
         settings = self._rollout
-        order = np.random.default_rng([self._config.run.seed, step, _ORDER]).permutation(settings.initial_states)
+        order = generator(Purpose.CANDIDATES, self._config.run.seed, step).permutation(settings.initial_states)
         candidates = [state for state in order.tolist() if state not in resting][: settings.max_groups]
         if not candidates:
             raise ConfigError(
@@ -208,8 +204,8 @@ class Ript:
         jobs = [
             Job(
                 number=(first + i) * size + k,
-                seed=environment_seed(seed, state, _STATE),
-                draw=(seed, step, state, k, _DRAW),
+                seed=seed_of(Purpose.ROLLOUT_SCENE, seed, state),
+                draw=tuple(words(Purpose.ROLLOUT_ACTION, seed, step, state, k)),
                 path=folder / f"state_{state:05d}-{k:02d}.npz",
             )
             for i, state in enumerate(wave)

@@ -22,6 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from chunkwise.data.sampling import Purpose, words
 from chunkwise.files.durable import scratch_file
 from qchunk.config import RecordConfig
 from qchunk.envs import simulators
@@ -62,7 +63,7 @@ def play_episode(env: Any, config: RecordConfig, episode: int) -> dict[str, np.n
     """
     attempt = 0
     while True:
-        frames = _play(env, config, np.random.SeedSequence([config.seed, episode, attempt]))
+        frames = _play(env, config, np.random.SeedSequence(words(Purpose.PLAY, config.seed, episode, attempt)))
         if not config.env.startswith("scene") or _cube_stays_in_sight(frames["/sim/qpos"]):
             return frames
         attempt += 1

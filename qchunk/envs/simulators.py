@@ -83,11 +83,6 @@ def make_play(name: str, episode_length: int) -> Any:
     return _make(name, mode="data_collection", terminate_at_goal=False, max_episode_steps=episode_length)
 
 
-def episode_seed(seed: int, episode: int) -> int:
-    """Seed of one episode; neighbouring seeds and episodes share nothing."""
-    return int(np.random.SeedSequence([seed, episode]).generate_state(1)[0])
-
-
 def reset(env: Any, seed: int) -> tuple[Observation, dict[str, Any]]:
     """Starts an episode that is a function of `seed` alone, whatever the environment did before.
 

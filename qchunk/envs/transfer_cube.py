@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8
 
+from chunkwise.data.sampling import Purpose, generator
 from qchunk.config import RecordConfig
 from qchunk.envs import aloha_sim
 
@@ -52,7 +53,7 @@ def transfer(env: aloha_sim.TransferCube, config: RecordConfig, episode: int) ->
     Raises:
       ConfigError: If the machine cannot render, and cameras are asked for.
     """
-    rng = np.random.default_rng(np.random.SeedSequence([config.seed, episode]))
+    rng = generator(Purpose.TRANSFER, config.seed, episode)
     box = aloha_sim.draw_box(rng)
     noise = float(rng.choice(config.aloha.noise_levels))
     actions = joint_actions(box, *waypoints(box, noise, rng), steps=config.episode_length)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.distributed import processes
 from chunkwise.errors import DataError
 from chunkwise.state import TrainState
@@ -21,10 +22,6 @@ from qchunk.data import Batch, Dataset
 from qchunk.envs import simulators
 from qchunk.evaluate import Policy
 from qchunk.online.replay import Log, Records, Replay
-
-# The last word of the seeds drawn here, which keeps them apart from those of evaluation: numpy takes [a, b] and
-# [a, b, 0] for the same.
-_EPISODE, _KEY, _ROWS = 1, 2, 3
 
 
 class Online:
@@ -159,7 +156,7 @@ class Online:
             )
 
     def _episode_seed(self, episode: int) -> int:
-        return _seed(self._config.run.seed, episode, _EPISODE)
+        return seed_of(Purpose.ONLINE_SCENE, self._config.run.seed, episode)
 
     def _begin_episode(self) -> None:
         """Resets the environment and records what it shows."""
@@ -173,7 +170,7 @@ class Online:
         """Executes one action and records what came of it; whether the episode is over."""
         if not self._queue:
             observations = {name: value[None] for name, value in self._observed.items()}
-            chunk = policy(observations, _seed(self._config.run.seed, self.replay.steps, _KEY))[0]
+            chunk = policy(observations, seed_of(Purpose.ONLINE_ACTION, self._config.run.seed, self.replay.steps))[0]
             self._queue.extend(simulators.clip(self._env, chunk))
         action = self._queue.popleft()
         state, reward, terminated, truncated, info = self._env.step(action)
@@ -213,7 +210,7 @@ class Online:
         rows = self._config.train.batch_size
         first, end = shard * rows // num_shards, (shard + 1) * rows // num_shards
         for step, batch in enumerate(offline, start_step):
-            rng = np.random.default_rng([self._config.run.seed, step, _ROWS])
+            rng = generator(Purpose.ONLINE_ROWS, self._config.run.seed, step)
             count = online_rows(self._online, rows, self.replay.starts, self._offline_starts, rng)
             if count:
                 starts, before = rng.integers(0, self.replay.starts, count), rows - count
@@ -242,11 +239,6 @@ def online_rows(
     if online.online_ratio is not None:
         return round(online.online_ratio * rows)
     return int(rng.binomial(rows, online_starts / (online_starts + offline_starts)))
-
-
-def _seed(seed: int, number: int, purpose: int) -> int:
-    """A seed of 32 bits for the number-th draw of one purpose."""
-    return int(np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0])
 
 
 def _replace_last(batch: Any, online: Any) -> Any:

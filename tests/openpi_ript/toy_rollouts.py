@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
+from chunkwise.data.sampling import Purpose, seed_of
 from openpi_ript.config.experiment import EnvConfig
 from openpi_ript.data.point import DISCS
 from openpi_ript.ript.acting import ActingPolicy
-from openpi_ript.ript.collect import Collector, Job, environment_seed
+from openpi_ript.ript.collect import Collector, Job
 from openpi_ript.ript.rollouts import Rollout
 
 
@@ -56,7 +57,7 @@ class Straight:
 def jobs(count: int, folder: Path) -> list[Job]:
     """Rollouts from initial states of their own."""
     return [
-        Job(number=n, seed=environment_seed(0, n, 1), draw=(0, n), path=folder / f"episode_{n:04d}.npz")
+        Job(number=n, seed=seed_of(Purpose.ROLLOUT_SCENE, 0, n), draw=(0, n), path=folder / f"episode_{n:04d}.npz")
         for n in range(count)
     ]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import RunConfig
+from chunkwise.data.sampling import Purpose
 from chunkwise.errors import ConfigError
 from chunkwise.reports.intervals import wilson
 from qchunk import evaluate, train
@@ -61,7 +62,13 @@ def countdowns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Countdown]]:
 
     monkeypatch.setattr(simulators, "make_task", make)
     monkeypatch.setattr(simulators, "reset", reset)
-    monkeypatch.setattr(simulators, "episode_seed", lambda seed, episode: 100 * seed + episode)
+    seed_of = evaluate.seed_of
+
+    def plain(purpose: Purpose, seed: int, *numbers: int) -> int:
+        scene = purpose is Purpose.QCHUNK_EVALUATION_SCENE
+        return 100 * seed + numbers[0] if scene else seed_of(purpose, seed, *numbers)
+
+    monkeypatch.setattr(evaluate, "seed_of", plain)
     evaluate._environments.cache_clear()
     yield made
     evaluate._environments.cache_clear()

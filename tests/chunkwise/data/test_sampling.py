@@ -1,8 +1,13 @@
+import ast
+import zlib
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from chunkwise.data import sampling
+from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.errors import ConfigError
 
 PLACE = {"seed": 3, "epoch": 5, "shard": 7, "block": 11}
@@ -127,3 +132,92 @@ def test_episodes_are_drawn_equally_often_over_epochs():
     for epoch in range(500):
         counts[draw(20, 0, 5, 1.0, epoch=epoch).indices] += 1
     assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def families() -> dict[str, list[Purpose]]:
+    """Purposes that may be drawn from one seed in one program."""
+    found: dict[str, list[Purpose]] = {}
+    for purpose in Purpose:
+        found.setdefault(purpose.value[0], []).append(purpose)
+    return found
+
+
+def test_purposes_of_one_program_are_distinct_and_so_are_their_streams():
+    """numpy takes [a, b] and [a, b, 0] for the same, so no word is as 0."""
+    assert len(families()["qchunk"]) == 5
+    assert len(families()["openpi_ript"]) == 6
+    for name, purposes in families().items():
+        drawn = set()
+        for purpose in purposes:
+            assert [one.word or 0 for one in purposes].count(purpose.word or 0) == 1, purpose
+            if "Philox" in name:
+                drawn.add(tuple(sampling.philox(purpose, 3, 1, shard=2, step=5).integers(0, 1 << 62, 2).tolist()))
+            else:
+                drawn.add(tuple(generator(purpose, 3, 1, 5).integers(0, 1 << 62, 2).tolist()))
+        assert len(drawn) == len(purposes)
+
+
+def test_what_is_drawn_online_and_in_an_evaluation_never_coincides():
+    """Whatever the numbers are: at first the third call of an evaluation drew what the policy drew online."""
+    seeds = [seed_of(Purpose.QCHUNK_EVALUATION_ACTION, 0, step, call) for step in range(6) for call in range(6)]
+    for purpose in (Purpose.ONLINE_SCENE, Purpose.ONLINE_ACTION, Purpose.ONLINE_ROWS, Purpose.QCHUNK_EVALUATION_SCENE):
+        seeds += [seed_of(purpose, 0, number) for number in range(6)]
+    assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "numbers", "seeds"),
+    [
+        (Purpose.QCHUNK_EVALUATION_SCENE, (7,), [3, 7]),
+        (Purpose.ONLINE_SCENE, (7,), [3, 7, 1]),
+        (Purpose.ONLINE_ACTION, (7,), [3, 7, 2]),
+        (Purpose.ONLINE_ROWS, (7,), [3, 7, 3]),
+        (Purpose.QCHUNK_EVALUATION_ACTION, (7, 2), [3, 7, 2, 4]),
+        (Purpose.RIPT_ORDER, (7,), [3, 7]),
+        (Purpose.ROLLOUT_SCENE, (7,), [3, 7, 1]),
+        (Purpose.ROLLOUT_ACTION, (7, 8, 9), [3, 7, 8, 9, 2]),
+        (Purpose.RIPT_EVALUATION, (7,), [3, 7, 3]),
+        (Purpose.ROLLOUT_ROWS, (7,), [3, 7, 4]),
+        (Purpose.CANDIDATES, (7,), [3, 7, 5]),
+        (Purpose.SERVED_ACTION, (1, 7, 0), [3, 1, 7, 0]),
+        (Purpose.DRIVING_ORDER, (7,), [3, 7]),
+        (Purpose.PLAY, (7, 1), [3, 7, 1]),
+        (Purpose.TRANSFER, (7,), [3, 7]),
+        (Purpose.DEMONSTRATION, (7,), [3, 7]),
+        (Purpose.POINT, (7, 1), [3, 7, 1]),
+        (Purpose.DRIVE, (7,), [3, 7, 0]),
+        (Purpose.TOWN, (7,), [3, 7, 1]),
+        (Purpose.LOST_PICTURES, (7,), [3, 7, 2]),
+    ],
+)
+def test_runs_and_recordings_of_earlier_versions_go_on_with_the_same_numbers(
+    purpose: Purpose, numbers: tuple[int, ...], seeds: list[int]
+):
+    expected = np.random.default_rng(seeds)
+    assert generator(purpose, 3, *numbers).random() == expected.random()
+    assert seed_of(purpose, 3, *numbers) == np.random.SeedSequence(seeds).generate_state(1)[0]
+
+
+def test_philox_counts_purpose_shard_and_step():
+    for purpose, word in ((Purpose.POOL_EPISODES, 0), (Purpose.POOL_STARTS, 1), (Purpose.AUGMENTATION, 0)):
+        assert sampling.philox(purpose, 3, 4, shard=5, step=6).random() == philox(3, 4, word, 5, 6).random()
+
+
+def test_seeds_are_made_of_purposes_alone():
+    """No other file puts the words of a seed together, and no two names of jax keys coincide."""
+    root, names = Path(__file__).parents[3], set()
+    for folder in ("chunkwise", "qchunk", "openpi_ript", "driving"):
+        for path in (root / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call):
+                    continue
+                called = ast.unparse(node.func)
+                if called == "rngs.key":
+                    assert isinstance(node.args[1], ast.Constant), path
+                    names.add(node.args[1].value)
+                if path.name != "sampling.py" and called.endswith(("SeedSequence", "default_rng", "Philox")):
+                    for argument in node.args:
+                        where = f"{path}:{node.lineno}"
+                        assert not isinstance(argument, ast.List) or "draw" in ast.unparse(argument), where
+    assert len(names) >= 8
+    assert len({zlib.crc32(name.encode()) for name in names}) == len(names)

@@ -12,7 +12,7 @@ from openpi_ript.data.point import DISCS
 from openpi_ript.envs.make import make
 from openpi_ript.envs.protocol import state_hash
 from openpi_ript.ript import collect
-from openpi_ript.ript.collect import Collector, Job, environment_seed
+from openpi_ript.ript.collect import Collector, Job
 from openpi_ript.ript.rollouts import Rollout, load
 from openpi_ript.ript.workers import WorkerDiedError
 from tests.openpi_ript.toy_rollouts import Straight, jobs, point
@@ -111,14 +111,6 @@ def test_rollouts_of_one_start_differ_by_their_draw_alone(collector: Collector, 
     finished = play(collector, [one, other], Straight())
     assert finished[0].init_hash == finished[1].init_hash
     assert not np.array_equal(finished[0].actions[0], finished[1].actions[0])
-
-
-def test_the_seed_of_an_environment_is_of_seed_number_and_purpose():
-    for seed, number, purpose in ((0, 0, 1), (0, 1, 1), (1, 0, 1), (0, 0, 3), (2**40, 7, 3)):
-        expected = np.random.SeedSequence([seed, number, purpose]).generate_state(1)[0]
-        assert environment_seed(seed, number, purpose) == expected
-    found = [environment_seed(s, n, p) for s in range(3) for n in range(50) for p in (1, 3)]
-    assert len(set(found)) == len(found)
 
 
 def test_a_killed_worker_costs_its_rollout_alone(collector: Collector, tmp_path: Path):

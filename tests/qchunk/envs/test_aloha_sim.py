@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from chunkwise.data.images import decode
+from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.errors import ConfigError
 from qchunk import evaluate
 from qchunk.config import AlohaRecordConfig, RecordConfig
@@ -258,7 +259,7 @@ def test_recorded_pictures_are_the_scenes(env: aloha_sim.TransferCube) -> None:
 
 def _replay(env: aloha_sim.TransferCube, seed: int, horizon: int) -> Any:
     """A policy that plays the script for episode 0 of an evaluation with `seed`, whatever it sees."""
-    start = simulators.episode_seed(seed, 0)
+    start = seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, 0)
     box = aloha_sim.draw_box(np.random.default_rng(start))
     plans = transfer_cube.waypoints(box, 0.0, np.random.default_rng(0))
     actions = transfer_cube.joint_actions(box, *plans, steps=400)
@@ -291,7 +292,7 @@ def test_evaluation_shows_pictures_where_chunks_start(env: aloha_sim.TransferCub
     evaluate.rollouts(policy, "aloha-transfer-cube", **settings, view=view)
     shapes = {(call["images"].shape, str(call["images"].dtype)) for call in calls}
     assert shapes == {((2, 2, 24, 32, 3), "uint8")}
-    simulators.reset(env, simulators.episode_seed(4, 0))
+    simulators.reset(env, seed_of(Purpose.QCHUNK_EVALUATION_SCENE, 4, 0))
     full = env.render("top", 48, 64).astype(np.float64)
     mean = full.reshape(24, 2, 32, 2, 3).mean(axis=(1, 3))
     np.testing.assert_allclose(calls[0]["images"][0, 1], mean, atol=1)
