@@ -29,6 +29,7 @@ def require_gathered(task: Any, state: Any, batch: Any) -> None:
     assert traced.count("sharding_constraint[") >= len(jax.tree.leaves((state.params, state.target)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents(name: str):
     agent = AGENTS[name]

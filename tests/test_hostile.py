@@ -45,6 +45,7 @@ def test_what_must_not_be_is_noticed(code: str, seen: list[str], tmp_path: Path)
     assert seen or not wrong, wrong
 
 
+@pytest.mark.slow
 def test_a_good_dataset_passes_as_the_attacks_are_run(good: Path, tmp_path: Path):
     untouched = Attack("control", "lerobot", lambda place: None, LEROBOT, codes=(0,))
     assert attack(untouched, good, tmp_path)[1] == []

@@ -46,6 +46,7 @@ def test_nobody_runs_into_anybody(drives: list[Drive]):
         assert not ((np.abs(ahead) < 4.2) & (np.abs(left) < 1.5) & np.isfinite(one.cars[..., 2])).any()
 
 
+@pytest.mark.slow
 def test_red_means_stop(drives: list[Drive]):
     stops = 0
     for one in (*drives, drive(0, 20, seconds=30.0, rate=10.0)):

@@ -63,6 +63,7 @@ def test_exit_code_tells_the_verdict(
     assert "over its bound of 1e-05: b" in printed.err
 
 
+@pytest.mark.slow
 def test_unusable_fixture_is_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(tmp_path / "missing.npz")]) == 65
     np.savez(tmp_path / "empty.npz", other=np.zeros(1))

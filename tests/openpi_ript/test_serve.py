@@ -34,6 +34,7 @@ def port(acting: Policy) -> Iterator[int]:
         yield number
 
 
+@pytest.mark.slow
 def test_a_client_gets_metadata_and_then_actions(acting: Policy, port: int):
     with client(port) as connection:
         metadata = read(connection.recv())

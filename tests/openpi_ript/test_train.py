@@ -131,6 +131,7 @@ def test_one_update_is_the_documented_one(root: Path, tmp_path: Path):
     assert int(after.step) == 1
 
 
+@pytest.mark.slow
 def test_frozen_weights_have_no_optimiser_state(root: Path, tmp_path: Path):
     task = make_task(small_config(root, tmp_path))
     state = jax.eval_shape(task.init, jax.random.key(0))
@@ -213,6 +214,7 @@ def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     assert {name for name in marks if marks[name] != other[name]} == {"tokenizer"}
 
 
+@pytest.mark.slow
 def test_the_fingerprint_knows_which_task_a_frame_is_of(root: Path, tmp_path: Path):
     config = supervised(small_config(root, tmp_path))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, advantage=None))
@@ -276,6 +278,7 @@ def test_the_configs_load_and_take_overrides():
         load(["--config", "configs/openpi_ript/debug.py", "--data.horizon", "4"])
 
 
+@pytest.mark.slow
 def test_full_size_states_fit_together_without_being_computed(root: Path, tmp_path: Path):
     """Shapes of the released sizes through init and freezing: 3.2 billion weights, adapters, frozen parts."""
     for name in ("sft", "cfg_ript", "pi0_full"):

@@ -164,6 +164,7 @@ def test_checkpoint_gets_fresh_adapters_and_condition_and_acts_as_before() -> No
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_another_model_is_refused_with_all_differences() -> None:
     model = make_model("pi0")
     params = random_params(model)

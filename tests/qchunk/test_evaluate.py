@@ -201,6 +201,7 @@ def test_a_reset_is_a_function_of_its_seed() -> None:
         assert info["time"][0] == 0
 
 
+@pytest.mark.slow
 def test_a_success_ends_the_episode() -> None:
     env = simulators.make_task(TASK)
     _, info = simulators.reset(env, 0)
@@ -222,6 +223,7 @@ def test_environments_that_cannot_be_evaluated() -> None:
         simulators.make_task("cube-single-play-singletask-task9-v0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "observation", "action"),
     [(TASK, ("state", 28), 5), (TASK, ("qpos", 7), 5), ("aloha-transfer-cube", ("qpos", 14), 14)],
@@ -237,6 +239,7 @@ def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, in
             simulators.require_widths("eval.env", name, "d", observation=other, action=more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["eval.env", "online.env"])
 def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
@@ -273,6 +276,7 @@ def test_film(tmp_path: Path) -> None:
         assert frame[8:-8, 8:-8].std() > 20  # a scene, not a flat colour
 
 
+@pytest.mark.slow
 def test_no_film_where_the_machine_cannot_render(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     said: list[str] = []

@@ -120,6 +120,7 @@ def test_the_picture(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
     assert caught.value.code == 64
 
 
+@pytest.mark.slow
 def test_no_dataset_exits_65_without_a_traceback(tmp_path: Path):
     command = [sys.executable, "-m", "qchunk.inspect"]
     run = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, check=False)
@@ -202,6 +203,7 @@ def test_content_that_changed_under_the_same_size_and_time_is_refused(tmp_path: 
     assert not inspect.inspect(str(root))["refused"]
 
 
+@pytest.mark.slow
 def test_skip_drops_up_to_one_percent_and_says_which(tmp_path: Path):
     root = dataset(tmp_path, lengths=(2,) * 99)
     whole = index.open_source(DataConfig(path=str(root)))[0].manifest_hash()

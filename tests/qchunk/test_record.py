@@ -73,6 +73,7 @@ def test_layout(recorded: Path) -> None:
     assert made["versions"].keys() == {"ogbench", "mujoco"}
 
 
+@pytest.mark.slow
 def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) -> None:
     arrays = _arrays(recorded / "episode_00002.hdf5")
     scene = play_env.unwrapped
@@ -91,6 +92,7 @@ def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) ->
         np.testing.assert_allclose(np.delete(state, range(12, 19)), np.delete(expected, range(12, 19)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_replaying_actions_repeats_the_observations_in_the_task_environment(recorded: Path) -> None:
     arrays = _arrays(recorded / "episode_00000.hdf5")
     env = simulators.make_task("cube-single-play-singletask-task2-v0")

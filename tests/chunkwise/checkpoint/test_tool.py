@@ -85,6 +85,7 @@ def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: 
     assert "deleted 2 of 4 steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]):
     flip_a_bit(run / "checkpoints/6", random.Random(0))
     assert main(["prune", str(run)]) == 65
@@ -92,6 +93,7 @@ def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: py
     assert steps(run) == [4, 5, 6]
 
 
+@pytest.mark.slow
 def test_prune_leaves_a_run_in_use_alone(run: Path, capsys: pytest.CaptureFixture[str]):
     with open(run / "lock", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

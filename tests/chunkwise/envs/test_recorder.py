@@ -36,6 +36,7 @@ def opener(folder: Path) -> functools.partial[None]:
     return functools.partial(_recorder, folder)
 
 
+@pytest.mark.slow
 def test_every_episode_is_recorded_once_by_any_number_of_workers(tmp_path: Path) -> None:
     for processes in (1, 3):
         (folder := tmp_path / str(processes)).mkdir()

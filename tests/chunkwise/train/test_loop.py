@@ -1,6 +1,7 @@
 """The loop: what is written when, and that an interrupted run ends as one that was left alone."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,6 +27,7 @@ from chunkwise.train import rngs
 from chunkwise.train.clock import Clock
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
+from chunkwise.train.update import run_updates
 from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
 
 
@@ -41,6 +44,7 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_writes_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     digest = train(toy_config(tmp_path))
     assert [(row["step"], row["split"]) for row in rows(tmp_path)] == [
@@ -137,6 +141,7 @@ def evaluated_when_saved(folder: Path) -> ToyConfig:
     return toy_config(folder, train=train, checkpoint=CheckpointConfig(every=6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.parametrize("when", ["in the evaluation", "after the save"])
 def test_a_step_that_is_evaluated_and_saved_is_so_once(
@@ -201,6 +206,7 @@ def test_another_config_is_refused_on_resume(tmp_path: Path, changes: dict, key:
         train(dataclasses.replace(changed, run=run))
 
 
+@pytest.mark.slow
 def test_another_dataset_is_refused_on_resume(tmp_path: Path):
     config = resumed(toy_config(tmp_path))
     train(config)
@@ -228,13 +234,14 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(tmp_path: Path):
     with RunFolder(config, "toy") as folder:
         fit(config, Broken(config, {2, 3, 12}), folder)
     task = ToyTask(config)
-    update, batches = jax.jit(task.step), task.batches(0)
+    # As the loop compiles it: another program may round otherwise.
+    update, batches = jax.jit(functools.partial(run_updates, task.step)), task.batches(0)
     state = jax.jit(task.init)(rngs.key(config.run.seed, "init"))
     losses = []
     for step in range(20):
-        new, metrics = update(state, next(batches))
+        new, metrics = update(state, jax.tree.map(lambda x: x[None], next(batches)), jnp.int32(1))
         state = state.replace(step=new.step) if step in (2, 3, 12) else new
-        losses.append(float(metrics["loss"].value()))
+        losses.append(float(jax.tree.map(lambda x: x[0], metrics)["loss"].value()))
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), state.params)
     _, arrays = read_newest(tmp_path / "run", {"params": abstract})
@@ -412,6 +419,7 @@ def test_an_interrupted_interaction_ends_as_an_untouched_one(
     assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, 8, 13])
 def test_data_that_never_come_lose_no_interaction(
     tmp_path: Path, untouched: tuple[str, list[float], bytes], step: int, monkeypatch: pytest.MonkeyPatch
@@ -432,6 +440,7 @@ def test_data_that_never_come_lose_no_interaction(
     assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
 
 
+@pytest.mark.slow
 def test_an_error_while_the_run_is_to_stop_does_not_keep_it_from_saving(tmp_path: Path, whole: tuple[str, bytes]):
     def fail(at: int) -> None:
         if at == 8:

@@ -30,6 +30,7 @@ def test_a_mesh_that_does_not_fit_is_refused():
         make_mesh(MeshConfig(data=3, fsdp=2))
 
 
+@pytest.mark.slow
 def test_eight_devices():
     code = """
 import jax, jax.numpy as jnp
@@ -57,6 +58,7 @@ else:
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.slow
 def test_gathered_weights_are_whole_on_every_device():
     code = """
 import jax, jax.numpy as jnp

@@ -441,6 +441,7 @@ def test_an_index_whose_arrays_contradict_one_another_is_refused(tmp_path: Path,
     assert any(word in str(error.value) for word in words.split("|")), str(error.value)
 
 
+@pytest.mark.slow
 def test_an_index_that_would_take_more_memory_than_its_file_is_refused(tmp_path: Path):
     index = whole_index(tmp_path)
     head = np.frombuffer(json.dumps({"format": "chunkwise-driving-index-2"}).encode(), np.uint8)

@@ -73,6 +73,7 @@ def add_rated(frame: int, *scores: float) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+@pytest.mark.slow
 def test_the_index_keeps_them(tmp_path: Path):
     changes = {"a": add_rated(2, 1.0, 2.0), "b": add_rated(0), "c": add_rated(4, 7.0, 8.0, 9.0)}
     for name, change in changes.items():

@@ -212,6 +212,7 @@ def test_resume_at_a_step_gives_that_batch(tmp_path: Path) -> None:
         assert_same(batch, straight[step])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [2, 3])
 def test_shards_split_the_same_batches(tmp_path: Path, num_shards: int) -> None:
     settings = Config(data=config(write_v21(tmp_path / "set", rollouts(), "image")))
@@ -234,6 +235,7 @@ def test_every_frame_is_drawn_once_an_epoch_far_into_the_stream() -> None:
     assert [order[far + k] for k in range(11)] != [order[k] for k in range(11)]
 
 
+@pytest.mark.slow
 def test_both_versions_and_all_storages_give_one_batch(tmp_path: Path) -> None:
     roots = [
         write_v21(tmp_path / "a", rollouts(), "image"),
@@ -298,6 +300,7 @@ def test_a_dataset_that_does_not_fit_the_config_is_refused(tmp_path: Path, chang
     assert words in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_task_without_words_is_refused(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", rollouts(), "image")
     (root / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "go"}\n{"task_index": 1, "task": ""}\n')

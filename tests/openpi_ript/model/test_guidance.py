@@ -169,6 +169,7 @@ def sampler(model: Pi0) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_guided_sampling_steers_from_none_to_positive(policy: Any) -> None:
     model, params = policy
     seen, noise = make_observation(model.config), make_actions(model.config)
@@ -190,6 +191,7 @@ def test_guided_sampling_steers_from_none_to_positive(policy: Any) -> None:
         np.testing.assert_allclose(sample(params, noise, scale, 2), expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_guidance_of_a_fresh_condition_changes_nothing() -> None:
     model = make_model("pi05", optimality=True)
     params = random_params(model)

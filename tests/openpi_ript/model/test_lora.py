@@ -73,6 +73,7 @@ def adapted_model(**changes: Any) -> Pi0:
     return make_model("pi0", language=gemma, expert=gemma, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fixture", PARITY, ids=lambda path: path.stem)
 def test_freezing_both_transformers_freezes_what_openpi_freezes(fixture: Path) -> None:
     with np.load(fixture) as recorded:
@@ -103,6 +104,7 @@ def test_each_part_can_be_frozen() -> None:
         assert frozen["condition_embedding/embedding"]
 
 
+@pytest.mark.slow
 def test_frozen_and_trained_weights_at_full_size() -> None:
     config = full_lora("pi0")
     shapes = jax.eval_shape(lambda key: init_params(Pi0(config), key), jax.random.key(0))

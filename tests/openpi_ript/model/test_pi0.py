@@ -48,6 +48,7 @@ def shapes_of(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda key: init_params(Pi0(config), key), jax.random.key(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "weights", "leaves"),
     [(full("pi0"), 3_238_048_528, 50), (dummy("pi0"), 522_016, 50), (dummy("pi05"), 627_552, 51)],
@@ -59,6 +60,7 @@ def test_number_of_weights_is_openpis(config: ModelConfig, weights: int, leaves:
     assert len(jax.tree.leaves(shapes)) == leaves
 
 
+@pytest.mark.slow
 def test_full_sizes_have_openpis_names_and_shapes() -> None:
     pi0, pi05 = shapes_of(full("pi0")), shapes_of(full("pi05"))
     assert pi0["PaliGemma"]["llm"]["embedder"]["input_embedding"].shape == (257_152, 2048)
@@ -132,6 +134,7 @@ def test_what_is_masked_has_no_influence() -> None:
     assert np.abs(run(seen) - expected).max() > 1e-2  # where it is not masked, a camera matters
 
 
+@pytest.mark.slow
 def test_bfloat16_keeps_weights_and_result_in_float32() -> None:
     model = make_model("pi05", dtype="bfloat16")
     shapes = shapes_of(model.config)
@@ -219,6 +222,7 @@ def test_sampling_follows_the_velocity() -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_wrong_inputs_are_refused() -> None:
     plain, conditioned = make_model("pi0"), make_model("pi0", optimality=True)
     seen, x_t = make_observation(plain.config), make_actions(plain.config)

@@ -89,6 +89,7 @@ def test_actions_are_absolute_and_in_the_datasets_units(acting: Policy):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_gives_what_its_rows_give(acting: Policy):
     rows = [observation(seed) for seed in range(2)]
     rows[1]["prompt"] = "move to the blue disc"
@@ -112,6 +113,7 @@ def test_the_scale_is_the_configs_unless_one_is_given(acting: Policy):
             acting.infer(seen, guidance_scale=scale)
 
 
+@pytest.mark.slow
 def test_it_compiles_once_for_each_number_of_rows(root: Path, monkeypatch: pytest.MonkeyPatch):
     config = small_config(root, root)
     fresh = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
@@ -127,6 +129,7 @@ def test_it_compiles_once_for_each_number_of_rows(root: Path, monkeypatch: pytes
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_after_compile_nothing_compiles_and_a_row_depends_on_no_other(root: Path):
     """Rows are filled up to the next size, or answered in parts; what stands beside a row, and where it stands, changes
     no bit of it. Between programs of different sizes float32 rounds differently."""

@@ -35,6 +35,7 @@ def port(acting: Policy) -> Iterator[int]:
         yield number
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_that_is_not_finite_nor_anything_older(
     acting: Policy, port: int, monkeypatch: pytest.MonkeyPatch
 ):

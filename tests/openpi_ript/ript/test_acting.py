@@ -45,6 +45,7 @@ def test_a_row_does_not_depend_on_the_others(config: OpenpiRiptConfig):
         np.testing.assert_array_equal(policy(other, other_noise)[row], expected[row])
 
 
+@pytest.mark.slow
 def test_the_noise_that_is_given_is_what_a_chunk_starts_from(config: OpenpiRiptConfig):
     """The rollouts of a group see the same and have the same weights: their noise alone makes them differ."""
     policy, rng = ActingPolicy(config, {}), np.random.default_rng(4)
@@ -74,6 +75,7 @@ def test_weights_are_replaced_without_compiling_again(config: OpenpiRiptConfig):
     assert names[0] == names[2] != names[1]
 
 
+@pytest.mark.slow
 def test_guidance_can_be_set_from_outside(config: OpenpiRiptConfig):
     policy, rng = ActingPolicy(config, {}), np.random.default_rng(2)
     policy.use(random_params(Pi0(config.model)), 0)

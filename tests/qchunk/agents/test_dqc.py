@@ -40,6 +40,7 @@ def numpy_leaning(error: np.ndarray, level: float, kind: str) -> np.ndarray:
     return np.where(error >= 0, level, 1 - level) * (error**2 if kind == "expectile" else np.abs(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partial", ["use", "drop"])
 @pytest.mark.parametrize(("distillation", "backup"), [("expectile", "quantile"), ("quantile", "expectile")])
 def test_losses_are_numpys(distillation, backup, partial):

@@ -259,6 +259,7 @@ def test_dropping_every_row_leaves_a_loss_of_zero():
     assert float(metrics["critic_loss"].count) == 0
 
 
+@pytest.mark.slow
 def test_rows_left_out_do_not_dilute_the_loss():
     """The official code divides by all rows: its loss halves if as many cut chunks are added."""
     agent = agent_of(policy="best_of_n", num_samples=1, partial_chunks="drop")
@@ -321,6 +322,7 @@ def test_step_is_one_adam_update_then_the_target_from_the_new_critic():
     np.testing.assert_allclose(metrics["gradient_norm"].value(), np.sqrt(squares), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_target_is_a_copy_and_the_state_can_be_donated():
     """In the official code critic and target share one buffer at the start."""
     state = quick(agent_of().init)(jax.random.key(0))

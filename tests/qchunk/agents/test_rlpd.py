@@ -116,6 +116,7 @@ def test_losses_are_numpys(aggregation, partial):
     np.testing.assert_allclose(metrics["cloning"].value(), cloning, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_loss_reaches_its_own_network_alone():
     agent, batch = agent_of(GaussianConfig(bc_weight=0.01)), batch_of()
     params, target = weights(agent)
@@ -136,6 +137,7 @@ def test_the_temperature_falls_where_the_entropy_is_above_its_target(entropy, si
     assert np.sign(gradient["actor"]["log_temperature"]) == sign
 
 
+@pytest.mark.slow
 def test_a_target_of_some_critics_is_that_of_a_drawn_subset(monkeypatch: pytest.MonkeyPatch):
     agent, batch = agent_of(GaussianConfig(target_critics=2), q_aggregation="min"), batch_of()
     params, target = weights(agent)

@@ -398,6 +398,7 @@ class TestRelabel:
         np.testing.assert_array_equal(found.load(0).reward, reward[:24])
         np.testing.assert_array_equal(found.load(1).terminated, terminated[25:39])
 
+    @pytest.mark.slow
     def test_another_scene_is_refused(self, recorded: dict[str, Any], tmp_path: Path):
         write(tmp_path / "a.hdf5", arrays(40, 0) | {"/sim/qpos": recorded["qpos"]}, env="cube-single-v0")
         assert f"attribute env: expected cube-double-v0, for data.task={TASK}; found cube-single-v0" in refused(

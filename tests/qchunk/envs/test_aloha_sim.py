@@ -91,6 +91,7 @@ def test_an_episode_is_cut_after_400_steps(env: aloha_sim.TransferCube) -> None:
     assert set(outcomes[:-1]) == {(-1.0, False, False)}
 
 
+@pytest.mark.slow
 def test_the_script_without_noise_succeeds(env: aloha_sim.TransferCube) -> None:
     for episode in range(4):
         played = transfer_cube.transfer(env, EXACT, episode)
@@ -238,6 +239,7 @@ def test_jpeg_rows_are_read_back(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.part")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_recorded_pictures_are_the_scenes(env: aloha_sim.TransferCube) -> None:
     config = RecordConfig(
@@ -306,6 +308,7 @@ def test_ogbench_shows_no_pictures() -> None:
         simulators.look(simulators.make_task("cube-single-play-singletask-task2-v0"), view)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_film(env: aloha_sim.TransferCube, tmp_path: Path) -> None:
     said: list[str] = []

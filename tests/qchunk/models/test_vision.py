@@ -133,6 +133,7 @@ def test_spatial_softmax_finds_the_position():
     np.testing.assert_allclose(found, [[1, 0, -0.5, 0]], atol=1e-5)  # the flat channel is everywhere: the middle
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close():
     images = jnp.asarray(pictures_of(4))
     encoder = vision.ImageEncoder(TINY, CAMERAS)

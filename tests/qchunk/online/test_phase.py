@@ -263,6 +263,7 @@ def test_pictures_are_stored_as_seen_and_drawn_with_their_frames(
         QChunkTask(evaluated, tmp_path, dataset)
 
 
+@pytest.mark.slow
 def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def plain_picture(root: Path, episode: str, camera: str, frame: int, size: tuple
     return np.asarray(Image.fromarray(picture).resize((size[1], size[0]), Image.Resampling.BOX))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, SMALL])
 @pytest.mark.parametrize(
     ("kind", "large_picture"),
@@ -153,6 +154,7 @@ def test_depth_is_the_nearest_pixel(tmp_path: Path):
     np.testing.assert_array_equal(small.transition(0, 3)["observations"]["depth_images"][0], plain, strict=True)
 
 
+@pytest.mark.slow
 def test_blue_jpegs_are_turned_back(tmp_path: Path):
     root = dataset(tmp_path)
     for size in (None, SMALL):
@@ -326,6 +328,7 @@ class TestRolling:
         rolling: dict[str, Any] = {"refresh": "rolling", "refresh_parts": 3, "episodes_per_epoch": 6}
         return config(root, **(rolling | {"steps_per_epoch": 11} | more))
 
+    @pytest.mark.slow
     def test_the_pool_changes_by_parts_and_is_the_epochs_own_at_its_end(self, tmp_path: Path):
         root = dataset(tmp_path, lengths=(4,) * 30)
         cfg = self.config(root)
@@ -341,12 +344,14 @@ class TestRolling:
                 before = now
             assert set(before) == whole[epoch]
 
+    @pytest.mark.slow
     def test_every_part_has_about_the_ratio(self, tmp_path: Path):
         root = dataset(tmp_path, lengths=(4,) * 40)
         cfg = self.config(root, episodes_per_epoch=10, positive_ratio=0.6, refresh_parts=5)
         for part in range(5):
             assert abs(Pool(cfg, 3, 0, part=part).stats()["positive_ratio"] - 0.6) < 0.11
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("step", [0, 3, 4, 10, 11, 14, 15, 40, 1_000_003])
     def test_resuming_at_any_step_is_exact(self, tmp_path: Path, step: int):
         root = dataset(tmp_path, lengths=(7, 12, 5, 9, 20, 3, 4, 8, 6, 11))
@@ -357,6 +362,7 @@ class TestRolling:
         for one, other in zip(run[before:], resumed, strict=True):
             assert_same(one, other)
 
+    @pytest.mark.slow
     def test_threads_shards_and_processes_do_not_change_the_stream(self, tmp_path: Path):
         from qchunk.data.stream import _concatenate
 

@@ -85,6 +85,7 @@ def test_the_same_frame_of_another_episode_is_another_picture():
     assert (one.written, other.written) == ([1], [1])
 
 
+@pytest.mark.slow
 def test_threads_never_see_half_a_picture():
     kept, frames, wrong = KeptPictures(8, (64, 64)), Counted(), []
 
