@@ -130,7 +130,8 @@ def driving_run(folder: Path) -> None:
 def export(folder: Path) -> None:
     """openpi's form of the run's weights, with its statistics."""
     script = (
-        "import sys; from pathlib import Path; from openpi_ript import saved, weights\n"
+        "import sys; from pathlib import Path\n"
+        "from openpi_ript import weights; from openpi_ript.policies import saved\n"
         "run, out = map(Path, sys.argv[1:]); _, params = saved.read_run_weights(run, saved.read_config(run))\n"
         "weights.save_openpi(params, out / 'params')"
     )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from chunkwise.checkpoint.manager import Checkpoints
-from chunkwise.checkpoint.reader import DamagedError, list_saves, note_hash, read_newest, verify
+from chunkwise.checkpoint.reader import DamagedError, list_saves, note_hash, read_newest, require_same_files, verify
 from chunkwise.config.experiment import CheckpointConfig
 from chunkwise.errors import DataError, MismatchError
 from tests.chunkwise.checkpoint.test_manager import FINGERPRINT, make_state, progress, written
@@ -261,3 +261,11 @@ def test_verify_condemns_a_pipe_and_a_file_larger_than_its_arrays_allow(tmp_path
     file.unlink()
     os.mkfifo(file)
     assert isinstance(verify(list_saves(tmp_path)[0]), DamagedError)
+
+
+def test_the_files_of_a_save_belong_to_the_next_one_too(tmp_path: Path):
+    """What a resumed run's saves go on naming: the hashes that the note has, once they were compared."""
+    (tmp_path / "norm_stats.json").write_text("{}")
+    note = {"step": 5, "files": {"norm_stats.json": hashlib.sha256(b"{}").hexdigest()}}
+    assert require_same_files(tmp_path, note, {}) == note["files"]
+    assert require_same_files(tmp_path, {"step": 5}, {"norm_stats.json": "any"}) == {}

@@ -137,3 +137,14 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: str):
 def test_a_missing_file_is_refused_by_name(tmp_path: Path):
     with pytest.raises(DataError, match=r"data\.norm_stats"):
         norm_stats.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["{", '{"norm_stats": {"state": {"mean": ["a"], "std": [1], "q01": [0], "q99": [1]}}}']
+)
+def test_a_file_that_holds_no_statistics_says_so_in_words(tmp_path: Path, text: str):
+    path = tmp_path / "norm_stats.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match=r"expected \{.norm_stats.*; found: ") as refused:
+        norm_stats.load(path)
+    assert "Error(" not in str(refused.value)

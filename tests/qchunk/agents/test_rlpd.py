@@ -174,3 +174,15 @@ def test_an_update_changes_every_network_and_actions_are_within_bounds():
 def test_a_subset_larger_than_the_ensemble_is_refused():
     with pytest.raises(ValueError, match=r"agent\.gaussian\.target_critics is 5; expected 1 to agent\.num_critics, 4"):
         agent_of(GaussianConfig(target_critics=5))
+
+
+def test_recorded_actions_at_the_bound_are_pulled_inside_by_a_hundred_thousandth():
+    """tanh has no inverse at 1: behaviour cloning sees atanh(1 - 1e-5) = 6.1030, the official code's number."""
+    agent, batch = agent_of(GaussianConfig(bc_weight=0.01)), batch_of()
+    params, _ = weights(agent)
+    batch = {**batch, "actions": jnp.ones_like(batch["actions"])}
+    mean, log_std = (np.asarray(x, np.float64) for x in agent._gaussian(params, batch["observations"]))
+    recorded = np.full_like(mean, 0.5 * np.log((2 - 1e-5) / 1e-5))
+    expected = -(log_density(recorded, mean, log_std) * np.repeat(batch["valid"], A, axis=1)).sum(axis=1).mean()
+    _, metrics = agent.actor_loss(params, batch, KEY)
+    np.testing.assert_allclose(metrics["cloning"].value(), expected, rtol=1e-3)  # 1 - 1e-5 is rounded in float32

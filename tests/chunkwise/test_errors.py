@@ -1,0 +1,34 @@
+"""chunkwise/errors.py: what a mismatch lists."""
+
+import pytest
+
+from chunkwise.errors import MismatchError, require_equal
+
+
+@pytest.mark.parametrize(
+    ("saved", "current", "line"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1, "b": 3}, "  b: saved 2, now 3"),
+        ({"a": 1, "b": 2}, {"a": 1}, "  b: saved 2, now None"),
+        ({"a": 1}, {"a": 1, "b": 3}, "  b: saved None, now 3"),
+    ],
+    ids=["changed", "taken away", "added"],
+)
+def test_a_setting_that_was_changed_added_or_taken_away_is_listed(saved: dict, current: dict, line: str):
+    with pytest.raises(MismatchError) as refused:
+        require_equal(saved, current, "the run's config")
+    assert str(refused.value).split("\n") == [
+        "the run's config:",
+        line,
+        "Undo these, or start anew in another folder",
+    ]
+    require_equal(saved, dict(reversed(saved.items())), "the same")
+
+
+def test_twenty_of_many_are_listed_and_the_rest_counted():
+    with pytest.raises(MismatchError) as refused:
+        require_equal({}, {f"key_{i:02}": i for i in range(23)}, "much")
+    lines = str(refused.value).split("\n")
+    assert lines[1] == "  key_00: saved None, now 0"
+    assert lines[20] == "  key_19: saved None, now 19"
+    assert lines[21] == "  and 3 more"
