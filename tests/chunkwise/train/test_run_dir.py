@@ -14,6 +14,8 @@ import pytest
 from chunkwise.checkpoint.saved_steps import SAVES
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.errors import BusyError, ConfigError, DataError, MismatchError, StorageError
+from chunkwise.files.identity import Files
+from chunkwise.files.links import Bounds
 from chunkwise.train.run_dir import Appender, RunFolder, _storage_error
 from tests.chunkwise.toy import ToyConfig, toy_config
 
@@ -155,3 +157,23 @@ def test_nothing_is_written_through_a_link_that_leads_out(tmp_path: Path, name: 
     with pytest.raises(DataError, match=f"links inside the folder alone, found {name} -> "):
         RunFolder(resumed(toy_config(run)), "toy")
     assert other.read_text() == "mine"
+
+
+def test_a_run_goes_on_with_the_files_of_its_dataset_alone(tmp_path: Path):
+    dataset = tmp_path / "dataset"
+    dataset.mkdir()
+    (dataset / "a").write_bytes(b"1")
+
+    def files() -> Files:
+        found = Files(Bounds(dataset), verify="sample")
+        found.require(["a"])
+        return found
+
+    config = toy_config(tmp_path / "run")
+    with RunFolder(config, "toy") as folder:
+        folder.require_same_files(files())
+    with RunFolder(resumed(config), "toy") as folder:
+        folder.require_same_files(files())
+        (dataset / "a").write_bytes(b"2")
+        with pytest.raises(MismatchError, match="a"):
+            folder.require_same_files(files())

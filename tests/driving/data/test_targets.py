@@ -243,3 +243,12 @@ def test_frames_before_the_start_and_in_a_gap_are_masked():
     np.testing.assert_array_equal(rows[:, 1], np.arange(28))
     after = int(np.flatnonzero(np.isclose(t, 1.4))[0])  # 0.3 s before it lies 1.1 s, which was dropped
     assert not near[after, 0]
+
+
+@pytest.mark.parametrize(("gap", "near"), [(0.9, True), (1.1, False)])
+def test_a_difference_is_not_taken_across_a_gap(gap: float, near: bool):
+    """Frames at 0, 0.1, and after a gap of the recording: two neighbours may be 2 x 0.5 s apart, no more."""
+    t = np.array([0.0, 0.1, gap, gap + 0.1])
+    step, known = targets.central(t, np.arange(4.0)[:, None], max_gap_s=0.5)
+    np.testing.assert_array_equal(step[:, 0], [1, 2, 2, 1])
+    assert known.tolist() == [True, near, near, True]
