@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from chunkwise.cli import command
-from chunkwise.config import experiment as config_lib
+from chunkwise.config import ExperimentConfig, load
 from chunkwise.distributed import processes
 from chunkwise.errors import RunError
 
@@ -15,7 +15,7 @@ def launch(argv: list[str]) -> None:
     """Parses, starts the processes' runtime, trains. Raises RunError with what to change."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # what is said must not wait in a buffer where a log is followed
         sys.stdout.reconfigure(line_buffering=True)
-    config, path = config_lib.load(argv)
+    config, path = load(argv)
     print(f"{path}: starting (loading jax takes a few seconds)", flush=True)
     from chunkwise.distributed import cluster  # jax is imported only once the command line is known to be right
 
@@ -28,12 +28,12 @@ def main(argv: list[str]) -> int:
     return _code_of(lambda: launch(argv))
 
 
-def train(config: config_lib.ExperimentConfig, name: str) -> int:
+def train(config: ExperimentConfig, name: str) -> int:
     """Trains what a config describes, in a process that goes on; returns the exit code."""
     return _code_of(lambda: _train(config, name))
 
 
-def _train(config: config_lib.ExperimentConfig, name: str) -> None:
+def _train(config: ExperimentConfig, name: str) -> None:
     importlib.import_module(f"{config.package}.train").main(config, name)
 
 

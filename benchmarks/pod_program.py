@@ -185,7 +185,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={args.devices}"
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from chunkwise.config.experiment import load
+    from chunkwise.config.load import load
 
     config: Any = load(["--config", CONFIG])[0]
     train = dataclasses.replace(config.train, batch_size=args.rows, accumulate=args.accumulate)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anyw
 
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.reader import Progress
-from chunkwise.config.experiment import load
+from chunkwise.config.load import load
 from chunkwise.state import TrainState
 
 ROOT = Path(__file__).parents[1]

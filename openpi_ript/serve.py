@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from chunkwise.cli.command import Parser
 from chunkwise.cli.named_paths import require_reachable
-from chunkwise.config.experiment import load
+from chunkwise.config.load import load
 from chunkwise.errors import ConfigError, RunError
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_token

@@ -149,7 +149,8 @@ def _restorer(arguments: list[str]) -> Callable[[Path], tuple[int, str]]:
     """What restores a copy of a run's checkpoints as launch.py with these arguments would: the step, and the digest."""
     from chunkwise.checkpoint.checksums import digest
     from chunkwise.checkpoint.manager import Checkpoints
-    from chunkwise.config.experiment import CheckpointConfig, load
+    from chunkwise.config.experiment import CheckpointConfig
+    from chunkwise.config.load import load
 
     class Asked(Exception):
         """The run is about to restore."""

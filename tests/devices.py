@@ -168,7 +168,7 @@ def child(folder: Path, step: str, bits: int, arguments: list[str]) -> int:
     if bits == 64:
         use_64_bits()
     from chunkwise.checkpoint.reader import read_arrays
-    from chunkwise.config.experiment import load
+    from chunkwise.config.load import load
     from chunkwise.distributed import cluster
     from chunkwise.train import loop
 

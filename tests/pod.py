@@ -43,7 +43,7 @@ import jax
 import numpy as np
 
 from chunkwise.checkpoint.reader import read_arrays
-from chunkwise.config import experiment as config_lib
+from chunkwise.config import load
 from tests import kill
 from tests.compare import BOUND, difference
 
@@ -143,7 +143,7 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
 
 def stream_hash(config: str, options: Sequence[str], processes: int, threads: int, batches: int = 100) -> str:
     """Of the first global batches, put together from the rows of all processes."""
-    loaded, _ = config_lib.load(["--config", config, *options, "--data.read-threads", str(threads)])
+    loaded, _ = load(["--config", config, *options, "--data.read-threads", str(threads)])
     data = importlib.import_module(f"{loaded.package}.data")
     shards = [data.make_batches(loaded, shard=i, num_shards=processes) for i in range(processes)]
     hasher = hashlib.sha256()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chunkwise.config.experiment import load
+from chunkwise.config.load import load
 from openpi_ript.config.experiment import OpenpiRiptConfig
 
 ROOT = Path(__file__).parent.parent

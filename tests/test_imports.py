@@ -175,7 +175,7 @@ def test_data_code_does_not_import_jax():
 
 
 def test_the_way_to_help_imports_no_jax():
-    load = "launch.config_lib.load(['--config', 'configs/qchunk/debug.py'])"
+    load = "launch.load(['--config', 'configs/qchunk/debug.py'])"
     code = f"import sys, launch; {load}; print('jax' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"

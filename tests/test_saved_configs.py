@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.config.experiment import flatten, load
-from chunkwise.config.saved import read_config
+from chunkwise.config.load import load
+from chunkwise.config.saved import flatten, read_config
 
 CONFIGS = sorted(path for path in Path(__file__).parent.parent.glob("configs/*/*.py") if path.stem != "__init__")
 

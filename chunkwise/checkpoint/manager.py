@@ -57,7 +57,8 @@ from chunkwise.checkpoint.reader import (
     verdict,
     whole_note,
 )
-from chunkwise.config.experiment import NOTHING_FREE, CheckpointConfig, FreeFields, comparable
+from chunkwise.config.experiment import CheckpointConfig
+from chunkwise.config.saved import NOTHING_FREE, FreeFields, comparable
 from chunkwise.distributed import processes
 from chunkwise.errors import DataError, NonFiniteError, PreemptedError, StorageError, require_equal
 from chunkwise.files.durable import give_name, make_folders, remove_tree, sync_folder, sync_tree, sync_up, write_durably

@@ -1,14 +1,15 @@
-"""The config of a run, read back from its folder."""
+"""Configs as a run's folder and its checkpoints hold them: written, read back, compared when a run goes on."""
 
 import dataclasses
+import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chunkwise.config.experiment import ExperimentConfig, members
+from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget, trust
 from chunkwise.files.strict_json import parse_json
@@ -17,6 +18,90 @@ LARGEST = 2**63
 """No number of a config is as large: what computes with it has 64 bits."""
 
 Config = TypeVar("Config", bound=ExperimentConfig)
+
+
+def flatten(config: Any) -> dict[str, Any]:
+    """Leaves of a nested config by dotted name, as JSON values: {"agent.discount": 0.99, ...}."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if dataclasses.is_dataclass(value):
+            for field in dataclasses.fields(value):
+                yield from walk(f"{prefix}.{field.name}" if prefix else field.name, getattr(value, field.name))
+        else:
+            yield prefix, json.loads(json.dumps(value))
+
+    return dict(walk("", config))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FreeFields:
+    """Dotted names of the fields that may differ when a run goes on; one that ends in a dot stands for all below it."""
+
+    always: tuple[str, ...] = ()
+    at_a_constant_rate: tuple[str, ...] = ()
+
+
+NOTHING_FREE = FreeFields()
+
+
+def free_fields(kind: type) -> FreeFields:
+    """What the metadata of a config class, and of the classes nested in it, say of their fields."""
+
+    def walk(prefix: str, kind: type) -> Iterator[tuple[str, str]]:
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            name = f"{prefix}{field.name}"
+            parts = [part for part in members(hints[field.name]) if isinstance(part, type)]
+            nested = [part for part in parts if dataclasses.is_dataclass(part)]
+            if when := field.metadata.get("free on resume"):
+                yield f"{name}." if nested else name, when
+            else:
+                for part in nested:
+                    yield from walk(f"{name}.", part)
+
+    found = list(walk("", kind))
+    always, constant = (tuple(name for name, when in found if when == one) for one in ("always", "constant"))
+    return FreeFields(always=always, at_a_constant_rate=constant)
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """Returns the members of a union; of another type, itself."""
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+def fingerprint(flat: dict[str, Any], free: FreeFields) -> dict[str, Any]:
+    """Returns the part of a flattened config that must be the same when a run goes on."""
+    names = free.always + (free.at_a_constant_rate if flat.get("optim.schedule") == "constant" else ())
+    below = tuple(name for name in names if name.endswith("."))
+    return {name: value for name, value in flat.items() if name not in names and not name.startswith(below)}
+
+
+# Entries of a checkpoint's fingerprint that earlier versions did not write.
+YOUNGER = ("dataset.files",)
+
+
+def comparable(
+    saved: dict[str, Any], current: dict[str, Any], free: FreeFields
+) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The parts of a checkpoint's fingerprint and of a run's that both versions of the code know, and a note.
+
+    Args:
+      saved: Of the checkpoint, which an earlier version may have written.
+      current: Of the run.
+      free: Of the run's config class: what this version lets differ, an earlier one may have saved.
+
+    Returns:
+      Both, to be compared, and what to say of entries that are in `current` alone; empty where there are none.
+    """
+    new = [name for name in YOUNGER if name in current and name not in saved]
+    note = ""
+    if new:
+        note = (
+            "the checkpoint is an earlier version's, which kept no list of the dataset's files: whether pictures or "
+            "videos changed since cannot be told; from the next save on it can. (Files above 256 MiB were hashed in "
+            "another way then: if nothing but dataset.manifest differs, go on with that version, or start anew)"
+        )
+    return fingerprint(saved, free), {name: value for name, value in current.items() if name not in new}, note
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:
@@ -46,7 +131,7 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
 
 
 def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
-    """Undoes chunkwise.config.experiment.flatten.
+    """Undoes flatten.
 
     A field that the file lacks, because it is younger than the run, gets its default. Raises KeyError if it has none.
     """

@@ -32,7 +32,8 @@ from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.prune import finite_metrics
 from chunkwise.checkpoint.reader import Progress
 from chunkwise.cli.progress import ProgressLine
-from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten, free_fields
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.saved import fingerprint, flatten, free_fields
 from chunkwise.distributed import host, processes, stopping
 from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState

@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Any
 
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
-from chunkwise.config.experiment import ExperimentConfig, fingerprint, flatten, free_fields
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.saved import fingerprint, flatten, free_fields
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust

@@ -13,7 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from chunkwise.config.experiment import TrainConfig, load
+from chunkwise.config.experiment import TrainConfig
+from chunkwise.config.load import load
 from chunkwise.errors import ConfigError, DataError, PreemptedError
 from chunkwise.train import rngs
 from chunkwise.train.loop import fit

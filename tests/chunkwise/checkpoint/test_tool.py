@@ -11,7 +11,8 @@ import pytest
 
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.tool import main
-from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, TrainConfig, flatten
+from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, TrainConfig
+from chunkwise.config.saved import flatten
 from tests.chunkwise.checkpoint.test_manager import flip_a_bit, make_state, progress, restored, steps, written
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.

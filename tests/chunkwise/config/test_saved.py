@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig, flatten
-from chunkwise.config.saved import _fits, read_config
+from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig
+from chunkwise.config.saved import _fits, flatten, read_config
 from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.train.run_dir import RunFolder
 from tests.chunkwise.toy import ToyConfig, toy_config

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chunkwise.config.experiment import flatten
+from chunkwise.config.saved import flatten
 from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError, MismatchError, NonFiniteError

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkwise.config.experiment import RunConfig, TrainConfig, load
+from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.config.load import load
 from chunkwise.distributed import processes
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState

@@ -1,0 +1,130 @@
+"""Config of a command line `--config FILE [--field value ...]`. No jax here, so that `--help` answers at once."""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.util
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.errors import ConfigError
+
+
+def load(argv: Sequence[str], *, program: str = "launch.py") -> tuple[ExperimentConfig, Path]:
+    """Config of a command line `--config FILE [--field value ...]`, and the file it came from.
+
+    Args:
+      argv: Arguments after the program's name.
+      program: Name shown in the usage.
+
+    Raises:
+      ConfigError: The file is missing or broken, a field is misspelt, or a value is refused; the message names it.
+      SystemExit: With code 0 after `--help`.
+    """
+    usage = (
+        f"usage: python {program} --config FILE [--help] [--field value ...]\n\n"
+        "Trains what FILE describes, for example configs/qchunk/debug.py (seconds on a laptop).\n"
+        f"'python {program} --config FILE --help' lists every field of that config with its value.\n"
+        "FILE is Python and is executed: run only files that you trust."
+    )
+    arguments = list(argv)
+    path = _take_config(arguments)
+    if path is None:
+        if "--help" in arguments or "-h" in arguments:
+            print(usage)
+            raise SystemExit(0)
+        raise ConfigError("--config is missing.", "", *usage.split("\n"))
+    return _override(_read_file(path), arguments, program), path
+
+
+def _take_config(arguments: list[str]) -> Path | None:
+    """Removes `--config FILE` or `--config=FILE` from the arguments and returns FILE."""
+    for i, argument in enumerate(arguments):
+        if argument == "--config":
+            if i + 1 == len(arguments):
+                raise ConfigError("--config needs a file, for example configs/qchunk/debug.py")
+            del arguments[i]
+            return Path(arguments.pop(i))
+        if argument.startswith("--config="):
+            return Path(arguments.pop(i).removeprefix("--config="))
+    return None
+
+
+def _read_file(path: Path) -> ExperimentConfig:
+    """The config that `get_config()` of a file returns."""
+    if not path.is_file():
+        found = sorted(str(p) for p in Path("configs").glob("*/*.py") if p.name != "__init__.py")
+        near = difflib.get_close_matches(str(path), found, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(found)}" if found else ""
+        raise ConfigError(f"config file {path} does not exist{hint}")
+    spec = importlib.util.spec_from_file_location("chunkwise_config_file", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"config file {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # whatever a user's file raises is the user's to mend: name file, line and reason
+        where = f"config file {path}{_line_in(path, error)}"
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}{_suggestion(error, module)}") from error
+    if not isinstance(config, ExperimentConfig):
+        raise ConfigError(f"config file {path}: get_config() returned {type(config).__name__}, expected a config")
+    return config
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """', line N' of the innermost frame of `error` that lies in `path`."""
+    lines = []
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        lines.append(error.lineno)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _suggestion(error: BaseException, module: Any) -> str:
+    """'; did you mean ...?' for a misspelt field of one of the config classes that a file imports."""
+    wrong = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+    if wrong is None:
+        return ""
+    classes = [value for value in vars(module).values() if isinstance(value, type) and dataclasses.is_dataclass(value)]
+    names = sorted({field.name for one in classes for field in dataclasses.fields(one)})
+    near = difflib.get_close_matches(wrong[1], names, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; the fields of this file's configs are {', '.join(names)}"
+
+
+def _override(config: ExperimentConfig, arguments: list[str], program: str) -> ExperimentConfig:
+    """`config` with the fields that `arguments` name replaced; tyro's own messages become a ConfigError."""
+    import tyro
+
+    if not arguments:
+        return config
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                type(config),
+                default=config,
+                args=arguments,
+                prog=program,
+                description=f"Every field with its value; '--field value' replaces it. {_summary(config)}",
+                config=(tyro.conf.AvoidSubcommands,),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise ConfigError(said.getvalue().strip() or "the command line was refused") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _summary(config: ExperimentConfig) -> str:
+    """First line of the config class's docstring."""
+    return (type(config).__doc__ or "").split("\n")[0]

@@ -1,0 +1,89 @@
+"""Command lines and config files: what is right is read, what is wrong is named."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chunkwise.config.load import load
+from chunkwise.config.saved import flatten
+from chunkwise.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+DEBUG = ["--config", str(ROOT / "configs/qchunk/debug.py")]
+
+
+def test_reads_a_file_and_overrides_fields():
+    config, path = load([*DEBUG, "--train.steps", "7", "--agent.discount", "0.9", "--run.resume", "--run.dir", "x"])
+    flat = flatten(config)
+    assert (flat["train.steps"], flat["agent.discount"], flat["run.resume"], flat["run.dir"]) == (7, 0.9, True, "x")
+    assert flat["train.batch_size"] == 32  # of the file
+    assert path.name == "debug.py"
+    assert config.package == "qchunk"
+
+
+def test_tuples_and_none_are_read():
+    config, _ = load([*DEBUG, "--agent.hidden-sizes", "8", "16", "--optim.clip-norm", "1", "--eval.env", "None"])
+    flat = flatten(config)
+    assert flat["agent.hidden_sizes"] == [8, 16]
+    assert flat["optim.clip_norm"] == 1.0
+    assert flat["eval.env"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--config is missing"),
+        (["--config"], "--config needs a file"),
+        (["--config", str(ROOT / "configs/qchunk/nothing.py")], "does not exist"),
+        ([*DEBUG, "--train.stesp", "3"], r"(?s)Unrecognized options: --train.stesp.*--train.steps"),
+        ([*DEBUG, "--agent.policy", "best"], r"(?s)invalid choice 'best'.*best_of_n"),
+        ([*DEBUG, "--agent.discount", "1.5"], r"agent.discount is 1.5; expected above 0"),
+        ([*DEBUG, "--train.steps", "0"], r"(?s)TrainConfig.steps is 0;\s+expected"),
+        ([*DEBUG, "--data.shards", "5"], r"not\s+divisible"),
+    ],
+)
+def test_names_what_is_wrong(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(ConfigError, match=message):
+        load(arguments)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("alpha=", "alhpa=", r"line \d+: TypeError: .*'alhpa'.*; did you mean 'alpha'\?"),
+        ("steps=200", "steps=-1", r"line \d+: ValueError: TrainConfig.steps is -1"),
+        ("return QChunkConfig(", "return (", "SyntaxError"),
+        ("def get_config", "def config", "AttributeError"),
+        ("return QChunkConfig", "return dict", r"returned dict, expected a config"),
+    ],
+)
+def test_names_what_is_wrong_in_a_file(tmp_path: Path, old: str, new: str, message: str):
+    text = (ROOT / "configs/qchunk/debug.py").read_text()
+    assert old in text
+    path = tmp_path / "mine.py"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        load(["--config", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [([], 64), (["--help"], 0), ([*DEBUG, "--help"], 0), ([*DEBUG, "--x"], 64)]
+)
+def test_exit_codes_without_a_traceback(arguments: list[str], code: int):
+    found = subprocess.run([sys.executable, "launch.py", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == code
+    assert "Traceback" not in found.stderr
+    if code == 0:
+        assert "--" in found.stdout
+
+
+def test_help_shows_every_field():
+    found = subprocess.run([sys.executable, "launch.py", *DEBUG, "--help"], cwd=ROOT, capture_output=True, text=True)
+    config, _ = load(DEBUG)
+    missing = {name for name in flatten(config) if f"--{name.replace('_', '-')}" not in found.stdout}
+    # Whole parts that this config leaves out; only a file can put them in.
+    assert missing == {"agent.encoder", "agent.decoupled", "online"}
