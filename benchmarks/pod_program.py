@@ -79,11 +79,11 @@ def compile_update(config: Any, *, compiler_chooses: bool) -> Any:
     state = jax.eval_shape(task.init, rngs.key(0, "init"))
     shardings = mesh_lib.state_shardings(mesh, state, config.mesh.replicate_below)
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
-    rows = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.accumulate)
+    rows = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.grad_accum_steps)
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     untold = patch.object(updates, "on_mesh", lambda step, mesh: step)
     with untold if compiler_chooses else contextlib.nullcontext():
-        update: Any = updates.jit_updates(task.step, mesh, shardings, ema=config.train.ema)
+        update: Any = updates.jit_updates(task.step, mesh, shardings, ema=config.train.ema_decay)
         return update.lower(state, abstract_batch(config, rows), count).compile()
 
 
@@ -188,7 +188,7 @@ def main() -> None:
     from chunkwise.config.load import load
 
     config: Any = load(["--config", CONFIG])[0]
-    train = dataclasses.replace(config.train, batch_size=args.rows, accumulate=args.accumulate)
+    train = dataclasses.replace(config.train, batch_size=args.rows, grad_accum_steps=args.accumulate)
     mesh = dataclasses.replace(config.mesh, data=args.devices // args.fsdp, fsdp=args.fsdp)
     config = dataclasses.replace(config, train=train, mesh=mesh)
     program = compile_update(config, compiler_chooses=args.compiler_chooses)

@@ -280,11 +280,11 @@ class DrivingConfig(ExperimentConfig):
         if (self.objective is None) == (self.waypoints is None):
             raise ValueError("expected either objective or waypoints to be set, found both or neither")
         contrasted = self.objective is not None and self.objective.cross_camera + self.objective.temporal > 0
-        if contrasted and self.train.accumulate > 1:
+        if contrasted and self.train.grad_accum_steps > 1:
             raise ValueError(
-                f"train.accumulate is {self.train.accumulate}, and objective.cross_camera and objective.temporal take "
-                "their negatives from the whole batch: a part of it would have fewer. Set train.accumulate to 1, lower "
-                "train.batch_size, or spread the batch over more devices"
+                f"train.grad_accum_steps is {self.train.grad_accum_steps}, and objective.cross_camera and "
+                "objective.temporal take their negatives from the whole batch: a part of it would have fewer. "
+                "Set train.grad_accum_steps to 1, lower train.batch_size, or spread the batch over more devices"
             )
         paired = self.objective is not None and self.objective.temporal + self.objective.ego_motion > 0
         if paired and len(self.data.offsets_s) < 2:

@@ -250,7 +250,7 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda: init(config, rngs.key(0, "init")))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    part = "params" if config.train.ema is None else "ema"
+    part = "params" if config.train.ema_decay is None else "ema"
     _, arrays = read_newest(run, {part: shapes})
     if config.objective is not None:
         result = probe(config, arrays[part]["encoder"])

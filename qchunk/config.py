@@ -8,6 +8,7 @@ from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
     FilesConfig,
+    renamed_from,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -124,7 +125,7 @@ class EncoderConfig:
     | True               | the one encoder      | none               | none                          |
 
     No other path exists: where the critic or the flow judges inside another network's loss, it and its encoder are
-    fixed. The target critic has an encoder of its own that follows the critic's at agent.target_rate.
+    fixed. The target critic has an encoder of its own that follows the critic's at agent.tau.
     """
 
     kind: Literal["impala", "resnet"] = "impala"
@@ -218,8 +219,8 @@ class AgentConfig:
     """False: policy and critic see the first action alone, the backup stays `horizon` steps long."""
     discount: float = 0.99
     """Per environment step; the only discount there is."""
-    target_rate: float = 0.005
-    """Share of the new critic that enters the target critic at each update (tau)."""
+    tau: float = dataclasses.field(default=0.005, metadata=renamed_from("target_rate"))
+    """Share of the new critic that enters the target critic at each update."""
     alpha: float = 100.0
     """Weight of the distillation loss (distill only)."""
     num_samples: int = 32
@@ -247,7 +248,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "horizon", "num_samples", "flow_steps", "num_critics", "alpha")
-        require_fraction(self, "target_rate")
+        require_fraction(self, "tau")
         if not 0 < self.discount <= 1:
             raise ValueError(f"agent.discount is {self.discount}; expected above 0 and at most 1")
         subset = self.gaussian.target_critics

@@ -95,7 +95,7 @@ QCHUNK, RIPT, DRIVING = "configs/qchunk/debug.py", "configs/openpi_ript/debug.py
 STEPS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "QC-FQL": (QCHUNK, changed),
     "QC": (QCHUNK, functools.partial(changed, agent={"policy": "best_of_n", "num_samples": 4})),
-    "QC-FQL accumulated": (QCHUNK, functools.partial(changed, train={"accumulate": 2})),
+    "QC-FQL accumulated": (QCHUNK, functools.partial(changed, train={"grad_accum_steps": 2})),
     "FQL": (QCHUNK, functools.partial(changed, agent={"horizon": 1})),
     "n-step FQL": (QCHUNK, functools.partial(changed, agent={"action_chunking": False})),
     "QC-FQL predicting chunks": (QCHUNK, functools.partial(changed, agent={"flow_predicts": "chunk"})),

@@ -21,7 +21,7 @@ def even_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_same_update(task: Any, parted: Any, state: Any, batch: Any, jit: Any) -> None:
-    """Two tasks or agents, the second with train.accumulate above 1, have the same means and gradient.
+    """Two tasks or agents, the second with train.grad_accum_steps above 1, have the same means and gradient.
 
     Adam's moments, which start at 0, are 0.1 of the gradient and 0.001 of its square: they show it as it is, where an
     update would divide it by its size.

@@ -133,7 +133,7 @@ class Case:
 def config(folder: Path, steps: int = STEPS) -> ToyConfig:
     """The run: a save every four updates, the newest two stay."""
     made = toy_config(folder, train=TrainConfig(steps=steps, batch_size=8, log_every=2, eval_every=0))
-    made = dataclasses.replace(made, checkpoint=CheckpointConfig(every=4, keep_last=2))
+    made = dataclasses.replace(made, checkpoint=CheckpointConfig(every=4, max_to_keep=2))
     return dataclasses.replace(made, run=dataclasses.replace(made.run, resume=True))
 
 

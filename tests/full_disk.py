@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests import kill
 
-SAVES = ["--checkpoint.keep-last", "1000"]
+SAVES = ["--checkpoint.max-to-keep", "1000"]
 SPACES = ["unshare", "--user", "--map-root-user", "--mount"]
 
 

@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_made_is_74(tmp_path: Path):
 
 def test_the_checkpoint_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert checkpoint_tool(["ls", str(tmp_path / "none")]) == 65
-    assert checkpoint_tool(["prune", str(tmp_path), "--keep-last", "0"]) == 64
+    assert checkpoint_tool(["prune", str(tmp_path), "--max-to-keep", "0"]) == 64
 
 
 @pytest.mark.parametrize("name", CODES)

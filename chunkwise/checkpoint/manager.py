@@ -58,7 +58,7 @@ from chunkwise.checkpoint.reader import (
     whole_note,
 )
 from chunkwise.config.experiment import CheckpointConfig
-from chunkwise.config.saved import NOTHING_FREE, FreeFields, comparable
+from chunkwise.config.saved import NO_RULES, ResumeRules, comparable
 from chunkwise.distributed import processes
 from chunkwise.errors import DataError, NonFiniteError, PreemptedError, StorageError, require_equal
 from chunkwise.files.durable import give_name, make_folders, remove_tree, sync_folder, sync_tree, sync_up, write_durably
@@ -81,7 +81,7 @@ class Checkpoints:
         fingerprint: dict[str, Any],
         files: Mapping[str, bytes] | None = None,
         *,
-        free: FreeFields = NOTHING_FREE,
+        rules: ResumeRules = NO_RULES,
     ) -> None:
         """Touches no file yet.
 
@@ -91,7 +91,7 @@ class Checkpoints:
           fingerprint: JSON values that must be the same when the run goes on: config fields, dataset hash.
           files: Of the run's folder, by name, that whoever uses a save needs beside it. `restore` writes them; their
             hashes are a part of each save.
-          free: Fields that an earlier version may have put into a save's fingerprint, and that may differ.
+          rules: What an earlier version may have put into a save's fingerprint, and what it called its fields.
         """
         _quieten_failed_saves()
         self._run = run
@@ -99,7 +99,7 @@ class Checkpoints:
         self._quarantine = run / "quarantine"
         self._config = config
         self._fingerprint = fingerprint
-        self._free = free
+        self._rules = rules
         self._files = dict(files or {})
         self._hashes = {name: hashlib.sha256(content).hexdigest() for name, content in self._files.items()}
         self._pending: ocp.AsyncResponse | concurrent.futures.Future[Any] | None = None
@@ -191,7 +191,7 @@ class Checkpoints:
     def _prune(self, newest: int) -> None:
         """Removes the saves that no rule keeps, now that the newest is durable."""
         steps = [step for step in saved_steps.steps_in(self._folder) if step <= newest]
-        old = outdated(steps, self._config.keep_last, self._config.keep_every, self._best.best(steps))
+        old = outdated(steps, self._config.max_to_keep, self._config.keep_period, self._best.best(steps))
         for step in old:
             if step in self._unread:  # it may be the best, which could not be read
                 continue
@@ -364,7 +364,7 @@ class Checkpoints:
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
         """One checkpoint, verified. Raises DamagedError or UnreadableError on every process alike."""
         note = self._read_note(step)
-        saved, now, remark = comparable(note["fingerprint"], self._fingerprint, self._free)
+        saved, now, remark = comparable(note["fingerprint"], self._fingerprint, self._rules)
         require_equal(saved, now, " ".join(["the checkpoint was made with another config or dataset", remark]).rstrip())
         if remark and processes.is_primary():
             print(f"note: {remark}", flush=True)

@@ -40,14 +40,14 @@ class KeepBest:
         return max(scored)[1] if scored else None
 
 
-def outdated(steps: Sequence[int], keep_last: int, keep_every: int | None, best: int | None) -> list[int]:
+def outdated(steps: Sequence[int], max_to_keep: int, keep_period: int | None, best: int | None) -> list[int]:
     """Those of the saves that no rule keeps, oldest first.
 
     Args:
       steps: Of all saves, in any order.
-      keep_last: Newest ones that stay, at least 1.
-      keep_every: Multiples of this step stay too.
+      max_to_keep: Newest ones that stay, at least 1.
+      keep_period: Multiples of this step stay too.
       best: One more that stays.
     """
-    older = sorted(steps)[:-keep_last]
-    return [step for step in older if step != best and (keep_every is None or step % keep_every)]
+    older = sorted(steps)[:-max_to_keep]
+    return [step for step in older if step != best and (keep_period is None or step % keep_period)]

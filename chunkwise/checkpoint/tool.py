@@ -43,12 +43,12 @@ def main(argv: Sequence[str]) -> int:
         command = commands.add_parser(name)
         command.add_argument("run", type=Path, help="a run's folder")
         if name == "prune":
-            command.add_argument("--keep-last", type=int, default=1, help="newest steps that stay (default 1)")
-            command.add_argument("--keep-every", type=int, help="multiples of this step stay too")
+            command.add_argument("--max-to-keep", type=int, default=1, help="newest steps that stay (default 1)")
+            command.add_argument("--keep-period", type=int, help="multiples of this step stay too")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "prune":
-            return _prune(arguments.run, arguments.keep_last, arguments.keep_every)
+            return _prune(arguments.run, arguments.max_to_keep, arguments.keep_period)
         return _show(arguments.run, _saves(arguments.run), deep=arguments.command == "verify")
     except RunError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
@@ -100,10 +100,10 @@ def _verdict(reason: DamagedError | UnreadableError | None) -> str:
     return f"{'damaged' if isinstance(reason, DamagedError) else 'unreadable'}: {reason}"
 
 
-def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:
+def _prune(run: Path, max_to_keep: int, keep_period: int | None) -> int:
     """Deletes what neither rule keeps; a kill in between leaves whole steps or folders that are no steps."""
-    if keep_last < 1 or (keep_every is not None and keep_every < 1):
-        raise ConfigError(f"--keep-last is {keep_last}, --keep-every is {keep_every}; expected at least 1")
+    if max_to_keep < 1 or (keep_period is not None and keep_period < 1):
+        raise ConfigError(f"--max-to-keep is {max_to_keep}, --keep-period is {keep_period}; expected at least 1")
     saves = _saves(run)
     with open(run / "lock", "a+") as lock:
         try:
@@ -115,7 +115,7 @@ def _prune(run: Path, keep_last: int, keep_every: int | None) -> int:
             raise DataError(f"step {saves[0].step}, the newest, is damaged ({reason}); nothing was deleted")
         if reason is not None:
             raise StorageError(f"step {saves[0].step}, the newest, cannot be read ({reason}); nothing was deleted")
-        old = outdated([save.step for save in saves], keep_last, keep_every, _best(run, saves))
+        old = outdated([save.step for save in saves], max_to_keep, keep_period, _best(run, saves))
         gone = [save for save in saves if save.step in old]
         for save in gone:
             try:

@@ -15,7 +15,7 @@ from chunkwise.config.experiment import (
     require_positive,
 )
 from chunkwise.config.load import load
-from chunkwise.config.saved import YOUNGER, FreeFields, comparable, fingerprint, flatten, free_fields
+from chunkwise.config.saved import YOUNGER, ResumeRules, comparable, fingerprint, flatten, resume_rules
 
 __all__ = [
     "FREE_AT_A_CONSTANT_RATE",
@@ -24,17 +24,17 @@ __all__ = [
     "CheckpointConfig",
     "ExperimentConfig",
     "FilesConfig",
-    "FreeFields",
     "MeshConfig",
     "OptimConfig",
+    "ResumeRules",
     "RunConfig",
     "TrainConfig",
     "comparable",
     "fingerprint",
     "flatten",
-    "free_fields",
     "load",
     "require_fraction",
     "require_non_negative",
     "require_positive",
+    "resume_rules",
 ]

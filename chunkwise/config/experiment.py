@@ -15,6 +15,11 @@ FREE_AT_A_CONSTANT_RATE: Mapping[str, Any] = MappingProxyType({"free on resume":
 """Metadata of a field that may differ where the learning rate does not depend on it: optim.schedule is constant."""
 
 
+def renamed_from(name: str) -> Mapping[str, Any]:
+    """Returns metadata of a field that earlier versions called `name`: runs that they saved are read by it."""
+    return MappingProxyType({"renamed from": name})
+
+
 def require_positive(config: Any, *names: str) -> None:
     """Raises ValueError if a field is not above 0, naming class, field and value."""
     for name in names:
@@ -59,9 +64,9 @@ class TrainConfig:
     """Gradient updates in all."""
     batch_size: int
     """Rows of one update, over all devices and processes."""
-    accumulate: int = 1
+    grad_accum_steps: int = dataclasses.field(default=1, metadata=renamed_from("accumulate"))
     """Parts of a batch whose gradients are summed one after another before an update: less memory, the same update."""
-    ema: float | None = None
+    ema_decay: float | None = dataclasses.field(default=None, metadata=renamed_from("ema"))
     """Share of the old value that a moving average of the trained weights keeps at each update, for example 0.999. The
     average is what is evaluated and acts. None: no average is kept."""
     updates_per_call: int = dataclasses.field(default=1, metadata=FREE_ON_RESUME)
@@ -75,13 +80,16 @@ class TrainConfig:
     ends."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "batch_size", "accumulate", "updates_per_call", "log_every", "max_skipped")
+        require_positive(
+            self, "steps", "batch_size", "grad_accum_steps", "updates_per_call", "log_every", "max_skipped"
+        )
         require_non_negative(self, "eval_every")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"train.ema is {self.ema}; expected a number between 0 and 1, or None")
-        if self.batch_size % self.accumulate:
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"train.ema_decay is {self.ema_decay}; expected a number between 0 and 1, or None")
+        if self.batch_size % self.grad_accum_steps:
             raise ValueError(
-                f"train.batch_size is {self.batch_size} and train.accumulate {self.accumulate}; expected a divisor"
+                f"train.batch_size is {self.batch_size} and train.grad_accum_steps {self.grad_accum_steps}; "
+                "expected a divisor"
             )
 
 
@@ -130,9 +138,9 @@ class CheckpointConfig:
 
     every: int = 1000
     """Updates between two saves; the last step is always saved."""
-    keep_last: int = 2
+    max_to_keep: int = dataclasses.field(default=2, metadata=renamed_from("keep_last"))
     """Newest saves that stay."""
-    keep_every: int | None = None
+    keep_period: int | None = dataclasses.field(default=None, metadata=renamed_from("keep_every"))
     """Saves at multiples of this step stay for good."""
     keep_best: str | None = None
     """Metric of the evaluation by which the best save so far stays too, for example policy/success. Only a save at a
@@ -141,9 +149,9 @@ class CheckpointConfig:
     """Which value of `keep_best` is the best."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "every", "keep_last")
-        if self.keep_every is not None and self.keep_every < 1:
-            raise ValueError(f"checkpoint.keep_every is {self.keep_every}; expected at least 1, or None")
+        require_positive(self, "every", "max_to_keep")
+        if self.keep_period is not None and self.keep_period < 1:
+            raise ValueError(f"checkpoint.keep_period is {self.keep_period}; expected at least 1, or None")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,34 +34,40 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FreeFields:
-    """Dotted names of the fields that may differ when a run goes on; one that ends in a dot stands for all below it."""
+class ResumeRules:
+    """What the fields of a config class say of runs that go on: dotted names; one that ends in a dot means all below.
+
+    `always` and `at_a_constant_rate` may differ; `renamed` has today's name by the one that earlier versions wrote.
+    """
 
     always: tuple[str, ...] = ()
     at_a_constant_rate: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-NOTHING_FREE = FreeFields()
+NO_RULES = ResumeRules()
 
 
-def free_fields(kind: type) -> FreeFields:
-    """What the metadata of a config class, and of the classes nested in it, say of their fields."""
+def resume_rules(kind: type) -> ResumeRules:
+    """Collects what the metadata of a config class, and of the classes nested in it, say of their fields."""
+    always, constant, renamed = [], [], {}
 
-    def walk(prefix: str, kind: type) -> Iterator[tuple[str, str]]:
+    def walk(prefix: str, kind: type, free: bool) -> None:
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
             name = f"{prefix}{field.name}"
             parts = [part for part in members(hints[field.name]) if isinstance(part, type)]
             nested = [part for part in parts if dataclasses.is_dataclass(part)]
-            if when := field.metadata.get("free on resume"):
-                yield f"{name}." if nested else name, when
-            else:
-                for part in nested:
-                    yield from walk(f"{name}.", part)
+            when = None if free else field.metadata.get("free on resume")
+            if when is not None:
+                (always if when == "always" else constant).append(f"{name}." if nested else name)
+            if "renamed from" in field.metadata:
+                renamed[f"{prefix}{field.metadata['renamed from']}"] = name
+            for part in nested:
+                walk(f"{name}.", part, free or when is not None)
 
-    found = list(walk("", kind))
-    always, constant = (tuple(name for name, when in found if when == one) for one in ("always", "constant"))
-    return FreeFields(always=always, at_a_constant_rate=constant)
+    walk("", kind, free=False)
+    return ResumeRules(always=tuple(always), at_a_constant_rate=tuple(constant), renamed=renamed)
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -69,11 +75,17 @@ def members(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
 
 
-def fingerprint(flat: dict[str, Any], free: FreeFields) -> dict[str, Any]:
-    """Returns the part of a flattened config that must be the same when a run goes on."""
-    names = free.always + (free.at_a_constant_rate if flat.get("optim.schedule") == "constant" else ())
+def fingerprint(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
+    """Returns the part of a flattened config, by the names of today, that must be the same when a run goes on."""
+    names = rules.always + (rules.at_a_constant_rate if flat.get("optim.schedule") == "constant" else ())
     below = tuple(name for name in names if name.endswith("."))
-    return {name: value for name, value in flat.items() if name not in names and not name.startswith(below)}
+    now = with_present_names(flat, rules)
+    return {name: value for name, value in now.items() if name not in names and not name.startswith(below)}
+
+
+def with_present_names(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
+    """Renames the fields of a flattened config that an earlier version wrote under other names."""
+    return {rules.renamed.get(name, name): value for name, value in flat.items()}
 
 
 # Entries of a checkpoint's fingerprint that earlier versions did not write.
@@ -81,14 +93,14 @@ YOUNGER = ("dataset.files",)
 
 
 def comparable(
-    saved: dict[str, Any], current: dict[str, Any], free: FreeFields
+    saved: dict[str, Any], current: dict[str, Any], rules: ResumeRules
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The parts of a checkpoint's fingerprint and of a run's that both versions of the code know, and a note.
 
     Args:
       saved: Of the checkpoint, which an earlier version may have written.
       current: Of the run.
-      free: Of the run's config class: what this version lets differ, an earlier one may have saved.
+      rules: Of the run's config class: what this version lets differ, an earlier one may have saved.
 
     Returns:
       Both, to be compared, and what to say of entries that are in `current` alone; empty where there are none.
@@ -97,11 +109,11 @@ def comparable(
     note = ""
     if new:
         note = (
-            "the checkpoint is an earlier version's, which kept no list of the dataset's files: whether pictures or "
+            "the checkpoint is an earlier version's, which kept no list of the dataset's files: whether images or "
             "videos changed since cannot be told; from the next save on it can. (Files above 256 MiB were hashed in "
             "another way then: if nothing but dataset.manifest differs, go on with that version, or start anew)"
         )
-    return fingerprint(saved, free), {name: value for name, value in current.items() if name not in new}, note
+    return fingerprint(saved, rules), {name: value for name, value in current.items() if name not in new}, note
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:
@@ -125,7 +137,7 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     if not isinstance(flat, dict):
         raise ConfigError(f"{path}: expected the config of a run, an object of fields; found {type(flat).__name__}")
     try:
-        return _unflatten(kind, flat, "")
+        return _unflatten(kind, with_present_names(flat, resume_rules(kind)), "")
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: expected a {kind.__name__} as this version writes it: {error}") from error
 

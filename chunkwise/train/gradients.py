@@ -74,5 +74,5 @@ def gradient(
 def _split(x: Array, parts: int) -> Array:
     """Rows m, m + parts, m + 2 parts, ... as entry m of a new leading axis."""
     if x.shape[0] % parts:
-        raise ValueError(f"a batch of {x.shape[0]} rows; expected a multiple of train.accumulate, {parts}")
+        raise ValueError(f"a batch of {x.shape[0]} rows; expected a multiple of train.grad_accum_steps, {parts}")
     return jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)

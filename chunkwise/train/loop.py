@@ -33,7 +33,7 @@ from chunkwise.checkpoint.prune import finite_metrics
 from chunkwise.checkpoint.reader import Progress
 from chunkwise.cli.progress import ProgressLine
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import fingerprint, flatten, free_fields
+from chunkwise.config.saved import fingerprint, flatten, resume_rules
 from chunkwise.distributed import host, processes, stopping
 from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
@@ -78,7 +78,7 @@ class Task(Protocol):
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Metrics of the weights, {} where there is nothing to evaluate; prints what a person wants to know of them.
 
-        With train.ema the weights are the moving average, here and in an interaction.
+        With train.ema_decay the weights are the moving average, here and in an interaction.
 
         A function of the state alone, so that a repetition after a kill gives the same. Of several processes only the
         first is asked, with step and weights alone, on its first device.
@@ -151,18 +151,18 @@ class _Run:
         self.evaluation: dict[str, float] = {}
         mesh = mesh_lib.make_mesh(config.mesh)
         self.everywhere = NamedSharding(mesh, PartitionSpec())
-        self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.accumulate)
+        self.batch_sharding = mesh_lib.batch_sharding(mesh, config.train.batch_size // config.train.grad_accum_steps)
         self.shard, self.num_shards = mesh_lib.shard_of_batch(mesh)
         self.flag_sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
         self.jit_any = jax.jit(jnp.max, out_shardings=self.everywhere)
         self.abstract_state = jax.eval_shape(task.init, rngs.key(config.run.seed, "init"))
         self.shardings = mesh_lib.state_shardings(mesh, self.abstract_state, config.mesh.replicate_below)
-        self.jit_updates = jit_updates(task.step, mesh, self.shardings, ema=config.train.ema)
-        free = free_fields(type(config))
-        marks = fingerprint(flatten(config), free) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
+        self.jit_updates = jit_updates(task.step, mesh, self.shardings, ema=config.train.ema_decay)
+        rules = resume_rules(type(config))
+        marks = fingerprint(flatten(config), rules) | {f"dataset.{k}": v for k, v in task.data_fingerprint().items()}
         same_everywhere = {name: value for name, value in flatten(config).items() if name != "run.dir"}
         processes.require_same(same_everywhere | marks)
-        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks, folder.kept, free=free)
+        self.checkpoints = Checkpoints(folder.path, config.checkpoint, marks, folder.kept, rules=rules)
 
     def run(self) -> str:
         """Restores or initialises, then loops."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import fingerprint, flatten, free_fields
+from chunkwise.config.saved import fingerprint, flatten, resume_rules
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
@@ -119,9 +119,9 @@ class RunFolder:
             raise ConfigError(f"{path} is not valid JSON: {error}") from error
         if not isinstance(saved, dict):
             raise ConfigError(f"{path}: expected a JSON object of config fields, found another value")
-        free = free_fields(type(config))
-        now = flatten(config)
-        require_equal(fingerprint(saved, free), fingerprint(now, free), f"{self.path} was started with another config")
+        rules = resume_rules(type(config))
+        saved, now = fingerprint(saved, rules), fingerprint(flatten(config), rules)
+        require_equal(saved, now, f"{self.path} was started with another config")
 
     def __enter__(self) -> "RunFolder":
         return self

@@ -90,7 +90,9 @@ def batch_sharding(mesh: Mesh, batch_size: int) -> NamedSharding:
       ConfigError: The batch size is not divisible by the number of devices.
     """
     if batch_size % mesh.size:
-        raise ConfigError(f"train.batch_size / train.accumulate is {batch_size}, not divisible by {mesh.size} devices")
+        raise ConfigError(
+            f"train.batch_size / train.grad_accum_steps is {batch_size}, not divisible by {mesh.size} devices"
+        )
     return NamedSharding(mesh, PartitionSpec(None, ("data", "fsdp")))
 
 

@@ -31,5 +31,5 @@ def get_config() -> OpenpiRiptConfig:
         guidance=GuidanceConfig(),
         tokenizer="checkpoints/paligemma_tokenizer.model",
         weights="checkpoints/pi0_base",
-        checkpoint=CheckpointConfig(every=1000, keep_every=5000),
+        checkpoint=CheckpointConfig(every=1000, keep_period=5000),
     )

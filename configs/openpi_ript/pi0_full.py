@@ -15,7 +15,7 @@ from openpi_ript.config import PANDA, DataConfig, OpenpiRiptConfig, full
 def get_config() -> OpenpiRiptConfig:
     """Batch 64: 8 rows on each device."""
     return OpenpiRiptConfig(
-        train=TrainConfig(steps=30_000, batch_size=64, ema=0.99),
+        train=TrainConfig(steps=30_000, batch_size=64, ema_decay=0.99),
         optim=OptimConfig(
             learning_rate=2.5e-5,
             schedule="cosine",
@@ -33,5 +33,5 @@ def get_config() -> OpenpiRiptConfig:
         ),
         tokenizer="checkpoints/paligemma_tokenizer.model",
         weights="checkpoints/pi0_base",
-        checkpoint=CheckpointConfig(every=1000, keep_every=10_000),
+        checkpoint=CheckpointConfig(every=1000, keep_period=10_000),
     )

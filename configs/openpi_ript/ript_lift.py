@@ -40,7 +40,7 @@ MODEL = ModelConfig(
 def get_config() -> OpenpiRiptConfig:
     """State only; for pictures see docs/ript.md."""
     return OpenpiRiptConfig(
-        train=TrainConfig(steps=1000, batch_size=64, ema=0.98, log_every=50, updates_per_call=50, eval_every=400),
+        train=TrainConfig(steps=1000, batch_size=64, ema_decay=0.98, log_every=50, updates_per_call=50, eval_every=400),
         optim=OptimConfig(learning_rate=1e-3, warmup_steps=50, clip_norm=1.0),
         model=MODEL,
         data=DataConfig(path=PATH, robot=ROBOT, cameras={}, horizon=8, action_norm="mean_std"),
@@ -50,5 +50,5 @@ def get_config() -> OpenpiRiptConfig:
         env=EnvConfig(suite="robosuite", task="Lift", prompt="lift the red cube", max_steps=60, state=STATE, execute=4),
         rollout=RolloutConfig(start=400, updates=100, groups=6, max_groups=8, retry_after=200, replay_rounds=2),
         eval=EvalConfig(episodes=100, final_episodes=100, videos=9),
-        checkpoint=CheckpointConfig(every=100, keep_every=400),
+        checkpoint=CheckpointConfig(every=100, keep_period=400),
     )

@@ -42,7 +42,7 @@ ENV = EnvConfig(
 def get_config() -> OpenpiRiptConfig:
     """Both cameras of the specification's layer 4."""
     return OpenpiRiptConfig(
-        train=TrainConfig(steps=1400, batch_size=64, ema=0.98, log_every=50, updates_per_call=10, eval_every=500),
+        train=TrainConfig(steps=1400, batch_size=64, ema_decay=0.98, log_every=50, updates_per_call=10, eval_every=500),
         optim=OptimConfig(learning_rate=1e-3, warmup_steps=100, clip_norm=1.0),
         model=MODEL,
         data=DataConfig(
@@ -54,5 +54,5 @@ def get_config() -> OpenpiRiptConfig:
         env=ENV,
         rollout=RolloutConfig(start=500, updates=150, groups=6, max_groups=8, retry_after=300, replay_rounds=2),
         eval=EvalConfig(episodes=100, final_episodes=100, videos=9),
-        checkpoint=CheckpointConfig(every=100, keep_every=500),
+        checkpoint=CheckpointConfig(every=100, keep_period=500),
     )

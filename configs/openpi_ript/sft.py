@@ -33,5 +33,5 @@ def get_config() -> OpenpiRiptConfig:
         ),
         tokenizer="checkpoints/paligemma_tokenizer.model",
         weights="checkpoints/pi0_base",
-        checkpoint=CheckpointConfig(every=1000, keep_every=10_000),
+        checkpoint=CheckpointConfig(every=1000, keep_period=10_000),
     )

@@ -32,5 +32,5 @@ def get_config() -> QChunkConfig:
         online=OnlineConfig(env=TASK, start=1_000_000, steps=1_000_000, warmup=5000),
         eval=EvalConfig(env=TASK, episodes=50, final_episodes=200),
         record=RecordConfig(env="cube-single-v0", episodes=1000),
-        checkpoint=CheckpointConfig(every=50_000, keep_every=250_000),
+        checkpoint=CheckpointConfig(every=50_000, keep_period=250_000),
     )

@@ -177,7 +177,7 @@ def spread(features: Float[Array, "m d"]) -> dict[str, Mean]:
     effective_rank  exp of the entropy of the normalised singular values of the centred features (arXiv:2210.02885);
                     from 1 to m - 1
 
-    With train.accumulate each is of one part of the batch, and logged as their mean.
+    With train.grad_accum_steps each is of one part of the batch, and logged as their mean.
     """
     centred = jax.lax.stop_gradient(features - features.mean(axis=0, keepdims=True))
     singular = jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(centred @ centred.T), 0.0))

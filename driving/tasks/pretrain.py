@@ -38,7 +38,9 @@ class PretrainTask:
         """Fresh weights; the target is a copy of the encoder where hidden tokens are predicted."""
         params = init_params(self.config, key)
         target = params["encoder"] if self.settings.masked else None
-        return TrainState.create(params, self._optimiser, target, ema=None if self.config.train.ema is None else params)
+        return TrainState.create(
+            params, self._optimiser, target, ema=None if self.config.train.ema_decay is None else params
+        )
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update of the weights, and of the slowly moving encoder."""
@@ -49,8 +51,9 @@ class PretrainTask:
             return self._loss(whole, target, batch, key)
 
         weights = objectives.weights(self.settings)
-        accumulate = self.config.train.accumulate
-        gradient, metrics = gradients.gradient(loss, weights, state.params, batch, key, accumulate)
+        gradient, metrics = gradients.gradient(
+            loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
+        )
         metrics["loss"] = mean_of(weighted(metrics, weights))
         updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)

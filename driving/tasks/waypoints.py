@@ -43,7 +43,7 @@ class WaypointTask:
     def init(self, key: Key[Array, ""]) -> TrainState:
         """Fresh weights; the encoder's are replaced by `load` where a pretraining is given."""
         params = init_params(self.config, key)
-        return TrainState.create(params, self._optimiser, ema=None if self.config.train.ema is None else params)
+        return TrainState.create(params, self._optimiser, ema=None if self.config.train.ema_decay is None else params)
 
     def load(self, state: TrainState) -> TrainState:
         """Puts the encoder of the pretraining `waypoints.weights` into a fresh state.
@@ -63,8 +63,9 @@ class WaypointTask:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update."""
         key = rngs.key(self.config.run.seed, "loss", state.step)  # draws nothing
-        accumulate = self.config.train.accumulate
-        gradient, metrics = gradients.gradient(self._loss, {"loss": 1.0}, state.params, batch, key, accumulate)
+        gradient, metrics = gradients.gradient(
+            self._loss, {"loss": 1.0}, state.params, batch, key, self.config.train.grad_accum_steps
+        )
         updates: Any
         updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
         if self.settings.freeze and self.settings.use_cameras:  # weight decay would move it even without a gradient
@@ -168,6 +169,6 @@ def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     shapes = jax.eval_shape(lambda: pretrain.init_params(theirs, rngs.key(0, "init")))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    part = "params" if theirs.train.ema is None else "ema"
+    part = "params" if theirs.train.ema_decay is None else "ema"
     _, arrays = read_newest(run, {part: shapes})
     return arrays[part]["encoder"]

@@ -68,7 +68,7 @@ def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[
     shapes = jax.eval_shape(lambda: init_params(Pi0(config.model), jax.random.key(0)))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
     abstract = {"params": shapes}
-    if config.train.ema is not None:
+    if config.train.ema_decay is not None:
         abstract["ema"] = only_where(shapes, trainable(shapes, config.model))
     step, arrays = read_newest(folder, abstract)
     return step, tree_merge(arrays["params"], arrays.get("ema", {}))

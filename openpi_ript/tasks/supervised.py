@@ -76,8 +76,9 @@ class SupervisedTask:
         """One update of the weights that train."""
         key = rngs.key(self.config.run.seed, "loss", state.step)
         weights = {"flow_loss" if self.config.guidance is None else "guided_loss": 1.0}
-        accumulate = self.config.train.accumulate
-        gradient, metrics = gradients.gradient(self._loss, weights, state.params, batch, key, accumulate)
+        gradient, metrics = gradients.gradient(
+            self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
+        )
         updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
@@ -93,7 +94,7 @@ class SupervisedTask:
 
     def _averaged(self, params: PyTree) -> PyTree:
         """The weights of which a moving average is kept: those that train, or none."""
-        return {} if self.config.train.ema is None else only_where(params, self._trains)
+        return {} if self.config.train.ema_decay is None else only_where(params, self._trains)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Model inputs from update `start_step` on."""

@@ -58,7 +58,7 @@ class Agent(abc.ABC):
             for i, network in enumerate(("critic",) if self.encoder.config.share_actor_critic else tuple(params)):
                 weights = self.encoder.init(jax.random.fold_in(key, i), images)["params"]
                 params[network] = {**params[network], "encoder": weights}
-        ema = None if self.config.train.ema is None else params
+        ema = None if self.config.train.ema_decay is None else params
         return TrainState.create(params, self.optimiser, {"critic": params["critic"]}, ema=ema)
 
     @abc.abstractmethod
@@ -84,11 +84,12 @@ class Agent(abc.ABC):
             whole, target = all_gather_params((params, state.target))
             return self.loss(whole, target, batch, key)
 
-        accumulate = self.config.train.accumulate
-        gradient, metrics = gradients.gradient(loss, self.loss_weights, state.params, batch, key, accumulate)
+        gradient, metrics = gradients.gradient(
+            loss, self.loss_weights, state.params, batch, key, self.config.train.grad_accum_steps
+        )
         updates, opt_state = self.optimiser.update(gradient, state.opt_state, state.params)
         params: Any = optax.apply_updates(state.params, updates)
-        tau = self.config.agent.target_rate
+        tau = self.config.agent.tau
         # From the critic after its update; the official code takes the one before.
         target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state.target["critic"], params["critic"])
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))

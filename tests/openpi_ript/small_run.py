@@ -37,7 +37,7 @@ def small_config(root: Path, run: Path, **changes: Any) -> OpenpiRiptConfig:
     """Six guided updates of the toy model, saved every two, with a moving average and a frozen language model."""
     settings: dict[str, Any] = {
         "run": RunConfig(dir=str(run), seed=5),
-        "train": TrainConfig(steps=6, batch_size=4, ema=0.5, log_every=3),
+        "train": TrainConfig(steps=6, batch_size=4, ema_decay=0.5, log_every=3),
         "optim": OptimConfig(learning_rate=1e-2, clip_norm=1.0),
         "model": dataclasses.replace(toy("pi0"), optimality=True, freeze=("language",)),
         "data": DataConfig(

@@ -21,7 +21,7 @@ def test_parts_make_the_update_of_the_whole(guided: bool, tmp_path: Path, monkey
     config = small_config(make_dataset(tmp_path), tmp_path / "run")
     config = config if guided else supervised(config)
     task = make_task(config)
-    parted = make_task(dataclasses.replace(config, train=dataclasses.replace(config.train, accumulate=2)))
+    parted = make_task(dataclasses.replace(config, train=dataclasses.replace(config.train, grad_accum_steps=2)))
     state = compiled(task.init)(jax.random.key(1))
     batch: Any = jax.tree.map(jnp.asarray, next(task.batches(0)))
     pad = batch["action_is_pad"]

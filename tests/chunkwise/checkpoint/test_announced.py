@@ -43,7 +43,7 @@ def abstract() -> TrainState:
 
 
 def opened(run: Path, files: dict[str, bytes] | None = None) -> Checkpoints:
-    return Checkpoints(run, CheckpointConfig(keep_last=2), FINGERPRINT, files)
+    return Checkpoints(run, CheckpointConfig(max_to_keep=2), FINGERPRINT, files)
 
 
 def restored(run: Path, files: dict[str, bytes] | None = None) -> int | None:

@@ -51,8 +51,8 @@ def progress(step: int) -> Progress:
     )
 
 
-def opened(run: Path, keep_last: int = 2, fingerprint: dict = FINGERPRINT) -> Checkpoints:
-    return Checkpoints(run, CheckpointConfig(keep_last=keep_last, keep_every=4), fingerprint)
+def opened(run: Path, max_to_keep: int = 2, fingerprint: dict = FINGERPRINT) -> Checkpoints:
+    return Checkpoints(run, CheckpointConfig(max_to_keep=max_to_keep, keep_period=4), fingerprint)
 
 
 def written(run: Path, *steps: int) -> None:

@@ -60,7 +60,7 @@ def test_damage_is_named_and_nothing_moves(run: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.slow
 def test_prune_keeps_the_newest_and_the_multiples(run: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["prune", str(run), "--keep-every", "4"]) == 0
+    assert main(["prune", str(run), "--keep-period", "4"]) == 0
     assert steps(run) == [4, 6]
     assert "deleted 1 of 3 steps" in capsys.readouterr().out
     assert main(["prune", str(run)]) == 0
@@ -74,7 +74,7 @@ def test_prune_keeps_the_newest_and_the_multiples(run: Path, capsys: pytest.Capt
 def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = ExperimentConfig(
         train=TrainConfig(steps=9, batch_size=1),
-        checkpoint=CheckpointConfig(keep_last=9, keep_best="ade_2s", best="lowest"),
+        checkpoint=CheckpointConfig(max_to_keep=9, keep_best="ade_2s", best="lowest"),
     )
     (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
     checkpoints = Checkpoints(tmp_path, config.checkpoint, {})
@@ -107,4 +107,4 @@ def test_a_folder_without_saves_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["ls", str(tmp_path)]) == 65
     assert "expected checkpoints" in capsys.readouterr().err
     assert main(["ls", str(tmp_path / "nothing")]) == 65
-    assert main(["prune", str(tmp_path), "--keep-last", "0"]) == 64
+    assert main(["prune", str(tmp_path), "--max-to-keep", "0"]) == 64

@@ -33,7 +33,7 @@ def test_configs_are_frozen():
 
 
 def test_the_smallest_numbers_of_saves_are_taken():
-    assert CheckpointConfig(keep_every=1, keep_last=1, every=1).keep_every == 1
-    for name in ("keep_every", "keep_last", "every"):
+    assert CheckpointConfig(keep_period=1, max_to_keep=1, every=1).keep_period == 1
+    for name in ("keep_period", "max_to_keep", "every"):
         with pytest.raises(ValueError, match=name):
             dataclasses.replace(CheckpointConfig(), **{name: 0})

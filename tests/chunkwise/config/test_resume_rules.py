@@ -1,11 +1,12 @@
 """What may change when a run goes on, and what an earlier version wrote."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from chunkwise.config.load import load
-from chunkwise.config.saved import FreeFields, comparable, fingerprint, free_fields
+from chunkwise.config.saved import ResumeRules, comparable, fingerprint, flatten, read_config, resume_rules
 
 ROOT = Path(__file__).parents[3]
 DEBUG = ["--config", str(ROOT / "configs/qchunk/debug.py")]
@@ -23,7 +24,7 @@ def test_a_checkpoint_without_a_list_of_files_is_compared_in_the_rest_and_that_i
     assert remark.startswith("the checkpoint is an earlier version's, which kept no list of the dataset's files")
 
 
-FREE = FreeFields(always=("run.dir", "data.path", "checkpoint."), at_a_constant_rate=("train.steps",))
+FREE = ResumeRules(always=("run.dir", "data.path", "checkpoint."), at_a_constant_rate=("train.steps",))
 EVERY_RUN = {
     *("run.dir", "run.resume", "run.compile_cache"),
     *("train.updates_per_call", "train.log_every", "train.eval_every", "train.max_skipped"),
@@ -36,7 +37,9 @@ QCHUNK = {"data.norm_stats", "data.frames", "data.memory_gib", "data.decode_thre
 def test_fingerprint_leaves_out_what_may_change_on_resume():
     flat = {"run.dir": "a", "run.seed": 1, "train.steps": 5, "optim.schedule": "constant", "checkpoint.every": 3}
     assert fingerprint(flat, FREE) == {"run.seed": 1, "optim.schedule": "constant"}
-    kept = dict.fromkeys(["train.batch_size", "train.accumulate", "train.ema", "data.path_of", "checkpoint"], 2)
+    kept = dict.fromkeys(
+        ["train.batch_size", "train.grad_accum_steps", "train.ema_decay", "data.path_of", "checkpoint"], 2
+    )
     assert fingerprint(kept, FREE) == kept
     assert "train.steps" in fingerprint(flat | {"optim.schedule": "cosine"}, FREE)
 
@@ -52,10 +55,10 @@ def test_fingerprint_leaves_out_what_may_change_on_resume():
 def test_the_fields_that_may_change_on_resume(file: str, always: set[str], constant: set[str]):
     """All of them: a name more lets a run go on with other batches, one less refuses runs that are there."""
     config, _ = load(["--config", str(ROOT / f"configs/{file}.py")])
-    free = free_fields(type(config))
-    assert set(free.always) == always
-    assert set(free.at_a_constant_rate) == constant
-    assert fingerprint({"eval": None, "mesh.data": 1}, free) == {"eval": None}  # whether there is one is not free
+    rules = resume_rules(type(config))
+    assert set(rules.always) == always
+    assert set(rules.at_a_constant_rate) == constant
+    assert fingerprint({"eval": None, "mesh.data": 1}, rules) == {"eval": None}  # whether there is one is not free
 
 
 def test_a_checkpoint_of_before_the_list_of_files_is_comparable():
@@ -69,3 +72,27 @@ def test_a_checkpoint_of_before_the_list_of_files_is_comparable():
     assert saved != current
     saved, current, _ = comparable(before, now | {"dataset.manifest": "z"}, FREE)
     assert saved != current
+
+
+OF_EARLIER = {
+    "train.accumulate": "train.grad_accum_steps",
+    "train.ema": "train.ema_decay",
+    "checkpoint.keep_last": "checkpoint.max_to_keep",
+    "checkpoint.keep_every": "checkpoint.keep_period",
+}
+
+
+@pytest.mark.parametrize("file", ["qchunk/debug.py", "openpi_ript/debug.py", "driving/debug.py"])
+def test_a_run_that_used_earlier_names_of_fields_reads_as_the_same_config(file: str, tmp_path: Path):
+    config, _ = load(["--config", str(ROOT / "configs" / file), "--checkpoint.keep-period", "7"])
+    earlier = OF_EARLIER | ({"agent.target_rate": "agent.tau"} if file.startswith("qchunk") else {})
+    names = {now: before for before, now in earlier.items()}
+    flat = {names.get(name, name): value for name, value in flatten(config).items()}
+    assert set(earlier) <= set(flat)
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    assert read_config(tmp_path, type(config)) == config
+    rules = resume_rules(type(config))
+    assert dict(rules.renamed) == earlier
+    assert fingerprint(flat, rules) == fingerprint(flatten(config), rules)
+    other = fingerprint(flat | {"train.accumulate": 99}, rules)
+    assert other != fingerprint(flatten(config), rules), "a value under its earlier name is still compared"

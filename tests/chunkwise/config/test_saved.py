@@ -17,7 +17,7 @@ from tests.chunkwise.toy import ToyConfig, toy_config
 def test_round_trip(tmp_path: Path):
     config = ToyConfig(
         train=TrainConfig(steps=3, batch_size=2),
-        checkpoint=CheckpointConfig(every=7, keep_every=None),
+        checkpoint=CheckpointConfig(every=7, keep_period=None),
         width=5,
     )
     (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
@@ -96,7 +96,7 @@ def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, field: str, 
 
 def test_values_that_fit_their_fields(tmp_path: Path):
     flat = flatten(ToyConfig(train=TrainConfig(steps=3, batch_size=2)))
-    fitting = {"optim.clip_norm": None, "run.compile_cache": "here", "train.ema": 0.5}
+    fitting = {"optim.clip_norm": None, "run.compile_cache": "here", "train.ema_decay": 0.5}
     (tmp_path / "config.json").write_text(json.dumps(flat | fitting))
     read = flatten(read_config(tmp_path, ToyConfig))
     assert {name: read[name] for name in fitting} == fitting

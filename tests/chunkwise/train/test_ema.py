@@ -40,7 +40,7 @@ class AveragedTask(ToyTask):
 
 
 def averaged_config(folder: Path) -> ToyConfig:
-    return toy_config(folder, train=TrainConfig(steps=20, batch_size=8, log_every=5, eval_every=8, ema=KEEP))
+    return toy_config(folder, train=TrainConfig(steps=20, batch_size=8, log_every=5, eval_every=8, ema_decay=KEEP))
 
 
 def train(config: ToyConfig, **hooks: Any) -> tuple[str, AveragedTask]:
@@ -89,7 +89,7 @@ def test_who_acts_and_who_is_evaluated_is_the_average(tmp_path: Path):
         def rewind(self, position: dict[str, Any] | None) -> None:
             pass
 
-    train = TrainConfig(steps=3, batch_size=8, log_every=3, eval_every=2, ema=KEEP)
+    train = TrainConfig(steps=3, batch_size=8, log_every=3, eval_every=2, ema_decay=KEEP)
     config = toy_config(tmp_path, train=train)
     with RunFolder(config, "toy") as folder:
         task = AveragedTask(config)
@@ -137,10 +137,10 @@ def test_a_part_is_taken_from_and_tree_merge_its_own_places():
 
 @pytest.mark.parametrize("keep", [0.0, 1.0, 1.5])
 def test_a_share_that_is_none_is_refused(keep: float):
-    with pytest.raises(ValueError, match=f"train.ema is {keep}; expected a number between 0 and 1"):
-        TrainConfig(steps=1, batch_size=1, ema=keep)
+    with pytest.raises(ValueError, match=f"train.ema_decay is {keep}; expected a number between 0 and 1"):
+        TrainConfig(steps=1, batch_size=1, ema_decay=keep)
 
 
 def test_parts_that_do_not_divide_the_batch_are_refused():
-    with pytest.raises(ValueError, match=r"train\.batch_size is 8 and train\.accumulate 3; expected a divisor"):
-        TrainConfig(steps=1, batch_size=8, accumulate=3)
+    with pytest.raises(ValueError, match=r"train\.batch_size is 8 and train\.grad_accum_steps 3; expected a divisor"):
+        TrainConfig(steps=1, batch_size=8, grad_accum_steps=3)

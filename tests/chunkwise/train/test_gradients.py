@@ -78,7 +78,7 @@ def test_each_part_draws_with_a_key_of_its_own():
 
 def test_rows_that_cannot_be_parted_are_refused():
     params, batch = problem()
-    with pytest.raises(ValueError, match=r"8 rows; expected a multiple of train.accumulate, 3"):
+    with pytest.raises(ValueError, match=r"8 rows; expected a multiple of train.grad_accum_steps, 3"):
         gradient(loss, WEIGHTS, params, batch, KEY, 3)
 
 

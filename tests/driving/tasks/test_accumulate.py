@@ -29,7 +29,7 @@ def drives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parted(config: DrivingConfig) -> DrivingConfig:
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, accumulate=4))
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, grad_accum_steps=4))
 
 
 @pytest.mark.slow
@@ -65,5 +65,7 @@ def without(state: Any, metrics: Any) -> tuple[Any, Any]:
 
 
 def test_negatives_of_the_whole_batch_cannot_be_parted(tmp_path: Path, drives: Path):
-    with pytest.raises(ValueError, match=r"train\.accumulate is 4, and objective.cross_camera and objective.temporal"):
+    with pytest.raises(
+        ValueError, match=r"train\.grad_accum_steps is 4, and objective.cross_camera and objective.temporal"
+    ):
         parted(pretraining(tmp_path, drives))

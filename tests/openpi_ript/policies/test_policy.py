@@ -352,7 +352,7 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     assert np.isfinite(loaded.infer(loaded.example())["actions"]).all()
 
     step, params = saved.read_run_weights(run, config)
-    plain = dataclasses.replace(config, train=dataclasses.replace(config.train, ema=None))
+    plain = dataclasses.replace(config, train=dataclasses.replace(config.train, ema_decay=None))
     latest = by_path(saved.read_run_weights(run, plain)[1])
     average = by_path(params)
     assert step == 6
@@ -388,7 +388,7 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     (run / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"train is missing"):
         Policy.from_checkpoint(run)
-    older = {name: value for name, value in flatten(config).items() if name not in ("data.init_key", "train.ema")}
+    older = {name: value for name, value in flatten(config).items() if name not in ("data.init_key", "train.ema_decay")}
     (run / "config.json").write_text(json.dumps(older))  # of a run from before these fields existed
     assert saved.read_config(run).data.init_key is None
     assert saved.read_config(run).model == config.model

@@ -27,7 +27,7 @@ AGENTS: dict[str, Agent] = {
 def test_parts_make_the_update_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch):
     """The rows have 4, 4, 2, 3, 1 and 4 real steps: a mean of the parts' means would differ."""
     agent = AGENTS[name]
-    train = dataclasses.replace(agent.config.train, accumulate=3)
+    train = dataclasses.replace(agent.config.train, grad_accum_steps=3)
     parted = make_agent(dataclasses.replace(agent.config, train=train), agent.dims)
     even_draws(monkeypatch)
     params, target = weights(agent)

@@ -34,7 +34,7 @@ from tests.qchunk.agents.test_qc import KEY, quick
 
 S, A, B, TAU = 3, 2, 6, 0.005
 FIXTURE = Path(__file__).parents[2] / "fixtures/qchunk_official.npz"
-COMMON: dict[str, Any] = {"discount": 0.9, "hidden_sizes": (8, 8), "partial_chunks": "drop", "target_rate": TAU}
+COMMON: dict[str, Any] = {"discount": 0.9, "hidden_sizes": (8, 8), "partial_chunks": "drop", "tau": TAU}
 FLOW: dict[str, Any] = COMMON | {"flow_steps": 3, "alpha": 7.0, "horizon": 3}
 RLPD: dict[str, Any] = COMMON | {"policy": "gaussian", "num_critics": 3, "horizon": 3}
 CASES: dict[str, dict[str, Any]] = {

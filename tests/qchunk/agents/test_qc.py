@@ -305,7 +305,7 @@ def test_without_chunking_the_first_action_alone_is_seen():
 @pytest.mark.slow
 def test_step_is_one_adam_update_then_the_target_from_the_new_critic():
     """Adam's first update is the rate times the sign of the gradient; the official target takes the old critic."""
-    agent, batch = agent_of(target_rate=0.25, learning_rate=0.01, seed=3), batch_of()
+    agent, batch = agent_of(tau=0.25, learning_rate=0.01, seed=3), batch_of()
     params, target = weights(agent)
     state = state_of(agent, step=5)
     new, metrics = quick(agent.step)(state, batch)
