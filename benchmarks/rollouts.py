@@ -23,12 +23,13 @@ import jax
 import numpy as np
 
 from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.environment import Environment
 from chunkwise.train.rngs import key
 from configs.openpi_ript.ript_lift import get_config
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import train_tokenizer
+from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make
-from openpi_ript.envs.protocol import Environment, policy_state
 from openpi_ript.model.pi0 import Pi0, init_params
 from openpi_ript.ript.acting import ActingPolicy
 from openpi_ript.ript.collect import Collector, Job

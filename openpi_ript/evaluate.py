@@ -1,6 +1,7 @@
 """Evaluates a run's policy in its environment, or compares two evaluations.
 
     python -m openpi_ript.evaluate run RUN [--episodes 100] [--manifest FILE] [--guidance-scale 1.0] [--video 9]
+                                        [--allow-env my_sim:Env]
     python -m openpi_ript.evaluate compare A.json B.json
 
 The first writes RUN/evaluations/step_<n>.json (or --out), on the initial states of RUN/manifest.json unless another
@@ -38,6 +39,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     config = read_config(run)
     if config.env is None or config.eval is None:
         raise ConfigError(f"{run}: expected a run with env and eval, found one without an environment")
+    collector = Collector(config.env, allow_code=arguments.allow_env == config.env.suite)
     step, params = read_run_weights(run, config)
     policy = ActingPolicy(config, read_stats(run, config))
     policy.use(params, step)
@@ -46,7 +48,6 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     if scale is None and config.guidance is not None:
         scale = config.guidance.scale
     episodes = arguments.episodes or config.eval.final_episodes
-    collector = Collector(config.env)
     try:
         manifest = initial_states(collector, run, arguments.manifest, seed=config.eval.seed, episodes=episodes)
         out: Path = arguments.out or run / f"evaluations/step_{step:08d}.json"
@@ -80,6 +81,7 @@ def main(argv: list[str]) -> int:
     run.add_argument("--manifest", type=Path, help="initial states to use (default: RUN/manifest.json)")
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
     run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
+    run.add_argument("--allow-env", help="env.suite of the run, where it is a module:factory that you trust")
     run.add_argument("--video", type=int, default=0, help="episodes in a grid video beside it")
     run.set_defaults(act=evaluate_run)
     pair = commands.add_parser("compare", help="compare two evaluations, initial state by initial state")

@@ -282,7 +282,7 @@ class OnlineConfig:
     """
 
     env: str
-    """Gymnasium id of the environment, as eval.env."""
+    """Of the environment, as eval.env."""
     steps: int = dataclasses.field(metadata=FREE_AT_A_CONSTANT_RATE)
     """Environment steps in all."""
     start: int
@@ -311,7 +311,8 @@ class EvalConfig:
     """Rollouts in the real environment; at intervals of train.eval_every and at the end."""
 
     env: str | None = None
-    """Gymnasium id of the environment, e.g. cube-single-play-singletask-task2-v0; None switches evaluation off."""
+    """OGBench's single task, e.g. cube-single-play-singletask-task2-v0; aloha-transfer-cube; or `module:factory` of your
+    own, which is called with an EnvSpec (chunkwise/envs/environment.py). None switches evaluation off."""
     episodes: int = 25
     """Episodes at an interval."""
     final_episodes: int = 50

@@ -10,20 +10,20 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.cli.progress import Lines
 from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.environment import Environment, Observation
 from chunkwise.reports.intervals import wilson
 from qchunk.envs import simulators
 
 FILM_SECONDS = 300  # a film of two rollouts takes about 10 s in software; a driver that hangs must not stop a run
 
 
-Policy = Callable[[simulators.Observation, int], np.ndarray]
+Policy = Callable[[Observation, int], np.ndarray]
 """Chooses the next chunk of each environment: (observations, key_seed) -> actions (b, t, a).
 
 Observations are float32 (b, s) under their names in the recordings, `qpos` and `state`, and with a View uint8
@@ -103,7 +103,7 @@ def evaluate(
 
     Args:
       policy: Maps observations to chunks of `horizon` actions.
-      env_id: Single-task environment (environments.make_task).
+      env_id: Of the environment (simulators.make).
       seed: Of the initial states and, with `step`, of the policy's draws.
       step: Updates behind the policy.
       episodes: Episodes in all.
@@ -143,9 +143,9 @@ def rollouts(
     The batch always has `num_envs` rows, so that a compiled policy meets one shape: an environment that is done takes
     the next episode, and where there is none left its last observation, without pictures, fills the row.
     """
-    envs = _environments(env_id, num_envs)
+    envs = _environments(env_id, num_envs, view)
     slots: list[_Slot | None] = [None] * num_envs
-    rows: list[simulators.Observation | None] = [None] * num_envs
+    rows: list[Observation | None] = [None] * num_envs
     finished: dict[int, Rollout] = {}
     lines = Lines(episodes, "played {count} of {total} episodes")
     following = 0
@@ -154,16 +154,18 @@ def rollouts(
             if slots[i] is None and following < episodes:
                 slot_seed = seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, following)
                 slots[i] = _Slot(following, slot_seed)
-                rows[i], _ = simulators.reset(envs[i], slot_seed)
+                rows[i] = envs[i].reset(slot_seed)
                 following += 1
         if len(finished) == episodes:
             break
         filled = [row or rows[0] for row in rows]  # more environments than episodes: the first one's row
-        observations = {name: np.stack([row[name] for row in filled if row]) for name in ("qpos", "state")}
+        names = [name for name in ("qpos", "state") if name in (rows[0] or {})]
+        observations = {name: np.stack([row[name] for row in filled if row]) for name in names}
         if view is not None:
-            pictures = {i: simulators.look(envs[i], view) for i, slot in enumerate(slots) if slot is not None}
-            dark = np.zeros_like(next(iter(pictures.values())))
-            observations["images"] = np.stack([pictures.get(i, dark) for i in range(num_envs)])
+            shown = [i for i, slot in enumerate(slots) if slot is not None]
+            images = {i: simulators.stacked_images(envs[i].images(), view) for i in shown}
+            dark = np.zeros_like(next(iter(images.values())))
+            observations["images"] = np.stack([images.get(i, dark) for i in range(num_envs)])
         chunks = policy(observations, seed_of(Purpose.QCHUNK_EVALUATION_ACTION, seed, step, call))
         _check(chunks, num_envs, horizon)
         playing = [(i, slot) for i, slot in enumerate(slots) if slot is not None]
@@ -191,16 +193,16 @@ class _Slot:
         self.success, self.reward = False, 0.0
         self.actions: list[np.ndarray] = []
 
-    def run(self, env: Any, chunk: Float32[np.ndarray, "t a"]) -> tuple[simulators.Observation, bool]:
+    def run(self, env: Environment, chunk: Float32[np.ndarray, "t a"]) -> tuple[Observation, bool]:
         """Executes a chunk, or as much of it as the episode takes; the observation after it, and whether it is over."""
         observed, over = {}, False
         for action in chunk:
-            state, reward, terminated, truncated, info = env.step(action)
-            observed = simulators.observation(state, info)
+            step = env.step(action)
+            observed = step.observation
             self.actions.append(action)
-            self.reward += float(reward)
-            self.success = bool(info["success"])
-            over = self.success or terminated or truncated
+            self.reward += step.reward
+            self.success = step.success
+            over = self.success or step.terminated or step.truncated
             if over:
                 break
         return observed, over
@@ -210,9 +212,9 @@ class _Slot:
 
 
 @functools.lru_cache(maxsize=1)
-def _environments(env_id: str, num_envs: int) -> list[Any]:
+def _environments(env_id: str, num_envs: int, view: simulators.View | None) -> list[Environment]:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
-    return [simulators.make_task(env_id) for _ in range(num_envs)]
+    return [simulators.make(env_id, view) for _ in range(num_envs)]
 
 
 def _check(chunks: np.ndarray, num_envs: int, horizon: int) -> None:

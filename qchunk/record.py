@@ -20,7 +20,7 @@ from chunkwise.cli.progress import follow
 from chunkwise.envs.recorder import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
 from chunkwise.files.durable import give_name, make_folders
 from qchunk.config import RecordConfig
-from qchunk.envs import aloha_hdf5, aloha_sim, play
+from qchunk.envs import aloha, aloha_hdf5, play
 
 MADE_BY = "qchunk.record"
 NOTES = Notes(unfinished="recording.json", finished="dataset.json")
@@ -86,14 +86,14 @@ def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
     Raises:
       ConfigError: If nothing can be recorded in that environment, or the simulator is not installed.
     """
-    if config.env == aloha_sim.NAME:
+    if config.env == aloha.NAME:
         return aloha_hdf5.open_recorder(config)
     return play.open_recorder(config)
 
 
 def steps_per_second(config: RecordConfig) -> float:
     """Of one process on one core, for the estimate at the start."""
-    if config.env == aloha_sim.NAME:
+    if config.env == aloha.NAME:
         return 1 / (0.001 + 0.04 * len(config.aloha.cameras))
     return 750.0
 
@@ -106,10 +106,10 @@ def _open(config: RecordConfig, path: Path) -> Recorder:
 
 def _claim(config: RecordConfig, path: Path) -> bool:
     """False if the dataset is complete. Settings of the other simulator change no episode."""
-    aloha = config.env == aloha_sim.NAME
-    unread = {"processes", *(("noise", "random_action") if aloha else ("aloha",))}
+    of_aloha = config.env == aloha.NAME
+    unread = {"processes", *(("noise", "random_action") if of_aloha else ("aloha",))}
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in unread}
-    packages = ("gym-aloha" if aloha else "ogbench", "mujoco")
+    packages = ("gym-aloha" if of_aloha else "ogbench", "mujoco")
     return claim(path, NOTES, settings, made_by=MADE_BY, packages=packages)
 
 

@@ -36,7 +36,7 @@ class QChunkTask:
         self.agent = make_agent(config, dataset.dims(config.data.observation))
         view = self._view()
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
-            simulators.require_pictures(config.eval.env, view)
+            simulators.require_images(config.eval.env, view)
         self._act = jax.jit(self.agent.act)
         self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, QCAgent) else None
         self.online: Online | None = None

@@ -1,8 +1,8 @@
 """The gate between what was downloaded and this machine: nothing that a folder brings is run, nor leads out of it.
 
 A run, a checkpoint, an export and a dataset are data. What would execute code that they name or hold, an import path
-above all, asks here and is refused; there is no such use today that could be allowed, and so no flag for it. A later
-one (environments by `module:factory`) is to ask here as well. SECURITY.md says what is trusted.
+above all, asks here and is refused. One thing can be allowed: an environment of the user's own, `module:factory`, which
+chunkwise/envs/environment.py imports where the user named it. SECURITY.md says what is trusted.
 """
 
 import os

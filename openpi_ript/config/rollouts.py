@@ -6,6 +6,7 @@ from typing import Literal
 from chunkwise.config.experiment import require_fraction, require_non_negative, require_positive
 from openpi_ript.config.data import AdvantageConfig
 
+SUITES = ("aloha", "libero", "ogbench", "point", "robosuite")
 MAX_ENVS = 1024
 """Processes of one machine; a run from elsewhere may ask for any number."""
 MAX_SIDE = 4096
@@ -16,11 +17,13 @@ MAX_SIDE = 4096
 class EnvConfig:
     """A simulated task, and how the policy acts in it."""
 
-    suite: Literal["robosuite", "libero", "aloha", "point"]
-    """point: the simulated point of record.py, which needs no simulator."""
+    suite: str
+    """One of SUITES, or `module:factory` of your own, which is called with an EnvSpec (chunkwise/envs/environment.py).
+    point: the simulated point of record.py, which needs no simulator."""
     task: str
     """robosuite: its environment, e.g. Lift. libero: suite and number of the task, e.g. libero_spatial/0. aloha:
-    AlohaTransferCube or AlohaInsertion. point: the disc that is right, red or blue."""
+    AlohaTransferCube or AlohaInsertion. ogbench: a single task, e.g. cube-single-singletask-task2-v0. point: the disc
+    that is right, red or blue."""
     prompt: str
     """The task in words, as the policy is told it."""
     max_steps: int
@@ -41,6 +44,10 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "max_steps", "execute", "num_envs")
+        if self.suite not in SUITES and ":" not in self.suite:
+            raise ValueError(
+                f"env.suite is {self.suite!r}; expected one of {', '.join(SUITES)}, or module:factory of your own"
+            )
         if self.num_envs > MAX_ENVS:
             raise ValueError(f"env.num_envs is {self.num_envs}; expected at most {MAX_ENVS} processes")
         if not all(0 < side <= MAX_SIDE for side in self.image_size):

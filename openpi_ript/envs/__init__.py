@@ -1,1 +1,1 @@
-"""Simulators behind one protocol, which yields layer 4 of the data specification."""
+"""Environments of a config, the simulated point, and scripted demonstrations in robosuite's Lift."""

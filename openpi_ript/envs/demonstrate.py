@@ -15,13 +15,14 @@ from jaxtyping import Float32, Float64
 
 from chunkwise.cli.progress import follow
 from chunkwise.data.sampling import Purpose, generator
+from chunkwise.envs.environment import Environment, Observation
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.data.lerobot_writer import Recorded, record_once, train_tokenizer, write_lerobot
 from openpi_ript.data.point import TOKENIZER
+from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make
-from openpi_ript.envs.protocol import Environment, Observation, policy_state
 
 METRES = 0.05
 """What an action of 1 moves the gripper by in one step, as OSC_POSE is set up."""
@@ -116,7 +117,7 @@ def play(
         action = script(observed)
         action[:6] += rng.normal(0, noise, 6)
         actions.append(world.clip(action))
-        frames.append(observed)
+        frames.append(observed | world.images())
         step = world.step(actions[-1])
         observed, success = step.observation, step.success
     return frames, actions, success

@@ -1,27 +1,34 @@
-"""The environment that a config names."""
+"""The environment that a config names: one of the suites, the simulated point, or the user's own."""
 
+from chunkwise.envs import environment
+from chunkwise.envs.environment import Environment, EnvSpec
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.protocol import Environment
+
+POINT = "openpi_ript.envs.point:PointEnv"
 
 
-def make(config: EnvConfig, *, film: bool = False) -> Environment:
-    """The environment of a config; its packages are imported only here.
+def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
+    """Returns what a config asks of an environment.
 
     Args:
       config: Which task, and what is observed.
-      film: Whether `picture` is going to be called.
+      allow_code: Whether the user named `module:factory`, if that is what env.suite is.
 
     Raises:
-      ConfigError: If a package or its assets are missing, the task is unknown, or the machine cannot render.
+      ConfigError: env.suite is unknown, or code that the user did not name.
     """
-    if config.suite == "point":
-        from openpi_ript.envs.point import PointEnv
+    spec = EnvSpec(
+        suite=POINT if config.suite == "point" else config.suite,
+        task=config.task,
+        cameras=tuple(sorted(set(config.cameras.values()))),
+        image_size=config.image_size,
+        rendering=config.rendering,
+        allow_code=allow_code or config.suite == "point",
+    )
+    environment.require_allowed(spec)
+    return spec
 
-        return PointEnv(config)
-    if config.suite == "aloha":
-        from openpi_ript.envs.aloha import AlohaEnv
 
-        return AlohaEnv(config)
-    from openpi_ript.envs import robosuite
-
-    return robosuite.RobosuiteEnv(config, film=film)
+def make(config: EnvConfig, *, allow_code: bool = False) -> Environment:
+    """Makes the environment of a config, with the arguments and errors of `spec_of` and `environment.make`."""
+    return environment.make(spec_of(config, allow_code=allow_code))

@@ -4,10 +4,10 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
 from chunkwise.data.images import resize_into
+from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.errors import ConfigError
-from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.data import point
-from openpi_ript.envs.protocol import IMAGES, Observation, Step
+from openpi_ript.envs.layer_4 import IMAGES
 
 
 class PointEnv:
@@ -16,12 +16,12 @@ class PointEnv:
     fps = point.FPS
     action_dim = 3
 
-    def __init__(self, config: EnvConfig) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         """Raises ConfigError if the task is neither red nor blue."""
-        if config.task not in point.DISCS:
-            raise ConfigError(f"env.task is {config.task!r}; expected one of {', '.join(point.DISCS)}")
-        self._disc = np.array(point.DISCS[config.task])
-        self._pictures = config.image_size if config.cameras else None
+        if spec.task not in point.DISCS:
+            raise ConfigError(f"env.task is {spec.task!r}; expected one of {', '.join(point.DISCS)}")
+        self._disc = np.array(point.DISCS[spec.task])
+        self._image_size = spec.image_size if spec.cameras else None
         self._position = np.zeros(2)
 
     def reset(self, seed: int) -> Observation:
@@ -40,24 +40,29 @@ class PointEnv:
         success = bool(there and action[2] >= 0.5)
         return Step(self._observe(), float(success), success)
 
-    def picture(self, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
-        out = np.empty((height, width, 3), np.uint8)
-        resize_into(point.render(self._position, next(iter(point.CAMERAS))), out)
-        return out
+    def images(self) -> Observation:
+        """Renders both cameras, where one is asked for."""
+        if self._image_size is None:
+            return {}
+        cameras = zip(IMAGES, point.CAMERAS, strict=True)
+        return {name: self._rendered(camera, *self._image_size) for name, camera in cameras}
+
+    def render(self, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+        return self._rendered(next(iter(point.CAMERAS)), height, width)
 
     def close(self) -> None:
         """Nothing is held."""
 
     def _observe(self) -> Observation:
         position = self._position.astype(np.float32)
-        observed = {
+        return {
             "robot0_eef_pos": np.append(position, np.float32(0)),
             "robot0_eef_quat": np.array([0, 0, 0, 1], np.float32),
             "robot0_gripper_qpos": np.zeros(2, np.float32),
             "position": position,
         }
-        if self._pictures is not None:
-            for name, camera in zip(IMAGES, point.CAMERAS, strict=True):
-                observed[name] = np.empty((*self._pictures, 3), np.uint8)
-                resize_into(point.render(self._position, camera), observed[name])
-        return observed
+
+    def _rendered(self, camera: str, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+        out = np.empty((height, width, 3), np.uint8)
+        resize_into(point.render(self._position, camera), out)
+        return out

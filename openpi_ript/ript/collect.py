@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.cli.progress import Lines
+from chunkwise.envs.environment import Observation
 from chunkwise.envs.recorder import MAX_DEATHS
 from chunkwise.errors import NonFiniteError, RunError
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.protocol import Observation, policy_state
+from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.ript.rollouts import Rollout, append_frames, save
 from openpi_ript.ript.workers import Start, Stretch, WorkerDiedError, Workers
 
@@ -72,9 +73,18 @@ class _Slot:
 class Collector:
     """Plays jobs on the workers of one environment config."""
 
-    def __init__(self, config: EnvConfig) -> None:
+    def __init__(self, config: EnvConfig, *, allow_code: bool = False) -> None:
+        """Starts nothing yet.
+
+        Args:
+          config: Which environment, and how the policy acts in it.
+          allow_code: Whether the user named `module:factory`, if that is what env.suite is.
+
+        Raises:
+          ConfigError: env.suite is code that the user did not name.
+        """
         self.config = config
-        self.workers = Workers(config)
+        self.workers = Workers(config, allow_code=allow_code)
         self.deaths = 0
         """Workers that died so far; each cost one rollout, which was played again."""
         self._halves = [range(config.rows), range(config.rows, config.num_envs)]

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data.video import write_mp4
+from chunkwise.envs.environment import Environment, make, state_hash
 from chunkwise.errors import DataError
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.make import make
-from openpi_ript.envs.protocol import Environment, state_hash
+from openpi_ript.envs.make import spec_of
 from openpi_ript.ript.rollouts import Rollout, load
 
 SIZE = 128  # pixels a side of one tile
@@ -78,11 +78,11 @@ def replay(env: Environment, rollout: Rollout) -> list[UInt8[np.ndarray, "h w 3"
     found = state_hash(env.state())
     if found != rollout.init_hash:
         raise DataError(f"replay: expected the initial state {rollout.init_hash}, found {found}")
-    pictures, success = [env.picture(SIZE, SIZE)], False
+    pictures, success = [env.render(SIZE, SIZE)], False
     for t, action in enumerate(rollout.actions, start=1):
         success = env.step(action).success
         if t % EVERY == 0 or t == rollout.length:
-            pictures.append(env.picture(SIZE, SIZE))
+            pictures.append(env.render(SIZE, SIZE))
     if success != rollout.success:
         raise DataError(f"replay of seed {rollout.seed}: expected success {rollout.success}, found {success}")
     return pictures
@@ -114,7 +114,7 @@ def main(settings: str, folder: str, path: str, episodes: str) -> None:
     lists = {name: tuple(value) for name, value in tree.items() if isinstance(value, list)}
     config = dataclasses.replace(EnvConfig(**(tree | lists)), cameras={})
     rollouts = [load(Path(folder) / f"episode_{number:04d}.npz") for number in range(int(episodes))]
-    env = make(config, film=True)
+    env = make(dataclasses.replace(spec_of(config), video=True))
     fps = max(env.fps // EVERY, 1)
     films = [replay(env, rollout) for rollout in rollouts]
     write_mp4(path, grid(films, [rollout.success for rollout in rollouts], hold=round(HOLD * fps)), fps=fps)

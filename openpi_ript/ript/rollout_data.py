@@ -13,7 +13,7 @@ from openpi_ript.config.rollouts import EnvConfig, RolloutConfig
 from openpi_ript.data.advantage import label, process, rloo
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.transforms import Rollouts, ToRipt
-from openpi_ript.envs.protocol import policy_state
+from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.ript.rollouts import Rollout
 
 

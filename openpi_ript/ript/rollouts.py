@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.data.images import resize_with_pad
+from chunkwise.envs.environment import Observation
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.npz import read_npz
@@ -21,7 +22,7 @@ from chunkwise.files.strict_json import parse_json
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.data.batch import EpisodeRecord
 from openpi_ript.data.batch import Observation as Layer4Observation
-from openpi_ript.envs.protocol import IMAGES, Observation
+from openpi_ript.envs.layer_4 import IMAGES
 
 _ARRAYS = ("actions", "rewards")
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float32
 
+from chunkwise.envs.environment import Environment, EnvSpec, Observation, make, state_hash
 from chunkwise.errors import RunError, StopRequested
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.make import make
-from openpi_ript.envs.protocol import Environment, Observation, state_hash
+from openpi_ript.envs.make import spec_of
 
 SILENCE = 300.0
 """Seconds after which a worker that does not answer counts as dead; the first answer waits for numba to compile."""
@@ -56,9 +56,10 @@ class WorkerDiedError(Exception):
 class Workers:
     """Environments of one config, by slot."""
 
-    def __init__(self, config: EnvConfig) -> None:
-        """Starts nothing yet."""
+    def __init__(self, config: EnvConfig, *, allow_code: bool = False) -> None:
+        """Starts nothing yet. Raises ConfigError as `spec_of`."""
         self.config = config
+        self.spec = spec_of(config, allow_code=allow_code)
         # Forking a process that runs jax's threads can deadlock.
         self._context = multiprocessing.get_context("spawn")
         self._processes: list[BaseProcess | None] = [None] * config.num_envs
@@ -120,7 +121,7 @@ class Workers:
 
     def _begin(self, slot: int) -> None:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs, self.config), daemon=True)
+        process = self._context.Process(target=serve, args=(theirs, self.spec), daemon=True)
         process.start()
         theirs.close()
         self._pipes[slot], self._processes[slot] = ours, process
@@ -135,7 +136,7 @@ class Workers:
             process.join()
 
 
-def serve(pipe: Any, config: EnvConfig) -> None:
+def serve(pipe: Any, spec: EnvSpec) -> None:
     """Body of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -143,7 +144,7 @@ def serve(pipe: Any, config: EnvConfig) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[name] = "1"
     try:
-        env = make(config)
+        env = make(spec)
         while True:
             what, value = pipe.recv()
             pipe.send(begin(env, value) if what == "reset" else advance(env, value))
@@ -153,26 +154,26 @@ def serve(pipe: Any, config: EnvConfig) -> None:
         pipe.send(error)
     except Exception:  # anything a simulator raises: unsent, the parent would see a death and play the rollout again
         lines = traceback.format_exc().rstrip().split("\n")
-        pipe.send(RunError(f"an environment of {config.suite} {config.task} failed:", *lines))
+        pipe.send(RunError(f"an environment of {spec.suite} {spec.task} failed:", *lines))
 
 
 def begin(env: Environment, seed: int) -> Start:
     """Resets an environment."""
-    observation = env.reset(seed)
+    observation = env.reset(seed) | env.images()
     return Start(observation, state_hash(env.state()))
 
 
 def advance(env: Environment, actions: Float32[np.ndarray, "t a"]) -> Stretch:
     """Executes actions up to the first success."""
     executed = [env.clip(action) for action in actions]
-    steps = []
+    steps, observations = [], []
     for action in executed:
         steps.append(env.step(action))
+        observations.append(steps[-1].observation | env.images())
         if steps[-1].success:
             break
-    names = steps[0].observation
     return Stretch(
-        observations={name: np.stack([step.observation[name] for step in steps]) for name in names},
+        observations={name: np.stack([one[name] for one in observations]) for name in observations[0]},
         actions=np.stack(executed[: len(steps)]),
         rewards=np.array([step.reward for step in steps], np.float32),
         success=np.array([step.success for step in steps], bool),

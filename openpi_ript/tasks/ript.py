@@ -23,7 +23,7 @@ class RiptTask(SupervisedTask):
         """Starts no environment yet. Raises ConfigError if the tokenizer is missing."""
         super().__init__(config, data)
         assert config.env is not None
-        self.collector = Collector(config.env)
+        self.collector = Collector(config.env, allow_code=True)
         self.policy = ActingPolicy(config, data.stats)
         self.folder = folder
         self.ript: Ript | None = None

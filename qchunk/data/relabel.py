@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 
+from chunkwise.envs.environment import EnvSpec
+from chunkwise.envs.suites import ogbench
 from chunkwise.errors import ConfigError, DataError
-from qchunk.envs import simulators
 
 
 def labelled_outcome(
@@ -76,10 +77,10 @@ class SingleTask:
         Raises:
           ConfigError: The simulator is not installed, or has no such task.
         """
-        env = simulators.make_task(task)
-        simulators.reset(env, seed=0)
-        self._name = env.spec.id
-        self._goal = _ResetEnv(env.unwrapped)
+        env = ogbench.make(EnvSpec(suite="ogbench", task=task))
+        env.reset(0)
+        self._name = env.gym.spec.id
+        self._goal = _ResetEnv(env.gym.unwrapped)
 
     def relabel(
         self, sim_qpos: Float[np.ndarray, "T q"], button_states: np.ndarray | None

@@ -21,10 +21,11 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data.images import encode_jpeg
+from chunkwise.envs.environment import EnvSpec
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import make_folders, scratch_file
 from qchunk.config import RecordConfig
-from qchunk.envs import aloha_sim
+from qchunk.envs import aloha
 from qchunk.envs.transfer_cube import Transfer, transfer
 
 
@@ -34,15 +35,15 @@ def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
     Raises:
       ConfigError: If the simulator is not installed, a camera does not exist, or the machine cannot render.
     """
-    if config.episode_length > aloha_sim.EPISODE_LENGTH:
+    if config.episode_length > aloha.EPISODE_LENGTH:
         raise ConfigError(
-            f"record.episode_length is {config.episode_length}; expected at most {aloha_sim.EPISODE_LENGTH}, "
-            f"the length of an episode of {aloha_sim.NAME} (300 is enough for the script)"
+            f"record.episode_length is {config.episode_length}; expected at most {aloha.EPISODE_LENGTH}, "
+            f"the length of an episode of {aloha.NAME} (300 is enough for the script)"
         )
-    env = aloha_sim.TransferCube()
+    spec = EnvSpec(suite="aloha", cameras=config.aloha.cameras, image_size=config.aloha.image_size)
+    env = aloha.TransferCube(spec)
     env.reset(0)
-    for camera in config.aloha.cameras:
-        env.render(camera, *config.aloha.image_size)
+    env.images()
 
     def record(episode: int, path: Path) -> None:
         write(path, transfer(env, config, episode), config)
@@ -58,31 +59,31 @@ def write(path: Path, episode: Transfer, config: RecordConfig) -> None:
     with scratch_file(folder / path.name) as part, h5py.File(part, "w") as file:
         for name, values in episode.arrays.items():
             file.create_dataset(name, data=values, chunks=values.shape, fletcher32=True)
-        _write_pictures(file, episode.pictures, config.aloha.jpeg_quality)
+        _write_images(file, episode.images, config.aloha.jpeg_quality)
         file.attrs.update(
             sim=True,
-            compress=bool(episode.pictures),
+            compress=bool(episode.images),
             success=episode.success,
             env=config.env,
-            fps=aloha_sim.FPS,
+            fps=aloha.TransferCube.fps,
             seed=config.seed,
             source="scripted transfer",
             noise=episode.noise,
         )
 
 
-def _write_pictures(file: h5py.File, pictures: dict[str, list[UInt8[np.ndarray, "h w 3"]]], quality: int) -> None:
+def _write_images(file: h5py.File, images: dict[str, list[UInt8[np.ndarray, "h w 3"]]], quality: int) -> None:
     """JPEG rows of each camera, and their lengths."""
     lengths = []
-    for camera in sorted(pictures):
-        rows = [np.frombuffer(encode_jpeg(picture, quality=quality), np.uint8) for picture in pictures[camera]]
+    for camera in sorted(images):
+        rows = [np.frombuffer(encode_jpeg(image, quality=quality), np.uint8) for image in images[camera]]
         lengths.append([len(row) for row in rows])
         padded = np.zeros((len(rows), max(lengths[-1])), np.uint8)
         for row, target in zip(rows, padded, strict=True):
             target[: len(row)] = row
-        images = file.create_dataset(
+        stored = file.create_dataset(
             f"/observations/images/{camera}", data=padded, chunks=(1, padded.shape[1]), fletcher32=True
         )
-        images.attrs["compress"] = True
+        stored.attrs["compress"] = True
     if lengths:
         file.create_dataset("/compress_len", data=np.array(lengths, np.float64))

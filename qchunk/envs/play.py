@@ -23,9 +23,10 @@ import h5py
 import numpy as np
 
 from chunkwise.data.sampling import Purpose, words
+from chunkwise.envs.suites import ogbench
+from chunkwise.envs.suites.ogbench import OgbenchEnv
 from chunkwise.files.durable import scratch_file
 from qchunk.config import RecordConfig
-from qchunk.envs import simulators
 
 NOISE_SMOOTHING = 0.5  # frames; OGBench's --noise_smoothing, the same in all its play datasets
 # Probability of stacking the next cube on another one, drawn once an episode from these bounds (OGBench's).
@@ -44,19 +45,19 @@ def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
     Raises:
       ConfigError: If the environment cannot be played in, or OGBench is not installed.
     """
-    env = simulators.make_play(config.env, config.episode_length)
+    env = ogbench.make_play(config.env, config.episode_length)
 
     def record(episode: int, path: Path) -> None:
         frames = play_episode(env, config, episode)
         with scratch_file(path) as part, h5py.File(part, "w") as file:
             for name, values in frames.items():
                 file.create_dataset(name, data=values, chunks=values.shape, fletcher32=True)
-            file.attrs.update(env=config.env, fps=simulators.FPS, seed=config.seed, source="ogbench oracle play")
+            file.attrs.update(env=config.env, fps=env.fps, seed=config.seed, source="ogbench oracle play")
 
     return record
 
 
-def play_episode(env: Any, config: RecordConfig, episode: int) -> dict[str, np.ndarray]:
+def play_episode(env: OgbenchEnv, config: RecordConfig, episode: int) -> dict[str, np.ndarray]:
     """Plays one episode and returns its arrays under their HDF5 names; a function of (config.seed, episode).
 
     Seeds numpy's global generator, from which OGBench's oracles draw.
@@ -69,35 +70,35 @@ def play_episode(env: Any, config: RecordConfig, episode: int) -> dict[str, np.n
         attempt += 1
 
 
-def _play(env: Any, config: RecordConfig, seeds: np.random.SeedSequence) -> dict[str, np.ndarray]:
+def _play(env: OgbenchEnv, config: RecordConfig, seeds: np.random.SeedSequence) -> dict[str, np.ndarray]:
     """One attempt at an episode."""
     words = seeds.generate_state(6)
     rng = np.random.default_rng(words[:4])
     np.random.seed(words[4])  # noqa: NPY002  (OGBench's oracles draw from numpy's global generator)
-    observed, info = simulators.reset(env, int(words[5]))
-    oracles = _oracles(env, config)
+    observed = env.reset(int(words[5]))
+    oracles = _oracles(env.gym, config)
     bounds = [STACKING[word] for word in config.env.split("-") if word in STACKING]
     p_stack = rng.uniform(*bounds[0]) if bounds else 0.5
-    oracle = oracles[info["privileged/target_task"]]
-    oracle.reset(observed["state"], info)
+    oracle = oracles[env.info["privileged/target_task"]]
+    oracle.reset(observed["state"], env.info)
     frames: list[dict[str, Any]] = []
     done = False
     while not done:
         if rng.uniform() < config.random_action:
-            action = rng.uniform(-1, 1, env.unwrapped.action_low.shape)
+            action = rng.uniform(-1, 1, env.action_dim)
         else:
-            action = np.clip(oracle.select_action(observed["state"], info), -1, 1)
+            action = np.clip(oracle.select_action(observed["state"], env.info), -1, 1)
         action = action.astype(np.float32)  # before it is executed, so that the file holds what the scene got
         frame = {"/observations/qpos": observed["qpos"], "/observations/state": observed["state"], "/action": action}
-        state, _, terminated, truncated, info = env.step(action)
-        frame |= {"/sim/qpos": info["prev_qpos"], "/sim/qvel": info["prev_qvel"]}
-        if "prev_button_states" in info:
-            frame["/sim/button_states"] = info["prev_button_states"].astype(np.int64)
+        step = env.step(action)
+        frame |= {"/sim/qpos": env.info["prev_qpos"], "/sim/qvel": env.info["prev_qvel"]}
+        if "prev_button_states" in env.info:
+            frame["/sim/button_states"] = env.info["prev_button_states"].astype(np.int64)
         frames.append(frame)
-        observed = simulators.observation(state, info)
-        done = terminated or truncated
+        observed = step.observation
+        done = step.terminated or step.truncated
         if oracle.done and not done:
-            target_state, target_info = env.unwrapped.set_new_target(p_stack=p_stack)
+            target_state, target_info = env.gym.unwrapped.set_new_target(p_stack=p_stack)
             oracle = oracles[target_info["privileged/target_task"]]
             oracle.reset(target_state, target_info)
     return {name: np.stack([frame[name] for frame in frames]) for name in frames[0]}

@@ -1,7 +1,7 @@
 """A scripted transfer of the cube, and the episode that comes of it.
 
 Waypoints of both grippers, disturbed by the episode's noise, move the arms of gym-aloha's end-effector model; the joint
-positions that they pass are then the actions of an episode of the joint-controlled task (aloha_sim.TransferCube).
+positions that they pass are then the actions of an episode of the joint-controlled task (aloha.TransferCube).
 """
 
 import dataclasses
@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import Float32, Float64, UInt8
 
 from chunkwise.data.sampling import Purpose, generator
+from chunkwise.envs.suites import aloha
 from qchunk.config import RecordConfig
-from qchunk.envs import aloha_sim
+from qchunk.envs.aloha import TransferCube, draw_box
 
 Quaternion = Float64[np.ndarray, "4"]
 
@@ -40,25 +41,24 @@ class Transfer:
 
     arrays: dict[str, np.ndarray]
     """By HDF5 name."""
-    pictures: dict[str, list[UInt8[np.ndarray, "h w 3"]]]
+    images: dict[str, list[UInt8[np.ndarray, "h w 3"]]]
     """By camera."""
     success: bool
     noise: float
     """Noise level that was drawn."""
 
 
-def transfer(env: aloha_sim.TransferCube, config: RecordConfig, episode: int) -> Transfer:
+def transfer(env: TransferCube, config: RecordConfig, episode: int) -> Transfer:
     """Plays one episode: a function of (config.seed, episode). It ends at success, or after config.episode_length.
 
     Raises:
       ConfigError: If the machine cannot render, and cameras are asked for.
     """
     rng = generator(Purpose.TRANSFER, config.seed, episode)
-    box = aloha_sim.draw_box(rng)
+    box = draw_box(rng)
     noise = float(rng.choice(config.aloha.noise_levels))
     actions = joint_actions(box, *waypoints(box, noise, rng), steps=config.episode_length)
-    actions = np.clip(actions, env.action_low, env.action_high).astype(np.float32)
-    return _play(env, config, box, actions, noise)
+    return _play(env, box, np.stack([env.clip(action) for action in actions]), noise)
 
 
 def waypoints(
@@ -143,15 +143,15 @@ def joint_actions(
     box: Float64[np.ndarray, "3"], left: list[Waypoint], right: list[Waypoint], *, steps: int
 ) -> Float64[np.ndarray, "T a"]:
     """Joint positions of both arms, and commands of the grippers, while they follow their plans."""
-    mujoco = aloha_sim.mujoco()
-    model = aloha_sim.load_model("bimanual_viperx_end_effector_transfer_cube")
+    mujoco = aloha.mujoco()
+    model = aloha.load_model("bimanual_viperx_end_effector_transfer_cube")
     model.eq_solimp[:, :2] = WELD_STIFFNESS
     data = mujoco.MjData(model)
-    aloha_sim.start(model, data, box)
+    aloha.start(model, data, np.array([*box, *aloha.UPRIGHT]))
     data.mocap_pos[:] = GRIPPER_START
     data.mocap_quat[:] = turn((1, 0, 0), 0)
     data.ctrl[:] = fingers(0.0, 0.0)
-    aloha_sim.settle(model, data)
+    aloha.settle(model, data)
     actions = []
     for step in range(steps):
         openings = []
@@ -159,8 +159,8 @@ def joint_actions(
             data.mocap_pos[arm], data.mocap_quat[arm], opening = place(plan, step)
             openings.append(opening)
         data.ctrl[:] = fingers(*openings)
-        aloha_sim.advance(model, data)
-        reached = aloha_sim.joints(data.qpos)
+        aloha.advance(model, data)
+        reached = aloha.joints(data.qpos)
         reached[[6, 13]] = openings
         actions.append(reached)
     return np.stack(actions)
@@ -168,29 +168,28 @@ def joint_actions(
 
 def fingers(left: float, right: float) -> Float64[np.ndarray, "4"]:
     """Positions of the four fingers (m) from gripper values."""
-    return aloha_sim.controls(np.insert(np.zeros(12), [6, 12], [left, right]))[[6, 7, 14, 15]]
+    return aloha.controls(np.insert(np.zeros(12), [6, 12], [left, right]))[[6, 7, 14, 15]]
 
 
 def _play(
-    env: aloha_sim.TransferCube,
-    config: RecordConfig,
+    env: TransferCube,
     box: Float64[np.ndarray, "3"],
     actions: Float32[np.ndarray, "T a"],
     noise: float,
 ) -> Transfer:
     """Executes joint actions until success or their end."""
     frames: list[dict[str, Any]] = []
-    pictures: dict[str, list[np.ndarray]] = {camera: [] for camera in config.aloha.cameras}
-    state, info = env.reset_to(box)
+    images: dict[str, list[np.ndarray]] = {}
+    observed = env.reset_to_box(box)
     for action in actions:
-        for camera, taken in pictures.items():
-            taken.append(env.render(camera, *config.aloha.image_size))
-        frame = {"/observations/qpos": info["joints"], "/observations/qvel": info["joint_velocities"]}
-        frame |= {"/observations/state": state, "/action": action}
-        state, reward, terminated, _, info = env.step(action)
-        frames.append(frame | {"/reward": reward, "/terminated": terminated})
-        if terminated:
+        for camera, image in env.images().items():
+            images.setdefault(camera, []).append(image)
+        frame = {f"/observations/{name}": observed[name] for name in ("qpos", "qvel", "state")} | {"/action": action}
+        step = env.step(action)
+        frames.append(frame | {"/reward": step.reward, "/terminated": step.terminated})
+        observed = step.observation
+        if step.terminated:
             break
     arrays = {name: np.stack([frame[name] for frame in frames]) for name in frames[0]}
     arrays = {name: x if x.dtype == bool else x.astype(np.float32) for name, x in arrays.items()}
-    return Transfer(arrays=arrays, pictures=pictures, success=bool(arrays["/terminated"][-1]), noise=noise)
+    return Transfer(arrays=arrays, images=images, success=bool(arrays["/terminated"][-1]), noise=noise)

@@ -15,7 +15,8 @@ import numpy as np
 
 from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.distributed import processes
-from chunkwise.errors import DataError
+from chunkwise.envs.environment import Environment, Observation
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import Batch, Dataset
@@ -45,18 +46,18 @@ class Online:
           view: What the policy sees of the scene; None without cameras.
 
         Raises:
-          ConfigError: There are cameras, and the environment shows no pictures.
+          ConfigError: There are cameras, and the environment shows no images.
         """
         assert config.online is not None
         if view is not None:
-            simulators.require_pictures(config.online.env, view)
+            simulators.require_images(config.online.env, view)
         self._config, self._online, self._policy, self._view = config, config.online, policy, view
         self._offline_starts = int(dataset.source.lengths.sum())
         self.replay = Replay(config, dataset, config.online.steps)
         self._log = Log(folder / "replay", self.replay.dtype)
         self._queue: deque[np.ndarray] = deque()  # actions of the chunk under way that are still to be executed
-        self._env: Any = None
-        self._observed: simulators.Observation = {}
+        self._env: Environment | None = None
+        self._observed: Observation = {}
         self._unfinished: list[Records] = []  # records of the episode under way, one by one
         self._position: dict[str, Any] = {}
         self._commit()
@@ -84,11 +85,10 @@ class Online:
         for _ in range(self._config.online_interval + (self._online.warmup if step == self.start else 0)):
             if stopping():
                 return None
-            if self._env is None:
-                self._open_env()
+            env = self._open_env() if self._env is None else self._env
             if self.replay.over:
-                self._begin_episode()
-            if self._step(policy):
+                self._begin_episode(env)
+            if self._step(env, policy):
                 episode = np.concatenate(self._unfinished)
                 ended["online/success"].append(float(episode["success"].any()))
                 ended["online/return"].append(float(episode["reward"].sum()))
@@ -123,28 +123,30 @@ class Online:
         queue = [action.tolist() for action in self._queue]
         self._position = {"rows": self._log.rows, "crc32": self._log.crc32, "queue": queue}
 
-    def _open_env(self) -> None:
+    def _open_env(self) -> Environment:
         """Makes the environment and, after a resume, brings it to where the log ends.
 
         The simulator's state is not stored: the same seed and actions give it again, to the bit.
 
         Raises:
           DataError: They do not.
+          ConfigError: The environment does not show what the dataset has.
         """
-        self._env = simulators.make_task(self._online.env)
+        self._env = env = simulators.make(self._online.env, self._view)
         if not len(self._unfinished):
-            return
+            return env
         episode = self.replay.episodes - 1
-        self._observed, _ = simulators.reset(self._env, self._episode_seed(episode))
+        self._observed = self._arrays(env.reset(self._episode_seed(episode)))
         for t, (record,) in enumerate(self._unfinished):
             if t:
-                state, reward, _, _, info = self._env.step(record["action"])
-                self._observed = simulators.observation(state, info)
-                self._compare(episode, t, "reward", np.float64(reward), record["reward"])
-            for name in set(self.replay.dtype.names or ()) & set(self._observed):
-                self._compare(episode, t, name, self._observed[name], record[name])
+                step = env.step(record["action"])
+                self._observed = self._arrays(step.observation)
+                self._compare(episode, t, "reward", np.float64(step.reward), record["reward"])
+            for name, found in self._observed.items():
+                self._compare(episode, t, name, found, record[name])
         if self._view is not None:  # rendered again they would cost more than the steps
             self._observed["images"] = self._unfinished[-1]["images"][0]
+        return env
 
     def _compare(self, episode: int, t: int, name: str, found: Any, logged: Any) -> None:
         """The environment against the log."""
@@ -158,33 +160,45 @@ class Online:
     def _episode_seed(self, episode: int) -> int:
         return seed_of(Purpose.ONLINE_SCENE, self._config.run.seed, episode)
 
-    def _begin_episode(self) -> None:
+    def _begin_episode(self, env: Environment) -> None:
         """Resets the environment and records what it shows."""
-        self._observed, _ = simulators.reset(self._env, self._episode_seed(self.replay.episodes))
-        self._look()
+        self._observed = self._seen(env, env.reset(self._episode_seed(self.replay.episodes)))
         self._queue.clear()
         self._unfinished = []
         self._record(first=True)
 
-    def _step(self, policy: Policy) -> bool:
+    def _step(self, env: Environment, policy: Policy) -> bool:
         """Executes one action and records what came of it; whether the episode is over."""
         if not self._queue:
             observations = {name: value[None] for name, value in self._observed.items()}
             chunk = policy(observations, seed_of(Purpose.ONLINE_ACTION, self._config.run.seed, self.replay.steps))[0]
-            self._queue.extend(simulators.clip(self._env, chunk))
+            self._queue.extend(simulators.clip(env, chunk))
         action = self._queue.popleft()
-        state, reward, terminated, truncated, info = self._env.step(action)
-        self._observed = simulators.observation(state, info)
-        self._look()
+        step = env.step(action)
+        self._observed = self._seen(env, step.observation)
         self._record(
-            action=action, reward=reward, terminated=terminated, truncated=truncated, success=bool(info["success"])
+            action=action,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            success=step.success,
         )
         return self.replay.over
 
-    def _look(self) -> None:
-        """Adds the cameras' pictures to what is seen."""
-        if self._view is not None:
-            self._observed["images"] = simulators.look(self._env, self._view)
+    def _seen(self, env: Environment, observation: Observation) -> Observation:
+        """Returns what the policy is shown: the arrays that the dataset has too, and the cameras' images."""
+        seen = self._arrays(observation)
+        return seen if self._view is None else seen | {"images": simulators.stacked_images(env.images(), self._view)}
+
+    def _arrays(self, observation: Observation) -> Observation:
+        """Returns the arrays that the dataset has too. Raises ConfigError if one is lacking."""
+        names = [name for name in self.replay.dtype.names or () if name in ("qpos", "state")]
+        if missing := [name for name in names if name not in observation]:
+            raise ConfigError(
+                f"online.env is {self._online.env!r}, which shows {sorted(observation)}; expected "
+                f"{', '.join(missing)}, as the dataset in data.path has"
+            )
+        return {name: observation[name] for name in names}
 
     def _record(self, **step: Any) -> None:
         """Appends a record to log and memory."""

@@ -13,6 +13,7 @@ import pytest
 
 from chunkwise.config.experiment import RunConfig
 from chunkwise.data.sampling import Purpose
+from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.errors import ConfigError
 from chunkwise.reports.intervals import wilson
 from qchunk import evaluate, train
@@ -30,38 +31,51 @@ TASK = "cube-single-play-singletask-task2-v0"
 class Countdown:
     """Environment whose state is (seed, t). It succeeds at step `seed % 7 + 1` if seed is even, and is cut at 9."""
 
+    fps = 10
+    action_dim = 3
+
     def __init__(self) -> None:
         self.seed = self.t = 0
         self.log: list[tuple[int, list[float]]] = []
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def reset(self, seed: int) -> Observation:
+        self.seed, self.t = seed, 0
+        return self.observation()
+
+    def step(self, action: np.ndarray) -> Step:
         assert self.t < 9, "stepped after the end"
         self.t += 1
         self.log.append((self.seed, action.tolist()))
         success = self.seed % 2 == 0 and self.t == self.seed % 7 + 1
-        return self.state(), -1.0, success, self.t == 9, self.info() | {"success": success}
+        return Step(self.observation(), -1.0, success, terminated=success, truncated=self.t == 9)
 
     def state(self) -> np.ndarray:
         return np.array([self.seed, self.t], np.float64)
 
-    def info(self) -> dict[str, Any]:
-        return {"proprio/joint_pos": np.array([self.t / 2]), "proprio/gripper_opening": np.array([0.5])}
+    def clip(self, action: np.ndarray) -> np.ndarray:
+        return np.clip(action, -1, 1).astype(np.float32)
+
+    def observation(self) -> Observation:
+        return {"state": self.state().astype(np.float32), "qpos": np.array([self.t / 2, 0.5], np.float32)}
+
+    def images(self) -> Observation:
+        return {}
+
+    def render(self, height: int, width: int) -> np.ndarray:
+        return np.zeros((height, width, 3), np.uint8)
+
+    def close(self) -> None: ...
 
 
 @pytest.fixture
 def countdowns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Countdown]]:
     made: list[Countdown] = []
 
-    def make(name: str) -> Countdown:
+    def make(name: str, view: Any = None) -> Countdown:
         made.append(Countdown())
         return made[-1]
 
-    def reset(env: Countdown, seed: int) -> tuple[simulators.Observation, dict[str, Any]]:
-        env.seed, env.t = seed, 0
-        return simulators.observation(env.state(), env.info()), env.info()
-
-    monkeypatch.setattr(simulators, "make_task", make)
-    monkeypatch.setattr(simulators, "reset", reset)
+    monkeypatch.setattr(simulators, "make", make)
     seed_of = evaluate.seed_of
 
     def plain(purpose: Purpose, seed: int, *numbers: int) -> int:
@@ -186,41 +200,17 @@ def test_the_real_environment_gives_the_same_episodes_again() -> None:
 
 
 @pytest.mark.slow
-def test_a_reset_is_a_function_of_its_seed() -> None:
-    env, other = simulators.make_task(TASK), simulators.make_task("cube-single-singletask-task2-v0")
-    first, _ = simulators.reset(env, 11)
-    actions = np.random.default_rng(0).uniform(-1, 1, (30, 5)).astype(np.float32)
-    after = [env.step(action)[0] for action in actions]
-    for again in (env, other):
-        repeated, info = simulators.reset(again, 11)
-        np.testing.assert_array_equal(repeated["state"], first["state"])
-        np.testing.assert_array_equal(repeated["qpos"], first["qpos"])
-        np.testing.assert_array_equal([again.step(action)[0] for action in actions], after)
-        assert first["state"].shape == (28,)
-        assert first["qpos"].shape == (7,)
-        assert info["time"][0] == 0
-
-
-@pytest.mark.slow
 def test_a_success_ends_the_episode() -> None:
-    env = simulators.make_task(TASK)
-    _, info = simulators.reset(env, 0)
-    qpos = info["qpos"].copy()
+    env: Any = simulators.make(TASK)
+    env.reset(0)
+    qpos = env.info["qpos"].copy()
     qpos[14:17] = (0.50, 0.0, 0.02)  # the goal of task 2
-    env.unwrapped.set_state(qpos, info["qvel"])
+    env.gym.unwrapped.set_state(qpos, env.info["qvel"])
     slot = evaluate._Slot(0, 0)
     _, over = slot.run(env, np.zeros((5, 5), np.float32))
     # OGBench judges a single task by the state before the action, and set_state leaves its flag of success as it was:
     # the second of five steps is the first that is a success, and the reward is 0 at the goal.
     assert (over, slot.success, len(slot.actions), slot.reward) == (True, True, 2, 0.0)
-
-
-def test_environments_that_cannot_be_evaluated() -> None:
-    for name in ("cube-single-v0", "visual-cube-single-singletask-v0"):
-        with pytest.raises(ConfigError, match="no single task with state observations"):
-            simulators.make_task(name)
-    with pytest.raises(ConfigError, match="OGBench has no environment cube-single-singletask-task9-v0"):
-        simulators.make_task("cube-single-play-singletask-task9-v0")
 
 
 @pytest.mark.slow
@@ -286,3 +276,34 @@ def test_no_film_where_the_machine_cannot_render(tmp_path: Path, monkeypatch: py
     assert said[0].startswith("no film: this machine cannot render (MUJOCO_GL=nonsense: ")
     assert "\n" not in said[0]
     assert list(tmp_path.iterdir()) == []
+
+
+class Mine(Countdown):
+    """An environment of the user's own."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.spec = spec
+
+
+@pytest.mark.parametrize(("name", "task"), [("", ""), (":push-t", "push-t")])
+def test_an_environment_of_the_users_own(name: str, task: str) -> None:
+    view = simulators.View(cameras=("top",), render_size=(9, 12), image_size=(3, 4))
+    env = simulators.make(f"tests.qchunk.test_evaluate:Mine{name}", view)
+    assert isinstance(env, Mine)
+    found = (env.spec.task, env.spec.cameras, env.spec.render_size, env.spec.image_size)
+    assert found == (task, ("top",), (9, 12), (3, 4))
+    done = evaluate.rollouts(
+        Recorder(), "tests.qchunk.test_evaluate:Mine", seed=1, step=0, episodes=2, num_envs=1, horizon=3
+    )
+    assert {len(rollout.actions) for rollout in done} <= set(range(1, 10))
+    with pytest.raises(
+        ConfigError, match=r"^eval.env is 'tests.*:Mine', which shows \['qpos', 'state'\]; expected arm"
+    ):
+        simulators.require_widths("eval.env", "tests.qchunk.test_evaluate:Mine", "d", observation=("arm", 2), action=3)
+
+
+def test_ogbench_shows_no_images() -> None:
+    view = simulators.View(cameras=("front",), render_size=(8, 8), image_size=(8, 8))
+    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows images"):
+        simulators.make(TASK, view)

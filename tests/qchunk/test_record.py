@@ -13,9 +13,10 @@ import h5py
 import numpy as np
 import pytest
 
+from chunkwise.envs.environment import EnvSpec
+from chunkwise.envs.suites import ogbench
 from chunkwise.errors import BusyError, ConfigError
 from qchunk.config import RecordConfig
-from qchunk.envs import simulators
 from qchunk.envs.play import play_episode
 from qchunk.record import episode_path, record
 
@@ -31,7 +32,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def play_env() -> Any:
-    return simulators.make_play(CONFIG.env, CONFIG.episode_length)
+    return ogbench.make_play(CONFIG.env, CONFIG.episode_length)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -76,13 +77,13 @@ def test_layout(recorded: Path) -> None:
 @pytest.mark.slow
 def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) -> None:
     arrays = _arrays(recorded / "episode_00002.hdf5")
-    scene = play_env.unwrapped
+    scene = play_env.gym.unwrapped
     np.testing.assert_array_equal(arrays["/observations/qpos"][:, :6], arrays["/sim/qpos"][:, :6].astype(np.float32))
     # OGBench scales cube positions around (0.425, 0, 0) by 10.
     cube = (arrays["/sim/qpos"][:, 14:17] - [0.425, 0, 0]) * 10
     np.testing.assert_allclose(arrays["/observations/state"][:, 19:22], cube, atol=1e-6)
     assert np.abs(arrays["/action"]).max() <= 1
-    simulators.reset(play_env, 0)
+    play_env.reset(0)
     for t in (0, 17, 59):
         scene.set_state(arrays["/sim/qpos"][t], arrays["/sim/qvel"][t])
         # What mj_step leaves behind is one physics step of 2 ms old for the gripper's site; contact forces are not
@@ -95,15 +96,14 @@ def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) ->
 @pytest.mark.slow
 def test_replaying_actions_repeats_the_observations_in_the_task_environment(recorded: Path) -> None:
     arrays = _arrays(recorded / "episode_00000.hdf5")
-    env = simulators.make_task("cube-single-play-singletask-task2-v0")
-    simulators.reset(env, 3)
-    env.unwrapped.set_state(arrays["/sim/qpos"][0], arrays["/sim/qvel"][0])
+    env = ogbench.make(EnvSpec(suite="ogbench", task="cube-single-play-singletask-task2-v0"))
+    env.reset(3)
+    env.gym.unwrapped.set_state(arrays["/sim/qpos"][0], arrays["/sim/qvel"][0])
     for t, action in enumerate(arrays["/action"][:-1], start=1):
-        state, *_, info = env.step(action)
-        observed = simulators.observation(state, info)
+        observed = env.step(action).observation
         for name in ("qpos", "state"):
             np.testing.assert_allclose(observed[name], arrays[f"/observations/{name}"][t], atol=1e-4, err_msg=f"t={t}")
-        np.testing.assert_allclose(info["qpos"], arrays["/sim/qpos"][t], atol=1e-5)
+        np.testing.assert_allclose(env.info["qpos"], arrays["/sim/qpos"][t], atol=1e-5)
 
 
 def test_an_episode_is_a_function_of_seed_and_number(recorded: Path, play_env: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs.environment import Observation, Step
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import (
     DataConfig,
@@ -20,7 +21,6 @@ from openpi_ript.data.dataset import open_data
 from openpi_ript.data.tokenizer import PromptTokenizer
 from openpi_ript.envs import demonstrate as demonstrate_lib
 from openpi_ript.envs.demonstrate import METRES, demonstrate, play
-from openpi_ript.envs.protocol import Observation, Step
 from tests.openpi_ript.small_run import make_dataset, small_config, supervised
 
 STATE = ("robot0_eef_pos", "robot0_gripper_qpos", "cube_pos")
@@ -55,15 +55,17 @@ class World:
     def state(self) -> np.ndarray:
         return np.concatenate([self.hand, self.cube])
 
-    def picture(self, height: int, width: int) -> np.ndarray:
+    def render(self, height: int, width: int) -> np.ndarray:
         return np.zeros((height, width, 3), np.uint8)
 
     def close(self) -> None: ...
 
     def _observe(self) -> Observation:
         arrays = {"robot0_eef_pos": self.hand, "robot0_gripper_qpos": [self.fingers] * 2, "cube_pos": self.cube}
-        observed = {name: np.asarray(value, np.float32) for name, value in arrays.items()}
-        return observed | {"agentview_image": np.full((8, 8, 3), 7, np.uint8)}
+        return {name: np.asarray(value, np.float32) for name, value in arrays.items()}
+
+    def images(self) -> Observation:
+        return {"agentview_image": np.full((8, 8, 3), 7, np.uint8)}
 
 
 def test_the_script_lifts_and_stops_with_success():

@@ -3,10 +3,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs.environment import Environment, state_hash
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import EnvConfig
+from openpi_ript.envs.layer_4 import IMAGES, LAYER_4, policy_state
 from openpi_ript.envs.make import make
-from openpi_ript.envs.protocol import IMAGES, LAYER_4, Environment, policy_state, state_hash
 from tests.openpi_ript.toy_rollouts import point
 
 CAMERAS = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
@@ -67,11 +68,11 @@ def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("config", ALL[:3])
-def test_pictures_are_layer_4s_and_upright(config: EnvConfig):
+def test_images_are_layer_4s_and_upright(config: EnvConfig):
     settings = {name: getattr(config, name) for name in ("suite", "task", "prompt", "max_steps", "state")}
     try:
         env = make(EnvConfig(**settings, cameras=CAMERAS, image_size=(24, 32)))
-        observed = env.reset(1)
+        observed = env.reset(1) | env.images()
     except ConfigError as error:
         if "cannot render" in str(error):  # no GL driver: nothing that the project can install
             pytest.skip(str(error))
@@ -81,19 +82,19 @@ def test_pictures_are_layer_4s_and_upright(config: EnvConfig):
         assert observed[name].dtype == np.uint8
         assert observed[name].std() > 5
     if config.suite == "robosuite":  # the table, which is bright, fills the lower half; the robot hangs from above
-        picture = observed["agentview_image"].astype(float)
-        assert picture[16:].mean() > picture[:6].mean() + 20
+        image = observed["agentview_image"].astype(float)
+        assert image[16:].mean() > image[:6].mean() + 20
     env.close()
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_fast_pictures_show_the_same():
+def test_fast_images_show_the_same():
     seen: dict[str, list[np.ndarray]] = {}
     for rendering in ("full", "fast"):
         try:
             env = make(simulated("robosuite", "Lift", cameras=CAMERAS, rendering=rendering))
-            seen[rendering] = [env.reset(seed)[name] for seed in (1, 2) for name in IMAGES]
+            seen[rendering] = [(env.reset(seed) | env.images())[name] for seed in (1, 2) for name in IMAGES]
         except ConfigError as error:
             if "cannot render" in str(error):  # no GL driver: nothing that the project can install
                 pytest.skip(str(error))

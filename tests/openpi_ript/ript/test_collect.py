@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chunkwise.envs.environment import state_hash
 from chunkwise.errors import ConfigError, NonFiniteError, RunError, StopRequested
 from openpi_ript.data.point import DISCS
 from openpi_ript.envs.make import make
-from openpi_ript.envs.protocol import state_hash
 from openpi_ript.ript import collect
 from openpi_ript.ript.collect import Collector, Job
 from openpi_ript.ript.rollouts import Rollout, load

@@ -8,13 +8,14 @@ import h5py
 import numpy as np
 import pytest
 
+from chunkwise.envs.environment import EnvSpec
+from chunkwise.envs.suites.ogbench import make as make_ogbench
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
 from qchunk.config import DataConfig
 from qchunk.data import Pool, index, relabel
 from qchunk.data.readers import aloha, ogbench
 from qchunk.data.relabel import SingleTask
-from qchunk.envs import simulators
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, config, dataset, write
 
 
@@ -354,9 +355,9 @@ def recorded() -> dict[str, Any]:
     """Random joint states of two cubes, some of them at their goals, and what OGBench itself says of them."""
     from ogbench.relabel_utils import relabel_dataset
 
-    env = simulators.make_task(TASK)
-    simulators.reset(env, seed=0)
-    inner = env.unwrapped
+    env = make_ogbench(EnvSpec(suite="ogbench", task=TASK))
+    env.reset(0)
+    inner = env.gym.unwrapped
     rng = np.random.default_rng(0)
     qpos = np.repeat(inner._data.qpos[None].copy(), 40, axis=0)
     for cube in range(2):
@@ -370,7 +371,7 @@ def recorded() -> dict[str, Any]:
         stepped.append((inner.compute_reward(), inner.terminate_episode()))
     frames = {"qpos": qpos}
     with warnings.catch_warnings(action="ignore"):
-        relabel_dataset("cube-double-singletask-task2-v0", env, frames)
+        relabel_dataset("cube-double-singletask-task2-v0", env.gym, frames)
     return {"qpos": qpos, "stepped": stepped, "frames": frames}
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.config.load import load
 from chunkwise.distributed import processes
+from chunkwise.envs.environment import Observation, Step
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig
@@ -43,30 +44,48 @@ class Line:
     """Environment whose state is (seed, t, what the actions add up to); it is cut at 7, or ends when the sum is 2."""
 
     drift = 0.0
+    looked: ClassVar[list[int]] = []
+    """When images were taken, by any of them."""
+    fps = 10
+    action_dim = 2
 
     def __init__(self) -> None:
         self.t, self.total, self.seed = 0, 0.0, 0
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def reset(self, seed: int) -> Observation:
+        self.seed, self.t, self.total = seed, 0, 0.0
+        return self.observation()
+
+    def step(self, action: np.ndarray) -> Step:
         self.t, self.total = self.t + 1, self.total + float(action.sum()) + self.drift
         success = self.total >= 2
-        return self.state(), -0.1 * self.t, success, self.t == 7, self.info() | {"success": success}
+        return Step(self.observation(), -0.1 * self.t, success, terminated=success, truncated=self.t == 7)
 
     def state(self) -> np.ndarray:
         return np.array([self.seed % 1000, self.t, self.total])
 
-    def info(self) -> dict[str, Any]:
-        return {"proprio/joint_pos": np.array([self.t / 2]), "proprio/gripper_opening": np.array([0.5])}
+    def clip(self, action: np.ndarray) -> np.ndarray:
+        return np.clip(action, -1, 1).astype(np.float32)
+
+    def observation(self) -> Observation:
+        state = self.state().astype(np.float32)
+        return {"state": state, "unused": state, "qpos": np.array([self.t / 2, 0.5], np.float32)}
+
+    def images(self) -> Observation:
+        """The first shows t, the second the sum of actions."""
+        self.looked.append(self.t)
+        shown = {"side": int(100 + 20 * self.total), "top": self.t}
+        return {name: np.full((2, 3, 3), value % 256, np.uint8) for name, value in shown.items()}
+
+    def render(self, height: int, width: int) -> np.ndarray:
+        return np.zeros((height, width, 3), np.uint8)
+
+    def close(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
 def lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reset(env: Line, seed: int) -> tuple[simulators.Observation, dict[str, Any]]:
-        env.seed, env.t, env.total = seed, 0, 0.0
-        return simulators.observation(env.state(), env.info()), env.info()
-
-    monkeypatch.setattr(simulators, "make_task", lambda name: Line())
-    monkeypatch.setattr(simulators, "reset", reset)
+    monkeypatch.setattr(simulators, "make", lambda name, view=None: Line())
 
 
 def policy_of(state: Any) -> Any:
@@ -212,44 +231,34 @@ def test_a_stretch_broken_off_leaves_the_position_of_before(tmp_path: Path) -> N
     assert online.position() == before
 
 
-def test_pictures_are_stored_as_seen_and_drawn_with_their_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A picture shows t and the sum of actions; a run that goes on takes the last one from the log."""
-    looked: list[int] = []
+def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -> None:
+    """An image shows t or the sum of actions; a run that goes on takes the last one from the log."""
 
-    def look(env: Line, view: simulators.View) -> np.ndarray:
-        looked.append(env.t)
-        picture = np.full((2, *view.image_size, 3), env.t, np.uint8)
-        picture[1] += np.uint8(100 + 20 * env.total)
-        return picture
-
-    def policy_of_pictures(state: Any) -> Any:
+    def policy_of_images(state: Any) -> Any:
         def policy(observations: Any, key_seed: int) -> np.ndarray:
             assert (observations["images"][0, 0] == observations["state"][0, 1]).all()
             return policy_of(state)(observations, key_seed)
 
         return policy
 
-    monkeypatch.setattr(simulators, "look", look)
     view = simulators.View(cameras=("top", "side"), render_size=(9, 9), image_size=(2, 3))
     config = config_of(env="aloha-transfer-cube")
     dataset = dataclasses.replace(NORM, cameras=view.cameras, image_size=view.image_size)
 
     def begun(folder: Path, position: Any = None) -> Online:
-        online = Online(config, dataset, folder, policy_of_pictures, view)
+        online = Online(config, dataset, folder, policy_of_images, view)
         online.rewind(position)
         return online
 
     online = begun(tmp_path)
     run(online, range(3))
     position = online.position()
-    looked.clear()
+    Line.looked.clear()
     online = begun(tmp_path, position)
     run(online, range(3, 10))
     online.position()
     records = read(tmp_path / "replay")
-    assert len(looked) == len(records) - position["rows"]
+    assert len(Line.looked) == len(records) - position["rows"]
     assert (records["images"][:, 0] == records["state"][:, 1][:, None, None, None]).all()
     batch: Any = online.replay.gather(np.arange(online.replay.starts))
     for name in ("observations", "next_observations"):
@@ -257,10 +266,10 @@ def test_pictures_are_stored_as_seen_and_drawn_with_their_frames(
         assert images.shape == (online.replay.starts, 2, 2, 3, 3)
         assert (images[:, 0] == np.round(t)[:, None, None, None]).all()
         assert len(np.unique(images[:, 1])) > 10
-    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):
+    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows images"):
         Online(config_of(), dataset, tmp_path, policy_of, view)
     evaluated = dataclasses.replace(config_of(), online=None, eval=EvalConfig(env=TASK))
-    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):  # before any training
+    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows images"):  # before any training
         QChunkTask(evaluated, tmp_path, dataset)
 
 

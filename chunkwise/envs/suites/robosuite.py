@@ -17,15 +17,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
+from chunkwise.envs.environment import EnvSpec, Observation, Step
+from chunkwise.envs.suites.cameras import rendered
 from chunkwise.errors import ConfigError
-from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.envs.protocol import IMAGES, LAYER_4, Observation, Step
 
 FPS = 20
 """Control frequency of robosuite's and LIBERO's own demonstrations."""
+IMAGES = ("agentview_image", "robot0_eye_in_hand_image")
+"""Images that are asked for by these names: of a camera that stands before the table, and of one in the hand."""
+HAND = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
+"""Arrays that every observation has, and their widths: position (m), rotation (x, y, z, w), fingers."""
 NEVER = 1_000_000  # steps; whoever steps the environment ends the episode
 SKIPPED = ("proprio-state", "_sin", "_cos", "_site", "_image")
-"""Ends of names that are not recorded: what is in other arrays already, and robosuite's own pictures (upside down)."""
+"""Ends of names that are not recorded: what is in other arrays already, and robosuite's own images (upside down)."""
 
 
 class RobosuiteEnv:
@@ -33,7 +37,7 @@ class RobosuiteEnv:
 
     fps = FPS
 
-    def __init__(self, config: EnvConfig, *, film: bool) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         """Loads the task: about 5 s for the first environment of a process, numba's compiled code included.
 
         Raises:
@@ -41,15 +45,15 @@ class RobosuiteEnv:
         """
         if sys.platform == "linux" and "DISPLAY" not in os.environ:
             os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported first
-        self._size = config.image_size
-        self._cameras = sorted(set(config.cameras.values()))
+        self._spec = spec
+        self._cameras = spec.cameras
         unknown = [name for name in self._cameras if name not in IMAGES]
         if unknown:
-            raise ConfigError(f"env.cameras names {unknown}; expected images of layer 4, {' or '.join(IMAGES)}")
-        renders = bool(self._cameras) or film
+            raise ConfigError(f"env.cameras names {unknown}; expected {' or '.join(IMAGES)}")
+        renders = bool(self._cameras) or spec.video
         np.random.seed(0)  # noqa: NPY002  (Lift draws the size of its cube when it is made: the same in every process)
-        self._env = _libero(config.task, renders) if config.suite == "libero" else _robosuite(config.task, renders)
-        self._fast = renders and config.rendering == "fast"
+        self._env = _libero(spec.task, renders) if spec.suite == "libero" else _robosuite(spec.task, renders)
+        self._fast = renders and spec.rendering == "fast"
         self._simplified: Any = None
 
     @property
@@ -79,7 +83,10 @@ class RobosuiteEnv:
         shown, reward, _, _ = self._env.step(action.astype(np.float64))
         return Step(self._observe(shown), float(reward), bool(self._env._check_success()))
 
-    def picture(self, height: int, width: int, camera: str = "agentview") -> UInt8[np.ndarray, "h w 3"]:
+    def images(self) -> Observation:
+        return rendered(self._spec, lambda name, height, width: self.render(height, width, name.removesuffix("_image")))
+
+    def render(self, height: int, width: int, camera: str = "agentview") -> UInt8[np.ndarray, "h w 3"]:
         upside_down = self._env.sim.render(camera_name=camera, height=height, width=width)
         return np.ascontiguousarray(upside_down[::-1])
 
@@ -90,11 +97,9 @@ class RobosuiteEnv:
         observed = {
             name: np.asarray(value, np.float32).ravel() for name, value in shown.items() if not name.endswith(SKIPPED)
         }
-        for name, width in LAYER_4.items():
+        for name, width in HAND.items():
             if name not in observed or observed[name].shape != (width,):
                 raise ConfigError(f"{name}: expected {width} numbers in the observation; is the robot no Panda?")
-        for name in self._cameras:
-            observed[name] = self.picture(*self._size, camera=name.removesuffix("_image"))
         return observed
 
 

@@ -1,8 +1,6 @@
-"""ALOHA's transfer cube: the simulation against gym-aloha's own, the script, the recording, evaluation and film."""
+"""ALOHA's transfer cube as it is recorded and evaluated: the script, the files, evaluation and video."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,12 @@ import pytest
 
 from chunkwise.data.images import decode
 from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.environment import EnvSpec
+from chunkwise.envs.suites.aloha import load_model
 from chunkwise.errors import ConfigError
 from qchunk import evaluate
 from qchunk.config import AlohaRecordConfig, RecordConfig
-from qchunk.envs import aloha_hdf5, aloha_sim, simulators, transfer_cube
+from qchunk.envs import aloha, aloha_hdf5, simulators, transfer_cube
 from qchunk.record import record
 from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
 
@@ -26,73 +26,39 @@ EXACT = RecordConfig(
 
 
 @pytest.fixture(scope="module")
-def env() -> aloha_sim.TransferCube:
-    return aloha_sim.TransferCube()
+def env() -> aloha.TransferCube:
+    return aloha.TransferCube()
 
 
-@pytest.mark.slow
-def test_steps_are_gym_alohas(env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same positions and stages over an episode in which the cube is moved; without the pictures it renders."""
-    from gym_aloha.env import AlohaEnv
-    from gym_aloha.tasks import sim
-
-    def observe(self: Any, physics: Any) -> dict[str, Any]:
-        return {"qpos": self.get_qpos(physics), "qvel": self.get_qvel(physics), "images": {"top": np.zeros(1)}}
-
-    monkeypatch.setattr(sim.BimanualViperXTask, "get_observation", observe)
-    theirs: Any = AlohaEnv("transfer_cube", obs_type="pixels_agent_pos")
-    theirs.reset(seed=3)
-    box = sim.BOX_POSE[0][:3]  # pyright: ignore[reportOptionalSubscript]
-    assert (np.array(aloha_sim.BOX_LOW) <= box).all()
-    assert (box <= np.array(aloha_sim.BOX_HIGH)).all()
-    state, info = env.reset_to(box)
-    plans = transfer_cube.waypoints(box, 0.0, np.random.default_rng(0))
-    actions = transfer_cube.joint_actions(box, *plans, steps=230)  # float64: theirs scales in the dtype of actions
-    stages = set()
-    for action in actions:
-        seen, reward, terminated, _, _ = theirs.step(action)
-        state, scaled, done, cut, info = env.step(action)
-        np.testing.assert_allclose(state[:14], seen["agent_pos"], atol=1e-9)
-        np.testing.assert_allclose(state[14:], theirs._env.physics.data.qpos[16:], atol=1e-9)
-        velocities = info["joint_velocities"]
-        np.testing.assert_allclose(velocities, sim.TransferCubeTask.get_qvel(theirs._env.physics), atol=1e-6)
-        assert (info["stage"], scaled, done, cut) == (reward, reward / 4 - 1, terminated, False)
-        stages.add(info["stage"])
-    assert {0, 1, 2, 4} <= stages
-
-
-def test_gripper_values_and_fingers_are_inverse() -> None:
-    action = np.linspace(0.1, 0.9, 14)
-    command = aloha_sim.controls(action)
-    np.testing.assert_allclose(aloha_sim.joints(command), action)
-    np.testing.assert_allclose(command[[7, 15]], -command[[6, 14]])
-    np.testing.assert_allclose(transfer_cube.fingers(0.0, 1.0), [0.01844, -0.01844, 0.058, -0.058])
-
-
-def test_a_reset_is_a_function_of_its_seed(env: aloha_sim.TransferCube) -> None:
-    other = simulators.make_task("aloha-transfer-cube")
-    first, _ = simulators.reset(env, 11)
+def test_a_reset_is_a_function_of_its_seed(env: aloha.TransferCube) -> None:
+    other = simulators.make("aloha-transfer-cube")
+    first = env.reset(11)
     actions = env.action_low + np.random.default_rng(0).uniform(0.3, 0.7, (30, 14)) * (env.action_high - env.action_low)
-    after = [env.step(action)[0] for action in actions]
+    after = [env.step(action).observation["state"] for action in actions]
     for again in (env, other):
-        repeated, info = simulators.reset(again, 11)
+        repeated = again.reset(11)
         np.testing.assert_array_equal(repeated["state"], first["state"])
-        np.testing.assert_array_equal(repeated["qpos"], info["joints"].astype(np.float32))
-        np.testing.assert_array_equal([again.step(action)[0] for action in actions], after)
-    assert first["qpos"].shape == (14,)
+        np.testing.assert_array_equal([again.step(action).observation["state"] for action in actions], after)
+    assert first["qpos"].shape == first["qvel"].shape == (14,)
     assert first["state"].shape == (21,)
+    np.testing.assert_array_equal(first["state"][:14], first["qpos"])
     np.testing.assert_allclose(first["qpos"][:6], (0, -0.96, 1.16, 0, -0.3, 0), atol=1e-6)
+    box = aloha.draw_box(np.random.default_rng(11))
+    np.testing.assert_array_equal(first["state"][14:], np.array([*box, 1, 0, 0, 0], np.float32))
 
 
-def test_an_episode_is_cut_after_400_steps(env: aloha_sim.TransferCube) -> None:
-    _, info = env.reset(0)
-    outcomes = [env.step(info["joints"])[1:4] for _ in range(400)]
-    assert outcomes[-1] == (-1.0, False, True)
-    assert set(outcomes[:-1]) == {(-1.0, False, False)}
+def test_an_episode_is_cut_after_400_steps(env: aloha.TransferCube) -> None:
+    joints = env.reset(0)["qpos"]
+    steps = [env.step(joints) for _ in range(400)]
+    outcomes = [(step.reward, step.success, step.terminated, step.truncated) for step in steps]
+    assert outcomes[-1] == (-1.0, False, False, True)
+    assert set(outcomes[:-1]) == {(-1.0, False, False, False)}
+    env.reset(0)
+    assert not env.step(joints).truncated
 
 
 @pytest.mark.slow
-def test_the_script_without_noise_succeeds(env: aloha_sim.TransferCube) -> None:
+def test_the_script_without_noise_succeeds(env: aloha.TransferCube) -> None:
     for episode in range(4):
         played = transfer_cube.transfer(env, EXACT, episode)
         assert played.success
@@ -103,7 +69,7 @@ def test_the_script_without_noise_succeeds(env: aloha_sim.TransferCube) -> None:
 
 
 @pytest.mark.slow
-def test_noise_makes_successes_and_failures(env: aloha_sim.TransferCube) -> None:
+def test_noise_makes_successes_and_failures(env: aloha.TransferCube) -> None:
     """At 2 cm about a third succeeds: of ten, none or all is less likely than 1 in 50."""
     config = RecordConfig(
         env="aloha-transfer-cube", episodes=10, episode_length=300, aloha=AlohaRecordConfig(noise_levels=(0.02,))
@@ -117,11 +83,11 @@ def test_noise_makes_successes_and_failures(env: aloha_sim.TransferCube) -> None
     assert {episode.noise for episode in played} == {0.02}
 
 
-def test_an_episode_is_a_function_of_seed_and_number(env: aloha_sim.TransferCube) -> None:
+def test_an_episode_is_a_function_of_seed_and_number(env: aloha.TransferCube) -> None:
     config = RecordConfig(env="aloha-transfer-cube", episodes=1, episode_length=40, seed=5)
     first = transfer_cube.transfer(env, config, 3)
     transfer_cube.transfer(env, config, 4)
-    again = transfer_cube.transfer(aloha_sim.TransferCube(), config, 3)
+    again = transfer_cube.transfer(aloha.TransferCube(), config, 3)
     assert first.noise == again.noise
     for name, values in first.arrays.items():
         np.testing.assert_array_equal(again.arrays[name], values)
@@ -206,9 +172,9 @@ def test_what_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match="noise_levels"):
         AlohaRecordConfig(noise_levels=())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    aloha_sim.load_model.cache_clear()
+    load_model.cache_clear()
     with pytest.raises(ConfigError, match=r"no package gym-aloha\); install it: pip install 'chunkwise\[sim\]'"):
-        aloha_sim.load_model("bimanual_viperx_transfer_cube")
+        load_model("bimanual_viperx_transfer_cube")
     assert not (tmp_path / "x").exists()
 
 
@@ -216,53 +182,54 @@ def test_jpeg_rows_are_read_back(tmp_path: Path) -> None:
     """As ALOHA's own readers do: a row cut at compress_len decodes to the picture."""
     rng = np.random.default_rng(0)
     ramp = np.broadcast_to(np.linspace(0, 255, 48, dtype=np.uint8)[None, :, None], (32, 48, 3))
-    pictures = {
+    images = {
         "top": [np.ascontiguousarray(ramp)] * 3,
         "angle": [rng.integers(0, 256, (32, 48, 3), np.uint8) // 64 * 20 for _ in range(3)],
     }
     arrays = {"/action": np.zeros((3, 14), np.float32)}
-    episode = transfer_cube.Transfer(arrays=arrays, pictures=pictures, success=True, noise=0.01)
+    episode = transfer_cube.Transfer(arrays=arrays, images=images, success=True, noise=0.01)
     aloha_hdf5.write(tmp_path / "episode_00000.hdf5", episode, EXACT)
     with h5py.File(tmp_path / "score_5" / "episode_00000.hdf5") as h5:
         assert h5.attrs["compress"]
         lengths = np.asarray(h5["/compress_len"], np.int64)
         assert lengths.shape == (2, 3)
-        for camera, row in zip(sorted(pictures), lengths, strict=True):
-            images: Any = h5[f"/observations/images/{camera}"]
-            assert (images.dtype, images.shape, images.chunks) == (np.uint8, (3, row.max()), (1, row.max()))
-            assert images.attrs["compress"]
+        for camera, row in zip(sorted(images), lengths, strict=True):
+            stored: Any = h5[f"/observations/images/{camera}"]
+            assert (stored.dtype, stored.shape, stored.chunks) == (np.uint8, (3, row.max()), (1, row.max()))
+            assert stored.attrs["compress"]
             for t, length in enumerate(row):
-                assert not images[t, length:].any()
-                found = decode(images[t, :length].tobytes(), source="test")
-                error = np.abs(found.astype(np.int64) - pictures[camera][t]).mean()
+                assert not stored[t, length:].any()
+                found = decode(stored[t, :length].tobytes(), source="test")
+                error = np.abs(found.astype(np.int64) - images[camera][t]).mean()
                 assert error < (3 if camera == "top" else 12)
     assert list(tmp_path.glob("*.part")) == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
-def test_recorded_pictures_are_the_scenes(env: aloha_sim.TransferCube) -> None:
+def test_recorded_images_are_the_scenes(env: aloha.TransferCube) -> None:
     config = RecordConfig(
         env="aloha-transfer-cube",
         episodes=1,
         episode_length=3,
         aloha=AlohaRecordConfig(cameras=("top", "angle"), image_size=(48, 64)),
     )
-    played = transfer_cube.transfer(env, config, 0)
-    assert {camera: len(taken) for camera, taken in played.pictures.items()} == {"top": 3, "angle": 3}
-    env.reset_to(played.arrays["/observations/state"][0, 14:17].astype(np.float64))
-    np.testing.assert_allclose(env.render("top", 48, 64), played.pictures["top"][0], atol=3)
-    picture = played.pictures["top"][0].astype(np.int64)
-    red = (picture[..., 0] > 150) & (picture[..., 1] < 80)
+    spec = EnvSpec(suite="aloha", cameras=config.aloha.cameras, image_size=config.aloha.image_size)
+    played = transfer_cube.transfer(aloha.TransferCube(spec), config, 0)
+    assert {camera: len(taken) for camera, taken in played.images.items()} == {"top": 3, "angle": 3}
+    env.reset_to_box(played.arrays["/observations/state"][0, 14:17].astype(np.float64))
+    np.testing.assert_allclose(env.render(48, 64, "top"), played.images["top"][0], atol=3)
+    image = played.images["top"][0].astype(np.int64)
+    red = (image[..., 0] > 150) & (image[..., 1] < 80)
     assert 2 <= red.sum() <= 40  # the cube, seen from above
-    with pytest.raises(ConfigError, match="has no camera 'wrist'; choose from top, angle"):
-        env.render("wrist", 8, 8)
+    with pytest.raises(ConfigError, match=r"has no camera 'wrist'; choose from .*, top, angle"):
+        aloha.TransferCube(EnvSpec(suite="aloha", cameras=("wrist", "top")))
 
 
-def _replay(env: aloha_sim.TransferCube, seed: int, horizon: int) -> Any:
+def _replay(env: aloha.TransferCube, seed: int, horizon: int) -> Any:
     """A policy that plays the script for episode 0 of an evaluation with `seed`, whatever it sees."""
     start = seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, 0)
-    box = aloha_sim.draw_box(np.random.default_rng(start))
+    box = aloha.draw_box(np.random.default_rng(start))
     plans = transfer_cube.waypoints(box, 0.0, np.random.default_rng(0))
     actions = transfer_cube.joint_actions(box, *plans, steps=400)
     calls: list[dict[str, np.ndarray]] = []
@@ -275,7 +242,7 @@ def _replay(env: aloha_sim.TransferCube, seed: int, horizon: int) -> Any:
     return policy, calls
 
 
-def test_evaluation_ends_at_success(env: aloha_sim.TransferCube) -> None:
+def test_evaluation_ends_at_success(env: aloha.TransferCube) -> None:
     policy, calls = _replay(env, 4, 25)
     settings: dict[str, Any] = {"seed": 4, "step": 0, "episodes": 1, "num_envs": 2, "horizon": 25}
     done = evaluate.rollouts(policy, "aloha-transfer-cube", **settings)[0]
@@ -287,30 +254,24 @@ def test_evaluation_ends_at_success(env: aloha_sim.TransferCube) -> None:
 
 
 @pytest.mark.usefixtures("can_render")
-def test_evaluation_shows_pictures_where_chunks_start(env: aloha_sim.TransferCube) -> None:
+def test_evaluation_shows_images_where_chunks_start(env: aloha.TransferCube) -> None:
     policy, calls = _replay(env, 4, 100)
     view = simulators.View(cameras=("angle", "top"), render_size=(48, 64), image_size=(24, 32))
     settings: dict[str, Any] = {"seed": 4, "step": 0, "episodes": 1, "num_envs": 2, "horizon": 100}
     evaluate.rollouts(policy, "aloha-transfer-cube", **settings, view=view)
     shapes = {(call["images"].shape, str(call["images"].dtype)) for call in calls}
     assert shapes == {((2, 2, 24, 32, 3), "uint8")}
-    simulators.reset(env, seed_of(Purpose.QCHUNK_EVALUATION_SCENE, 4, 0))
-    full = env.render("top", 48, 64).astype(np.float64)
+    env.reset(seed_of(Purpose.QCHUNK_EVALUATION_SCENE, 4, 0))
+    full = env.render(48, 64, "top").astype(np.float64)
     mean = full.reshape(24, 2, 32, 2, 3).mean(axis=(1, 3))
     np.testing.assert_allclose(calls[0]["images"][0, 1], mean, atol=1)
     assert np.abs(calls[0]["images"][0].astype(np.int64) - calls[1]["images"][0]).max() > 50  # the arms have moved
     assert not calls[0]["images"][1].any()  # no episode for the second row
 
 
-def test_ogbench_shows_no_pictures() -> None:
-    view = simulators.View(cameras=("front",), render_size=(8, 8), image_size=(8, 8))
-    with pytest.raises(ConfigError, match="only aloha-transfer-cube shows pictures"):
-        simulators.look(simulators.make_task("cube-single-play-singletask-task2-v0"), view)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
-def test_film(env: aloha_sim.TransferCube, tmp_path: Path) -> None:
+def test_film(env: aloha.TransferCube, tmp_path: Path) -> None:
     said: list[str] = []
     policy, _ = _replay(env, 4, 25)
     settings: dict[str, Any] = {"seed": 4, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 25}
@@ -323,26 +284,3 @@ def test_film(env: aloha_sim.TransferCube, tmp_path: Path) -> None:
     assert frames[0].shape == (240, 320, 3)
     np.testing.assert_allclose(frames[-1][:4].mean(axis=(0, 1)), (67, 160, 71), atol=12)  # green: it succeeds
     assert frames[-1][8:-8, 8:-8].std() > 20
-
-
-@pytest.mark.usefixtures("can_render")
-def test_rendering_does_not_depend_on_who_imported_mujoco(
-    env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MuJoCo's own renderer takes the way that MUJOCO_GL named at the first import; the same picture here."""
-    monkeypatch.delenv("MUJOCO_GL", raising=False)
-    code = (
-        "import mujoco, numpy as np; from qchunk.envs.aloha_sim import TransferCube as T; e = T(); e.reset(5);"
-        "p = e.render('angle', 24, 32); print(p.sum(), p.std())"
-    )
-    root = Path(__file__).parents[3]
-    child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    env.reset(5)
-    here = env.render("angle", 24, 32)
-    assert child.stdout.split() == [str(here.sum()), str(here.std())], child.stderr
-
-
-def test_a_machine_that_cannot_render_says_so(env: aloha_sim.TransferCube, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MUJOCO_GL", "nonsense")
-    with pytest.raises(ConfigError, match=r"this machine cannot render \(MUJOCO_GL=nonsense: "):
-        aloha_sim.Renderer(8, 8)

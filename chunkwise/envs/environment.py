@@ -1,0 +1,165 @@
+"""What a simulator offers to whoever acts in it, and how one is made. No jax here: it lives in worker processes.
+
+A simulator of your own needs no change here: name a factory, `module:factory`, where a suite is named, and
+it is called with the EnvSpec. What it returns must offer what `Environment` lists, by inheritance or not.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, UInt8
+
+from chunkwise.errors import ConfigError
+from chunkwise.files import trust
+
+Observation = dict[str, np.ndarray]
+"""What is seen at one moment, arrays by name: float32 vectors, and images of cameras, uint8 [h, w, 3], upright."""
+
+SUITES = {
+    "aloha": "chunkwise.envs.suites.aloha:AlohaEnv",
+    "libero": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
+    "ogbench": "chunkwise.envs.suites.ogbench:make",
+    "robosuite": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
+}
+"""Suites by name, and the factory of each; its packages are imported when it is called."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EnvSpec:
+    """Which environment, and what of it is to be seen: all that a factory is told."""
+
+    suite: str
+    """One of SUITES, or `module:factory` of your own."""
+    task: str = ""
+    """By the suite's own name."""
+    cameras: tuple[str, ...] = ()
+    """Images that `images` gives, by the suite's names."""
+    image_size: tuple[int, int] = (84, 84)
+    """Height and width of those."""
+    render_size: tuple[int, int] | None = None
+    """Height and width at which they are rendered before they are resized; None: at `image_size`."""
+    rendering: Literal["full", "fast"] = "full"
+    """full: as the suite renders. fast (robosuite, LIBERO): cheaper, and nearly the same."""
+    video: bool = False
+    """Whether `render` is going to be called."""
+    allow_code: bool = False
+    """Whether `module:factory` may be imported: true where the user named it, never for what a folder brought."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What an action led to."""
+
+    observation: Observation
+    """Without images: they cost more than the step, so `images` gives them to whoever looks."""
+    reward: float
+    success: bool
+    """Whether the task is done now."""
+    terminated: bool = False
+    """Whether the episode has ended for good: nothing can be earned after it."""
+    truncated: bool = False
+    """Whether a time limit of the environment's own cuts the episode here."""
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One simulated task."""
+
+    @property
+    def fps(self) -> int:
+        """Steps a second of simulated time."""
+        ...
+
+    @property
+    def action_dim(self) -> int:
+        """Numbers of one action."""
+        ...
+
+    def reset(self, seed: int) -> Observation:
+        """Starts an episode that is a function of `seed` alone, to the bit, whatever happened before."""
+        ...
+
+    def state(self) -> Float64[np.ndarray, " q"]:
+        """Returns positions and velocities of everything that moves: what makes two initial states the same."""
+        ...
+
+    def clip(self, action: Float[np.ndarray, " a"]) -> Float32[np.ndarray, " a"]:
+        """Returns the action as it is executed."""
+        ...
+
+    def step(self, action: Float32[np.ndarray, " a"]) -> Step:
+        """Executes one action."""
+        ...
+
+    def images(self) -> Observation:
+        """Renders the cameras that were asked for, by name, as the scene is now; {} without cameras.
+
+        Raises:
+          ConfigError: If the machine cannot render.
+        """
+        ...
+
+    def render(self, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+        """Renders the scene for a person to look at.
+
+        Raises:
+          ConfigError: If the machine cannot render.
+        """
+        ...
+
+    def close(self) -> None:
+        """Lets go of what is held."""
+        ...
+
+
+def make(spec: EnvSpec) -> Environment:
+    """Makes an environment; its packages are imported only here.
+
+    Raises:
+      ConfigError: If the suite, its task or a camera is unknown, a package or its assets are missing, the machine
+        cannot render, or code is named by somebody else than the user.
+    """
+    require_allowed(spec)
+    factory = find_factory(SUITES.get(spec.suite, spec.suite))
+    env = factory(spec)
+    if not isinstance(env, Environment):
+        offered = [name for name in dir(Environment) if not name.startswith("_")]
+        missing = [name for name in offered if not hasattr(env, name)]
+        raise ConfigError(
+            f"{spec.suite}: expected an environment, found {type(env).__name__} without {', '.join(missing)}; "
+            "chunkwise/envs/environment.py says what each is"
+        )
+    return env
+
+
+def require_allowed(spec: EnvSpec) -> None:
+    """Raises ConfigError if the suite is unknown, or is code that the user did not name."""
+    if spec.suite in SUITES:
+        return
+    if ":" not in spec.suite:
+        raise ConfigError(
+            f"env.suite is {spec.suite!r}; expected one of {', '.join(SUITES)}, or module:factory of your own"
+        )
+    if not spec.allow_code:
+        trust.refuse_code(f"env.suite is {spec.suite!r}, which would import Python code")
+
+
+def find_factory(name: str) -> Callable[[EnvSpec], Any]:
+    """Imports a factory by its `module:factory`. Raises ConfigError where there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name}: expected a factory of environments that Python can import, found {type(error).__name__}: "
+            f"{error}. Install its package, or put its folder on PYTHONPATH"
+        ) from error
+
+
+def state_hash(state: Float64[np.ndarray, " q"]) -> str:
+    """Returns 16 hex digits of the SHA-256 of a state's bytes: the `init_hash` of the rollouts that begin there."""
+    return hashlib.sha256(np.ascontiguousarray(state, np.float64).tobytes()).hexdigest()[:16]

@@ -1,0 +1,55 @@
+"""OGBench's environments: that resets repeat to the bit, and names that are refused."""
+
+import numpy as np
+import pytest
+
+from chunkwise.envs.environment import EnvSpec, state_hash
+from chunkwise.envs.suites import ogbench
+from chunkwise.errors import ConfigError
+
+TASK = "cube-single-play-singletask-task2-v0"
+
+
+def of(task: str) -> ogbench.OgbenchEnv:
+    return ogbench.make(EnvSpec(suite="ogbench", task=task))
+
+
+@pytest.mark.slow
+def test_a_reset_is_a_function_of_its_seed() -> None:
+    env, other = of(TASK), of("cube-single-singletask-task2-v0")
+    first, begin = env.reset(11), state_hash(env.state())
+    actions = np.random.default_rng(0).uniform(-1, 1, (30, 5)).astype(np.float32)
+    after = [env.step(action).observation["state"] for action in actions]
+    assert state_hash(env.state()) != begin
+    for again in (env, other):
+        repeated = again.reset(11)
+        assert state_hash(again.state()) == begin
+        assert again.info["time"][0] == 0
+        np.testing.assert_array_equal(repeated["state"], first["state"])
+        np.testing.assert_array_equal(repeated["qpos"], first["qpos"])
+        np.testing.assert_array_equal([again.step(action).observation["state"] for action in actions], after)
+    assert (first["state"].shape, first["qpos"].shape, env.action_dim) == ((28,), (7,), 5)
+    env.reset(12)
+    assert state_hash(env.state()) != begin
+    np.testing.assert_array_equal(env.clip(np.array([-3.0, 0.5, 1.5])), np.array([-1, 0.5, 1], np.float32))
+
+
+@pytest.mark.slow
+def test_buttons_are_part_of_the_state() -> None:
+    env = of("puzzle-3x3-play-singletask-task1-v0")
+    env.reset(0)
+    before = state_hash(env.state())
+    env.gym.unwrapped._cur_button_states[4] ^= 1
+    assert state_hash(env.state()) != before
+
+
+def test_names_that_are_refused() -> None:
+    for name in ("cube-single-v0", "visual-cube-single-singletask-v0"):
+        with pytest.raises(ConfigError, match="no single task with state observations"):
+            of(name)
+    with pytest.raises(ConfigError, match="OGBench has no environment cube-single-singletask-task9-v0"):
+        of("cube-single-play-singletask-task9-v0")
+    with pytest.raises(ConfigError, match="would import Python code"):
+        of("evil:cube-single-singletask-v0")
+    with pytest.raises(ConfigError, match="no images here, and front are asked for"):
+        ogbench.make(EnvSpec(suite="ogbench", task=TASK, cameras=("front",)))
