@@ -1,5 +1,6 @@
 """TrainState: everything that a step changes, as arrays only."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import flax.struct
@@ -31,6 +32,22 @@ class TrainState(flax.struct.PyTreeNode):
         target, ema = (jax.tree.map(jnp.copy, {} if part is None else part) for part in (target, ema))
         opt_state = optimiser.init(params)
         return cls(step=jnp.zeros((), jnp.int32), params=params, opt_state=opt_state, target=target, ema=ema)
+
+    def apply_gradients(
+        self, gradient: Any, optimiser: optax.GradientTransformation, *, frozen: Sequence[str] = ()
+    ) -> "TrainState":
+        """Returns the state after one update, without a moving average: chunkwise/train/update.py moves that.
+
+        Args:
+          gradient: Of `params`.
+          optimiser: The one that made `opt_state`.
+          frozen: Parts of the weights, by their first name, that stay; weight decay moves them even without a gradient.
+        """
+        updates: Any
+        updates, opt_state = optimiser.update(gradient, self.opt_state, self.params)
+        updates = updates | {name: jax.tree.map(jnp.zeros_like, updates[name]) for name in frozen}
+        params: Any = optax.apply_updates(self.params, updates)
+        return TrainState(step=self.step + 1, params=params, opt_state=opt_state, target=self.target)
 
     def averaged(self) -> "TrainState":
         """This state with the moving average in place of the weights that have one: what acts and is evaluated."""

@@ -55,14 +55,13 @@ class PretrainTask:
             loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
         metrics["loss"] = mean_of(weighted(metrics, weights))
-        updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
-        target = state.target
-        if self.settings.masked:
-            decay = self.settings.target_decay
-            target = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, target, params["encoder"])
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=target), metrics
+        new = state.apply_gradients(gradient, self._optimiser)
+        if self.settings.masked:
+            decay, encoder = self.settings.target_decay, new.params["encoder"]
+            target = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.target, encoder)
+            new = new.replace(target=target)
+        return new, metrics
 
     def _loss(
         self, params: PyTree, target: PyTree, batch: Any, key: Key[Array, ""]

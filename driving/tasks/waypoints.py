@@ -66,13 +66,9 @@ class WaypointTask:
         gradient, metrics = gradients.gradient(
             self._loss, {"loss": 1.0}, state.params, batch, key, self.config.train.grad_accum_steps
         )
-        updates: Any
-        updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
-        if self.settings.freeze and self.settings.use_cameras:  # weight decay would move it even without a gradient
-            updates = {**updates, "encoder": jax.tree.map(jnp.zeros_like, updates["encoder"])}
-        params: Any = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
+        frozen = ["encoder"] if self.settings.freeze and self.settings.use_cameras else []
+        return state.apply_gradients(gradient, self._optimiser, frozen=frozen), metrics
 
     def _loss(self, params: PyTree, batch: Any, _: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
         params = all_gather_params(params)

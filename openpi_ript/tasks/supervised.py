@@ -79,10 +79,8 @@ class SupervisedTask:
         gradient, metrics = gradients.gradient(
             self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
-        updates, opt_state = self._optimiser.update(gradient, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target=state.target), metrics
+        return state.apply_gradients(gradient, self._optimiser), metrics
 
     def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
         params = stop_frozen(gathered_outside_layers(params), self._trains)

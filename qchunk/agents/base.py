@@ -87,13 +87,12 @@ class Agent(abc.ABC):
         gradient, metrics = gradients.gradient(
             loss, self.loss_weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
-        updates, opt_state = self.optimiser.update(gradient, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
-        tau = self.config.agent.tau
-        # From the critic after its update; the official code takes the one before.
-        target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state.target["critic"], params["critic"])
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state, target={"critic": target}), metrics
+        new, tau = state.apply_gradients(gradient, self.optimiser), self.config.agent.tau
+        # From the critic after its update; the official code takes the one before.
+        critics = state.target["critic"], new.params["critic"]
+        target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, *critics)
+        return new.replace(target={"critic": target}), metrics
 
     @property
     @abc.abstractmethod
