@@ -32,9 +32,9 @@ from chunkwise.train import rngs
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
-from driving.eval import picture, probes
-from driving.eval.blind import EgoStates, blind_predictions
-from driving.eval.scores import SECONDS, Score, measures, score
+from driving.eval import plot, probes
+from driving.eval.baselines import EgoStates, blind_predictions
+from driving.eval.metrics import SECONDS, Score, measures, score
 from driving.model.heads import WaypointModel
 from driving.tasks import pretrain, waypoints
 
@@ -86,7 +86,7 @@ def compare(
         gain[RATER] = feedback[MODEL] - feedback["history_mlp"]
     pictures = config.eval.pictures
     if out is not None and pictures:
-        drawn = picture.draw(out, data, states, predicted[MODEL], predicted["history_mlp"], pictures)
+        drawn = plot.draw(out, data, states, predicted[MODEL], predicted["history_mlp"], pictures)
         notes += [] if drawn else ["no picture: no sample's future is known"]
 
     def scored(values: dict[str, Any]) -> dict[str, Any]:

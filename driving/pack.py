@@ -22,12 +22,12 @@ from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import open_files
 from chunkwise.printable import say
 from driving.config import DataConfig
-from driving.data.fitness import check_absent, without_bad
+from driving.data.images import FilePictures, columns
 from driving.data.index import PRESENT, Index
-from driving.data.pictures import FilePictures, columns
 from driving.data.scan import scan
 from driving.data.shards import open_pack, write_pack
 from driving.data.split import SPLIT_FILE, Manifest, load_manifest
+from driving.data.validation import check_absent, without_bad
 
 CHECKED_FRAMES = 2000
 """Frames that --check compares, spread evenly; both ways of reading are timed on them."""

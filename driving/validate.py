@@ -30,8 +30,8 @@ from chunkwise.printable import say
 from driving.config import CAMERAS, DataConfig
 from driving.data.checks import BLACK, Findings, Look, check_numbers, check_pictures
 from driving.data.episodes import episode_names
+from driving.data.images import read_bytes
 from driving.data.index import ABSENT, PRESENT, Index, concatenate
-from driving.data.pictures import read_bytes
 from driving.data.scan import scan_file
 from driving.data.schema import Problem, problem_of
 from driving.data.shards import PackedPictures, is_pack, load_index, read_manifest

@@ -73,7 +73,7 @@ PI0_DEBUG, RIPT_DEBUG = "configs/openpi_ript/debug.py", "configs/openpi_ript/deb
 RIPT = ["--train.steps", "340", "--eval.episodes", "4", "--eval.final-episodes", "4"]
 POOL, PICTURE, FRAME = (
     "qchunk.data.pool:Pool._fill",
-    "driving.data.pictures:read_bytes",
+    "driving.data.images:read_bytes",
     "chunkwise.data.lerobot.video:LeRobotPictures.read",
 )
 BATCH = "tests.train:MatrixTask.batches"

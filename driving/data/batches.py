@@ -23,14 +23,14 @@ from chunkwise.files.identity import Check, Files, any_files, open_files
 from driving.config import DataConfig, Split
 from driving.data.augment import Draws, augment, kept_cameras, mirror_order
 from driving.data.batch import Batch, Sample, collate
-from driving.data.fitness import check_absent, members, without_bad
+from driving.data.calibration import Calibration, make_calibration
+from driving.data.images import CachedPictures, FilePictures, Pictures, columns
 from driving.data.index import INDEX_FILE, PRESENT, Index
-from driving.data.pictures import CachedPictures, FilePictures, Pictures, columns
-from driving.data.rig import Rig, make_rig
 from driving.data.scan import scan
 from driving.data.shards import is_pack, open_pack
 from driving.data.tables import Tables, make_tables
 from driving.data.targets import relative_pose, wrap
+from driving.data.validation import check_absent, members, without_bad
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
@@ -67,7 +67,7 @@ class DrivingData:
     index: Index
     """All episodes of the dataset, whatever their split."""
     tables: Tables
-    rig: Rig
+    calibration: Calibration
     files: Files
     """That it was read from."""
     pictures: Pictures
@@ -99,7 +99,7 @@ class DrivingData:
             "image_valid": image_valid,
             "time_valid": valid,
             "t": np.where(valid, index.t[frames], 0.0),
-            **self.rig.at(frames, valid, images.shape[3:5]),
+            **self.calibration.at(frames, valid, images.shape[3:5]),
             **_masked(valid, frames, "speed_mps", tables.speed_mps, "speed_valid", tables.speed_valid),
             **_masked(valid, frames, "yaw_rad", wrap(tables.pose[:, 2]), "yaw_valid", tables.yaw_valid),
             **_masked(valid, frames, "yaw_rate_radps", tables.yaw_rate_radps, "yaw_rate_valid", tables.yaw_rate_valid),
@@ -264,7 +264,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
         index=index,
         files=files,
         tables=tables,
-        rig=make_rig(index, tables, config),
+        calibration=make_calibration(index, tables, config),
         pictures=pictures,
         seen=seen,
         episodes=episodes,

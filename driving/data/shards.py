@@ -27,9 +27,9 @@ from chunkwise.files.identity import Files
 from chunkwise.files.new_folder import new_folder
 from chunkwise.files.strict_json import read_json
 from driving.config import DataConfig
+from driving.data.images import FilePictures, decode_into, decode_same_size, read_bytes
 from driving.data.index import INDEX_FILE, PRESENT, Index, load
 from driving.data.index import pack as pack_index
-from driving.data.pictures import FilePictures, decode_into, decode_same_size, read_bytes
 from driving.data.split import SPLIT_FILE, Manifest, save_manifest
 
 FORMAT = "chunkwise-driving-pack-1"

@@ -27,8 +27,8 @@ from driving.config import (
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import Rated, rater_feedback_score
 from driving.data.split import FORMAT, SPLIT_FILE
-from driving.eval import blind, probes
-from driving.eval.blind import EgoStates
+from driving.eval import baselines, probes
+from driving.eval.baselines import EgoStates
 from driving.train import EvaluatedPretrain, EvaluatedWaypoints
 from tests.driving.drives import write_drive
 
@@ -227,14 +227,14 @@ def test_blind_formulas_by_hand(root: Path, monkeypatch: pytest.MonkeyPatch):
         trained.append((train, held_out, use_past))
         return np.full(held_out.waypoints.shape, float(use_past), np.float32)
 
-    monkeypatch.setattr(blind, "_mlp", mlp)
+    monkeypatch.setattr(baselines, "_mlp", mlp)
     waypoints = np.zeros((3, 4, 2), np.float32)
     waypoints[:, :, 0] = [[1.0], [2.0], [6.0]]
     valid = np.ones((3, 4), bool)
     valid[2, 1:] = False
     train = make_states(3, waypoints=waypoints, valid=valid, motion=np.full((3, 2), 3.0, np.float32))
     held_out = make_states(2, motion=np.array([[10.0, 0.0], [10.0, 0.5]], np.float32))
-    found = blind.blind_predictions(make_config(root), train, held_out)
+    found = baselines.blind_predictions(make_config(root), train, held_out)
     np.testing.assert_allclose(found["mean_trajectory"], [[[3, 0], [1.5, 0], [1.5, 0], [1.5, 0]]] * 2)
     t = DT * np.arange(1, 5)
     line = np.stack([10 * t, 0 * t], -1)
@@ -279,8 +279,8 @@ def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(
         keys[name] = (seed, step)
         return plain(seed, name, 0 if step is None else step)
 
-    monkeypatch.setattr(blind.rngs, "key", key)
-    found = blind._mlp(config, train, held_out, use_past=by == "past")
+    monkeypatch.setattr(baselines.rngs, "key", key)
+    found = baselines._mlp(config, train, held_out, use_past=by == "past")
     assert keys["blind MLP"][1] is not None, "each update draws samples of its own"
     assert {seed for seed, _ in keys.values()} == {config.run.seed}
     np.testing.assert_allclose(found[0, :, 1], 1.0, atol=0.15)

@@ -16,7 +16,7 @@ from driving.config import CAMERAS, AugmentConfig, DataConfig
 from driving.data.augment import draw
 from driving.data.batch import Batch
 from driving.data.batches import make_batches, open_data
-from driving.data.pictures import CachedPictures, FilePictures
+from driving.data.images import CachedPictures, FilePictures
 from driving.data.targets import relative_pose
 from tests.driving.drives import SIZE, SPEED, TURN, pose_at, write_drive
 

@@ -8,8 +8,8 @@ from jaxtyping import Int64
 
 from driving.config import DataConfig, Split
 from driving.data import split as splits
+from driving.data.images import columns
 from driving.data.index import ABSENT, Index, concatenate
-from driving.data.pictures import columns
 from driving.data.schema import Problem, refuse
 
 MAX_SKIPPED = 0.01

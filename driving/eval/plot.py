@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from driving.data.batches import DrivingData
-from driving.eval.blind import EgoStates
+from driving.eval.baselines import EgoStates
 
 TRUTH, MODEL, BLIND = "#31d843", "#ff7f0e", "#7f9fff"
 WIDTHS = {TRUTH: 4.0, MODEL: 1.0, BLIND: 1.0}

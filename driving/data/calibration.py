@@ -7,14 +7,14 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from driving.config import DataConfig
+from driving.data.images import columns
 from driving.data.index import Index
-from driving.data.pictures import columns
 from driving.data.tables import Tables
 from driving.data.targets import relative_pose
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rig:
+class Calibration:
     """Calibration of all frames F and the k cameras of the config."""
 
     row: Int32[np.ndarray, "F k"]
@@ -51,7 +51,7 @@ class Rig:
         }
 
 
-def make_rig(index: Index, tables: Tables, config: DataConfig) -> Rig:
+def make_calibration(index: Index, tables: Tables, config: DataConfig) -> Calibration:
     """Gathers it for the cameras of the config."""
     picks = np.array(columns(index, config.cameras))
     there = picks >= 0
@@ -61,7 +61,7 @@ def make_rig(index: Index, tables: Tables, config: DataConfig) -> Rig:
         return np.where(mask, array[:, picks], np.asarray(empty, array.dtype))
 
     offset = of(index.t_offset_s, 0.0).astype(np.float64)
-    return Rig(
+    return Calibration(
         row=of(index.calibration, -1),
         intrinsics=index.intrinsics,
         extrinsics=index.extrinsics,

@@ -7,10 +7,10 @@ import pytest
 
 from chunkwise.errors import DataError
 from driving.config import DataConfig
-from driving.data.fitness import check_absent, without_bad
 from driving.data.index import Index
 from driving.data.scan import scan
 from driving.data.schema import Problem
+from driving.data.validation import check_absent, without_bad
 from tests.driving.drives import write_drive
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from driving.data.rater import rater_feedback_score
-from driving.eval.picture import project
-from driving.eval.scores import measures, score
+from driving.eval.metrics import measures, score
+from driving.eval.plot import project
 from driving.sim.scene import camera_to_vehicle, intrinsics
 
 

@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from chunkwise.errors import DataError
-from driving.data.pictures import decode_into, decode_same_size
+from driving.data.images import decode_into, decode_same_size
 from tests.driving.drives import picture
 
 SIZE = (16, 24)

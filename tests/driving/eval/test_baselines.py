@@ -7,7 +7,7 @@ import numpy as np
 
 from driving.config import DataConfig
 from driving.data.batches import open_data
-from driving.eval.blind import EgoStates
+from driving.eval.baselines import EgoStates
 from tests.driving.drives import SIZE, SPEED, TURN, write_drive
 
 GAINED, TURNED = 2.0, 0.3
