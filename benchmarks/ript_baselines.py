@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
 from chunkwise.reports.intervals import wilson
-from openpi_ript.ript.paired import compare
+from chunkwise.reports.paired import compare
 
 CONFIG = "configs/openpi_ript/ript_lift.py"
 BEFORE, AFTER = 400, 1000

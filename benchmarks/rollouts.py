@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.collect import Job
 from chunkwise.envs.environment import Environment
 from chunkwise.train.rngs import key
 from configs.openpi_ript.ript_lift import get_config
@@ -32,7 +33,7 @@ from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make
 from openpi_ript.model.pi0 import Pi0, init_params
 from openpi_ript.ript.acting import ActingPolicy
-from openpi_ript.ript.collect import Collector, Job
+from openpi_ript.ript.collect import Collector
 
 
 class Timed:
@@ -110,7 +111,7 @@ def collected(collector: Collector, policy: ActingPolicy, todo: Sequence[Job]) -
     collector.workers.receive = receive  # pyright: ignore[reportAttributeAccessIssue]
     try:
         actor: Any = infer
-        collector.play(todo, actor, lambda job, rollout: lengths.append(rollout.length))
+        collector.collect(todo, actor, lambda job, rollout: lengths.append(rollout.length))
     finally:
         collector.workers.receive = plain
     return sum(lengths), {"inference": infer.seconds, "waiting for workers": receive.seconds}

@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 
 from chunkwise.cli import command
+from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
 from chunkwise.errors import ConfigError, RunError
 from openpi_ript.ript import film
 from openpi_ript.ript.collect import Collector
-from openpi_ript.ript.evaluation import MANIFEST, Evaluation, Manifest, compare_evaluations, evaluate, manifest_of
+from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of
 
 
 def initial_states(collector: Collector, run: Path, given: Path | None, *, seed: int, episodes: int) -> Manifest:

@@ -22,8 +22,8 @@ from chunkwise.checkpoint.tool import main as checkpoint_tool
 from chunkwise.cli import command
 from chunkwise.distributed import processes
 from chunkwise.envs import recorder
+from chunkwise.envs.evaluate import Evaluation
 from chunkwise.files.new_folder import new_folder
-from openpi_ript.ript.evaluation import Evaluation
 from tests.chunkwise.toy import toy_config
 
 # As docs/reliability.md and the README have them, written out: scripts outside of this repository rely on these.

@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "data": {"config", "distributed"},
     "models": {"config", "distributed"},
     "train": {"config", "distributed", "checkpoint", "cli"},
-    "envs": {"config", "distributed", "checkpoint", "data", "models", "train"},
+    "envs": {"config", "distributed", "checkpoint", "cli", "data", "models", "train", "reports"},
     "policies": {"config", "distributed", "checkpoint", "data", "models", "train"},
     "reports": {"config", "distributed", "checkpoint", "data", "models", "train"},
 }

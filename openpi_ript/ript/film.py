@@ -18,10 +18,10 @@ from jaxtyping import UInt8
 
 from chunkwise.data.video import write_mp4
 from chunkwise.envs.environment import Environment, make, state_hash
+from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import DataError
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.make import spec_of
-from openpi_ript.ript.rollouts import Rollout, load
 
 SIZE = 128  # pixels a side of one tile
 BORDER = 4  # pixels

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data.lerobot.tables import FrameTable
+from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.config.rollouts import EnvConfig, RolloutConfig
@@ -14,7 +15,6 @@ from openpi_ript.data.advantage import label, process, rloo
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.transforms import Rollouts, ToRipt
 from openpi_ript.envs.layer_4 import policy_state
-from openpi_ript.ript.rollouts import Rollout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

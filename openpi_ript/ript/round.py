@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from chunkwise.data.sampling import Purpose, generator, seed_of, words
+from chunkwise.envs.collect import Job
+from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.ript.acting import ActingPolicy
-from openpi_ript.ript.collect import Collector, Job
+from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.rollout_data import Group, training_data
-from openpi_ript.ript.rollouts import Rollout, load, save
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,7 +222,7 @@ class Ript:
             finished[job.path] = rollout
 
         missing = [job for job in jobs if job.path not in finished]
-        if not self._collector.play(missing, self._policy, done, stopping):
+        if not self._collector.collect(missing, self._policy, done, stopping):
             return None
         paths = [job.path for job in jobs]
         return [

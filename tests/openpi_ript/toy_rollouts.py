@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.collect import Job
+from chunkwise.envs.rollout import Rollout
 from openpi_ript.config.experiment import EnvConfig
 from openpi_ript.data.point import DISCS
 from openpi_ript.ript.acting import ActingPolicy
-from openpi_ript.ript.collect import Collector, Job
-from openpi_ript.ript.rollouts import Rollout
+from openpi_ript.ript.collect import Collector
 
 
 def point(**changes: Any) -> EnvConfig:
@@ -102,7 +103,7 @@ class FakeCollector(Collector):
         self.jobs: list[Job] = []
         self.stop_after: int | None = None
 
-    def play(
+    def collect(
         self,
         jobs: Sequence[Job],
         actor: Any,

@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chunkwise.envs import collect
+from chunkwise.envs.collect import Job
 from chunkwise.envs.environment import state_hash
+from chunkwise.envs.rollout import Rollout, load
+from chunkwise.envs.workers import ProcessWorkers, Reset, Start, WorkerDiedError
 from chunkwise.errors import ConfigError, NonFiniteError, RunError, StopRequested
 from openpi_ript.data.point import DISCS
 from openpi_ript.envs.make import make
-from openpi_ript.ript import collect
-from openpi_ript.ript.collect import Collector, Job
-from openpi_ript.ript.rollouts import Rollout, load
-from openpi_ript.ript.workers import WorkerDiedError
+from openpi_ript.ript.collect import Collector
 from tests.openpi_ript.toy_rollouts import Straight, jobs, point
 
 
@@ -27,8 +28,14 @@ def collector() -> Iterator[Collector]:
 
 def play(collector: Collector, todo: list[Job], actor: Straight) -> dict[int, Rollout]:
     finished: dict[int, Rollout] = {}
-    assert collector.play(todo, actor, lambda job, rollout: finished.update({job.number: rollout}))
+    assert collector.collect(todo, actor, lambda job, rollout: finished.update({job.number: rollout}))
     return finished
+
+
+def pid_of(collector: Collector, slot: int) -> int | None:
+    """Process of a slot."""
+    assert isinstance(collector.workers, ProcessWorkers)
+    return collector.workers.pid(slot)
 
 
 def assert_same(a: Rollout, b: Rollout) -> None:
@@ -122,7 +129,7 @@ def test_a_killed_worker_costs_its_rollout_alone(collector: Collector, tmp_path:
     class Killer(Straight):
         def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
             if len(self.batches) == 4:
-                pid = collector.workers.pid(1)
+                pid = pid_of(collector, 1)
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
             return super().__call__(observation, noise)
@@ -141,7 +148,7 @@ def test_a_rollout_that_kills_every_worker_ends_the_run(tmp_path: Path):
 
     class Killer(Straight):
         def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
-            pid = collector.workers.pid(0)
+            pid = pid_of(collector, 0)
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             return super().__call__(observation, noise)
@@ -179,7 +186,7 @@ def test_nan_in_a_later_action_of_a_chunk_ends_the_run_too(collector: Collector,
 
 def test_stopping_drops_what_is_under_way(collector: Collector, tmp_path: Path):
     with contextlib.suppress(StopRequested):  # where a worker has not answered yet
-        assert not collector.play(jobs(4, tmp_path), Straight(), lambda *_: None, stopping=lambda: True)
+        assert not collector.collect(jobs(4, tmp_path), Straight(), lambda *_: None, stopping=lambda: True)
     assert len(play(collector, jobs(4, tmp_path), Straight())) == 4
 
 
@@ -189,7 +196,7 @@ def test_a_silent_worker_keeps_nobody_from_stopping(tmp_path: Path):
 
     class Silencer(Straight):
         def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
-            pid = collector.workers.pid(0)
+            pid = pid_of(collector, 0)
             if len(self.batches) == 2 and pid is not None:
                 os.kill(pid, signal.SIGSTOP)
                 asked.append(0)
@@ -201,24 +208,28 @@ def test_a_silent_worker_keeps_nobody_from_stopping(tmp_path: Path):
         return len(asked) > 2
 
     with pytest.raises(StopRequested):
-        collector.play(jobs(4, tmp_path), Silencer(), lambda *_: None, stopping=stopping)
-    assert collector.workers.pid(0) is None, "a stopped worker is ended too"
+        collector.collect(jobs(4, tmp_path), Silencer(), lambda *_: None, stopping=stopping)
+    assert pid_of(collector, 0) is None, "a stopped worker is ended too"
 
 
 def test_a_worker_that_is_silent_for_too_long_is_replaced(monkeypatch: pytest.MonkeyPatch, collector: Collector):
-    collector.workers.reset(0, 5)
-    expected = collector.workers.receive(0)
-    pid = collector.workers.pid(0)
+    collector.workers.submit(0, Reset(5))
+    _, expected = collector.workers.receive([0])
+    assert isinstance(expected, Start)
+    pid = pid_of(collector, 0)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    monkeypatch.setattr("openpi_ript.ript.workers.SILENCE", 0.0)
-    monkeypatch.setattr("openpi_ript.ript.workers.ASK_AGAIN", 0.1)
-    collector.workers.reset(0, 5)
-    with pytest.raises(WorkerDiedError):
-        collector.workers.receive(0)
+    monkeypatch.setattr("chunkwise.envs.workers.SILENCE", 0.0)
+    monkeypatch.setattr("chunkwise.envs.workers.ASK_AGAIN", 0.1)
+    collector.workers.submit(0, Reset(5))
+    with pytest.raises(WorkerDiedError) as died:
+        collector.workers.receive([0])
+    assert died.value.slot == 0
     monkeypatch.undo()
-    collector.workers.reset(0, 5)
-    assert collector.workers.receive(0).init_hash == expected.init_hash
+    collector.workers.submit(0, Reset(5))
+    slot, again = collector.workers.receive([0])
+    assert isinstance(again, Start)
+    assert (slot, again.init_hash) == (0, expected.init_hash)
 
 
 def test_what_an_environment_refuses_is_said(tmp_path: Path):

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chunkwise.envs.rollout import load, save
 from openpi_ript.data.tokenizer import PromptTokenizer
-from openpi_ript.ript.rollouts import load, save
 from tests.fuzz import attack, attempt, damaged, exchanged
 from tests.openpi_ript.data.test_tokenizer import model_file  # noqa: F401
 from tests.openpi_ript.toy_rollouts import make_rollout

@@ -1,10 +1,11 @@
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs import environment
+from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
+from chunkwise.envs.rollout import load
+from chunkwise.envs.workers import ProcessWorkers, Start, Stretch
 from chunkwise.errors import DataError, RunError
 from openpi_ript import evaluate as command
 from openpi_ript.config.experiment import EnvConfig
-from openpi_ript.envs.make import make
+from openpi_ript.envs.make import make, spec_of
 from openpi_ript.policies import saved
 from openpi_ript.ript import acting, film
 from openpi_ript.ript.collect import Collector
-from openpi_ript.ript.evaluation import Evaluation, Manifest, compare_evaluations, evaluate, make_manifest
-from openpi_ript.ript.rollouts import load
-from openpi_ript.ript.workers import Workers
+from openpi_ript.ript.evaluation import evaluate, make_manifest
 from tests.openpi_ript.toy_rollouts import Straight, point
 
 
@@ -114,15 +117,18 @@ def test_a_wrong_option_ends_with_64(capsys: pytest.CaptureFixture[str]):
     assert "usage" in capsys.readouterr().err
 
 
-class Mortal(Workers):
-    """Kills its worker before it answers, at each of some answers."""
+class Mortal(ProcessWorkers):
+    """Kills a worker before it answers, at each of some answers."""
 
     def __init__(self, config: EnvConfig, at: set[int]) -> None:
-        super().__init__(config)
+        super().__init__(functools.partial(environment.make, spec_of(config)), config.num_envs, name="point")
         self.answers, self.at = 0, at
 
-    def receive(self, slot: int, stopping: Callable[[], bool] = lambda: False) -> Any:
+    def receive(
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[int, Start | Stretch]:
         self.answers += 1
+        slot = next(iter(slots))
         pid = self.pid(slot)
         if self.answers in self.at and pid is not None:
             os.kill(pid, signal.SIGKILL)
@@ -130,7 +136,7 @@ class Mortal(Workers):
                 time.sleep(0.01)
             with contextlib.suppress(EOFError, OSError):
                 self._pipes[slot].recv()  # what it had answered before
-        return super().receive(slot, stopping)
+        return super().receive(slots, stopping)
 
 
 @pytest.mark.slow
@@ -147,6 +153,7 @@ def test_an_initial_state_that_kills_every_worker_ends_the_run_with_its_name():
     mortal.workers = Mortal(mortal.config, {2, 3, 4})
     with pytest.raises(RunError, match=r"initial_state_0001: 3 workers died in this rollout \(seed \d+\)"):
         make_manifest(mortal, seed=3, episodes=4)
+    assert isinstance(mortal.workers, Mortal)
     assert mortal.workers.pid(0) is None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs.rollout import load, save
 from chunkwise.errors import DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import (
@@ -23,7 +24,6 @@ from openpi_ript.config.experiment import (
     RolloutConfig,
 )
 from openpi_ript.data.dataset import open_data
-from openpi_ript.ript.rollouts import load, save
 from openpi_ript.ript.round import Ript
 from tests.openpi_ript.small_run import make_dataset, small_config
 from tests.openpi_ript.toy_rollouts import FakeCollector, FakePolicy, drawn_by, point

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openpi_ript.ript.evaluation import Evaluation, Manifest
+from chunkwise.envs.evaluate import Evaluation, Manifest
 from tests import kill
 
 CONFIG = "configs/openpi_ript/debug_ript.py"

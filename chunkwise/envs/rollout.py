@@ -13,16 +13,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from chunkwise.data.images import resize_with_pad
 from chunkwise.envs.environment import Observation
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.npz import read_npz
 from chunkwise.files.strict_json import parse_json
-from openpi_ript.config.experiment import Optimality
-from openpi_ript.data.batch import EpisodeRecord
-from openpi_ript.data.batch import Observation as Layer4Observation
-from openpi_ript.envs.layer_4 import IMAGES
 
 _ARRAYS = ("actions", "rewards")
 
@@ -32,7 +27,7 @@ class Rollout:
     """One finished episode of a policy."""
 
     observations: Mapping[str, np.ndarray]
-    """By name (environments/protocol.py), T + 1 rows."""
+    """By name, T + 1 rows; {} where only the outcome was wanted."""
     actions: Float32[np.ndarray, "T a"]
     """As executed."""
     rewards: Float32[np.ndarray, " T"]
@@ -44,10 +39,11 @@ class Rollout:
     init_hash: str
     """Of the simulator's initial state."""
     prompt: str
+    """The task in words."""
     step: int
     """Updates behind the policy."""
     weights: str
-    """Digest of the policy's weights."""
+    """Digest of the policy's weights; empty where nobody asked."""
 
     @property
     def length(self) -> int:
@@ -108,47 +104,6 @@ def _require_types(rollout: Rollout) -> None:
         raise TypeError(f"{', '.join(wrong)} of another type or shape")
 
 
-def layer_4(
-    rollout: Rollout, *, horizon: int, advantage: float, optimality: int, image_size: tuple[int, int]
-) -> EpisodeRecord:
-    """The rollout as layer 4 of the data specification: a window at every frame, with that frame's own observation.
-
-    Args:
-      rollout: With the pictures of both cameras.
-      horizon: Steps of a window; past the end the last action is repeated and marked.
-      advantage: Processed.
-      optimality: Value of `Optimality`, the label by the raw advantage.
-      image_size: Height and width that pictures are resized to, with padding.
-
-    Raises:
-      DataError: If a camera of layer 4 was not recorded.
-    """
-    seen = rollout.observations
-    missing = [name for name in IMAGES if name not in seen]
-    if missing:
-        raise DataError(f"layer 4: expected pictures {list(IMAGES)} in the rollout, found no {missing}")
-    observations: list[Layer4Observation] = [
-        {
-            "agentview_image": resize_with_pad(seen["agentview_image"][t], *image_size),
-            "robot0_eye_in_hand_image": resize_with_pad(seen["robot0_eye_in_hand_image"][t], *image_size),
-            "robot0_eef_pos": seen["robot0_eef_pos"][t],
-            "robot0_eef_quat": seen["robot0_eef_quat"][t].tolist(),
-            "robot0_gripper_qpos": seen["robot0_gripper_qpos"][t],
-        }
-        for t in range(rollout.length)
-    ]
-    frames = np.arange(rollout.length)[:, None] + np.arange(horizon)
-    return {
-        "observations": observations,
-        "actions": list(rollout.actions[np.minimum(frames, rollout.length - 1)]),
-        "action_is_pad": list(frames >= rollout.length),
-        "task": rollout.prompt,
-        "success": optimality == Optimality.POSITIVE,
-        "optimality": optimality,
-        "total_reward": advantage,
-    }
-
-
 def append_frames(parts: list[Observation]) -> dict[str, np.ndarray]:
-    """Observations with a leading axis, one after another."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """Returns observations with a leading axis, one after another; {} of none."""
+    return {} if not parts else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

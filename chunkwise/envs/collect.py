@@ -1,0 +1,277 @@
+"""Plays rollouts: a policy infers for several environments at once while others step.
+
+Slots are divided into groups. While the workers of one group execute their chunks, the policy infers for another, in a
+batch that always has the same number of rows. What a policy draws for a rollout is seeded by the rollout's own numbers
+and the chunk's: so what happens in it depends on its seeds and the weights, not on how many environments there are,
+nor on what runs beside it, nor on what was done before a kill.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32
+
+from chunkwise.cli.progress import Lines
+from chunkwise.envs.environment import Observation
+from chunkwise.envs.recorder import MAX_DEATHS
+from chunkwise.envs.rollout import Rollout, append_frames, save
+from chunkwise.envs.workers import Reset, Run, Start, Stretch, WorkerDiedError, Workers
+from chunkwise.errors import NonFiniteError, RunError
+
+Draw = tuple[int, ...]
+"""Words that seed what a policy draws for one chunk: those of its rollout, then the number of the chunk."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One rollout to be played."""
+
+    number: int
+    """Where slots are fixed it decides the slot, and with it the row: number modulo slots."""
+    seed: int
+    """Of the environment's reset."""
+    draw: Draw
+    """Seeds the policy's noise."""
+    path: Path
+    """Names the rollout in errors; where it is written, if it is."""
+
+
+@runtime_checkable
+class Actor(Protocol):
+    """A policy as the collector calls it."""
+
+    step: int
+    """Updates behind it."""
+    weights: str
+    """Digest of the weights; empty where nobody asked."""
+
+    def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Float32[np.ndarray, "b t a"]:
+        """Returns chunks for a batch.
+
+        Args:
+          observations: By name, a row for each environment.
+          draws: Of each row; None where a row has no rollout: then another's observation fills it.
+        """
+        ...
+
+
+@dataclasses.dataclass
+class _Slot:
+    """A rollout under way."""
+
+    job: Job
+    frames: list[Observation]
+    """Observed so far, with a leading axis; where only the last frame is wanted, that one alone."""
+    stretches: list[Stretch] = dataclasses.field(default_factory=list)
+    init_hash: str = ""
+    deaths: int = 0
+
+    @property
+    def length(self) -> int:
+        return sum(len(stretch.actions) for stretch in self.stretches)
+
+
+class Collector:
+    """Plays jobs on workers."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        *,
+        groups: int = 1,
+        fixed_slots: bool = False,
+        execute: int | None = None,
+        max_steps: int | None = None,
+        prompt: str = "",
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+          workers: The environments.
+          groups: How many batches take turns, 1 or 2; with a single slot both are one.
+          fixed_slots: Whether a rollout's number decides its slot, so that its row of the batch is the same whatever
+            else is played. Otherwise a slot that is free takes the next, which keeps all of them busy.
+          execute: Actions of each chunk that are executed; None: all.
+          max_steps: Steps after which a rollout ends; None: where its environment ends it.
+          prompt: The task in words, noted in each rollout.
+        """
+        self.workers = workers
+        self.deaths = 0
+        """Workers that died so far; each cost one rollout, which was played again."""
+        self.rows = max(workers.count // groups, 1)
+        """Rows of a batch."""
+        self._groups = [range(self.rows * i, min(self.rows * (i + 1), workers.count)) for i in range(groups)]
+        self._fixed_slots = fixed_slots
+        self._execute, self._max_steps, self._prompt = execute, max_steps, prompt
+
+    def play(
+        self,
+        jobs: Sequence[Job],
+        actor: Actor,
+        done: Callable[[Job, Rollout], None],
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Plays rollouts, each up to its first success, the environment's own end, or max_steps.
+
+        Args:
+          jobs: In any order; each has a number of its own.
+          actor: The policy.
+          done: Called with each finished rollout, in the order in which they end.
+          stopping: Asked before every inference; if true everything under way is dropped.
+
+        Returns:
+          False if it was stopped.
+
+        Raises:
+          StopRequested: It was stopped while a worker did not answer.
+          NonFiniteError: The policy gave NaN or Inf; the rollout so far is written beside job.path, and named, if
+            frames are kept.
+          RunError: An environment failed, or workers keep dying in one rollout.
+        """
+        lines = Lines(len(jobs), "played {count} of {total} rollouts")
+        queues = self._queues(jobs)
+        slots: list[_Slot | None] = [None] * self.workers.count
+        try:
+            for i, queue in enumerate(queues):
+                slots[i] = self._begin(i, queue.popleft()) if queue else None
+            while any(slots):
+                for group in self._groups:
+                    asked = {i for i in group if slots[i] is not None}
+                    ended: list[int] = []
+                    while asked:
+                        i, slot = self._receive(sorted(asked), slots, stopping)
+                        asked.remove(i)
+                        if self._is_over(slot):
+                            done(slot.job, self._rollout(slot, actor))
+                            lines.advance()
+                            slots[i] = None
+                            ended.append(i)
+                        if self._fixed_slots or not asked:  # so that which slot takes what is no matter of time
+                            for free in sorted(ended):
+                                if queues[free]:
+                                    slots[free] = self._begin(free, queues[free].popleft())
+                                    asked.add(free)
+                            ended.clear()
+                    if stopping():
+                        self.workers.close()
+                        return False
+                    self._act([slots[i] for i in group], group.start, actor)
+        except BaseException:
+            self.workers.close()  # or their answers would be taken for those to other requests
+            raise
+        return True
+
+    def look(self, job: Job) -> Start:
+        """Begins a rollout, and drops it. Raises RunError as `play`."""
+        try:
+            slot = self._begin(0, job)
+            _, answer = self._answer([0], [slot], lambda: False)
+        except BaseException:
+            self.workers.close()
+            raise
+        assert isinstance(answer, Start)
+        return answer
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.workers.close()
+
+    def _queues(self, jobs: Sequence[Job]) -> list[deque[Job]]:
+        """What each slot plays: a queue of its own, or one for all."""
+        count = self.workers.count
+        if not self._fixed_slots:
+            return [deque(jobs)] * count
+        return [deque(job for job in jobs if job.number % count == i) for i in range(count)]
+
+    def _begin(self, slot: int, job: Job) -> _Slot:
+        self.workers.submit(slot, Reset(job.seed))
+        return _Slot(job, [])
+
+    def _answer(
+        self, asked: Sequence[int], slots: Sequence[_Slot | None], stopping: Callable[[], bool]
+    ) -> tuple[int, Start | Stretch]:
+        """What any worker answers; a rollout whose worker died begins again, and answers with that."""
+        while True:
+            try:
+                return self.workers.receive(asked, stopping)
+            except WorkerDiedError as error:
+                slot = slots[error.slot]
+                assert slot is not None
+                self.deaths += 1
+                slot.deaths += 1
+                if slot.deaths >= MAX_DEATHS:
+                    raise RunError(
+                        f"{slot.job.path}: {slot.deaths} workers died in this rollout (seed {slot.job.seed}); is there "
+                        f"enough memory for env.num_envs {self.workers.count}?"
+                    ) from error
+                print(f"\nan environment worker died; {slot.job.path.stem} is played again", flush=True)
+                slot.frames, slot.stretches = [], []
+                self.workers.submit(error.slot, Reset(slot.job.seed))
+
+    def _receive(
+        self, asked: Sequence[int], slots: Sequence[_Slot | None], stopping: Callable[[], bool]
+    ) -> tuple[int, _Slot]:
+        """Takes a worker's answer into its rollout."""
+        i, answer = self._answer(asked, slots, stopping)
+        slot = slots[i]
+        assert slot is not None
+        if isinstance(answer, Start):
+            slot.frames = [{name: value[None] for name, value in answer.observation.items()}]
+            slot.init_hash = answer.init_hash
+        else:
+            if not self.workers.every_frame:
+                slot.frames.clear()
+            slot.frames.append(answer.observations)
+            slot.stretches.append(answer)
+        return i, slot
+
+    def _is_over(self, slot: _Slot) -> bool:
+        if not slot.stretches:
+            return False
+        return slot.stretches[-1].over or (self._max_steps is not None and slot.length >= self._max_steps)
+
+    def _act(self, slots: Sequence[_Slot | None], first: int, actor: Actor) -> None:
+        """Infers for one group and sends its workers what to do."""
+        active = [(row, slot) for row, slot in enumerate(slots) if slot is not None]
+        if not active:
+            return
+        draws = [None if slot is None else (*slot.job.draw, len(slot.stretches)) for slot in slots]
+        latest = [{name: value[-1] for name, value in (slot or active[0][1]).frames[-1].items()} for slot in slots]
+        chunks = actor({name: np.stack([row[name] for row in latest]) for name in latest[0]}, draws)
+        for row, slot in active:
+            limits = [self._execute, None if self._max_steps is None else self._max_steps - slot.length]
+            chunk = chunks[row, : min((limit for limit in limits if limit is not None), default=None)]
+            if not np.isfinite(chunk).all():
+                raise self._non_finite(slot, actor)
+            self.workers.submit(first + row, Run(np.ascontiguousarray(chunk, np.float32)))
+
+    def _rollout(self, slot: _Slot, actor: Actor) -> Rollout:
+        actions = [stretch.actions for stretch in slot.stretches]
+        rewards = [stretch.rewards for stretch in slot.stretches]
+        return Rollout(
+            observations=append_frames(slot.frames) if self.workers.every_frame else {},
+            actions=np.concatenate(actions) if actions else np.zeros((0, 0), np.float32),
+            rewards=np.concatenate(rewards) if rewards else np.zeros(0, np.float32),
+            success=bool(slot.stretches and slot.stretches[-1].success[-1]),
+            seed=slot.job.seed,
+            draw=slot.job.draw,
+            init_hash=slot.init_hash,
+            prompt=self._prompt,
+            step=actor.step,
+            weights=actor.weights,
+        )
+
+    def _non_finite(self, slot: _Slot, actor: Actor) -> NonFiniteError:
+        """Writes what there is of a rollout whose policy failed."""
+        path, kept = slot.job.path, ""
+        if self.workers.every_frame:
+            path, kept = path.with_suffix(".nan.npz"), "; its file holds what the policy saw"
+            save(path, self._rollout(slot, actor))
+        return NonFiniteError(
+            f"{path}: the policy of step {actor.step} answered with NaN or Inf after {slot.length} steps of this "
+            f"rollout{kept}. Lower optim.learning_rate, or the scale of a guidance, or set optim.clip_norm"
+        )

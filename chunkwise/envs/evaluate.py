@@ -1,0 +1,183 @@
+"""Success of a policy on a manifest of initial states, as files that can be audited and compared state by state.
+
+    {"suite", "task", "seed", "states": [{"seed", "init_hash"}, ...]}                            manifest.json
+    {"step", "weights", "guidance_scale", "prompt", "outcomes": [{..., "success", "length"}]}    evaluations/step_*.json
+
+A manifest depends on a task and a seed alone, so that runs and checkpoints meet the same initial states, and with them
+the same noise. `init_hash` is compared at every rollout: another simulator version does not pass unnoticed.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkwise.envs.collect import Actor, Collector, Job
+from chunkwise.envs.rollout import Rollout
+from chunkwise.errors import DataError
+from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.strict_json import read_json
+from chunkwise.reports.intervals import wilson
+from chunkwise.reports.paired import Comparison, compare
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitialState:
+    """Where an episode begins."""
+
+    seed: int
+    """Of the environment's reset."""
+    init_hash: str
+    """Of the simulator's state after it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Initial states of an evaluation."""
+
+    suite: str
+    task: str
+    seed: int
+    states: tuple[InitialState, ...]
+
+    def save(self, path: Path) -> None:
+        """Writes manifest.json."""
+        make_folders(path.parent)
+        write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Manifest":
+        """Reads manifest.json. Raises DataError if it is none."""
+        tree = read_json(path)
+        try:
+            states = tuple(InitialState(**state) for state in tree.pop("states"))
+            return cls(**tree, states=states)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: expected a manifest of initial states, found {error}") from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a policy reached."""
+
+    step: int
+    """Updates behind the policy."""
+    weights: str
+    """Digest of them; empty where nobody asked."""
+    guidance_scale: float | None = None
+    """With which it acted, where it is guided."""
+    outcomes: tuple[dict[str, Any], ...]
+    """Of each episode: seed, init_hash, success, length, reward."""
+
+    @property
+    def successes(self) -> int:
+        return sum(outcome["success"] for outcome in self.outcomes)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson 95 % interval of the success rate."""
+        return wilson(self.successes, len(self.outcomes))
+
+    def mean(self, name: str) -> float:
+        """Mean of an outcome over episodes."""
+        return sum(outcome[name] for outcome in self.outcomes) / len(self.outcomes)
+
+    def metrics(self, prefix: str = "policy") -> dict[str, float]:
+        """Returns values for metrics.jsonl, each name led by `prefix` and a slash."""
+        low, high = self.interval
+        return {
+            f"{prefix}/success": self.mean("success"),
+            f"{prefix}/success_low": low,
+            f"{prefix}/success_high": high,
+            f"{prefix}/episodes": float(len(self.outcomes)),
+            f"{prefix}/return": self.mean("reward"),
+            f"{prefix}/length": self.mean("length"),
+        }
+
+    def __str__(self) -> str:
+        n = len(self.outcomes)
+        low, high = self.interval
+        return (
+            f"{self.successes} of {n} episodes succeeded, {self.mean('success'):.1%} (95 % interval {low:.1%} to "
+            f"{high:.1%}), return {self.mean('reward'):.1f}, length {self.mean('length'):.0f}"
+        )
+
+    def save(self, path: Path) -> None:
+        """Writes the evaluation as JSON."""
+        make_folders(path.parent)
+        write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "Evaluation":
+        """Reads an evaluation. Raises DataError if it is none."""
+        tree = read_json(path)
+        try:
+            return cls(**(tree | {"outcomes": tuple(tree["outcomes"])}))
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}: expected an evaluation, found {error}") from error
+
+
+def evaluate(
+    collector: Collector,
+    actor: Actor,
+    jobs: Sequence[Job],
+    *,
+    init_hashes: Sequence[str] | None = None,
+    guidance_scale: float | None = None,
+    done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
+) -> Evaluation:
+    """Plays one episode for each job.
+
+    Args:
+      collector: Plays them.
+      actor: The policy.
+      jobs: Numbered from 0.
+      init_hashes: Of the initial state of each job, where a manifest says them.
+      guidance_scale: That the actor uses; written down.
+      done: Called with each episode when it has ended.
+
+    Raises:
+      DataError: An episode began in another state.
+      NonFiniteError: The policy gave NaN.
+    """
+    finished: dict[int, Rollout] = {}
+
+    def ended(job: Job, rollout: Rollout) -> None:
+        expected = rollout.init_hash if init_hashes is None else init_hashes[job.number]
+        if rollout.init_hash != expected:
+            raise DataError(
+                f"episode {job.number}: expected the initial state {expected} of the manifest, found "
+                f"{rollout.init_hash}; the simulator is not the one with which the manifest was made"
+            )
+        done(job, rollout)
+        finished[job.number] = rollout
+
+    collector.play(jobs, actor, ended)
+    outcomes = tuple(
+        {
+            "seed": rollout.seed,
+            "init_hash": rollout.init_hash,
+            "success": rollout.success,
+            "length": rollout.length,
+            "reward": float(rollout.rewards.sum(dtype=np.float64)),
+        }
+        for _, rollout in sorted(finished.items())
+    )
+    return Evaluation(step=actor.step, weights=actor.weights, guidance_scale=guidance_scale, outcomes=outcomes)
+
+
+def compare_evaluations(a: Evaluation, b: Evaluation) -> Comparison:
+    """Pairs two evaluations by initial state; the states that only one of them has are left out.
+
+    Raises:
+      DataError: If they have no initial state in common.
+    """
+    of_a = {outcome["init_hash"]: bool(outcome["success"]) for outcome in a.outcomes}
+    of_b = {outcome["init_hash"]: bool(outcome["success"]) for outcome in b.outcomes}
+    shared = [key for key in of_a if key in of_b]
+    if not shared:
+        raise DataError("expected two evaluations on the same manifest, found no initial state in common")
+    return compare([of_a[key] for key in shared], [of_b[key] for key in shared])

@@ -1,0 +1,327 @@
+"""Environments that work for a collector: in processes of their own, or in threads of this one.
+
+Both are asked in one way: `submit` a request to a slot, `receive` the answer of any of some slots, `close`. A slot has
+one environment, which is made at its first request, and one request under way at most.
+
+Processes are for simulators that hold Python's lock or render; each is started on first use, replaced when it dies,
+and ends when its pipe closes, because the parent died in whatever way. Threads are for those that step in C in a
+millisecond and let go of the lock: nothing has to start, nothing is copied.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Collection
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float32
+
+from chunkwise.envs.environment import Environment, Observation, state_hash
+from chunkwise.errors import RunError, StopRequested
+
+SILENCE = 300.0
+"""Seconds after which a worker that does not answer counts as dead; the first answer waits for numba to compile."""
+ASK_AGAIN = 1.0
+"""Seconds between two questions whether the run is to stop, while no worker answers."""
+
+Opener = Callable[[], Environment]
+"""Makes an environment; pickled for a worker process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reset:
+    """Asks for the begin of an episode; the answer is a Start."""
+
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Asks to execute actions, up to the end of the episode; the answer is a Stretch."""
+
+    actions: Float32[np.ndarray, "t a"]
+
+
+Request = Reset | Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The begin of an episode."""
+
+    observation: Observation
+    init_hash: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """What came of the actions that were executed; fewer than asked for where the episode ended."""
+
+    observations: Observation
+    """After each action, or after the last alone: arrays with a leading axis."""
+    actions: Float32[np.ndarray, "t a"]
+    """As executed."""
+    rewards: Float32[np.ndarray, " t"]
+    success: Bool[np.ndarray, " t"]
+    over: bool
+    """Whether the episode ended: by success, or by the environment itself."""
+
+
+class WorkerDiedError(Exception):
+    """A worker is gone, or hangs; what it was doing is lost, and its slot's next request starts a new one."""
+
+    def __init__(self, slot: int) -> None:
+        super().__init__(f"the worker of slot {slot}")
+        self.slot = slot
+
+
+@runtime_checkable
+class Workers(Protocol):
+    """Environments by slot."""
+
+    count: int
+    """Slots."""
+    every_frame: bool
+    """Whether a Stretch has the observation after every action, or the last one alone."""
+
+    def submit(self, slot: int, request: Request) -> None:
+        """Asks a slot for something."""
+        ...
+
+    def receive(
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[int, Start | Stretch]:
+        """Waits for the answer of any of some slots, each of which was asked; the first in their order that is there.
+
+        Args:
+          slots: At least one.
+          stopping: Asked while there is no answer.
+
+        Raises:
+          WorkerDiedError: A worker is gone, or silent for too long.
+          StopRequested: There is no answer yet, and `stopping` is true.
+          RunError: What the environment raised; any other error of it comes with its traceback.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends all of them; a later request begins anew."""
+        ...
+
+
+class ProcessWorkers:
+    """Environments in processes of their own."""
+
+    def __init__(self, opener: Opener, count: int, *, name: str, every_frame: bool = True) -> None:
+        """Starts nothing yet.
+
+        Args:
+          opener: Makes an environment, in its process.
+          count: Slots.
+          name: Of the environment, for errors.
+          every_frame: Whether each action's observation is answered.
+        """
+        self.count, self.every_frame = count, every_frame
+        self._body = functools.partial(serve, opener=opener, name=name, every_frame=every_frame)
+        # Forking a process that runs jax's threads can deadlock.
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: list[BaseProcess | None] = [None] * count
+        self._pipes: list[Any] = [None] * count
+        self._asked = [0.0] * count
+
+    def submit(self, slot: int, request: Request) -> None:
+        if self._pipes[slot] is None:
+            self._begin(slot)
+        self._asked[slot] = time.monotonic()
+        with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is received
+            self._pipes[slot].send(request)
+
+    def receive(
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[int, Start | Stretch]:
+        while True:
+            for slot in slots:
+                if self._pipes[slot] is None:
+                    raise WorkerDiedError(slot)
+            ready = wait([self._pipes[slot] for slot in slots], ASK_AGAIN)
+            for slot in slots:
+                if self._pipes[slot] in ready:
+                    return slot, self._read(slot)
+            for slot in slots:
+                if time.monotonic() - self._asked[slot] > SILENCE:
+                    self._end(slot)
+                    raise WorkerDiedError(slot)
+            if stopping():
+                raise StopRequested
+
+    def pid(self, slot: int) -> int | None:
+        """Process of a slot, None before it started."""
+        process = self._processes[slot]
+        return None if process is None else process.pid
+
+    def close(self) -> None:
+        for slot in range(self.count):
+            self._end(slot)
+
+    def _read(self, slot: int) -> Start | Stretch:
+        try:
+            answer = self._pipes[slot].recv()
+        except (EOFError, OSError) as error:
+            self._end(slot)
+            raise WorkerDiedError(slot) from error
+        if isinstance(answer, RunError):
+            raise answer
+        return answer
+
+    def _begin(self, slot: int) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=self._body, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        self._pipes[slot], self._processes[slot] = ours, process
+
+    def _end(self, slot: int) -> None:
+        pipe, process = self._pipes[slot], self._processes[slot]
+        self._pipes[slot] = self._processes[slot] = None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.kill()
+            process.join()
+
+
+def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
+    """Body of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Before numpy computes: matrices of 7 x 7 gain nothing from threads, which would fight over the cores.
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+        os.environ[variable] = "1"
+    try:
+        env = opener()
+        while True:
+            pipe.send(answer(env, pipe.recv(), every_frame=every_frame))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the parent is gone; EGL's exit handlers would complain to nobody
+    except RunError as error:
+        pipe.send(error)
+    except Exception:  # anything a simulator raises: unsent, the parent would see a death and play the rollout again
+        pipe.send(_failure(name))
+
+
+class ThreadWorkers:
+    """Environments in threads of this process, which answer with the last observation of a stretch alone.
+
+    They share nothing; MuJoCo lets go of Python's lock (1.7 times faster on two cores). Images are rendered by the
+    thread that receives, since a GL context belongs to one.
+    """
+
+    every_frame = False
+
+    def __init__(self, opener: Opener, count: int, *, name: str) -> None:
+        """Makes nothing yet.
+
+        Args:
+          opener: Makes an environment.
+          count: Slots.
+          name: Of the environment, for errors.
+        """
+        self.count = count
+        self._opener, self._name = opener, name
+        self._envs: list[Environment | None] = [None] * count
+        self._answers: dict[int, concurrent.futures.Future[Start | Stretch]] = {}
+
+    def submit(self, slot: int, request: Request) -> None:
+        env = self._envs[slot]
+        if env is None:
+            env = self._envs[slot] = self._opener()
+        self._answers[slot] = _threads().submit(answer, env, request, every_frame=False, images=False)
+
+    def receive(
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+    ) -> tuple[int, Start | Stretch]:
+        waiting = {slot: self._answers[slot] for slot in slots}
+        while True:
+            done, _ = concurrent.futures.wait(waiting.values(), ASK_AGAIN, concurrent.futures.FIRST_COMPLETED)
+            for slot, future in waiting.items():
+                if future in done:
+                    del self._answers[slot]
+                    return slot, self._read(slot, future)
+            if stopping():
+                raise StopRequested
+
+    def close(self) -> None:
+        concurrent.futures.wait(self._answers.values())
+        self._answers.clear()
+        for slot, env in enumerate(self._envs):
+            if env is not None:
+                env.close()
+            self._envs[slot] = None
+
+    def _read(self, slot: int, future: concurrent.futures.Future[Start | Stretch]) -> Start | Stretch:
+        env = self._envs[slot]
+        assert env is not None
+        try:
+            found = future.result()
+            if isinstance(found, Start):
+                return dataclasses.replace(found, observation=found.observation | env.images())
+            if found.over:
+                return found
+            images = {name: image[None] for name, image in env.images().items()}
+            return dataclasses.replace(found, observations=found.observations | images)
+        except RunError:
+            raise
+        except Exception as error:  # anything a simulator raises
+            raise _failure(self._name) from error
+
+
+@functools.cache
+def _threads() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
+
+
+def _failure(name: str) -> RunError:
+    """The error that is being handled, with its traceback."""
+    lines = traceback.format_exc().rstrip().split("\n")
+    return RunError(f"an environment of {name} failed:", *lines)
+
+
+def answer(env: Environment, request: Request, *, every_frame: bool, images: bool = True) -> Start | Stretch:
+    """Does what was asked.
+
+    Args:
+      env: The environment.
+      request: What was asked.
+      every_frame: Whether the observation after every action is wanted, not the last one alone.
+      images: Whether the cameras' images are part of what is observed.
+    """
+    if isinstance(request, Reset):
+        observation = env.reset(request.seed)
+        return Start(observation | env.images() if images else observation, state_hash(env.state()))
+    executed = [env.clip(action) for action in request.actions]
+    steps, observations, over = [], [], False
+    for action in executed:
+        steps.append(step := env.step(action))
+        over = step.success or step.terminated or step.truncated
+        last = over or len(steps) == len(executed)
+        if every_frame or last:
+            looks = images and (every_frame or not over)
+            observations.append(step.observation | env.images() if looks else step.observation)
+        if over:
+            break
+    return Stretch(
+        observations={name: np.stack([one[name] for one in observations]) for name in observations[0]},
+        actions=np.stack(executed[: len(steps)]),
+        rewards=np.array([step.reward for step in steps], np.float32),
+        success=np.array([step.success for step in steps], bool),
+        over=over,
+    )

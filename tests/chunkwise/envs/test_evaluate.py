@@ -1,0 +1,55 @@
+"""Evaluations: outcomes in the order of the episodes, what is counted, and files of earlier versions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkwise.envs import evaluate as evaluation
+from chunkwise.envs.collect import Collector
+from chunkwise.envs.evaluate import Evaluation
+from chunkwise.errors import DataError
+from chunkwise.reports.intervals import wilson
+from tests.chunkwise.envs.countdown import Drawn, actions_of, jobs, threads
+
+
+def test_outcomes_come_in_the_order_of_the_episodes_and_are_counted() -> None:
+    collector = Collector(threads(3))
+    result = evaluation.evaluate(collector, Drawn(), jobs([1, 0, 2, 11]), guidance_scale=1.5)
+    assert [outcome["seed"] for outcome in result.outcomes] == [1, 0, 2, 11]
+    assert [outcome["length"] for outcome in result.outcomes] == [9, 1, 3, 5]
+    assert [outcome["success"] for outcome in result.outcomes] == [False, True, True, False]
+    returns = [float((actions_of(n, length)[:, 0] - 1).sum()) for n, length in enumerate((9, 1, 3, 5))]
+    np.testing.assert_allclose([outcome["reward"] for outcome in result.outcomes], returns, rtol=1e-6)
+    low, high = wilson(2, 4)
+    found = result.metrics("policy")
+    assert found.pop("policy/return") == pytest.approx(sum(returns) / 4)
+    assert found == {
+        "policy/success": 0.5,
+        "policy/success_low": low,
+        "policy/success_high": high,
+        "policy/episodes": 4.0,
+        "policy/length": 4.5,
+    }
+    assert str(result).startswith("2 of 4 episodes succeeded, 50.0% (95 % interval 15.0% to 85.0%), return -")
+    assert (result.step, result.weights, result.guidance_scale, result.successes) == (7, "f" * 64, 1.5, 2)
+
+
+def test_an_initial_state_that_is_another_is_refused() -> None:
+    collector = Collector(threads(2))
+    right = [outcome["init_hash"] for outcome in evaluation.evaluate(collector, Drawn(), jobs([1, 2])).outcomes]
+    assert evaluation.evaluate(collector, Drawn(), jobs([1, 2]), init_hashes=right).successes == 1
+    with pytest.raises(DataError, match=rf"episode 1: expected the initial state {right[0]} .*, found {right[1]}"):
+        evaluation.evaluate(collector, Drawn(), jobs([1, 2]), init_hashes=[right[0]] * 2)
+
+
+def test_evaluations_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "step_00000004.json"
+    file.write_text(
+        '{"step": 4, "weights": "ab", "guidance_scale": 1.5, "outcomes": [{"seed": 3, "init_hash": "0123456789abcdef", '
+        '"success": true, "length": 6, "reward": 1.0}]}'
+    )
+    found = Evaluation.load(file)
+    assert (found.successes, found.guidance_scale, found.mean("length")) == (1, 1.5, 6)
+    found.save(tmp_path / "again.json")
+    assert Evaluation.load(tmp_path / "again.json") == found

@@ -1,0 +1,146 @@
+"""Workers in processes and in threads: the same answers to the same requests, in any order, and what failures say."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.envs.environment import EnvSpec, state_hash
+from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, ThreadWorkers, WorkerDiedError, answer
+from chunkwise.errors import RunError, StopRequested
+from tests.chunkwise.envs.countdown import Countdown
+
+ACTIONS = np.linspace(-2, 2, 9, dtype=np.float32).reshape(3, 3)
+
+
+def opener(task: str = "", cameras: tuple[str, ...] = ()) -> Callable[[], Any]:
+    return functools.partial(Countdown, EnvSpec(suite="own", task=task, cameras=cameras))
+
+
+@pytest.fixture(params=["processes", "threads"])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def workers(count: int, **which: Any) -> Any:
+        if request.param == "threads":
+            made.append(ThreadWorkers(opener(**which), count, name="countdown"))
+        else:
+            made.append(ProcessWorkers(opener(**which), count, name="countdown", every_frame=False))
+        return made[-1]
+
+    yield workers
+    for one in made:
+        one.close()
+
+
+def test_answers_of_processes_and_threads_are_the_same(make: Callable[..., Any]) -> None:
+    workers = make(1, cameras=("top",))
+    for _ in range(2):
+        workers.submit(0, Reset(2))
+        _, start = workers.receive([0])
+        assert start.init_hash == state_hash(np.array([2.0, 0.0]))
+        np.testing.assert_array_equal(start.observation["state"], [2, 0])
+        assert (start.observation["top"] == 0).all()
+        workers.submit(0, Run(ACTIONS[:2]))
+        _, first = workers.receive([0])
+        assert not first.over
+        np.testing.assert_array_equal(first.actions, np.clip(ACTIONS[:2], -1, 1))
+        np.testing.assert_array_equal(first.rewards, np.clip(ACTIONS[:2, 0], -1, 1) - 1)
+        np.testing.assert_array_equal(first.observations["state"], [[2, 2]])
+        assert (first.observations["top"] == 2).all()
+        workers.submit(0, Run(ACTIONS))
+        _, last = workers.receive([0])
+        assert (last.over, last.success.tolist(), len(last.actions)) == (True, [True], 1)
+        assert set(last.observations) == {"state"}, "nobody looks at the end of an episode"
+    workers.close()
+    workers.submit(0, Reset(2))
+    assert isinstance(workers.receive([0])[1], Start), "a later request begins anew"
+
+
+def test_the_first_that_is_there_is_received(make: Callable[..., Any]) -> None:
+    workers = make(3, task="slow")
+    for slot, seed in enumerate((1, 4, 3)):
+        workers.submit(slot, Reset(seed))
+    waiting = {0, 1, 2}
+    while waiting:
+        slot, start = workers.receive(sorted(waiting))
+        waiting.remove(slot)
+        assert start.observation["state"][0] == (1, 4, 3)[slot]
+    for slot in range(3):
+        workers.submit(slot, Run(ACTIONS))
+    assert workers.receive([0, 1, 2])[0] == 1, "the others sleep at every step"
+    slot, _ = workers.receive([0, 2])
+    assert workers.receive([2 - slot])[0] == 2 - slot
+
+
+def test_a_silent_worker_does_not_keep_a_run_from_stopping(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chunkwise.envs.workers.ASK_AGAIN", 0.01)
+    workers = make(1, task="slow")
+    workers.submit(0, Reset(1))
+    workers.receive([0])
+    workers.submit(0, Run(ACTIONS))
+    with pytest.raises(StopRequested):
+        workers.receive([0], lambda: True)
+    workers.close()
+
+
+def test_what_a_simulator_raises_is_said(make: Callable[..., Any]) -> None:
+    workers = make(1, task="broken")
+    workers.submit(0, Reset(4))
+    with pytest.raises(RunError, match="an environment of countdown failed:") as error:
+        workers.receive([0])
+    assert "ZeroDivisionError: seed 4" in str(error.value)
+
+
+def test_a_dead_process_is_named_by_its_slot_and_replaced() -> None:
+    workers = ProcessWorkers(opener("deadly"), 2, name="countdown")
+    workers.submit(0, Reset(1))
+    workers.receive([0])
+    workers.submit(1, Reset(4))
+    with pytest.raises(WorkerDiedError) as died:
+        workers.receive([1])
+    assert died.value.slot == 1
+    assert workers.pid(1) is None
+    workers.submit(1, Reset(3))
+    assert workers.receive([1])[0] == 1
+    workers.close()
+
+
+@pytest.mark.parametrize(("seed", "steps"), [(2, 3), (11, 5), (1, 9), (13, 9)])
+def test_a_stretch_ends_with_the_episode(seed: int, steps: int) -> None:
+    """By success, by termination without, and at the environment's own limit."""
+    env = opener()()
+    answer(env, Reset(seed), every_frame=True)
+    stretch = answer(env, Run(np.zeros((12, 3), np.float32)), every_frame=True)
+    assert isinstance(stretch, Stretch)
+    assert (len(stretch.actions), stretch.over, bool(stretch.success[-1])) == (steps, True, seed == 2)
+    np.testing.assert_array_equal(stretch.observations["state"][:, 1], np.arange(1, steps + 1))
+
+
+def test_images_are_taken_of_every_frame_or_of_the_last_alone() -> None:
+    for every_frame, looks in ((True, 4), (False, 2)):
+        env = opener(cameras=("top",))()
+        answer(env, Reset(1), every_frame=every_frame)
+        stretch = answer(env, Run(ACTIONS), every_frame=every_frame)
+        assert isinstance(stretch, Stretch)
+        assert env.looks == looks
+        shown = stretch.observations["top"][:, 0, 0, 0].tolist()
+        assert shown == ([1, 2, 3] if every_frame else [3])
+
+
+def test_threads_close_their_environments() -> None:
+    made: list[Countdown] = []
+
+    def make() -> Countdown:
+        made.append(Countdown(EnvSpec(suite="own")))
+        return made[-1]
+
+    workers = ThreadWorkers(make, 3, name="countdown")
+    for slot in (0, 2):
+        workers.submit(slot, Reset(0))
+    workers.close()
+    assert [env.closed for env in made] == [True, True]
