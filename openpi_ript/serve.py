@@ -25,8 +25,8 @@ from chunkwise.cli.command import Parser
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.load import load
 from chunkwise.errors import ConfigError, RunError
+from chunkwise.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_token
 from openpi_ript.config.experiment import OpenpiRiptConfig
-from openpi_ript.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_token
 from openpi_ript.policies.policy import Policy
 from openpi_ript.policies.server import Limits, PolicyServer
 

@@ -17,6 +17,7 @@ from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.policies.bounds import Bounds, require_finite
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
 from openpi_ript.data.inputs import ObservationArrays, make_inputs
@@ -24,7 +25,6 @@ from openpi_ript.data.transforms import ToOpenPi, absolute_action, adapt_state, 
 from openpi_ript.model.guidance import guided_sample
 from openpi_ript.model.pi0 import Observation, Pi0, encode, sample_actions
 from openpi_ript.policies import saved
-from openpi_ript.policies.bounds import Bounds, require_finite
 
 SAMPLE_STEPS = 10
 """Euler steps of a policy without guidance; openpi's number."""

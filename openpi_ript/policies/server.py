@@ -20,9 +20,9 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from chunkwise.errors import DataError, RunError
-from openpi_ript.policies.access import Access
+from chunkwise.policies.access import Access
+from chunkwise.policies.wire import MessageError, pack, rename, unpack
 from openpi_ript.policies.policy import Policy, Prepared
-from openpi_ript.policies.wire import MessageError, pack, rename, unpack
 
 MIB = 1 << 20
 LONGEST_ERROR = 1000

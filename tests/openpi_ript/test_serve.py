@@ -13,10 +13,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from chunkwise.errors import DataError
+from chunkwise.policies.access import Access
+from chunkwise.policies.wire import pack, rename, unpack
 from openpi_ript import serve
-from openpi_ript.policies.access import Access
 from openpi_ript.policies.policy import Policy
-from openpi_ript.policies.wire import pack, rename, unpack
 from tests.openpi_ript.serving import TOKEN, client, read, request, running, toy_policy, wire
 
 NAMES = {"observation/image": "image/base_0_rgb", "observation/wrist_image": "image/left_wrist_0_rgb"}

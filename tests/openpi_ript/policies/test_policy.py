@@ -14,13 +14,13 @@ from chunkwise.config.saved import flatten
 from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError, MismatchError, NonFiniteError
+from chunkwise.policies.bounds import Bounds, OutOfBoundsError
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import render
 from openpi_ript.model.guidance import guided_sample
 from openpi_ript.model.pi0 import Observation, Pi0, encode
 from openpi_ript.policies import policy, saved
-from openpi_ript.policies.bounds import Bounds, OutOfBoundsError
 from openpi_ript.policies.policy import Policy
 from openpi_ript.train import main
 from openpi_ript.weights import by_path, save_openpi

@@ -15,8 +15,8 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
+from chunkwise.policies.access import Access
 from openpi_ript.policies import server
-from openpi_ript.policies.access import Access
 from openpi_ript.policies.policy import Policy
 from openpi_ript.policies.server import Limits
 from tests.openpi_ript.compilations import compilations

@@ -7,7 +7,7 @@ import pytest
 from websockets.datastructures import Headers
 
 from chunkwise.errors import ConfigError
-from openpi_ript.policies.access import Access, is_loopback, read_token
+from chunkwise.policies.access import Access, is_loopback, read_token
 
 TOKEN = "a-token-of-enough-letters"
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openpi_ript.policies import wire
-from openpi_ript.policies.wire import MessageError, pack, unpack
+from chunkwise.policies import wire
+from chunkwise.policies.wire import MessageError, pack, unpack
 
 ARRAY = {b"__ndarray__": True, b"dtype": "<f4", b"shape": [2], b"data": bytes(8)}
 SCALAR = {b"__npgeneric__": True, b"dtype": "<f4", b"data": 1.5}

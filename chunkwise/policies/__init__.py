@@ -1,0 +1,1 @@
+"""A trained policy: loading, calling and serving it."""
