@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from chunkwise.arrays import PyTree
-from chunkwise.checkpoint.reader import read_newest
+from chunkwise.checkpoint.weights import read_weights
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
@@ -247,15 +247,11 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     """
     config = read_config(run, DrivingConfig)
     init = pretrain.init_params if config.objective is not None else waypoints.init_params
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.eval_shape(lambda: init(config, rngs.key(0, "init")))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    part = "params" if config.train.ema_decay is None else "ema"
-    _, arrays = read_newest(run, {part: shapes})
+    _, params = read_weights(run, config, lambda: init(config, rngs.key(0, "init")))
     if config.objective is not None:
-        result = probe(config, arrays[part]["encoder"])
+        result = probe(config, params["encoder"])
     else:
-        result = compare(config, arrays[part], run / PICTURE)
+        result = compare(config, params, run / PICTURE)
     write_durably(run / REPORT, json.dumps(result, indent=1) + "\n")
     return result
 

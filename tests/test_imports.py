@@ -29,7 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "models": {"config", "distributed"},
     "train": {"config", "distributed", "checkpoint", "cli"},
     "envs": {"config", "distributed", "checkpoint", "cli", "data", "models", "train", "reports"},
-    "policies": {"config", "distributed", "checkpoint", "data", "models", "train"},
+    "policies": {"config", "distributed", "checkpoint", "cli", "data", "models", "train"},
     "reports": {"config", "distributed", "checkpoint", "data", "models", "train"},
 }
 """Rooms of chunkwise, and which of the others each may import."""

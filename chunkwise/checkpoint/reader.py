@@ -210,12 +210,13 @@ def read_progress(note: dict[str, Any]) -> Progress:
     return Progress(**{field.name: note[field.name] for field in fields if field.name in note})
 
 
-def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def read_newest(run: Path, abstract: dict[str, Any], *, only: int | None = None) -> tuple[int, dict[str, Any]]:
     """Part of the newest checkpoint of a run that proves whole, for those who only use it; nothing is moved.
 
     Args:
       run: The run's folder; training may go on in it meanwhile.
       abstract: Shapes, dtypes and shardings by field of `TrainState`, e.g. {"params": ...}; other fields are not read.
+      only: The one step that will do; None: any.
 
     Returns:
       The step, and the arrays.
@@ -232,7 +233,9 @@ def read_newest(run: Path, abstract: dict[str, Any]) -> tuple[int, dict[str, Any
         steps = retried(lambda: steps_in(folder))
     except SYSTEM as error:
         raise StorageError(f"{folder}: {root_cause(error)}") from error
-    for step in steps:
+    if only is not None and only not in steps:
+        raise DataError(f"{folder}: expected a checkpoint of step {only}, found {', '.join(map(str, steps)) or 'none'}")
+    for step in steps if only is None else [only]:
         path = folder / str(step)
         try:
             with quiet():

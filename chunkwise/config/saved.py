@@ -14,6 +14,8 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget, trust
 from chunkwise.files.strict_json import parse_json
 
+CONFIG = "config.json"
+"""In a run's folder."""
 LARGEST = 2**63
 """No number of a config is as large: what computes with it has 64 bits."""
 
@@ -124,22 +126,43 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
         than its field.
       DataError: If links lead out of the folder, or config.json costs more than a limit.
     """
+    flat = read_flat(folder)
+    try:
+        return _unflatten(kind, with_present_names(flat, resume_rules(kind)), "")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / CONFIG}: expected a {kind.__name__} as this version writes it: {error}"
+        ) from error
+
+
+def read_flat(folder: Path) -> dict[str, Any]:
+    """Returns the fields of a run's config.json by dotted name, of whatever package and version.
+
+    Raises:
+      ConfigError: It is missing, or damaged.
+      DataError: Links lead out of the folder, or config.json costs more than a limit.
+    """
     trust.require_own_files(folder)
-    path = folder / "config.json"
+    path = folder / CONFIG
     try:
         flat = parse_json(budget.read_bytes(path).decode(), source=str(path), finite=False)
     except FileNotFoundError as error:
-        raise ConfigError(f"{folder}: expected the folder of a run, found no config.json in it") from error
+        raise ConfigError(f"{folder}: expected the folder of a run, found no {CONFIG} in it") from error
     except budget.LimitError:
         raise
     except (OSError, ValueError, DataError) as error:
         raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
     if not isinstance(flat, dict):
         raise ConfigError(f"{path}: expected the config of a run, an object of fields; found {type(flat).__name__}")
-    try:
-        return _unflatten(kind, with_present_names(flat, resume_rules(kind)), "")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: expected a {kind.__name__} as this version writes it: {error}") from error
+    return flat
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run of this project. Raises DataError if its config.json is a pipe or a device."""
+    path = folder / CONFIG
+    if path.exists():
+        budget.regular(path)
+    return path.is_file()
 
 
 def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:

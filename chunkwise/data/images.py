@@ -72,6 +72,16 @@ def require_pixels(height: int, width: int, source: str) -> None:
         raise budget.LimitError(source, "image_pixels", f"{height} x {width}")
 
 
+def require_uint8(image: np.ndarray, name: str) -> None:
+    """Raises DataError unless an array is a [h, w, 3] uint8 picture; says what to do with floats in 0..1."""
+    if image.dtype != np.uint8:
+        low, high = (image.min(), image.max()) if image.size else (0, 0)
+        hint = "; multiply floats in 0..1 by 255 and cast" if image.dtype.kind == "f" else ""
+        raise DataError(f"image {name}: expected uint8 in 0..255, found {image.dtype} in {low:g}..{high:g}{hint}")
+    if image.ndim != 3 or image.shape[-1] != 3 or not image.size:
+        raise DataError(f"image {name}: expected [height, width, 3], found shape {image.shape}")
+
+
 def require_few_scans(data: bytes | memoryview, *, source: str) -> None:
     """Refuses a JPEG that passes over its picture more often than the limit says, before it is decoded.
 

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Key
 
 from chunkwise.arrays import NumpyTree, PyTree
-from chunkwise.checkpoint.reader import read_newest
+from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
@@ -162,9 +162,5 @@ def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
     ):
         if mine != other:
             raise ConfigError(f"waypoints.weights {run}: its {name} is {other}, this run's {mine}; make them equal")
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.eval_shape(lambda: pretrain.init_params(theirs, rngs.key(0, "init")))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    part = "params" if theirs.train.ema_decay is None else "ema"
-    _, arrays = read_newest(run, {part: shapes})
-    return arrays[part]["encoder"]
+    _, params = read_weights(run, theirs, lambda: pretrain.init_params(theirs, rngs.key(0, "init")))
+    return params["encoder"]

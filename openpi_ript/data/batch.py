@@ -11,9 +11,10 @@ from typing import Any, TypedDict
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
+from chunkwise.data.images import require_uint8
 from chunkwise.errors import DataError
 from openpi_ript.config.experiment import Optimality
-from openpi_ript.data.transforms import OpenPiSample, RiptSample, require_uint8
+from openpi_ript.data.transforms import OpenPiSample, RiptSample
 
 DOCUMENT_KEYS = ("image", "state", "action", "action_is_pad", "prompt", "advantages")
 """What the specification's layer 3 holds, and layer 2 at least."""

@@ -12,7 +12,7 @@ from typing import NotRequired, Required, TypedDict
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Shaped
 
-from chunkwise.data.images import resize_with_pad
+from chunkwise.data.images import require_uint8, resize_with_pad
 from chunkwise.data.norm_stats import Affine
 from chunkwise.errors import DataError
 from openpi_ript.config.data import RobotConfig
@@ -94,16 +94,6 @@ def absolute_action(
     absolute = action.copy()
     absolute[..., list(dims)] += state[..., None, list(dims)]
     return absolute
-
-
-def require_uint8(image: np.ndarray, name: str) -> None:
-    """Raises DataError unless an array is a [h, w, 3] uint8 picture; says what to do with floats in 0..1."""
-    if image.dtype != np.uint8:
-        low, high = (image.min(), image.max()) if image.size else (0, 0)
-        hint = "; multiply floats in 0..1 by 255 and cast" if image.dtype.kind == "f" else ""
-        raise DataError(f"image {name}: expected uint8 in 0..255, found {image.dtype} in {low:g}..{high:g}{hint}")
-    if image.ndim != 3 or image.shape[-1] != 3 or not image.size:
-        raise DataError(f"image {name}: expected [height, width, 3], found shape {image.shape}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,56 +5,54 @@ actions = policy.infer({"image": {"base_0_rgb": picture}, "state": state, "promp
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
+from chunkwise.checkpoint.weights import Which
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.saved import is_run
 from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
-from chunkwise.data.sampling import Purpose, generator
 from chunkwise.errors import ConfigError, DataError
-from chunkwise.policies.bounds import Bounds, require_finite
+from chunkwise.policies import observations, policy
+from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
-from openpi_ript.data.inputs import ObservationArrays, make_inputs
-from openpi_ript.data.transforms import ToOpenPi, absolute_action, adapt_state, require_uint8
+from openpi_ript.data.inputs import make_inputs
+from openpi_ript.data.transforms import ToOpenPi, absolute_action, adapt_state
 from openpi_ript.model.guidance import guided_sample
 from openpi_ript.model.pi0 import Observation, Pi0, encode, sample_actions
 from openpi_ript.policies import saved
 
 SAMPLE_STEPS = 10
 """Euler steps of a policy without guidance; openpi's number."""
-MAX_STATE = 1e6
-"""Largest state after normalising. The model was trained on numbers around 1; one a million times as large is a broken
-sensor or another unit, and from about 1e19 on its square is no number any more."""
 MAX_PROMPT = 10_000
 """Characters of a prompt; the model reads the first few dozen words."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prepared:
-    """An observation as the model takes it, on the host."""
+class Prepared(policy.Prepared):
+    """`inputs` are the model's observation, noise, and the scale of the guidance."""
 
-    inputs: ObservationArrays
     raw_state: Float32[np.ndarray, "b s"]
     """The robot's own."""
-    noise: Float32[np.ndarray, "b t a"]
-    scale: Float32[np.ndarray, " b"]
-    """Of the guidance."""
-    single: bool
-    """Whether it came without the axis of rows."""
-
-    @property
-    def rows(self) -> int:
-        return len(self.raw_state)
 
 
-class Policy:
-    """Weights, statistics and tokenizer, ready to act. One call at a time; `prepare` from any number of threads."""
+class Policy(policy.Policy[Prepared]):
+    """Weights, statistics and tokenizer, ready to act.
+
+    Options of a call:
+      guidance_scale: w of the guidance, 0 or above; by default guidance.scale of the config. Refused without guidance.
+      noise: where sampling starts, [t, model.action_dim] a row; by default it is drawn.
+    """
+
+    options = ("guidance_scale",)
+    local_options = ("noise",)
 
     def __init__(
         self, config: OpenpiRiptConfig, params: Any, stats: Mapping[str, NormStats], *, step: int = 0, seed: int = 0
@@ -76,15 +74,10 @@ class Policy:
         for name, mode in (("state", data.state_norm), ("actions", data.action_norm)):
             if mode != "none" and name not in stats:
                 raise DataError(f"norm statistics: expected {name!r}, found {sorted(stats)}")
+        super().__init__(step=step, seed=seed)
         self.config = config
-        self.step = step
         self._params = jax.device_put(params, jax.local_devices()[0])
-        self._seed = seed
-        self._calls = 0
-        self._sizes: tuple[int, ...] = ()
-        self.bounds: Bounds | None = None
-        """What becomes of actions that are far from those that it was trained on; None: they are given as they are."""
-        self._action_stats = stats.get("actions")
+        self._stats = stats
         self._inputs = make_inputs(config.model, robot, tuple(data.cameras), config.tokenizer)
         self._to_openpi = ToOpenPi(
             cameras=data.cameras,
@@ -98,13 +91,21 @@ class Policy:
         self._sample = jax.jit(self._trace)
 
     @classmethod
-    def from_checkpoint(cls, folder: str | Path, *, config: OpenpiRiptConfig | None = None, seed: int = 0) -> "Policy":
-        """The policy of a run's newest checkpoint, or of an openpi checkpoint.
+    def from_checkpoint(
+        cls,
+        folder: str | Path,
+        *,
+        config: OpenpiRiptConfig | None = None,
+        checkpoint: int | Which = "newest",
+        seed: int = 0,
+    ) -> "Policy":
+        """Loads the policy of a run, or of an openpi checkpoint.
 
         Args:
           folder: A run's folder (its moving average is used where one is kept), an openpi checkpoint folder, or a
             .safetensors file.
           config: For weights that are not a run of this project: model, robot, cameras, tokenizer. A run has its own.
+          checkpoint: Which of a run's checkpoints; see chunkwise.checkpoint.weights.
           seed: Of the noise.
 
         Raises:
@@ -112,174 +113,94 @@ class Policy:
           DataError: If there is no whole checkpoint, weights do not fit the model, or statistics are missing.
         """
         folder = Path(folder)
-        if saved.is_run(folder):
+        if is_run(folder):
             if config is not None:
                 raise ConfigError(f"{folder} is a run and has its own config; expected no other, found one")
             config = saved.read_config(folder)
-            step, params = saved.read_run_weights(folder, config)
+            step, params = saved.read_run_weights(folder, config, checkpoint=checkpoint)
         elif config is None:
             raise ConfigError(
                 f"{folder} is no run of this project (it has no config.json); weights in openpi's format need a config "
                 "that says what model and robot they are for"
             )
+        elif checkpoint != "newest":
+            raise ConfigError(f"checkpoint is {checkpoint}, and {folder} is no run, which has several; expected none")
         else:
             step, params = 0, saved.read_openpi_weights(folder, config)
         return cls(config, params, saved.read_stats(folder, config), step=step, seed=seed)
 
     @property
+    def spec(self) -> Spec:
+        """Cameras, state and prompt; actions absolute, as in the dataset."""
+        data, robot = self.config.data, self.config.data.robot
+        prompt = "the task in words" + ("" if data.default_prompt is None else f"; empty: {data.default_prompt!r}")
+        own = "as in the dataset"
+        return Spec(
+            observation={
+                **{
+                    f"image/{name}": image_entry(name, data.image_size, may_be_none=True)
+                    for name in self._inputs.cameras
+                },
+                "state": Entry(shape=(robot.state_dim,), dtype="float32", unit=own, meaning="not normalised"),
+                "prompt": Entry(shape=(), dtype=TEXT, unit="words", meaning=prompt),
+            },
+            actions=Entry(
+                shape=(self.config.model.action_horizon, robot.action_dim),
+                dtype="float32",
+                unit=own,
+                meaning="absolute",
+            ),
+        )
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """What a client should know, as plain values."""
-        robot = self.config.data.robot
-        return {
+        robot, bounds = self.config.data.robot, self.bounds
+        return super().metadata | {
             "model": self.config.model.kind,
-            "step": self.step,
             "cameras": list(self._inputs.cameras),
             "state_dim": robot.state_dim,
-            "action_dim": robot.action_dim,
-            "action_horizon": self.config.model.action_horizon,
             "guidance_scale": None if self.config.guidance is None else self.config.guidance.scale,
-            "bounds": None
-            if self.bounds is None
-            else self.bounds.metadata | {"relative_dims": list(robot.relative_dims)},
+            "bounds": None if bounds is None else bounds.metadata | {"relative_dims": list(robot.relative_dims)},
         }
 
-    def example(self) -> dict[str, Any]:
-        """An observation of the right shapes: black pictures, a state of zeros."""
-        height, width = self.config.data.image_size
-        black = np.zeros((height, width, 3), np.uint8)
-        state = np.zeros(self.config.data.robot.state_dim, np.float32)
-        return {"image": dict.fromkeys(self._inputs.cameras, black), "state": state, "prompt": "example"}
-
-    def bound(self, mode: Literal["refuse", "clip"], *, margin: float) -> None:
-        """From now on actions stay inside the range of the training data (see bounds.Bounds.of).
-
-        Raises:
-          ConfigError: If the statistics have no quantiles of the actions, or the margin is none.
-        """
-        width = self.config.data.robot.action_dim
-        self.bounds = Bounds.of(self._action_stats, mode, margin=margin, width=width)
-
-    def compile(self, sizes: Sequence[int]) -> None:
-        """Compiles for batches of these numbers of rows. From then on nothing else is compiled: fewer rows are filled
-        up to the next of them, more are answered part by part."""
-        self._sizes = tuple(sorted(set(sizes)))
-        one = self.prepare(self.example())
-        for size in self._sizes:
-            self.act([one] * size)
-
-    def infer(
-        self,
-        observation: Mapping[str, Any],
-        *,
-        guidance_scale: float | None = None,
-        noise: Float32[np.ndarray, "*b t a"] | None = None,
-    ) -> dict[str, Any]:
-        """A chunk of actions for what the robot sees; for a batch, a chunk for each.
-
-        The first call with a new number of rows compiles, unless `compile` was called. Other scales of guidance do not.
-
-        Args:
-          observation: One, or a batch with a leading axis in every entry and a list of prompts:
-            image: by openpi's name, uint8 [h, w, 3] (or [3, h, w]) of any size; None: that camera is off.
-            state: the robot's own [state_dim], not normalised.
-            prompt: the task in words; may be left out where data.default_prompt is set.
-          guidance_scale: w of the guidance; None takes guidance.scale of the config.
-          noise: Where sampling starts, [t, model.action_dim] a row; None draws another one in each call.
-
-        Returns:
-          "actions": [t, action_dim] float32, absolute, in the units of the dataset's actions. Where bounds clip also
-          "clipped": how many of the values were.
-
-        Raises:
-          DataError: If an entry is missing, or of another type, shape or range than expected.
-          ConfigError: If a scale is given for a policy without guidance.
-          NonFiniteError: If the model answers with NaN or Inf.
-          OutOfBoundsError: If an action lies outside bounds that refuse.
-        """
-        prepared = self.prepare(observation, guidance_scale=guidance_scale, noise=noise)
-        return self.finish(prepared, self.act([prepared])[0])
-
-    def prepare(
-        self,
-        observation: Mapping[str, Any],
-        *,
-        guidance_scale: float | None = None,
-        noise: Float32[np.ndarray, "*b t a"] | None = None,
-        draw: tuple[int, ...] | None = None,
-        max_rows: int | None = None,
+    def _prepare(
+        self, observation: Mapping[str, Any], draw: tuple[int, ...], max_rows: int | None, options: Mapping[str, Any]
     ) -> Prepared:
-        """What `act` takes of an observation.
-
-        Args:
-          observation: As `infer`.
-          guidance_scale: As `infer`.
-          noise: As `infer`.
-          draw: Numbers that seed the noise of this call; each row's is a function of them, the policy's seed and the
-            row's place in the observation. None: the number of calls so far.
-          max_rows: Rows that are taken; None: any number.
-
-        Raises:
-          DataError: As `infer`.
-          ConfigError: As `infer`.
-        """
-        scale = self._scale(guidance_scale)
-        raw_state, single = self._state(observation)
+        scale = self._scale(options.get("guidance_scale"))
+        raw_state, single = observations.numbers(observation, "state", self.config.data.robot.state_dim)
         rows = len(raw_state)
-        if max_rows is not None and rows > max_rows:
-            raise DataError(f"state: expected at most {max_rows} rows in one request as --max-rows says, found {rows}")
+        observations.require_rows("state", rows, max_rows)
+        size = self.config.data.image_size
         inputs = self._inputs.observation(
-            self._images(observation, rows, single),
-            self._normalised(raw_state),
+            observations.images(
+                observation,
+                self._inputs.cameras,
+                lambda image: resize_with_pad(image, *size),
+                rows=rows,
+                single=single,
+                may_be_off=True,
+            ),
+            adapt_state(observations.normalised(self._to_openpi.state, raw_state, "state"), self.config.data.robot),
             self._prompts(observation, rows, single),
         )
-        return Prepared(
-            inputs=inputs,
-            raw_state=raw_state,
-            noise=self._noise(noise, rows, draw),
-            scale=np.full(rows, scale, np.float32),
-            single=single,
-        )
+        noise = self._noise(options.get("noise"), rows, draw)
+        scales = np.full(rows, scale, np.float32)
+        sent = {"observation": inputs, "noise": noise, "scale": scales}
+        return Prepared(inputs=sent, raw_state=raw_state, rows=rows, single=single)
 
-    def act(self, requests: Sequence[Prepared]) -> list[Float32[np.ndarray, "_ t a"]]:
-        """The model's chunks of several observations, computed together: normalised, unchecked.
+    def _compute(self, inputs: Any) -> Any:
+        observed = Observation(**inputs["observation"])
+        return self._sample(self._params, observed, inputs["noise"], inputs["scale"], self._steps)
 
-        No row has a part in another's chunk, wherever it stands. Batches of another size may round differently.
-        """
-        sent = [(request.inputs, request.noise, request.scale) for request in requests]
-        together = jax.tree.map(lambda *parts: np.concatenate(parts), *sent)
-        rows = sum(request.rows for request in requests)
-        at_once = self._sizes[-1] if self._sizes else rows
-        chunks = []
-        for start in range(0, rows, at_once):
-            count = min(at_once, rows - start)
-            size = next((size for size in self._sizes if size >= count), count)
-            # The last row again fills what is left.
-            chosen = np.minimum(np.arange(start, start + size), start + count - 1)
-            inputs, noise, scale = jax.tree.map(lambda x, chosen=chosen: x[chosen], together)
-            out = self._sample(self._params, Observation(**inputs), noise, scale, self._steps)
-            chunks.append(np.asarray(out)[:count])
-        ends = np.cumsum([request.rows for request in requests])
-        return np.split(np.concatenate(chunks), ends[:-1])
+    def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
+        return self._to_openpi.action.invert(chunk[..., : self.config.data.robot.action_dim])
 
-    def finish(self, request: Prepared, chunk: Float32[np.ndarray, "b t a"]) -> dict[str, Any]:
-        """What `infer` returns, from the model's chunk.
+    def _absolute(self, actions: Float32[np.ndarray, "b t a"], request: Prepared) -> Float32[np.ndarray, "b t a"]:
+        return absolute_action(actions, request.raw_state, self.config.data.robot.relative_dims)
 
-        Raises:
-          NonFiniteError: As `infer`.
-          OutOfBoundsError: As `infer`.
-        """
-        robot = self.config.data.robot
-        with np.errstate(over="ignore"):  # what is infinite afterwards is refused
-            actions = self._to_openpi.action.invert(chunk[..., : robot.action_dim])
-        require_finite(actions)
-        reply: dict[str, Any] = {}
-        if self.bounds is not None:
-            actions, clipped = self.bounds.apply(actions)
-            if self.bounds.mode == "clip":
-                reply["clipped"] = int(clipped[0]) if request.single else clipped
-        actions = absolute_action(actions, request.raw_state, robot.relative_dims)
-        require_finite(actions)
-        return {"actions": actions[0] if request.single else actions} | reply
+    def _action_stats(self) -> NormStats | None:
+        return self._stats.get("actions")
 
     def _trace(
         self,
@@ -312,77 +233,17 @@ class Policy:
             raise ConfigError(f"guidance_scale is {scale}; expected a number of 0 or above")
         return used
 
-    def _noise(self, noise: np.ndarray | None, rows: int, draw: tuple[int, ...] | None) -> Float32[np.ndarray, "b t a"]:
+    def _noise(self, noise: np.ndarray | None, rows: int, draw: tuple[int, ...]) -> Float32[np.ndarray, "b t a"]:
         chunk = (self.config.model.action_horizon, self.config.model.action_dim)
         if noise is None:
-            if draw is None:
-                self._calls += 1
-                draw = (self._calls,)
-            # By numpy: a number of rows that is new would have jax compile.
-            name = (self._seed % 2**32, len(draw), *draw)
-            rngs = [generator(Purpose.SERVED_ACTION, *name, row) for row in range(rows)]
-            return np.stack([rng.standard_normal(chunk, np.float32) for rng in rngs])
+            return np.stack([rng.standard_normal(chunk, np.float32) for rng in self._row_generators(draw, rows)])
         if noise.shape not in ((rows, *chunk), chunk):
             raise DataError(f"noise: expected shape {[rows, *chunk]}, found {list(noise.shape)}")
         return np.broadcast_to(noise.astype(np.float32).reshape(-1, *chunk), (rows, *chunk))
 
-    def _state(self, observation: Mapping[str, Any]) -> tuple[Float32[np.ndarray, "b s"], bool]:
-        """States as a batch, and whether there was one only."""
-        width = self.config.data.robot.state_dim
-        state = _array(_entry(observation, "state"), "state")
-        if state.dtype.kind not in "fiu" or state.ndim not in (1, 2) or state.shape[-1] != width or not state.size:
-            raise DataError(
-                f"state: expected {width} numbers, or a batch of them, found {state.dtype} {list(state.shape)}"
-            )
-        wide = np.atleast_2d(state.astype(np.float64))
-        bad = np.argwhere(~(np.abs(wide) <= np.finfo(np.float32).max))
-        if len(bad):
-            raise DataError(f"state: expected finite numbers, found {wide[tuple(bad[0])]:g} {_place(bad[0], wide)}")
-        return wide.astype(np.float32), state.ndim == 1
-
-    def _normalised(self, raw_state: Float32[np.ndarray, "b s"]) -> Float32[np.ndarray, "b s2"]:
-        """The state as the model takes it. Raises DataError if it is absurd."""
-        with np.errstate(over="ignore"):
-            state = self._to_openpi.state.apply(raw_state)
-        bad = np.argwhere(~(np.abs(state) <= MAX_STATE))
-        if len(bad):
-            found = (
-                f"{raw_state[tuple(bad[0])]:g} {_place(bad[0], state)}, which is {state[tuple(bad[0])]:g} normalised"
-            )
-            raise DataError(f"state: expected at most {MAX_STATE:g} after normalising, found {found}")
-        return adapt_state(state, self.config.data.robot)
-
-    def _images(self, observation: Mapping[str, Any], rows: int, single: bool) -> dict[str, np.ndarray | None]:
-        given = _entry(observation, "image") if self._inputs.cameras else {}
-        if not isinstance(given, Mapping) or set(given) != set(self._inputs.cameras):
-            got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
-            raise DataError(
-                f"image: expected a dict with {list(self._inputs.cameras)}, None for a camera that is off; found {got}"
-            )
-        images: dict[str, np.ndarray | None] = {}
-        for name, value in given.items():
-            if value is None:
-                images[name] = None
-                continue
-            pictures = _array(value, f"image {name}")
-            pictures = pictures[None] if single else pictures
-            if pictures.ndim != 4 or len(pictures) != rows:
-                wanted = "one picture [h, w, 3]" if single else f"{rows} pictures [{rows}, h, w, 3]"
-                raise DataError(f"image {name}: expected {wanted}, found shape {list(np.shape(value))}")
-            if pictures.shape[1] == 3 and pictures.shape[3] != 3:
-                pictures = pictures.transpose(0, 2, 3, 1)
-            require_uint8(pictures[0], name)
-            images[name] = np.stack([resize_with_pad(one, *self.config.data.image_size) for one in pictures])
-        return images
-
-    def _prompts(self, observation: Mapping[str, Any], rows: int, single: bool) -> Sequence[str]:
+    def _prompts(self, observation: Mapping[str, Any], rows: int, single: bool) -> list[str]:
         default = self.config.data.default_prompt
-        given = observation.get("prompt", "")
-        prompts = [given] * rows if isinstance(given, str) else given
-        several = isinstance(prompts, Sequence | np.ndarray) and np.ndim(prompts) == 1 and len(prompts) == rows
-        if not several or not all(isinstance(prompt, str) for prompt in prompts):
-            wanted = "text" if single else f"text, or {rows} of them"
-            raise DataError(f"prompt: expected {wanted}, found {type(given).__name__} {str(given)[:80]!r}")
+        prompts = observations.texts(observation, "prompt", rows=rows, single=single, default="")
         if longest := max((len(prompt) for prompt in prompts if len(prompt) > MAX_PROMPT), default=0):
             raise DataError(f"prompt: expected at most {MAX_PROMPT} characters, found {longest}")
         filled = [prompt if prompt.strip() else default for prompt in prompts]
@@ -391,20 +252,8 @@ class Policy:
         return [prompt for prompt in filled if prompt]
 
 
-def _place(index: np.ndarray, batch: np.ndarray) -> str:
-    """Where a value lies, in words; rows are named where there are several."""
-    row, entry = index.tolist()
-    return f"at entry {entry} of row {row}" if len(batch) > 1 else f"at entry {entry}"
-
-
-def _array(value: Any, name: str) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except ValueError as error:  # lists of different lengths
-        raise DataError(f"{name}: expected an array, found {error}") from error
-
-
-def _entry(observation: Mapping[str, Any], key: str) -> Any:
-    if key not in observation:
-        raise DataError(f"{key}: expected it in the observation, found {sorted(map(str, observation))}")
-    return observation[key]
+def load(folder: Path, *, config: ExperimentConfig | None, checkpoint: int | Which, seed: int) -> Policy:
+    """Loads a policy for `chunkwise.load_policy`; see Policy.from_checkpoint."""
+    if not isinstance(config, OpenpiRiptConfig | None):
+        raise ConfigError(f"config: expected one of openpi_ript, found {type(config).__name__}")
+    return Policy.from_checkpoint(folder, config=config, checkpoint=checkpoint, seed=seed)

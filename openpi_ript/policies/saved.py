@@ -7,13 +7,11 @@ from typing import Any
 
 import jax
 
-from chunkwise.checkpoint.reader import read_newest
+from chunkwise.checkpoint.weights import Which, read_weights
 from chunkwise.config import saved
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
-from chunkwise.files import budget
 from chunkwise.files.trust import require_own_files
-from chunkwise.state import tree_merge
 from chunkwise.train.rngs import key
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
@@ -25,14 +23,6 @@ NORM_STATS = "norm_stats.json"
 """File of statistics, in a run's folder, and below `assets` in openpi's checkpoints."""
 TOKENIZER = "tokenizer.model"
 """Copy of the tokenizer in a run's folder."""
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run of this project. Raises DataError if its config.json is a pipe or a device."""
-    path = folder / "config.json"
-    if path.exists():
-        budget.regular(path)
-    return path.is_file()
 
 
 def read_config(folder: Path) -> OpenpiRiptConfig:
@@ -52,26 +42,27 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
     return dataclasses.replace(config, tokenizer=str(own))
 
 
-def read_weights(path: str | Path) -> dict[str, Any]:
+def read_stored_weights(path: str | Path) -> dict[str, Any]:
     """Weights as stored: a .safetensors file, or else an openpi checkpoint folder. Raises DataError if it is bad."""
     return load_safetensors(path) if Path(path).suffix == ".safetensors" else load_openpi(path)
 
 
-def read_run_weights(folder: Path, config: OpenpiRiptConfig) -> tuple[int, dict[str, Any]]:
-    """Step and weights of a run's newest whole checkpoint, with the moving average where one is kept.
+def read_run_weights(
+    folder: Path, config: OpenpiRiptConfig, *, checkpoint: int | Which = "newest"
+) -> tuple[int, dict[str, Any]]:
+    """Returns step and weights of a run's checkpoint, with the moving average where one is kept; see read_weights.
 
     Raises:
       DataError: If there is no whole checkpoint.
       MismatchError: If it holds another model than the config says.
     """
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    shapes = jax.eval_shape(lambda: init_params(Pi0(config.model), jax.random.key(0)))
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), shapes)
-    abstract = {"params": shapes}
-    if config.train.ema_decay is not None:
-        abstract["ema"] = only_where(shapes, trainable(shapes, config.model))
-    step, arrays = read_newest(folder, abstract)
-    return step, tree_merge(arrays["params"], arrays.get("ema", {}))
+    return read_weights(
+        folder,
+        config,
+        lambda: init_params(Pi0(config.model), jax.random.key(0)),
+        averaged=lambda shapes: only_where(shapes, trainable(shapes, config.model)),
+        checkpoint=checkpoint,
+    )
 
 
 def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:
@@ -80,7 +71,7 @@ def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:
     Raises DataError if they do not fit, and lists what, or if links lead out of the checkpoint.
     """
     require_own_files(path)
-    return fit_to_model(read_weights(path), Pi0(config.model), key(config.run.seed, "fresh weights"))
+    return fit_to_model(read_stored_weights(path), Pi0(config.model), key(config.run.seed, "fresh weights"))
 
 
 def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats]:
@@ -94,7 +85,7 @@ def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats
     """
     if (config.data.state_norm, config.data.action_norm) == ("none", "none"):
         return {}
-    if is_run(folder):
+    if saved.is_run(folder):
         return norm.load_stats(folder / NORM_STATS, {})
     if config.data.norm_stats is not None:
         return norm.load_stats(Path(config.data.norm_stats), {})

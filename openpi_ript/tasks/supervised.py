@@ -23,7 +23,7 @@ from openpi_ript.data.inputs import make_inputs
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, gathered_outside_layers, init_params
-from openpi_ript.policies.saved import read_weights
+from openpi_ript.policies.saved import read_stored_weights
 from openpi_ript.weights import fit_to_model
 
 
@@ -66,7 +66,7 @@ class SupervisedTask:
           DataError: If it is missing or damaged, or does not fit the model; the message lists what differs.
         """
         assert self.config.weights is not None
-        stored = read_weights(self.config.weights)
+        stored = read_stored_weights(self.config.weights)
         fitted = fit_to_model(stored, self.model, rngs.key(self.config.run.seed, "fresh weights"))
         # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
         params = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), fitted, state.params)

@@ -11,10 +11,10 @@ import msgpack
 import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
+from chunkwise.policies.server import PolicyServer
 from openpi_ript.data.dataset import open_data
 from openpi_ript.model.pi0 import Pi0
 from openpi_ript.policies.policy import Policy
-from openpi_ript.policies.server import PolicyServer
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.toy_policy import random_params
 

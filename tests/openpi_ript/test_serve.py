@@ -54,7 +54,7 @@ def test_actions_are_the_policys_and_a_request_may_name_its_scale(acting: Policy
     asked = []
 
     def act(requests: Any) -> list[np.ndarray]:
-        asked.extend(request.scale.tolist() for request in requests)
+        asked.extend(request.inputs["scale"].tolist() for request in requests)
         return [np.full((request.rows, 8, 8), 2, np.float32) for request in requests]
 
     monkeypatch.setattr(acting, "act", act)
@@ -138,7 +138,7 @@ def test_health(port: int):
 
 def test_clients_of_other_robots_work_by_renaming(acting: Policy):
     names = NAMES | {"observation/state": "state"}
-    with running(acting, guidance_scale=1.0, names=names) as port, client(port) as connection:
+    with running(acting, options={"guidance_scale": 1.0}, names=names) as port, client(port) as connection:
         connection.recv()
         example = acting.example()
         picture, state = wire(example["image"]["base_0_rgb"]), wire(example["state"].astype(np.float64))
@@ -218,7 +218,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.Capt
     assert serve.main([str(tmp_path), "--rename", "image"]) == 64
     assert "expected CLIENT=POLICY" in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--config", "configs/qchunk/debug.py"]) == 64
-    assert "expected a config of openpi_ript" in capsys.readouterr().err
+    assert "expected one of openpi_ript" in capsys.readouterr().err
     command = [
         str(tmp_path),
         "--config",
@@ -239,7 +239,7 @@ def test_other_machines_are_listened_to_with_a_token_alone(
     acting: Policy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.delenv("CHUNKWISE_TOKEN", raising=False)
-    monkeypatch.setattr(Policy, "from_checkpoint", lambda *_, **__: acting)
+    monkeypatch.setattr("chunkwise.policies.serve.load_policy", lambda *_, **__: acting)
     assert serve.main(["run", "--host", "0.0.0.0"]) == 64
     assert "--host 0.0.0.0 listens to other machines: expected a token" in capsys.readouterr().err
     assert serve.main(["run", "--host", "0.0.0.0", "--token", TOKEN, "--no-token"]) == 64
@@ -264,7 +264,7 @@ def test_other_machines_are_listened_to_with_a_token_alone(
 def test_an_address_that_is_none_ends_with_a_message(
     acting: Policy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(Policy, "from_checkpoint", lambda *_, **__: acting)
+    monkeypatch.setattr("chunkwise.policies.serve.load_policy", lambda *_, **__: acting)
     for host, port, *more in (("127.0.0.1", "99999"), ("192.0.2.1", "8000", "--no-token")):
         assert serve.main(["run", "--host", host, "--port", port, "--batch-sizes", "1", *more]) == 64
         said = capsys.readouterr()

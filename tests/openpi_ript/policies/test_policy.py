@@ -254,11 +254,11 @@ def test_every_row_of_a_request_has_noise_of_its_own_numbers(acting: Policy):
     asked = [((1, 2), (1, 2)), ((2, 1), (2, 1)), ((1,), (1,)), (None, (1,)), (None, (2,)), ((), ())]
     drawn = []
     for given, used in asked:
-        found = ready.prepare(rows, draw=given).noise
+        found = ready.prepare(rows, draw=given).inputs["noise"]
         np.testing.assert_array_equal(found, expected(*used))
         drawn += list(found) if given is not None else []
     assert len({row.tobytes() for row in drawn}) == 3 * 4
-    np.testing.assert_array_equal(ready.prepare(observation(), draw=(1, 2)).noise, expected(1, 2)[:1])
+    np.testing.assert_array_equal(ready.prepare(observation(), draw=(1, 2)).inputs["noise"], expected(1, 2)[:1])
 
 
 def test_pictures_of_any_size_and_either_layout(acting: Policy):
@@ -312,7 +312,7 @@ def test_bad_pictures_noise_and_missing_entries_are_refused(acting: Policy):
         acting.infer(floats)
     flat = observation()
     flat["image"]["base_0_rgb"] = np.zeros((28, 28), np.uint8)
-    with pytest.raises(DataError, match=r"expected one picture \[h, w, 3\], found shape \[28, 28\]"):
+    with pytest.raises(DataError, match=r"expected one image \[h, w, 3\], found shape \[28, 28\]"):
         acting.infer(flat)
     flat["image"]["base_0_rgb"] = np.zeros((0, 28, 3), np.uint8)
     with pytest.raises(DataError, match=r"expected \[height, width, 3\], found shape \(0, 28, 3\)"):

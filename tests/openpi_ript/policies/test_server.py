@@ -15,10 +15,10 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
+from chunkwise.policies import server
 from chunkwise.policies.access import Access
-from openpi_ript.policies import server
+from chunkwise.policies.server import Limits
 from openpi_ript.policies.policy import Policy
-from openpi_ript.policies.server import Limits
 from tests.openpi_ript.compilations import compilations
 from tests.openpi_ript.serving import TOKEN, client, read, request, running, toy_policy, wire
 

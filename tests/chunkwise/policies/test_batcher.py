@@ -3,13 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from openpi_ript.policies.policy import Prepared
-from openpi_ript.policies.server import Batcher
+from chunkwise.policies.policy import Prepared
+from chunkwise.policies.server import Batcher
 
 
 class Device:
@@ -21,17 +21,17 @@ class Device:
         self.go = threading.Semaphore(0)
 
     def act(self, requests: Sequence[Prepared]) -> list[np.ndarray]:
-        self.batches.append([int(request.raw_state[0, 0]) for request in requests])
+        self.batches.append([int(request.inputs[0, 0]) for request in requests])
         self.busy.set()
         assert self.go.acquire(timeout=30)
-        if any(request.raw_state[0, 0] == 13 for request in requests):
+        if any(request.inputs[0, 0] == 13 for request in requests):
             raise RuntimeError("out of memory")
-        return [request.raw_state for request in requests]
+        return [request.inputs for request in requests]
 
 
 def request(number: int, rows: int = 1) -> Prepared:
     state = np.full((rows, 2), number, np.float32)
-    return Prepared(inputs=cast(Any, {}), raw_state=state, noise=state[:, None], scale=state[:, 0], single=rows == 1)
+    return Prepared(inputs=state, rows=rows, single=rows == 1)
 
 
 async def until_waiting(batcher: Batcher, count: int) -> None:

@@ -21,8 +21,8 @@ from websockets.protocol import State
 
 from chunkwise.errors import DataError, RunError
 from chunkwise.policies.access import Access
+from chunkwise.policies.policy import Policy, Prepared
 from chunkwise.policies.wire import MessageError, pack, rename, unpack
-from openpi_ript.policies.policy import Policy, Prepared
 
 MIB = 1 << 20
 LONGEST_ERROR = 1000
@@ -126,9 +126,9 @@ class PolicyServer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy[Any],
         *,
-        guidance_scale: float | None = None,
+        options: Mapping[str, float | None] | None = None,
         names: Mapping[str, str] | None = None,
         batch_sizes: Sequence[int] = (1, 2, 4),
         limits: Limits | None = None,
@@ -138,19 +138,19 @@ class PolicyServer:
 
         Args:
           policy: Who acts.
-          guidance_scale: For requests without one of their own; None takes the policy's.
+          options: For requests without their own, such as guidance_scale; None takes the policy's.
           names: See `rename`.
           batch_sizes: Rows for which programs are compiled; requests that wait are computed together.
           limits: By default those of the command line.
           access: By default whoever is on this machine and no browser.
 
         Raises:
-          ConfigError: If the scale is none, or the policy has no guidance.
+          ConfigError: If the policy has no such option, or not with this value.
         """
-        policy.prepare(policy.example(), guidance_scale=guidance_scale, draw=(0,))
+        self._options: dict[str, Any] = dict(options or {})
+        policy.prepare(policy.example(), draw=(0,), **self._options)
         policy.compile(batch_sizes)
         self._policy = policy
-        self._scale = guidance_scale
         self._names = names or {}
         self._limits = limits or Limits()
         self._access = access or Access()
@@ -278,15 +278,13 @@ class PolicyServer:
         if isinstance(message, str):
             raise MessageError("request: expected a binary frame, found text")
         observation = rename(unpack(message), self._names)
-        scale = observation.pop("guidance_scale", self._scale)
-        if not isinstance(scale, float | int | np.number | None) or isinstance(scale, bool):
-            raise DataError(f"guidance_scale: expected a number, found {scale!r:.80}")
-        return self._policy.prepare(
-            observation,
-            guidance_scale=None if scale is None else float(scale),
-            draw=draw,
-            max_rows=self._limits.rows,
-        )
+        options: dict[str, float | None] = {}
+        for name in self._policy.options:
+            value = observation.pop(name, self._options.get(name))
+            if not isinstance(value, float | int | np.number | None) or isinstance(value, bool):
+                raise DataError(f"{name}: expected a number, found {value!r:.80}")
+            options[name] = None if value is None else float(value)
+        return self._policy.prepare(observation, draw=draw, max_rows=self._limits.rows, **options)
 
     def _log(self, connection: ServerConnection, text: str) -> None:
         """A line on the server's own log; what a client sent can't break or colour it."""

@@ -1,0 +1,49 @@
+"""From a folder to a policy, whichever package trained it."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from chunkwise.checkpoint.weights import Which
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.packages import package_of
+from chunkwise.config.saved import is_run
+from chunkwise.errors import ConfigError
+from chunkwise.policies.policy import Policy
+
+
+def load_policy(
+    run: str | Path,
+    *,
+    checkpoint: int | Which = "newest",
+    config: ExperimentConfig | None = None,
+    seed: int = 0,
+) -> Policy[Any]:
+    """Loads a trained policy.
+
+    Args:
+      run: The folder of a run, of any package. For openpi's weights, with `config`, their folder or file.
+      checkpoint: "newest", the newest that verifies; "best", by the metric of checkpoint.keep_best; or a step.
+      config: For weights that are not a run of this project, which has its own: model, robot, cameras, tokenizer.
+      seed: Of what the policy draws.
+
+    Raises:
+      ConfigError: It is no run, or a pretraining, which has no policy; or the config is missing or damaged.
+      DataError: There is no whole checkpoint, or a file beside it is missing or bad.
+      MismatchError: A file of the run is not the one that the checkpoint was made with.
+    """
+    folder = Path(run)
+    if config is not None:
+        package = config.package
+    elif is_run(folder):
+        package = package_of(folder)
+    else:
+        raise ConfigError(
+            f"{folder} is no run of this project (it has no config.json); weights in openpi's format need a config "
+            "that says what model and robot they are for"
+        )
+    if importlib.util.find_spec(f"{package}.policies") is None:
+        raise ConfigError(f"{folder}: expected one of openpi_ript; runs of {package} cannot be loaded yet")
+    module = importlib.import_module(f"{package}.policies.policy")
+    return module.load(folder, config=config, checkpoint=checkpoint, seed=seed)

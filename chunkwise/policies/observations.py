@@ -1,0 +1,139 @@
+"""Reads what callers and clients send as an observation: each entry is checked, and refused by its name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from chunkwise.data.images import require_uint8
+from chunkwise.data.norm_stats import Affine
+from chunkwise.errors import DataError
+
+MAX_STATE = 1e6
+"""Largest state after normalising. A model was trained on numbers around 1; one a million times as large is a broken
+sensor or another unit, and from about 1e19 on its square is no number any more."""
+
+
+def entry(observation: Mapping[str, Any], key: str) -> Any:
+    """Returns an entry. Raises DataError where there is none, with what there is."""
+    if key not in observation:
+        raise DataError(f"{key}: expected it in the observation, found {sorted(map(str, observation))}")
+    return observation[key]
+
+
+def as_array(value: Any, name: str) -> np.ndarray:
+    """Returns an entry as an array. Raises DataError for lists of different lengths."""
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{name}: expected an array, found {error}") from error
+
+
+def numbers(observation: Mapping[str, Any], key: str, width: int) -> tuple[Float32[np.ndarray, "b s"], bool]:
+    """Reads an entry of `width` numbers, or a batch of such.
+
+    Returns:
+      The rows, and whether there was one only, without the axis of rows.
+
+    Raises:
+      DataError: If it is missing, or of another type or width, or not finite in float32.
+    """
+    value = as_array(entry(observation, key), key)
+    if value.dtype.kind not in "fiu" or value.ndim not in (1, 2) or value.shape[-1] != width or not value.size:
+        raise DataError(f"{key}: expected {width} numbers, or a batch of them, found {value.dtype} {list(value.shape)}")
+    wide = np.atleast_2d(value.astype(np.float64))
+    bad = np.argwhere(~(np.abs(wide) <= np.finfo(np.float32).max))
+    if len(bad):
+        raise DataError(f"{key}: expected finite numbers, found {wide[tuple(bad[0])]:g} {_place(bad[0], wide)}")
+    return wide.astype(np.float32), value.ndim == 1
+
+
+def normalised(affine: Affine, raw: Float32[np.ndarray, "b s"], key: str) -> Float32[np.ndarray, "b s"]:
+    """Normalises numbers as in training. Raises DataError where one is absurd, above MAX_STATE."""
+    with np.errstate(over="ignore"):
+        state = affine.apply(raw)
+    bad = np.argwhere(~(np.abs(state) <= MAX_STATE))
+    if len(bad):
+        at = tuple(bad[0])
+        found = f"{raw[at]:g} {_place(bad[0], state)}, which is {state[at]:g} normalised"
+        raise DataError(f"{key}: expected at most {MAX_STATE:g} after normalising, found {found}")
+    return state
+
+
+def images(
+    observation: Mapping[str, Any],
+    cameras: Sequence[str],
+    resize: Callable[[UInt8[np.ndarray, "h w 3"]], UInt8[np.ndarray, "h2 w2 3"]],
+    *,
+    rows: int,
+    single: bool,
+    may_be_off: bool,
+) -> dict[str, UInt8[np.ndarray, "b h w 3"] | None]:
+    """Reads the entry "image", a dict by camera.
+
+    Args:
+      observation: As it was sent.
+      cameras: Names of all; an observation has each of them, and no other.
+      resize: As in training.
+      rows: Of the observation.
+      single: Whether it has no axis of rows.
+      may_be_off: Whether None is taken, for a camera that is off.
+
+    Returns:
+      Images of each camera, resized; None where it is off.
+
+    Raises:
+      DataError: If a camera is missing or too many, or an image is none of uint8 [h, w, 3] or [3, h, w].
+    """
+    given = entry(observation, "image") if cameras else {}
+    if not isinstance(given, Mapping) or set(given) != set(cameras):
+        got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+        off = ", None for a camera that is off" if may_be_off else ""
+        raise DataError(f"image: expected a dict with {list(cameras)}{off}; found {got}")
+    found: dict[str, np.ndarray | None] = {}
+    for name, value in given.items():
+        if value is None and may_be_off:
+            found[name] = None
+            continue
+        sent = as_array(value, f"image {name}")
+        stack = sent[None] if single else sent
+        if stack.ndim != 4 or len(stack) != rows:
+            wanted = "one image [h, w, 3]" if single else f"{rows} images [{rows}, h, w, 3]"
+            raise DataError(f"image {name}: expected {wanted}, found shape {list(sent.shape)}")
+        if stack.shape[1] == 3 and stack.shape[3] != 3:
+            stack = stack.transpose(0, 2, 3, 1)
+        require_uint8(stack[0], name)
+        found[name] = np.stack([resize(np.ascontiguousarray(one)) for one in stack])
+    return found
+
+
+def texts(observation: Mapping[str, Any], key: str, *, rows: int, single: bool, default: Any = None) -> Sequence[str]:
+    """Reads an entry of words: one for all rows, or one a row. Raises DataError for anything else.
+
+    Args:
+      observation: As it was sent.
+      key: Of the entry.
+      rows: Of the observation.
+      single: Whether it has no axis of rows.
+      default: Taken where the entry is missing; None: it must be there.
+    """
+    given = entry(observation, key) if default is None else observation.get(key, default)
+    words = [given] * rows if isinstance(given, str) else given
+    several = isinstance(words, Sequence | np.ndarray) and np.ndim(words) == 1 and len(words) == rows
+    if not several or not all(isinstance(word, str) for word in words):
+        wanted = "text" if single else f"text, or {rows} of them"
+        raise DataError(f"{key}: expected {wanted}, found {type(given).__name__} {str(given)[:80]!r}")
+    return list(words)
+
+
+def require_rows(key: str, rows: int, max_rows: int | None) -> None:
+    """Raises DataError if one request has more rows than a server takes."""
+    if max_rows is not None and rows > max_rows:
+        raise DataError(f"{key}: expected at most {max_rows} rows in one request as --max-rows says, found {rows}")
+
+
+def _place(index: np.ndarray, batch: np.ndarray) -> str:
+    """Where a value lies, in words; rows are named where there are several."""
+    row, at = index.tolist()
+    return f"at entry {at} of row {row}" if len(batch) > 1 else f"at entry {at}"

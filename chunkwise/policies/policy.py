@@ -1,0 +1,229 @@
+"""A trained policy to call, whatever package trained it: an observation in, a chunk of actions out.
+
+policy = chunkwise.load_policy("runs/qchunk-cube_single-...")
+actions = policy.infer({"state": state})["actions"]      # [t, a], in the robot's own units; policy.spec has the names
+
+`infer` is `prepare`, `act`, `finish`: a server prepares requests in any number of threads, and computes those that wait
+in one call of `act`.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import Float32
+
+from chunkwise.data.norm_stats import NormStats
+from chunkwise.data.sampling import Purpose, generator, seed_of
+from chunkwise.errors import ConfigError
+from chunkwise.policies.bounds import Bounds, require_finite
+from chunkwise.policies.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """An observation as a policy's program takes it, on the host."""
+
+    inputs: Any
+    """A tree of arrays, each with a leading axis of rows."""
+    rows: int
+    single: bool
+    """Whether it came without the axis of rows."""
+
+
+Request = TypeVar("Request", bound=Prepared)
+
+
+class Policy(abc.ABC, Generic[Request]):
+    """Weights and all that surrounds them, ready to act. One call at a time; `prepare` from any number of threads."""
+
+    options: tuple[str, ...] = ()
+    """Numbers that a request may carry beside its observation, such as guidance_scale; clients may send them."""
+    local_options: tuple[str, ...] = ()
+    """What a call of `infer` may carry besides, and no client."""
+
+    def __init__(self, *, step: int, seed: int) -> None:
+        """Starts the count of calls.
+
+        Args:
+          step: Updates that made the weights; shown in `metadata`.
+          seed: Of all that is drawn.
+        """
+        self.step = step
+        self.bounds: Bounds | None = None
+        """What becomes of actions that are far from those that it was trained on; None: they are given as they are."""
+        self._seed = seed
+        self._calls = 0
+        self._sizes: tuple[int, ...] = ()
+
+    @property
+    @abc.abstractmethod
+    def spec(self) -> Spec:
+        """What goes in and comes out."""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client should know, as plain values."""
+        horizon, width = self.spec.actions.shape
+        return {
+            "step": self.step,
+            "action_horizon": horizon,
+            "action_dim": width,
+            "bounds": None if self.bounds is None else self.bounds.metadata,
+            "spec": self.spec.plain(),
+        }
+
+    def example(self) -> dict[str, Any]:
+        """Returns an observation of the right names and shapes: black images, zeros."""
+        return self.spec.example()
+
+    def reset(self, seed: int | None = None) -> None:
+        """Begins an episode: what is drawn from now on is a function of the seed and of the calls after this one.
+
+        Args:
+          seed: Takes the place of the seed so far; None keeps it.
+        """
+        self._seed = self._seed if seed is None else seed
+        self._calls = 0
+
+    def bound(self, mode: Literal["refuse", "clip"], *, margin: float) -> None:
+        """Holds actions inside the range of the training data from now on (see bounds.Bounds.of).
+
+        Raises:
+          ConfigError: If the statistics have no quantiles of the actions, or the margin is none.
+        """
+        self.bounds = Bounds.of(self._action_stats(), mode, margin=margin, width=self.spec.actions.shape[1])
+
+    def compile(self, sizes: Sequence[int]) -> None:
+        """Compiles for batches of these numbers of rows. From then on nothing else is compiled: fewer rows are filled
+        up to the next of them, more are answered part by part."""
+        self._sizes = tuple(sorted(set(sizes)))
+        one = self.prepare(self.example(), draw=(0,))
+        for size in self._sizes:
+            self.act([one] * size)
+
+    def infer(self, observation: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+        """Returns a chunk of actions for what is seen; for a batch, a chunk for each.
+
+        The first call with a new number of rows compiles, unless `compile` was called.
+
+        Args:
+          observation: As `spec` has it: one, or a batch with a leading axis in every entry and lists of texts.
+          options: `draw`, and those of the class.
+
+        Returns:
+          "actions": [t, a] float32, in the robot's own units. Where bounds clip also "clipped": how many of the values
+          were.
+
+        Raises:
+          DataError: If an entry is missing, or of another type, shape or range than expected.
+          ConfigError: If an option is not one of this policy's.
+          NonFiniteError: If the model answers with NaN or Inf.
+          OutOfBoundsError: If an action lies outside bounds that refuse.
+        """
+        prepared = self.prepare(observation, **options)
+        return self.finish(prepared, self.act([prepared])[0])
+
+    def prepare(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        draw: tuple[int, ...] | None = None,
+        max_rows: int | None = None,
+        **options: Any,
+    ) -> Request:
+        """Returns what `act` takes of an observation.
+
+        Args:
+          observation: As `infer`.
+          draw: Numbers that seed what is drawn for this call: each row's is a function of them, the policy's seed and
+            the row's place in the observation. None: the number of calls since the last `reset`.
+          max_rows: Rows that are taken; None: any number.
+          options: Those of the class; None leaves one as it is.
+
+        Raises:
+          DataError: As `infer`.
+          ConfigError: As `infer`.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        known = self.options + self.local_options
+        if unknown := sorted(set(given) - set(known)):
+            raise ConfigError(f"{', '.join(unknown)}: expected an option of this policy: {', '.join(known) or 'none'}")
+        if draw is None:
+            self._calls += 1
+            draw = (self._calls,)
+        return self._prepare(observation, draw, max_rows, given)
+
+    def act(self, requests: Sequence[Request]) -> list[Float32[np.ndarray, "_ t a"]]:
+        """Returns the model's chunks of several observations, computed together: normalised, unchecked.
+
+        No row has a part in another's chunk, wherever it stands. Batches of another size may round differently.
+        """
+        together = jax.tree.map(lambda *parts: np.concatenate(parts), *(request.inputs for request in requests))
+        rows = sum(request.rows for request in requests)
+        at_once = self._sizes[-1] if self._sizes else rows
+        chunks = []
+        for start in range(0, rows, at_once):
+            count = min(at_once, rows - start)
+            size = next((size for size in self._sizes if size >= count), count)
+            # The last row again fills what is left.
+            chosen = np.minimum(np.arange(start, start + size), start + count - 1)
+            inputs = jax.tree.map(lambda x, chosen=chosen: x[chosen], together)
+            chunks.append(np.asarray(self._compute(inputs))[:count])
+        ends = np.cumsum([request.rows for request in requests])
+        return np.split(np.concatenate(chunks), ends[:-1])
+
+    def finish(self, request: Request, chunk: Float32[np.ndarray, "b t a"]) -> dict[str, Any]:
+        """Returns what `infer` does, from the model's chunk.
+
+        Raises:
+          NonFiniteError: As `infer`.
+          OutOfBoundsError: As `infer`.
+        """
+        with np.errstate(over="ignore"):  # what is infinite afterwards is refused
+            actions = self._denormalised(chunk)
+        require_finite(actions)
+        reply: dict[str, Any] = {}
+        if self.bounds is not None:
+            actions, clipped = self.bounds.apply(actions)
+            if self.bounds.mode == "clip":
+                reply["clipped"] = int(clipped[0]) if request.single else clipped
+        actions = self._absolute(actions, request)
+        require_finite(actions)
+        return {"actions": actions[0] if request.single else actions} | reply
+
+    @abc.abstractmethod
+    def _prepare(
+        self, observation: Mapping[str, Any], draw: tuple[int, ...], max_rows: int | None, options: Mapping[str, Any]
+    ) -> Request:
+        """As `prepare`; options are known ones, none of them None."""
+
+    @abc.abstractmethod
+    def _compute(self, inputs: Any) -> Any:
+        """Runs the compiled program: [b, t, a] or wider, from the inputs of b rows."""
+
+    @abc.abstractmethod
+    def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
+        """The model's chunk in the units of the data, which bounds are of."""
+
+    def _absolute(self, actions: Float32[np.ndarray, "b t a"], request: Request) -> Float32[np.ndarray, "b t a"]:
+        """Adds what actions of the data are relative to; nothing, unless a class says otherwise."""
+        return actions
+
+    def _action_stats(self) -> NormStats | None:
+        """Statistics of the training data's actions; None where there are none."""
+        return None
+
+    def _row_generators(self, draw: tuple[int, ...], rows: int) -> list[np.random.Generator]:
+        """A generator a row, of (seed, draw, row). Of numpy: a number of rows that is new would have jax compile."""
+        return [generator(Purpose.SERVED_ACTION, *self._draw_name(draw), row) for row in range(rows)]
+
+    def _row_seeds(self, draw: tuple[int, ...], rows: int) -> np.ndarray:
+        """A seed of 32 bits a row, of (seed, draw, row), for a program that makes jax keys of them."""
+        return np.array([seed_of(Purpose.SERVED_ACTION, *self._draw_name(draw), row) for row in range(rows)], np.uint32)
+
+    def _draw_name(self, draw: tuple[int, ...]) -> tuple[int, ...]:
+        return (self._seed % 2**32, len(draw), *draw)
