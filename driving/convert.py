@@ -1,23 +1,20 @@
-"""Converts public driving datasets into episode JSON and pictures; docs/driving_converters.md.
+"""Converts public driving datasets into episode JSON and images; docs/driving_converters.md.
 
     python -m driving.convert SOURCE OUT [--format waymo_v2|waymo_v1|waymo_e2e|nuscenes|lerobot] [--camera A=B] ...
 
 OUT appears when all of it is there; a bad source is refused with one list of everything that is wrong with it.
 """
 
-import dataclasses
+import argparse
 import functools
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from chunkwise.cli import command
-from chunkwise.cli.command import Parser, add_links_option
-from chunkwise.cli.progress import follow
-from chunkwise.errors import ConfigError, DataError, RunError
-from chunkwise.files.new_folder import new_folder
+from chunkwise.data import convert as driver
+from chunkwise.data.convert import NOTHING_WRITTEN, Formats, Pairs
+from chunkwise.errors import DataError
 from driving.converters.episode_writer import ConvertSettings, EpisodeWriter
 from driving.converters.lerobot import LerobotConverter
 from driving.converters.nuscenes import NuscenesConverter
@@ -46,20 +43,13 @@ class Converter(Protocol):
         ...
 
 
-_CONVERTERS: Mapping[Format, Callable[[Path, ConvertSettings], Converter]] = {
+_CONVERTERS: Mapping[str, Callable[[Path, ConvertSettings], Converter]] = {
     "waymo_v2": WaymoV2Converter,
     "waymo_v1": functools.partial(WaymoTfrecordConverter, end_to_end=False),
     "waymo_e2e": functools.partial(WaymoTfrecordConverter, end_to_end=True),
     "nuscenes": NuscenesConverter,
     "lerobot": LerobotConverter,
 }
-_CONCERNS: Mapping[str, Format] = {
-    "sweeps": "nuscenes",
-    "state": "lerobot",
-    "quality": "lerobot",
-    "allow_links_to": "lerobot",
-}
-"""Settings that only one format can use."""
 
 
 def convert(
@@ -84,28 +74,7 @@ def convert(
       DataError: The source is bad; every problem is counted, the first 20 are listed, and nothing is written.
       StorageError: The output could not be written.
     """
-    source, out, settings = Path(source), Path(out), settings or ConvertSettings()
-    if out.exists():
-        raise ConfigError(f"{out} exists; convert into a folder that does not exist yet")
-    kind = format or detect(source)
-    _check_settings(kind, settings)
-    converter = _CONVERTERS[kind](source, settings)
-    units, done = converter.units, "converted {count} of {total}"
-    with new_folder(out) as scratch:
-        writer = EpisodeWriter(scratch, images=settings.images)
-        for unit in follow(units, len(units), "converting", done, rate=None, say=report):
-            converter.convert(unit, writer)
-        converter.finish(writer)
-        if writer.problems:
-            raise refuse(writer.problems, "Repair the source: nothing was written.")
-        counts = {"episodes": writer.episodes, "frames": writer.frames, "pictures": writer.pictures}
-        about = {"made_by": "driving.convert", "format": kind, "source": source.resolve().name, **counts}
-        about["settings"] = {
-            name: value for name, value in dataclasses.asdict(settings).items() if name != "allow_links_to"
-        }
-        (scratch / "_dataset.json").write_text(json.dumps(about, indent=2, sort_keys=True) + "\n")
-    words = f"{writer.episodes} episode(s), {writer.frames} frame(s), {writer.pictures} picture(s)"
-    report(f"wrote {words} into {out}; python -m driving.validate {out} looks at every picture")
+    driver.convert(FORMATS, source, out, format=format, settings=settings, report=report)
 
 
 def detect(source: Path) -> Format:
@@ -130,59 +99,82 @@ def detect(source: Path) -> Format:
     )
 
 
-def _check_settings(kind: Format, settings: ConvertSettings) -> None:
-    default = ConvertSettings()
-    for name, owner in _CONCERNS.items():
-        if kind != owner and getattr(settings, name) != getattr(default, name):
-            raise ConfigError(f"--{name.replace('_', '-')} means nothing for {kind}; it is for {owner}")
-    if not 1 <= settings.quality <= 100:
-        raise ConfigError(f"--quality is {settings.quality}; expected 1 to 100")
+class _Conversion:
+    """Units of one source; what is wrong with any of them is known, and refused, at the end."""
+
+    def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
+        self._settings = settings
+        self._converter = _CONVERTERS[kind](source, settings)
+        self._counts: dict[str, int] = {}
+
+    @property
+    def units(self) -> Sequence[object]:
+        return self._converter.units
+
+    def write(self, folder: Path) -> Iterator[None]:
+        writer = EpisodeWriter(folder, images=self._settings.images)
+        for unit in self._converter.units:
+            self._converter.convert(unit, writer)
+            yield
+        self._converter.finish(writer)
+        if writer.problems:
+            raise refuse(writer.problems, NOTHING_WRITTEN)
+        self._counts = {"episodes": writer.episodes, "frames": writer.frames, "images": writer.pictures}
+
+    def about(self) -> Mapping[str, Any]:
+        return self._counts
+
+    def summary(self, out: Path) -> str:
+        words = ", ".join(f"{count} {name[:-1]}(s)" for name, count in self._counts.items())
+        return f"wrote {words} into {out}; python -m driving.validate {out} looks at every image"
+
+    def close(self) -> None:
+        """Nothing stays open between units."""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--camera",
+        dest="cameras",
+        metavar="CAMERA=NAME",
+        action=Pairs,
+        example="SIDE_LEFT=left",
+        help="name a camera of the source otherwise, or leave it out by an empty name; may be repeated",
+    )
+    no_images = "keep all frames, name no image"
+    parser.add_argument("--no-images", dest="images", action="store_false", help=no_images)
+    parser.add_argument("--sweeps", action="store_true", help="nuscenes: all images (12 Hz), not key frames alone")
+    parser.add_argument(
+        "--state",
+        metavar="QUANTITY=KEY:INDEX[:FACTOR]",
+        action=Pairs,
+        help="lerobot: where the vehicle's state is, such as speed_mps=observation.state:0:0.277778; may be repeated",
+    )
+    parser.add_argument("--quality", type=int, default=95, help="lerobot: JPEG quality, 1 to 100; default: 95")
+
+
+FORMATS = Formats(
+    program="driving.convert",
+    names=get_args(Format),
+    detect=detect,
+    open=_Conversion,
+    settings=ConvertSettings,
+    concerns={
+        "sweeps": ("nuscenes",),
+        "state": ("lerobot",),
+        "quality": ("lerobot",),
+        "allow_links_to": ("lerobot",),
+    },
+    description="_dataset.json",
+    done="converted {count} of {total}",
+    add_options=_add_options,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, 64 for a wrong setting, 65 for bad data, 74 for a full disk."""
-    parser = Parser(prog="python -m driving.convert", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="folder of the dataset, or one TFRecord file")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to make; it must not exist")
-    parser.add_argument("--format", choices=("auto", *get_args(Format)), default="auto", help="default: auto")
-    parser.add_argument(
-        "--camera",
-        metavar="CAMERA=NAME",
-        action="append",
-        default=[],
-        help="name a camera of the source otherwise, or leave it out by an empty name; may be repeated",
-    )
-    parser.add_argument("--no-images", action="store_true", help="keep all frames, name no picture")
-    parser.add_argument("--sweeps", action="store_true", help="nuscenes: all pictures (12 Hz), not key frames alone")
-    parser.add_argument(
-        "--state",
-        metavar="QUANTITY=KEY:INDEX[:FACTOR]",
-        action="append",
-        default=[],
-        help="lerobot: where the vehicle's state is, such as speed_mps=observation.state:0:0.277778; may be repeated",
-    )
-    parser.add_argument("--quality", type=int, default=95, help="lerobot: JPEG quality, 1 to 100; default: 95")
-    add_links_option(parser)
-    arguments = parser.parse_args(argv)
-    for option in ("camera", "state"):
-        wrong = [text for text in getattr(arguments, option) if "=" not in text]
-        if wrong:
-            parser.error(f"--{option} {wrong[0]}: expected NAME=VALUE")
-    settings = ConvertSettings(
-        cameras=dict(text.split("=", 1) for text in arguments.camera),
-        images=not arguments.no_images,
-        sweeps=arguments.sweeps,
-        state=dict(text.split("=", 1) for text in arguments.state),
-        quality=arguments.quality,
-        allow_links_to=tuple(arguments.allow_links_to),
-    )
-    kind = None if arguments.format == "auto" else arguments.format
-    try:
-        convert(arguments.source, arguments.out, format=kind, settings=settings)
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    about, source = (__doc__ or "").split("\n")[0], "folder of the dataset, or one TFRecord file"
+    return driver.command_line(FORMATS, convert, argv, about=about, source=source)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ Writes OUT/episode_<i:05d>.hdf5 and OUT/dataset.json, which says what they were 
 there; a bad source is refused with one list of everything that is wrong with it.
 """
 
+import argparse
 import dataclasses
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,14 +16,13 @@ import h5py
 import numpy as np
 
 from chunkwise.cli import command
-from chunkwise.cli.command import Parser, add_links_option
-from chunkwise.cli.progress import follow
-from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.data import convert as driver
+from chunkwise.data.convert import NOTHING_WRITTEN, Formats, Pairs
+from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import content_hash
-from chunkwise.files.new_folder import new_folder
 from qchunk.converters.d4rl import D4rlReader
-from qchunk.converters.episode_writer import camera_names, write_episode
+from qchunk.converters.episode_writer import write_episode
 from qchunk.converters.lerobot import LeRobotReader
 from qchunk.converters.ogbench import OgbenchReader
 from qchunk.converters.recording import ConvertSettings, Reader, Recording, check_widths
@@ -34,23 +32,12 @@ from qchunk.data.readers.report import Problem, refuse
 
 Format = Literal["robomimic", "d4rl", "ogbench", "lerobot"]
 
-_READERS: Mapping[Format, Callable[[Path, ConvertSettings], Reader]] = {
+_READERS: Mapping[str, Callable[[Path, ConvertSettings], Reader]] = {
     "robomimic": RobomimicReader,
     "d4rl": D4rlReader,
     "ogbench": OgbenchReader,
     "lerobot": LeRobotReader,
 }
-_CONCERNS: Mapping[str, tuple[Format, ...]] = {
-    "observation_keys": ("robomimic", "lerobot"),
-    "filter_key": ("robomimic",),
-    "cameras": ("robomimic", "lerobot"),
-    "images": ("robomimic", "lerobot"),
-    "quality": ("robomimic", "lerobot"),
-    "final_done": ("robomimic", "lerobot"),
-    "max_episode_steps": ("d4rl",),
-    "allow_links_to": ("lerobot",),
-}
-"""Formats that can use each setting."""
 
 
 def convert(
@@ -75,30 +62,7 @@ def convert(
       DataError: The source is bad; every problem is listed, and nothing is written.
       StorageError: The output could not be written.
     """
-    source, out, settings = Path(source), Path(out), settings or ConvertSettings()
-    if out.exists():
-        raise ConfigError(f"{out} exists; convert into a folder that does not exist yet")
-    kind = format or detect(source)
-    _check_settings(kind, settings)
-    reader = _READERS[kind](source, settings)
-    try:
-        labels = _judge(reader)
-        description = {
-            "made_by": "qchunk.convert",
-            "format": kind,
-            "source": source.resolve().name,
-            "source_sha256": content_hash(source) if source.is_file() else None,
-            "settings": {
-                name: value for name, value in dataclasses.asdict(settings).items() if name != "allow_links_to"
-            },
-            "labels": labels.rule,
-            "episodes": len(reader),
-            "about_the_source": reader.describe(),
-        }
-        _write_all(reader, out, settings, labels, description, report)
-    finally:
-        reader.close()
-    report(f"wrote {len(reader)} episode(s) into {out}; labels: {labels.rule}")
+    driver.convert(FORMATS, source, out, format=format, settings=settings, report=report)
 
 
 def detect(source: Path) -> Format:
@@ -148,18 +112,49 @@ class _Labels:
         return bool((recording.reward == 1).any()) if self.sparse and recording.reward is not None else None
 
 
-def _check_settings(kind: Format, settings: ConvertSettings) -> None:
-    default = ConvertSettings()
-    for name, formats in _CONCERNS.items():
-        if kind not in formats and getattr(settings, name) != getattr(default, name):
-            option = "--camera" if name == "cameras" else f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{option} means nothing for {kind}; it is for {' and '.join(formats)}")
-    if bad := camera_names(settings.cameras):
-        raise ConfigError(f"--camera: {bad} cannot name a camera of the output; give each its own name without '/'")
-    if not 1 <= settings.quality <= 100:
-        raise ConfigError(f"--quality is {settings.quality}; expected 1 to 100")
-    if settings.max_episode_steps is not None and settings.max_episode_steps < 1:
-        raise ConfigError(f"--max-episode-steps is {settings.max_episode_steps}; expected at least 1")
+class _Conversion:
+    """Episodes of one source; all of them are read and judged before anything is written."""
+
+    def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
+        self._source, self._settings = source, settings
+        self._reader = _READERS[kind](source, settings)
+        try:
+            self._labels = _judge(self._reader)
+        except BaseException:
+            self._reader.close()
+            raise
+
+    @property
+    def units(self) -> Sequence[object]:
+        return range(len(self._reader))
+
+    def write(self, folder: Path) -> Iterator[None]:
+        for index in range(len(self._reader)):
+            reading = self._reader.read(index)
+            if reading.recording is None:
+                raise refuse(reading.problems, "The source changed while it was converted.")
+            write_episode(
+                folder / f"episode_{index:05d}.hdf5",
+                reading.recording,
+                success=self._labels.of(reading.recording),
+                images=self._settings.images,
+                quality=self._settings.quality,
+            )
+            yield
+
+    def about(self) -> Mapping[str, Any]:
+        return {
+            "source_sha256": content_hash(self._source) if self._source.is_file() else None,
+            "labels": self._labels.rule,
+            "episodes": len(self._reader),
+            "about_the_source": self._reader.describe(),
+        }
+
+    def summary(self, out: Path) -> str:
+        return f"wrote {len(self._reader)} episode(s) into {out}; labels: {self._labels.rule}"
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 def _judge(reader: Reader) -> _Labels:
@@ -180,7 +175,7 @@ def _judge(reader: Reader) -> _Labels:
         solved = solved or (reward is not None and bool((reward == 1).any()))
     problems += check_widths(widths)
     if problems:
-        raise refuse(problems, "Repair the source: nothing was written.")
+        raise refuse(problems, NOTHING_WRITTEN)
     if named:
         return _Labels(rule="success as the source says", sparse=False)
     if sparse and solved:
@@ -198,37 +193,7 @@ def _widths(recording: Recording) -> dict[str, str]:
     return found | {name: "present" for name, x in outcome.items() if x is not None}
 
 
-def _write_all(
-    reader: Reader,
-    out: Path,
-    settings: ConvertSettings,
-    labels: _Labels,
-    description: Mapping[str, Any],
-    report: Callable[[str], None],
-) -> None:
-    """Writes into a folder beside `out`, and gives it its name at the end."""
-    done = "converted {count} of {total} episodes"
-    with new_folder(out) as scratch:
-        for index in follow(range(len(reader)), len(reader), "converting", done, rate=None, say=report):
-            reading = reader.read(index)
-            if reading.recording is None:
-                raise refuse(reading.problems, "The source changed while it was converted.")
-            write_episode(
-                scratch / f"episode_{index:05d}.hdf5",
-                reading.recording,
-                success=labels.of(reading.recording),
-                images=settings.images,
-                quality=settings.quality,
-            )
-        (scratch / "dataset.json").write_text(json.dumps(description, indent=2, sort_keys=True) + "\n")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0, 64 for a wrong setting, 65 for bad data, 74 for a full disk."""
-    parser = Parser(prog="python -m qchunk.convert", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("source", metavar="SOURCE", type=Path, help="HDF5 or .npz file, or folder of a LeRobot dataset")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder to make; it must not exist")
-    parser.add_argument("--format", choices=("auto", *get_args(Format)), default="auto", help="default: auto")
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--observation-keys",
         metavar="KEY",
@@ -240,9 +205,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--filter-key", metavar="KEY", help="robomimic: only the episodes listed in /mask/KEY")
     parser.add_argument(
         "--camera",
+        dest="cameras",
         metavar="KEY=NAME",
-        action="append",
-        default=[],
+        action=Pairs,
+        example="agentview_image=cam_high",
         help="keep this camera under this name; may be repeated. Default: all cameras",
     )
     parser.add_argument("--images", choices=("jpeg", "raw", "none"), default="jpeg", help="default: jpeg")
@@ -254,28 +220,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="robomimic, lerobot: what a done in the last frame means that earned no success; default: time_limit",
     )
     parser.add_argument("--max-episode-steps", type=int, metavar="N", help="d4rl without timeouts: the time limit")
-    add_links_option(parser)
-    arguments = parser.parse_args(argv)
-    wrong = [text for text in arguments.camera if "=" not in text]
-    if wrong:
-        parser.error(f"--camera {wrong[0]}: expected KEY=NAME, for example agentview_image=cam_high")
-    settings = ConvertSettings(
-        observation_keys=tuple(arguments.observation_keys),
-        filter_key=arguments.filter_key,
-        cameras=dict(text.split("=", 1) for text in arguments.camera),
-        images=arguments.images,
-        quality=arguments.quality,
-        final_done=arguments.final_done,
-        max_episode_steps=arguments.max_episode_steps,
-        allow_links_to=tuple(arguments.allow_links_to),
-    )
-    kind = None if arguments.format == "auto" else arguments.format
-    try:
-        convert(arguments.source, arguments.out, format=kind, settings=settings)
-    except RunError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+
+
+FORMATS = Formats(
+    program="qchunk.convert",
+    names=get_args(Format),
+    detect=detect,
+    open=_Conversion,
+    settings=ConvertSettings,
+    concerns={
+        "observation_keys": ("robomimic", "lerobot"),
+        "filter_key": ("robomimic",),
+        "cameras": ("robomimic", "lerobot"),
+        "images": ("robomimic", "lerobot"),
+        "quality": ("robomimic", "lerobot"),
+        "final_done": ("robomimic", "lerobot"),
+        "max_episode_steps": ("d4rl",),
+        "allow_links_to": ("lerobot",),
+    },
+    description="dataset.json",
+    done="converted {count} of {total} episodes",
+    add_options=_add_options,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 0, 64 for a wrong setting, 65 for bad data, 74 for a full disk."""
+    about, source = (__doc__ or "").split("\n")[0], "HDF5 or .npz file, or folder of a LeRobot dataset"
+    return driver.command_line(FORMATS, convert, argv, about=about, source=source)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ ARROWS: dict[str, set[str]] = {
 AGAINST_THE_ARROWS = {
     ("chunkwise.checkpoint.tool", "cli"): "a command, which lies beside what it shows",
     ("chunkwise.checkpoint.__main__", "cli"): "starts that command",
+    ("chunkwise.data.convert", "cli"): "the command of every converter",
 }
 """Module and room that it imports: why."""
 

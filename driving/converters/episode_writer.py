@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from chunkwise.data import convert
 from chunkwise.data.images import picture_size
 from chunkwise.errors import ConfigError, DataError
 from driving.converters.trajectory import Pose
@@ -21,21 +22,19 @@ MAX_NAME = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConvertSettings:
-    """What may be chosen; a setting that the source's format cannot use is refused."""
+class ConvertSettings(convert.ConvertSettings):
+    """What may be chosen; a setting that the source's format cannot use is refused.
 
-    cameras: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Camera of the source to its name in the episodes, in place of the format's own map; "" leaves a camera out."""
+    `cameras` come in place of the format's own map, where "" leaves one out; `quality`, of what was video, and
+    `allow_links_to` are for lerobot.
+    """
+
     images: bool = True
-    """False: frames keep times, poses and calibration of their cameras, and name no picture."""
+    """False: frames keep times, poses and calibration of their cameras, and name no image."""
     sweeps: bool = False
     """nuscenes: all camera frames (12 Hz) instead of the key frames (2 Hz)."""
     state: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """lerobot: quantity to KEY:INDEX or KEY:INDEX:FACTOR."""
-    quality: int = 95
-    """lerobot: JPEG quality of what was video, 1 to 100."""
-    allow_links_to: tuple[str, ...] = ()
-    """lerobot: folders outside of the source that links in it may lead to."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

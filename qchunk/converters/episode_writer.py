@@ -9,7 +9,6 @@
 The same input gives the same bytes: no times, no paths of the machine.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -105,9 +104,3 @@ def _check_size(
     expected = sizes.setdefault(camera, image.shape)
     if image.shape != expected:
         raise DataError(f"{source}: {camera}, row {frame}: expected shape {expected} as in row 0; found {image.shape}")
-
-
-def camera_names(cameras: Mapping[str, str]) -> list[str]:
-    """Names that cannot be a camera's: empty, with a slash, or given twice."""
-    names = list(cameras.values())
-    return [name for name in names if not name or "/" in name or name.startswith(".") or names.count(name) > 1]

@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped, UInt8
 
+from chunkwise.data import convert
+from chunkwise.errors import ConfigError
 from qchunk.data.readers.report import Problem, check_finite, check_lengths
 
 SUCCESS_REWARD = 1.0
@@ -18,25 +20,34 @@ Pictures = Callable[[], Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ConvertSettings:
-    """What may be chosen; a setting that the source's format cannot use is refused."""
+class ConvertSettings(convert.ConvertSettings):
+    """What may be chosen; a setting that the source's format cannot use is refused.
+
+    `cameras` that are empty take all under their own names; these, and `quality`, are for robomimic and lerobot,
+    `allow_links_to` for lerobot.
+    """
 
     observation_keys: tuple[str, ...] = ()
     """Arrays that make up the observation, in this order; empty takes the format's default. robomimic, lerobot."""
     filter_key: str | None = None
     """Only the episodes of this list under /mask. robomimic."""
-    cameras: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Camera key of the source to its name in the output; empty takes all under their own names. robomimic, lerobot."""
     images: Literal["jpeg", "raw", "none"] = "jpeg"
-    """How pictures are stored."""
-    quality: int = 95
-    """JPEG quality, 1 to 100."""
+    """How images are stored. robomimic, lerobot."""
     final_done: Literal["time_limit", "termination"] = "time_limit"
     """Meaning of a done in an episode's last frame that earned no success. robomimic, lerobot."""
     max_episode_steps: int | None = None
     """Length at which an episode was cut, for files that do not say where they were. d4rl."""
-    allow_links_to: tuple[str, ...] = ()
-    """Folders outside of the source that links in it may lead to. lerobot."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = list(self.cameras.values())
+        wrong = [name for name in names if not name or "/" in name or name.startswith(".") or names.count(name) > 1]
+        if wrong:
+            raise ConfigError(
+                f"--camera: {wrong} cannot name a camera of the output; give each its own name without '/'"
+            )
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise ConfigError(f"--max-episode-steps is {self.max_episode_steps}; expected at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

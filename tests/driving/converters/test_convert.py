@@ -75,7 +75,7 @@ def test_exit_codes_and_output(tmp_path: Path, capsys: pytest.CaptureFixture[str
     waymo_files.write_v2(tmp_path / "training")
     source, out, other = str(tmp_path / "training"), str(tmp_path / "out"), str(tmp_path / "other")
     assert main([source, out, "--camera", "SIDE_LEFT=", "--camera", "SIDE_RIGHT=right"]) == 0
-    assert "wrote 1 episode(s), 6 frame(s), 24 picture(s) into" in capsys.readouterr().out
+    assert "wrote 1 episode(s), 6 frame(s), 24 image(s) into" in capsys.readouterr().out
     assert main([source, out]) == 64
     assert "exists; convert into a folder that does not exist yet" in capsys.readouterr().err
     for options, text in (

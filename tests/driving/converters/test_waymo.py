@@ -74,7 +74,7 @@ class TestV2:
         tree = json.loads((out / f"{SEGMENT}.json").read_text())
         assert tree["source"] == {"dataset": "waymo_perception_v2", "scene_id": SEGMENT, "split": "training"}
         about = json.loads((out / "_dataset.json").read_text())
-        assert (about["episodes"], about["frames"], about["pictures"]) == (1, 6, 30)
+        assert (about["episodes"], about["frames"], about["images"]) == (1, 6, 30)
 
     @pytest.mark.parametrize("names", [str.upper, str.lower, lambda c: str(files.NUMBERS[c])])
     def test_cameras_by_name_or_by_number_as_text(self, tmp_path: Path, names: Any):
