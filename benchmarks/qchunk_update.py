@@ -42,6 +42,7 @@ from qchunk.agents.make import make_agent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import make_batches, open_dataset
 from qchunk.evaluate import rollouts
+from qchunk.train import by_row
 
 EPISODES, FRAMES, OBSERVATION, ACTION, BATCH = 20, 1000, 28, 5, 256
 UPDATES = 50  # of a round, and of the longer call
@@ -176,10 +177,10 @@ def compare_evaluation(folder: str, peer: Peer, rounds: int) -> None:
     """The row of evaluation."""
     config = config_of(folder, AgentConfig())
     ours = Updates(config, make_batches(config), 1, 1)
-    act = jax.jit(ours.agent.act)
+    act = by_row(ours.agent.act)
 
-    def policy(observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
-        return np.asarray(act(ours.state.params, {"qpos": observations["state"]}, jax.random.key(key_seed)))
+    def policy(observations: dict[str, np.ndarray], seeds: np.ndarray) -> np.ndarray:
+        return np.asarray(act(ours.state.params, {"qpos": observations["state"]}, seeds))
 
     def evaluation() -> float:
         began = time.perf_counter()

@@ -1,88 +1,57 @@
 """Success of a policy in the real environment: chunks executed open loop, several environments in lockstep."""
 
-import concurrent.futures
 import dataclasses
 import functools
-import itertools
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, UInt32
 
-from chunkwise.cli.progress import Lines
-from chunkwise.data.sampling import Purpose, seed_of
-from chunkwise.envs.environment import Environment, Observation
-from chunkwise.reports.intervals import wilson
+from chunkwise.data.sampling import Purpose, seed_of, seed_of_draw, words
+from chunkwise.envs import evaluate as evaluation
+from chunkwise.envs.collect import Collector, Draw, Job
+from chunkwise.envs.environment import Observation
+from chunkwise.envs.evaluate import Evaluation
+from chunkwise.envs.rollout import Rollout
+from chunkwise.envs.workers import ThreadWorkers
 from qchunk.envs import simulators
 
 FILM_SECONDS = 300  # a film of two rollouts takes about 10 s in software; a driver that hangs must not stop a run
 
 
-Policy = Callable[[Observation, int], np.ndarray]
-"""Chooses the next chunk of each environment: (observations, key_seed) -> actions (b, t, a).
+Policy = Callable[[Observation, UInt32[np.ndarray, " b"]], np.ndarray]
+"""Chooses the next chunk of each environment: (observations, seeds) -> actions (b, t, a).
 
 Observations are float32 (b, s) under their names in the recordings, `qpos` and `state`, and with a View uint8
-(b, k, h, w, 3) as `images`. `key_seed`, 0 to 2^32 - 1, seeds whatever the policy draws, and differs from call to call.
-Actions outside the environment's bounds are clipped."""
+(b, k, h, w, 3) as `images`. A row's seed, 0 to 2^32 - 1, seeds whatever the policy draws for that row, and differs from
+chunk to chunk. Actions outside the environment's bounds are clipped."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvalResult:
-    """What a policy reached over a number of episodes."""
+@dataclasses.dataclass
+class _Acting:
+    """A policy as the collector calls it."""
 
-    episodes: int
-    successes: int
-    mean_return: float
-    """Sum of unscaled rewards of an episode, mean over episodes."""
-    mean_length: float
-    """Environment steps of an episode, mean over episodes."""
+    policy: Policy
+    horizon: int
+    view: simulators.View | None
+    step: int
+    weights: str = ""
 
-    @property
-    def success_rate(self) -> float:
-        """Share of episodes that succeeded."""
-        return self.successes / self.episodes
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson 95 % interval of the success rate."""
-        return wilson(self.successes, self.episodes)
-
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """Values for metrics.jsonl, each name led by `prefix` and a slash."""
-        low, high = self.interval
-        return {
-            f"{prefix}/success": self.success_rate,
-            f"{prefix}/success_low": low,
-            f"{prefix}/success_high": high,
-            f"{prefix}/episodes": float(self.episodes),
-            f"{prefix}/return": self.mean_return,
-            f"{prefix}/length": self.mean_length,
-        }
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return (
-            f"{self.success_rate:.0%} of {self.episodes} episodes succeeded (95 % interval {low:.0%} to {high:.0%}), "
-            f"return {self.mean_return:.1f}, length {self.mean_length:.0f}"
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rollout:
-    """One finished episode."""
-
-    seed: int
-    """Of the environment's reset."""
-    success: bool
-    reward: float
-    """Sum over the episode."""
-    actions: Float32[np.ndarray, "T a"]
-    """As executed; replayed after a reset with `seed` they repeat the episode to the bit."""
+    def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Float32[np.ndarray, "b t a"]:
+        seen = {name: observations[name] for name in ("qpos", "state") if name in observations}
+        if self.view is not None:
+            seen["images"] = simulators.stacked_images(observations, self.view)
+        seeds = np.array([0 if draw is None else seed_of_draw(draw) for draw in draws], np.uint32)
+        chunks = self.policy(seen, seeds)
+        if chunks.ndim != 3 or chunks.shape[:2] != (len(draws), self.horizon):
+            expected = f"({len(draws)}, {self.horizon}, actions)"
+            raise ValueError(f"the policy returned shape {chunks.shape}; expected {expected}")
+        return np.asarray(chunks, np.float32)
 
 
 def evaluate(
@@ -95,11 +64,16 @@ def evaluate(
     num_envs: int,
     horizon: int,
     view: simulators.View | None = None,
-) -> EvalResult:
+    done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
+) -> Evaluation:
     """Runs episodes 0 to `episodes - 1`; the result is a function of the arguments, not of the clock.
 
     Episode e starts in a state that depends on (seed, e) alone, so that evaluations at different steps meet the same
-    scenes. An episode ends with the environment's first info["success"], at a termination, or at its time limit.
+    scenes, and draws what depends on (seed, step, e) alone, whatever the number of environments. An episode ends with
+    the environment's first success, at a termination, or at its time limit.
+
+    The batch always has `num_envs` rows, so that a compiled policy meets one shape: an environment that is done takes
+    the next episode, and where there is none left another row's observation fills its row.
 
     Args:
       policy: Maps observations to chunks of `horizon` actions.
@@ -110,21 +84,31 @@ def evaluate(
       num_envs: Environments that share one call of the policy. Each costs 0.9 s once to make; stepping is what takes
         the time, about 1 ms a step on one core.
       horizon: Actions of one chunk, all executed before the policy is asked again.
-      view: Pictures that the policy sees, rendered when it is asked; None: none.
+      view: Images that the policy sees, rendered when it is asked; None: none.
+      done: Called with each episode, whose actions are kept and whose observations are not, when it has ended.
 
     Raises:
       ConfigError: If the environment is unknown, the simulator is not installed, or it cannot render what is asked for.
-      ValueError: If the policy's chunks have the wrong shape or are not finite.
+      NonFiniteError: If the policy gave NaN or Inf.
+      ValueError: If the policy's chunks have the wrong shape.
     """
-    done = rollouts(
-        policy, env_id, seed=seed, step=step, episodes=episodes, num_envs=num_envs, horizon=horizon, view=view
-    )
-    return EvalResult(
-        episodes=len(done),
-        successes=sum(rollout.success for rollout in done),
-        mean_return=sum(rollout.reward for rollout in done) / len(done),
-        mean_length=sum(len(rollout.actions) for rollout in done) / len(done),
-    )
+    jobs = [
+        Job(
+            number=episode,
+            seed=seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, episode),
+            draw=tuple(words(Purpose.QCHUNK_EVALUATION_ACTION, seed, step, episode)),
+            path=Path(f"episode_{episode:04d}"),
+        )
+        for episode in range(episodes)
+    ]
+    actor = _Acting(policy, horizon, view, step)
+    return evaluation.evaluate(_collector(env_id, num_envs, view), actor, jobs, done=done)
+
+
+@functools.lru_cache(maxsize=1)
+def _collector(env_id: str, num_envs: int, view: simulators.View | None) -> Collector:
+    """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
+    return Collector(ThreadWorkers(lambda: simulators.make(env_id, view), num_envs, name=env_id))
 
 
 def rollouts(
@@ -138,91 +122,20 @@ def rollouts(
     horizon: int,
     view: simulators.View | None = None,
 ) -> list[Rollout]:
-    """The episodes of `evaluate`, in order.
-
-    The batch always has `num_envs` rows, so that a compiled policy meets one shape: an environment that is done takes
-    the next episode, and where there is none left its last observation, without pictures, fills the row.
-    """
-    envs = _environments(env_id, num_envs, view)
-    slots: list[_Slot | None] = [None] * num_envs
-    rows: list[Observation | None] = [None] * num_envs
+    """Plays the episodes of `evaluate`, and returns them in order."""
     finished: dict[int, Rollout] = {}
-    lines = Lines(episodes, "played {count} of {total} episodes")
-    following = 0
-    for call in itertools.count():
-        for i in range(num_envs):
-            if slots[i] is None and following < episodes:
-                slot_seed = seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, following)
-                slots[i] = _Slot(following, slot_seed)
-                rows[i] = envs[i].reset(slot_seed)
-                following += 1
-        if len(finished) == episodes:
-            break
-        filled = [row or rows[0] for row in rows]  # more environments than episodes: the first one's row
-        names = [name for name in ("qpos", "state") if name in (rows[0] or {})]
-        observations = {name: np.stack([row[name] for row in filled if row]) for name in names}
-        if view is not None:
-            shown = [i for i, slot in enumerate(slots) if slot is not None]
-            images = {i: simulators.stacked_images(envs[i].images(), view) for i in shown}
-            dark = np.zeros_like(next(iter(images.values())))
-            observations["images"] = np.stack([images.get(i, dark) for i in range(num_envs)])
-        chunks = policy(observations, seed_of(Purpose.QCHUNK_EVALUATION_ACTION, seed, step, call))
-        _check(chunks, num_envs, horizon)
-        playing = [(i, slot) for i, slot in enumerate(slots) if slot is not None]
-        run = [(slot, envs[i], simulators.clip(envs[i], chunks[i])) for i, slot in playing]
-        for (i, slot), (row, over) in zip(playing, _threads().map(lambda one: one[0].run(*one[1:]), run), strict=True):
-            rows[i] = row
-            if over:
-                finished[slot.episode] = slot.rollout()
-                lines.advance()
-                slots[i] = None
+    evaluate(
+        policy,
+        env_id,
+        seed=seed,
+        step=step,
+        episodes=episodes,
+        num_envs=num_envs,
+        horizon=horizon,
+        view=view,
+        done=lambda job, rollout: finished.update({job.number: rollout}),
+    )
     return [finished[episode] for episode in range(episodes)]
-
-
-@functools.cache
-def _threads() -> concurrent.futures.ThreadPoolExecutor:
-    """Step the environments, which share nothing: MuJoCo lets go of Python's lock (1.7 times faster on two cores)."""
-    return concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
-
-
-class _Slot:
-    """An episode under way in one environment."""
-
-    def __init__(self, episode: int, seed: int) -> None:
-        self.episode, self.seed = episode, seed
-        self.success, self.reward = False, 0.0
-        self.actions: list[np.ndarray] = []
-
-    def run(self, env: Environment, chunk: Float32[np.ndarray, "t a"]) -> tuple[Observation, bool]:
-        """Executes a chunk, or as much of it as the episode takes; the observation after it, and whether it is over."""
-        observed, over = {}, False
-        for action in chunk:
-            step = env.step(action)
-            observed = step.observation
-            self.actions.append(action)
-            self.reward += step.reward
-            self.success = step.success
-            over = self.success or step.terminated or step.truncated
-            if over:
-                break
-        return observed, over
-
-    def rollout(self) -> Rollout:
-        return Rollout(seed=self.seed, success=self.success, reward=self.reward, actions=np.stack(self.actions))
-
-
-@functools.lru_cache(maxsize=1)
-def _environments(env_id: str, num_envs: int, view: simulators.View | None) -> list[Environment]:
-    """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
-    return [simulators.make(env_id, view) for _ in range(num_envs)]
-
-
-def _check(chunks: np.ndarray, num_envs: int, horizon: int) -> None:
-    if chunks.ndim != 3 or chunks.shape[:2] != (num_envs, horizon):
-        raise ValueError(f"the policy returned shape {chunks.shape}; expected ({num_envs}, {horizon}, actions)")
-    if not np.isfinite(chunks).all():
-        rows = np.flatnonzero(~np.isfinite(chunks).all(axis=(1, 2)))
-        raise ValueError(f"the policy returned actions that are not finite, in rows {rows.tolist()} of {num_envs}")
 
 
 def film(

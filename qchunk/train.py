@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import UInt32
 
 from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
@@ -37,8 +38,8 @@ class QChunkTask:
         view = self._view()
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
             simulators.require_images(config.eval.env, view)
-        self._act = jax.jit(self.agent.act)
-        self._act_flow = jax.jit(self.agent.act_flow) if isinstance(self.agent, QCAgent) else None
+        self._act = by_row(self.agent.act)
+        self._act_flow = by_row(self.agent.act_flow) if isinstance(self.agent, QCAgent) else None
         self.online: Online | None = None
         if config.online is not None:
             self.online = Online(config, dataset, folder, lambda state: self._policy(self._act, state.params), view)
@@ -99,9 +100,9 @@ class QChunkTask:
         """A jitted policy as a function of what the environment shows to what it executes."""
         seen = self.config.data.observation
 
-        def policy(observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
+        def policy(observations: dict[str, np.ndarray], seeds: UInt32[np.ndarray, " b"]) -> np.ndarray:
             normalised = observations | {seen: self.dataset.observation_norm.apply(observations[seen])}
-            actions = act(params, normalised, jax.random.key(key_seed))
+            actions = act(params, normalised, seeds)
             return self.dataset.action_norm.invert(np.asarray(actions))
 
         return policy
@@ -128,6 +129,19 @@ class QChunkTask:
         if not dims.cameras:
             return None
         return simulators.View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
+
+
+def by_row(act: Callable[[Any, dict[str, Any], Any], jax.Array]) -> Callable[..., jax.Array]:
+    """Compiles a policy in which each row draws from a seed of its own: (weights, observations, seeds) -> chunks.
+
+    What a row draws is what a batch of that row alone would draw.
+    """
+
+    def one(params: Any, observations: dict[str, Any], seed: Any) -> jax.Array:
+        rows = {name: value[None] for name, value in observations.items()}
+        return act(params, rows, jax.random.key(seed))[0]
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
 
 
 def main(config: QChunkConfig, name: str) -> None:

@@ -6,6 +6,7 @@ shard, step), so two different draws never share a stream, and the draw of any s
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int64
@@ -39,7 +40,7 @@ class Purpose(enum.Enum):
     ONLINE_ROWS = ("qchunk", 3)
     """Rows of a batch that come from online episodes: (seed, update)."""
     QCHUNK_EVALUATION_ACTION = ("qchunk", 4)
-    """Key of the policy: (seed, update, call)."""
+    """Key of the policy in an evaluated episode: (seed, update, episode), and after the word the chunk."""
 
     RIPT_ORDER = ("openpi_ript", None)
     """Order of the dataset's frames: (seed, epoch)."""
@@ -91,6 +92,11 @@ def generator(purpose: Purpose, seed: int, *numbers: int) -> np.random.Generator
 def seed_of(purpose: Purpose, seed: int, *numbers: int) -> int:
     """Returns a seed of 32 bits for who takes one: a simulator, a jax key."""
     return int(np.random.SeedSequence(words(purpose, seed, *numbers)).generate_state(1)[0])
+
+
+def seed_of_draw(draw: Sequence[int]) -> int:
+    """Returns a seed of 32 bits of the words of a rollout's draw: those of its purpose, then the chunk."""
+    return int(np.random.SeedSequence(draw).generate_state(1)[0])
 
 
 def philox(purpose: Purpose, seed: int, epoch: int, *, shard: int = 0, step: int = 0) -> np.random.Generator:

@@ -171,7 +171,8 @@ class Online:
         """Executes one action and records what came of it; whether the episode is over."""
         if not self._queue:
             observations = {name: value[None] for name, value in self._observed.items()}
-            chunk = policy(observations, seed_of(Purpose.ONLINE_ACTION, self._config.run.seed, self.replay.steps))[0]
+            seed = seed_of(Purpose.ONLINE_ACTION, self._config.run.seed, self.replay.steps)
+            chunk = policy(observations, np.array([seed], np.uint32))[0]
             self._queue.extend(simulators.clip(env, chunk))
         action = self._queue.popleft()
         step = env.step(action)

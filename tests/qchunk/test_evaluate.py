@@ -14,12 +14,11 @@ import pytest
 from chunkwise.config.experiment import RunConfig
 from chunkwise.data.sampling import Purpose
 from chunkwise.envs.environment import EnvSpec, Observation, Step
-from chunkwise.errors import ConfigError
-from chunkwise.reports.intervals import wilson
+from chunkwise.envs.workers import Run, Stretch, answer
+from chunkwise.errors import ConfigError, NonFiniteError
 from qchunk import evaluate, train
 from qchunk.config import EvalConfig, OnlineConfig
 from qchunk.envs import simulators
-from qchunk.evaluate import EvalResult
 from tests.qchunk import recordings
 from tests.qchunk.online.test_replay import Episodes, dataset_of, episode_of
 from tests.qchunk.online.test_replay import config_of as replay_config
@@ -83,19 +82,19 @@ def countdowns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Countdown]]:
         return 100 * seed + numbers[0] if scene else seed_of(purpose, seed, *numbers)
 
     monkeypatch.setattr(evaluate, "seed_of", plain)
-    evaluate._environments.cache_clear()
+    evaluate._collector.cache_clear()
     yield made
-    evaluate._environments.cache_clear()
+    evaluate._collector.cache_clear()
 
 
 class Recorder:
     """Policy that keeps what it was asked; chunks of three actions (seed, t, 5 + i), the last one to be clipped."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[np.ndarray, np.ndarray, int]] = []
+        self.calls: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
-    def __call__(self, observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
-        self.calls.append((observations["state"], observations["qpos"], key_seed))
+    def __call__(self, observations: dict[str, np.ndarray], seeds: np.ndarray) -> np.ndarray:
+        self.calls.append((observations["state"], observations["qpos"], seeds))
         state = np.repeat(observations["state"][:, None], 3, axis=1) / 1000
         return np.concatenate([state, np.full((len(state), 3, 1), 5.0)], axis=-1)
 
@@ -104,9 +103,11 @@ class Recorder:
 def test_counts_lengths_and_returns(countdowns: list[Countdown], num_envs: int) -> None:
     result = evaluate.evaluate(Recorder(), TASK, seed=0, step=0, episodes=10, num_envs=num_envs, horizon=3)
     # Even episodes 0, 2, 4, 6, 8 succeed after 1, 3, 5, 7, 2 steps; odd ones are cut after 9.
-    assert result == EvalResult(episodes=10, successes=5, mean_return=-6.3, mean_length=6.3)
+    assert (len(result.outcomes), result.successes, result.mean("reward"), result.mean("length")) == (10, 5, -6.3, 6.3)
+    assert [outcome["length"] for outcome in result.outcomes] == [1, 9, 3, 9, 5, 9, 7, 9, 2, 9]
+    assert [outcome["seed"] for outcome in result.outcomes] == list(range(10))
     assert sum(len(env.log) for env in countdowns) == 63
-    assert len(countdowns) == num_envs
+    assert len(countdowns) == min(num_envs, 10), "one an episode at most"
 
 
 def test_the_policy_sees_each_chunks_start_and_its_actions_are_clipped(countdowns: list[Countdown]) -> None:
@@ -117,31 +118,53 @@ def test_the_policy_sees_each_chunks_start_and_its_actions_are_clipped(countdown
     assert states == [[[100, 0], [101, 0]], [[102, 0], [101, 3]], [[102, 3], [101, 6]]]
     assert all(call[0].dtype == np.float32 for call in policy.calls)
     np.testing.assert_array_equal(policy.calls[1][1], np.array([[0, 0.5], [1.5, 0.5]], np.float32))
-    assert len({call[2] for call in policy.calls}) == 3
     seed, action = countdowns[1].log[4]
     assert seed == 101
     np.testing.assert_allclose(action, [0.101, 0.003, 1.0], rtol=1e-6)
 
 
-def test_draws_depend_on_seed_step_and_call_alone(countdowns: list[Countdown]) -> None:
-    def keys(seed: int, step: int) -> list[int]:
-        policy = Recorder()
-        evaluate.evaluate(policy, TASK, seed=seed, step=step, episodes=3, num_envs=2, horizon=3)
-        return [call[2] for call in policy.calls]
+def test_draws_depend_on_seed_step_episode_and_chunk_alone(countdowns: list[Countdown]) -> None:
+    """By hand: SeedSequence([seed, step, episode, 4, chunk]); whatever the number of environments."""
 
-    assert keys(1, 4) == keys(1, 4)
-    assert not set(keys(1, 4)) & set(keys(1, 5))
-    assert not set(keys(1, 4)) & set(keys(2, 4))
+    def drawn(seed: int, step: int, num_envs: int) -> dict[tuple[int, int], int]:
+        policy = Recorder()
+        evaluate.evaluate(policy, TASK, seed=seed, step=step, episodes=3, num_envs=num_envs, horizon=3)
+        found = {}
+        for states, _, seeds in policy.calls:
+            for (scene, t), key in zip(states.tolist(), seeds.tolist(), strict=True):
+                if key:  # 0 fills the row of an environment that has no episode
+                    found[int(scene) - 100 * seed, int(t) // 3] = key
+        return found
+
+    expected = {
+        (episode, chunk): int(np.random.SeedSequence([1, 4, episode, 4, chunk]).generate_state(1)[0])
+        for episode, chunk in [(0, 0), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+    }
+    assert drawn(1, 4, 1) == drawn(1, 4, 2) == drawn(1, 4, 3) == expected
+    assert not set(expected.values()) & set(drawn(1, 5, 2).values())
+    assert not set(expected.values()) & set(drawn(2, 4, 2).values())
 
 
 def test_bad_chunks_are_refused(countdowns: list[Countdown]) -> None:
     def chunks(value: float, length: int) -> Any:
-        return lambda observations, key_seed: np.full((2, length, 3), value)
+        return lambda observations, seeds: np.full((2, length, 3), value)
 
     with pytest.raises(ValueError, match=r"returned shape \(2, 4, 3\); expected \(2, 3, actions\)"):
         evaluate.evaluate(chunks(0.0, 4), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3)
-    with pytest.raises(ValueError, match=r"not finite, in rows \[0, 1\] of 2"):
-        evaluate.evaluate(chunks(np.nan, 3), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3)
+    with pytest.raises(NonFiniteError, match=r"^episode_0000: the policy of step 6 answered with NaN or Inf after 0"):
+        evaluate.evaluate(chunks(np.nan, 3), TASK, seed=0, step=6, episodes=2, num_envs=2, horizon=3)
+
+
+def test_each_row_draws_what_it_would_draw_alone() -> None:
+    def act(params: Any, observations: Any, key: Any) -> Any:
+        return params * observations["state"][:, None] + jax.random.normal(key, (len(observations["state"]), 3, 2))
+
+    states = np.arange(6, dtype=np.float32).reshape(3, 2)
+    seeds = np.array([5, 2**32 - 1, 5], np.uint32)
+    found = train.by_row(act)(2.0, {"state": states}, seeds)
+    for row, seed in enumerate(seeds.tolist()):
+        alone = act(2.0, {"state": states[row : row + 1]}, jax.random.key(seed))
+        np.testing.assert_array_equal(found[row], alone[0])
 
 
 def test_a_policy_sees_normalised_observations_and_its_actions_are_undone(tmp_path: Path) -> None:
@@ -150,36 +173,21 @@ def test_a_policy_sees_normalised_observations_and_its_actions_are_undone(tmp_pa
     task = train.QChunkTask(replay_config(), tmp_path, dataset)
     asked: list[Any] = []
 
-    def act(params: Any, observations: Any, key: Any) -> Any:
-        asked.append((params, observations, jax.random.key_data(key)))
+    def act(params: Any, observations: Any, seeds: Any) -> Any:
+        asked.append((params, observations, seeds))
         return jnp.asarray([[[-1.0, 1.0], [0.0, 0.5], [2.0, -0.5]]])
 
     seen = {"state": np.array([[-1.0, 0.4, 6.0]], np.float32), "qpos": np.array([[3.0, 4.0]], np.float32)}
-    chunk = task._policy(act, "weights")(seen, 17)
+    chunk = task._policy(act, "weights")(seen, np.array([17], np.uint32))
     np.testing.assert_allclose(chunk, [[[-2.5, 3.5], [0.5, 2.0], [6.5, -1.0]]], rtol=1e-6)
-    ((params, observations, key),) = asked
-    assert params == "weights"
+    ((params, observations, seeds),) = asked
+    assert (params, seeds.tolist()) == ("weights", [17])
     np.testing.assert_allclose(observations["state"], [[0.0, 2.0, 10.0]], rtol=1e-6)
     np.testing.assert_array_equal(observations["qpos"], seen["qpos"])
     np.testing.assert_array_equal(seen["state"], np.array([[-1.0, 0.4, 6.0]], np.float32))
-    np.testing.assert_array_equal(key, jax.random.key_data(jax.random.key(17)))
 
 
-def test_metrics() -> None:
-    result = EvalResult(episodes=50, successes=30, mean_return=-120.5, mean_length=140.0)
-    low, high = wilson(30, 50)
-    assert result.metrics("policy") == {
-        "policy/success": 0.6,
-        "policy/success_low": low,
-        "policy/success_high": high,
-        "policy/episodes": 50.0,
-        "policy/return": -120.5,
-        "policy/length": 140.0,
-    }
-    assert str(result) == "60% of 50 episodes succeeded (95 % interval 46% to 72%), return -120.5, length 140"
-
-
-def _feedback(observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
+def _feedback(observations: dict[str, np.ndarray], seeds: np.ndarray) -> np.ndarray:
     """Moves the gripper towards the cube: a function of the observation, so that the scene matters."""
     state = observations["state"]
     actions = np.zeros((len(state), 5, 5))
@@ -192,8 +200,8 @@ def test_the_real_environment_gives_the_same_episodes_again() -> None:
     settings: dict[str, Any] = {"seed": 5, "step": 0, "episodes": 2, "horizon": 5}
     one, other = (evaluate.rollouts(_feedback, TASK, **settings, num_envs=n) for n in (1, 2))
     for first, again in zip(one, other, strict=True):
-        assert (first.seed, first.success, first.reward) == (again.seed, again.success, again.reward)
-        assert (first.success, first.reward) == (False, -200.0)
+        assert (first.seed, first.success, first.init_hash) == (again.seed, again.success, again.init_hash)
+        assert (first.success, first.rewards.sum(), again.rewards.sum()) == (False, -200.0, -200.0)
         np.testing.assert_array_equal(first.actions, again.actions)
         assert first.actions.shape == (200, 5)
     assert not np.array_equal(one[0].actions, one[1].actions)
@@ -206,11 +214,11 @@ def test_a_success_ends_the_episode() -> None:
     qpos = env.info["qpos"].copy()
     qpos[14:17] = (0.50, 0.0, 0.02)  # the goal of task 2
     env.gym.unwrapped.set_state(qpos, env.info["qvel"])
-    slot = evaluate._Slot(0, 0)
-    _, over = slot.run(env, np.zeros((5, 5), np.float32))
+    stretch = answer(env, Run(np.zeros((5, 5), np.float32)), every_frame=False)
+    assert isinstance(stretch, Stretch)
     # OGBench judges a single task by the state before the action, and set_state leaves its flag of success as it was:
     # the second of five steps is the first that is a success, and the reward is 0 at the goal.
-    assert (over, slot.success, len(slot.actions), slot.reward) == (True, True, 2, 0.0)
+    assert (stretch.over, stretch.success.tolist(), stretch.rewards.tolist()) == (True, [False, True], [0.0, 0.0])
 
 
 @pytest.mark.slow

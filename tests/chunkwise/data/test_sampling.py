@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from chunkwise.data import sampling
-from chunkwise.data.sampling import Purpose, generator, seed_of
+from chunkwise.data.sampling import Purpose, generator, seed_of, seed_of_draw, words
 from chunkwise.errors import ConfigError
 
 PLACE = {"seed": 3, "epoch": 5, "shard": 7, "block": 11}
@@ -159,7 +159,9 @@ def test_purposes_of_one_program_are_distinct_and_so_are_their_streams():
 
 def test_what_is_drawn_online_and_in_an_evaluation_never_coincides():
     """Whatever the numbers are: at first the third call of an evaluation drew what the policy drew online."""
-    seeds = [seed_of(Purpose.QCHUNK_EVALUATION_ACTION, 0, step, call) for step in range(6) for call in range(6)]
+    numbers = [(step, episode) for step in range(6) for episode in range(6)]
+    draws = [[*words(Purpose.QCHUNK_EVALUATION_ACTION, 0, *one), chunk] for one in numbers for chunk in range(6)]
+    seeds = [seed_of_draw(draw) for draw in draws]
     for purpose in (Purpose.ONLINE_SCENE, Purpose.ONLINE_ACTION, Purpose.ONLINE_ROWS, Purpose.QCHUNK_EVALUATION_SCENE):
         seeds += [seed_of(purpose, 0, number) for number in range(6)]
     assert len(set(seeds)) == len(seeds)

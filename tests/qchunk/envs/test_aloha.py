@@ -234,7 +234,7 @@ def _replay(env: aloha.TransferCube, seed: int, horizon: int) -> Any:
     actions = transfer_cube.joint_actions(box, *plans, steps=400)
     calls: list[dict[str, np.ndarray]] = []
 
-    def policy(observations: dict[str, np.ndarray], key_seed: int) -> np.ndarray:
+    def policy(observations: dict[str, np.ndarray], seeds: np.ndarray) -> np.ndarray:
         calls.append(observations)
         at = (len(calls) - 1) * horizon
         return np.broadcast_to(actions[at : at + horizon], (len(observations["qpos"]), horizon, 14))
@@ -249,7 +249,7 @@ def test_evaluation_ends_at_success(env: aloha.TransferCube) -> None:
     assert done.success
     assert 170 < len(done.actions) < 230
     assert len(calls) == -(-len(done.actions) // 25)
-    assert -len(done.actions) < done.reward < -len(done.actions) / 2
+    assert -len(done.actions) < done.rewards.sum() < -len(done.actions) / 2
     assert np.abs(done.actions).max() > 1.2  # joint angles beyond 1 are not clipped to it
 
 
@@ -266,7 +266,7 @@ def test_evaluation_shows_images_where_chunks_start(env: aloha.TransferCube) -> 
     mean = full.reshape(24, 2, 32, 2, 3).mean(axis=(1, 3))
     np.testing.assert_allclose(calls[0]["images"][0, 1], mean, atol=1)
     assert np.abs(calls[0]["images"][0].astype(np.int64) - calls[1]["images"][0]).max() > 50  # the arms have moved
-    assert not calls[0]["images"][1].any()  # no episode for the second row
+    np.testing.assert_array_equal(calls[0]["images"][1], calls[0]["images"][0])  # no episode for the second row
 
 
 @pytest.mark.slow

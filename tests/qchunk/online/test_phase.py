@@ -91,8 +91,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def policy_of(state: Any) -> Any:
     """Chunks of three actions that depend on what is seen and on the key."""
 
-    def policy(observations: Any, key_seed: int) -> np.ndarray:
-        rng = np.random.default_rng([key_seed, int(observations["state"][0, 1])])
+    def policy(observations: Any, seeds: np.ndarray) -> np.ndarray:
+        rng = np.random.default_rng([*seeds.tolist(), int(observations["state"][0, 1])])
         return rng.uniform(-0.5, 0.9, (1, 3, 2))
 
     return policy
@@ -145,11 +145,11 @@ def test_what_is_executed_is_what_was_asked_for_in_that_episode(tmp_path: Path) 
     keys: list[int] = []
 
     def noted(state: Any) -> Any:
-        def policy(observations: Any, key_seed: int) -> np.ndarray:
-            (seed, t, _), drawn = observations["state"][0], policy_of(state)(observations, key_seed) * 1.5
+        def policy(observations: Any, seeds: np.ndarray) -> np.ndarray:
+            (seed, t, _), drawn = observations["state"][0], policy_of(state)(observations, seeds) * 1.5
             assert {name: len(seen) for name, seen in observations.items()} == {"state": 1, "qpos": 1}
             asked.append((seed, t, drawn[0]))
-            keys.append(key_seed)
+            keys.extend(seeds.tolist())
             return drawn
 
         return policy
@@ -235,9 +235,9 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
     """An image shows t or the sum of actions; a run that goes on takes the last one from the log."""
 
     def policy_of_images(state: Any) -> Any:
-        def policy(observations: Any, key_seed: int) -> np.ndarray:
+        def policy(observations: Any, seeds: np.ndarray) -> np.ndarray:
             assert (observations["images"][0, 0] == observations["state"][0, 1]).all()
-            return policy_of(state)(observations, key_seed)
+            return policy_of(state)(observations, seeds)
 
         return policy
 
