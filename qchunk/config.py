@@ -15,7 +15,7 @@ from chunkwise.config.experiment import (
 )
 
 Normalization = Literal["none", "mean_std", "quantile"]
-Format = Literal["aloha_hdf5", "ogbench_npz"]
+FORMATS = ("aloha_hdf5", "ogbench_npz")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,9 @@ class DataConfig(FilesConfig):
     """Episodes on disk and the pool that is drawn from them (specification: the pool loader)."""
 
     path: str = dataclasses.field(metadata=FREE_ON_RESUME)
-    """Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file."""
-    format: Format = "aloha_hdf5"
+    """Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file; of a reader of your own, its files."""
+    format: str = "aloha_hdf5"
+    """aloha_hdf5, ogbench_npz, or `module:function` of your own: it makes an Episode of a file (docs/extend.md)."""
     task: str | None = None
     """OGBench single-task environment whose reward replaces the file's, e.g. cube-single-play-singletask-task2-v0."""
     observation: Literal["qpos", "state"] = "qpos"
@@ -82,6 +83,12 @@ class DataConfig(FilesConfig):
         for name in ("cameras", "depth_cameras"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
                 raise ValueError(f"data.{name} is {getattr(self, name)}; expected each camera once")
+        if self.format not in FORMATS and ":" not in self.format:
+            raise ValueError(
+                f"data.format is {self.format!r}; expected {', '.join(FORMATS)}, or module:function of your own"
+            )
+        if ":" in self.format and (self.task is not None or self.missing_reward != "label"):
+            raise ValueError("data.task and data.missing_reward: a reader of your own, data.format, gives the rewards")
         if (self.cameras or self.depth_cameras) and self.format != "aloha_hdf5":
             raise ValueError(f"data.format is {self.format}, which holds no pictures; expected aloha_hdf5 for cameras")
         if self.base_action and self.format != "aloha_hdf5":
@@ -210,6 +217,10 @@ class AgentConfig:
     | DQC           | best_of_n | > h_a   | yes             | set       |
     """
 
+    factory: str | None = None
+    """`module:function` of your own that makes the agent in place of those above (docs/extend.md)."""
+    settings: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Of that agent, by its own names."""
     policy: Literal["best_of_n", "distill", "gaussian"] = "distill"
     """best_of_n: the best of the flow's samples by the critic. distill: a one-step policy beside the flow.
     gaussian: no flow, a Gaussian squashed by tanh."""
@@ -247,6 +258,10 @@ class AgentConfig:
     """A shorter chunk for the policy than for the critic; None: one length for both."""
 
     def __post_init__(self) -> None:
+        if self.settings and self.factory is None:
+            raise ValueError(f"agent.settings is {self.settings}, which agent.factory alone reads; expected none")
+        if self.factory is not None and ":" not in self.factory:
+            raise ValueError(f"agent.factory is {self.factory!r}; expected module:function")
         require_positive(self, "horizon", "num_samples", "flow_steps", "num_critics", "alpha")
         require_fraction(self, "tau")
         if not 0 < self.discount <= 1:

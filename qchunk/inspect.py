@@ -24,7 +24,7 @@ from chunkwise.data.episodes import manifest_hash
 from chunkwise.errors import DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.printable import say
-from qchunk.config import DataConfig, Format
+from qchunk.config import DataConfig
 from qchunk.data.index import dataset_files, read_index
 from qchunk.data.readers.report import EpisodeReport, Problem
 from qchunk.data.selection import Selection, select
@@ -58,7 +58,7 @@ def read(path: str, allow_links_to: Sequence[str] = ()) -> Walked:
     Raises:
       DataError: There is no dataset at all.
     """
-    kind: Format = "ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5"
+    kind = "ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5"
     data = DataConfig(path=path, format=kind, verify="full", allow_links_to=tuple(allow_links_to))
     files = dataset_files(data)
     reports = read_index(data, files=files, reread=True, pictures=True)

@@ -34,7 +34,7 @@ class QChunkTask:
         self.config = config
         self.folder = folder
         self.dataset = dataset
-        self.agent = make_agent(config, dataset.dims(config.data.observation))
+        self.agent = make_agent(config, dataset.dims(config.data.observation), allow_code=True)
         view = self._view()
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
             simulators.require_images(config.eval.env, view)

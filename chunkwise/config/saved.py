@@ -39,12 +39,14 @@ def flatten(config: Any) -> dict[str, Any]:
 class ResumeRules:
     """What the fields of a config class say of runs that go on: dotted names; one that ends in a dot means all below.
 
-    `always` and `at_a_constant_rate` may differ; `renamed` has today's name by the one that earlier versions wrote.
+    `always` and `at_a_constant_rate` may differ; `renamed` has today's name by the one that earlier versions wrote;
+    `defaults` the value of a field that an earlier version did not have yet.
     """
 
     always: tuple[str, ...] = ()
     at_a_constant_rate: tuple[str, ...] = ()
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 NO_RULES = ResumeRules()
@@ -52,7 +54,7 @@ NO_RULES = ResumeRules()
 
 def resume_rules(kind: type) -> ResumeRules:
     """Collects what the metadata of a config class, and of the classes nested in it, say of their fields."""
-    always, constant, renamed = [], [], {}
+    always, constant, renamed, defaults = [], [], {}, {}
 
     def walk(prefix: str, kind: type, free: bool) -> None:
         hints = typing.get_type_hints(kind)
@@ -65,11 +67,17 @@ def resume_rules(kind: type) -> ResumeRules:
                 (always if when == "always" else constant).append(f"{name}." if nested else name)
             if "renamed from" in field.metadata:
                 renamed[f"{prefix}{field.metadata['renamed from']}"] = name
+            if field.default is not dataclasses.MISSING:
+                defaults[name] = field.default
+            elif field.default_factory is not dataclasses.MISSING:
+                defaults[name] = field.default_factory()
             for part in nested:
                 walk(f"{name}.", part, free or when is not None)
 
     walk("", kind, free=False)
-    return ResumeRules(always=tuple(always), at_a_constant_rate=tuple(constant), renamed=renamed)
+    plain = {name: value for name, value in defaults.items() if not dataclasses.is_dataclass(value)}
+    jsonable = json.loads(json.dumps(plain))
+    return ResumeRules(always=tuple(always), at_a_constant_rate=tuple(constant), renamed=renamed, defaults=jsonable)
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -88,6 +96,15 @@ def fingerprint(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
 def with_present_names(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
     """Renames the fields of a flattened config that an earlier version wrote under other names."""
     return {rules.renamed.get(name, name): value for name, value in flat.items()}
+
+
+def without_younger(current: Mapping[str, Any], saved: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
+    """Leaves out of a fingerprint the fields that an earlier version, which saved the other one, did not have.
+
+    A field counts as younger where the other lacks it; it must have its default, which stands for what was done before.
+    """
+    defaults = rules.defaults
+    return {k: v for k, v in current.items() if k in saved or k not in defaults or v != defaults[k]}
 
 
 # Entries of a checkpoint's fingerprint that earlier versions did not write.
@@ -115,7 +132,9 @@ def comparable(
             "videos changed since cannot be told; from the next save on it can. (Files above 256 MiB were hashed in "
             "another way then: if nothing but dataset.manifest differs, go on with that version, or start anew)"
         )
-    return fingerprint(saved, rules), {name: value for name, value in current.items() if name not in new}, note
+    before = fingerprint(saved, rules)
+    now = {name: value for name, value in current.items() if name not in new}
+    return before, without_younger(now, before, rules), note
 
 
 def read_config(folder: Path, kind: type[Config]) -> Config:

@@ -6,7 +6,6 @@ it is called with the EnvSpec. What it returns must offer what `Environment` lis
 
 import dataclasses
 import hashlib
-import importlib
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -150,14 +149,7 @@ def require_allowed(spec: EnvSpec) -> None:
 
 def find_factory(name: str) -> Callable[[EnvSpec], Any]:
     """Imports a factory by its `module:factory`. Raises ConfigError where there is none."""
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"{name}: expected a factory of environments that Python can import, found {type(error).__name__}: "
-            f"{error}. Install its package, or put its folder on PYTHONPATH"
-        ) from error
+    return trust.import_named(name, what="a factory of environments")
 
 
 def state_hash(state: Float64[np.ndarray, " q"]) -> str:

@@ -89,8 +89,10 @@ class Bounds:
             return True
         return any(real == folder or real.startswith(folder.rstrip("/") + "/") for folder in self._allowed)
 
-    def walk(self, suffixes: Collection[str]) -> Iterator[str]:
+    def walk(self, suffixes: Collection[str] | None) -> Iterator[str]:
         """Names of all files below the root with one of these suffixes, through links to folders as well, in order.
+
+        Without suffixes, None: all files but those whose names begin with a dot.
 
         Raises:
           DataError: Links lead out of the dataset, nowhere, or to a folder twice, or names are not UTF-8; all of them
@@ -108,7 +110,7 @@ class Bounds:
         yield from found
 
     def _below(
-        self, folder: str, suffixes: Collection[str], seen: dict[tuple[int, int], str], refused: list[str]
+        self, folder: str, suffixes: Collection[str] | None, seen: dict[tuple[int, int], str], refused: list[str]
     ) -> Iterator[str]:
         """Names below one folder; appends what is wrong to `refused`."""
         status = os.stat(self.path(folder))
@@ -123,7 +125,10 @@ class Bounds:
             return
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
-            wanted = os.path.splitext(entry.name)[1] in suffixes
+            if suffixes is None:
+                wanted = not entry.name.startswith(".") and not entry.is_dir()
+            else:
+                wanted = os.path.splitext(entry.name)[1] in suffixes
             if (wanted or entry.is_dir()) and not _is_utf8(entry.name):
                 refused.append(f"{name!a}: a name that is not UTF-8, which no index can hold; rename it")
                 continue

@@ -1,13 +1,14 @@
 """The gate between what was downloaded and this machine: nothing that a folder brings is run, nor leads out of it.
 
 A run, a checkpoint, an export and a dataset are data. What would execute code that they name or hold, an import path
-above all, asks here and is refused. One thing can be allowed: an environment of the user's own, `module:factory`, which
-chunkwise/envs/environment.py imports where the user named it. SECURITY.md says what is trusted.
+above all, asks here and is refused. One thing can be allowed: an environment, an agent or a reader of the user's own, a
+`module:function` that is imported where the user named it. SECURITY.md says what is trusted.
 """
 
+import importlib
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from chunkwise.errors import ConfigError, DataError, StorageError
 from chunkwise.files.links import Bounds
@@ -28,6 +29,26 @@ def require_plain_name(name: str, *, where: str, what: str) -> None:
     """
     if ":" in name or "/" in name or "\\" in name:
         refuse_code(f"{where}: expected the name of {what}, found {name!r}, which would import Python code")
+
+
+def import_named(name: str, *, what: str) -> Any:
+    """Imports what the user named, `module:function`. Whoever calls this knows that it was the user.
+
+    Args:
+      name: As the config has it.
+      what: It is to make, for the message.
+
+    Raises:
+      ConfigError: Python cannot import it.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{name}: expected {what} that Python can import, found {type(error).__name__}: {error}. Install its "
+            "package, or put its folder on PYTHONPATH"
+        ) from error
 
 
 def refuse_code(message: str) -> NoReturn:

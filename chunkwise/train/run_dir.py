@@ -25,7 +25,7 @@ from typing import Any
 
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import fingerprint, flatten, resume_rules
+from chunkwise.config.saved import fingerprint, flatten, resume_rules, without_younger
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
@@ -121,6 +121,7 @@ class RunFolder:
             raise ConfigError(f"{path}: expected a JSON object of config fields, found another value")
         rules = resume_rules(type(config))
         saved, now = fingerprint(saved, rules), fingerprint(flatten(config), rules)
+        now = without_younger(now, saved, rules)
         require_equal(saved, now, f"{self.path} was started with another config")
 
     def __enter__(self) -> "RunFolder":

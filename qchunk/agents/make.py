@@ -1,7 +1,9 @@
-"""The agent of a config: a QCAgent (QC, QC-FQL, FQL), a RLPDAgent (RLPD), or a DQCAgent (DQC)."""
+"""The agent of a config: a QCAgent (QC, QC-FQL, FQL), a RLPDAgent (RLPD), a DQCAgent (DQC), or the user's own."""
 
 from typing import Any
 
+from chunkwise.errors import ConfigError
+from chunkwise.files import trust
 from chunkwise.train.optimizer import make_optimiser
 from qchunk.agents.base import Agent
 from qchunk.agents.dqc import DQCAgent
@@ -13,29 +15,54 @@ from qchunk.models.networks import ChunkPolicy, Critic, GaussianPolicy, ReluCrit
 from qchunk.models.vision import ImageEncoder
 
 
-def make_agent(config: QChunkConfig, dims: Dims) -> Agent:
-    """Agent of a config.
+def make_agent(config: QChunkConfig, dims: Dims, *, allow_code: bool = False) -> Agent:
+    """Makes the agent of a config.
 
     Args:
+      config: Of the run.
       dims: Widths of the observation that data.observation names, and of one action; cameras and their size.
+      allow_code: Whether agent.factory may be imported: where the user wrote the config, not where a folder brought it.
 
     Raises:
-      ConfigError: If the learning-rate schedule does not fit into train.steps.
+      ConfigError: If the learning-rate schedule does not fit into train.steps, or agent.factory makes no agent.
     """
     agent = config.agent
-    shared: dict[str, Any] = {
-        "config": config,
-        "dims": dims,
-        "encoder": None if agent.encoder is None else ImageEncoder(agent.encoder, dims.cameras),
-        "optimiser": make_optimiser(config.optim, config.train.steps),
-    }
-    chunk_size = agent.action_horizon * dims.action
+    if agent.factory is not None:
+        return _own_agent(agent.factory, config, dims, allow_code=allow_code)
+    shared, chunk_size = shared_parts(config, dims), agent.action_horizon * dims.action
     if agent.policy == "gaussian":
         critic = ReluCritic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm)
         return RLPDAgent(**shared, critic=critic, actor=GaussianPolicy(agent.hidden_sizes, chunk_size))
-    critic = Critic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm)
-    flow = ChunkPolicy(agent.hidden_sizes, chunk_size, agent.actor_layer_norm)
+    parts = flow_parts(config, dims)
     if agent.decoupled is None:
-        return QCAgent(**shared, critic=critic, flow=flow, onestep=flow)
+        return QCAgent(**parts)
     value = Value(agent.hidden_sizes, agent.critic_layer_norm)
-    return DQCAgent(**shared, critic=critic, flow=flow, onestep=flow, chunk_critic=critic, value=value)
+    return DQCAgent(**parts, chunk_critic=parts["critic"], value=value)
+
+
+def shared_parts(config: QChunkConfig, dims: Dims) -> dict[str, Any]:
+    """Returns what every agent is made of beside its networks: config, dims, encoder, optimiser."""
+    return {
+        "config": config,
+        "dims": dims,
+        "encoder": None if config.agent.encoder is None else ImageEncoder(config.agent.encoder, dims.cameras),
+        "optimiser": make_optimiser(config.optim, config.train.steps),
+    }
+
+
+def flow_parts(config: QChunkConfig, dims: Dims) -> dict[str, Any]:
+    """Returns what a QCAgent is made of: the shared parts, the critics, the networks of flow and one-step policy."""
+    agent = config.agent
+    flow = ChunkPolicy(agent.hidden_sizes, agent.action_horizon * dims.action, agent.actor_layer_norm)
+    critic = Critic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm)
+    return shared_parts(config, dims) | {"critic": critic, "flow": flow, "onestep": flow}
+
+
+def _own_agent(name: str, config: QChunkConfig, dims: Dims, *, allow_code: bool) -> Agent:
+    """Calls the user's factory with config and dims."""
+    if not allow_code:
+        trust.refuse_code(f"agent.factory is {name!r}, which would import Python code")
+    agent = trust.import_named(name, what="a factory of agents")(config, dims)
+    if not isinstance(agent, Agent):
+        raise ConfigError(f"agent.factory {name}: expected a qchunk.agents.base.Agent, found {type(agent).__name__}")
+    return agent

@@ -20,7 +20,7 @@ from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files, open_files
 from qchunk.config import DataConfig
 from qchunk.data.image_store.workers import Workers
-from qchunk.data.readers import aloha, ogbench
+from qchunk.data.readers import aloha, ogbench, own
 from qchunk.data.readers.report import EpisodeReport, Problem, from_json, refuse
 from qchunk.data.relabel import single_task
 from qchunk.data.selection import Selection, select
@@ -60,6 +60,9 @@ def make_source(selection: Selection, data: DataConfig, files: Files) -> Episode
     """
     task = None if data.task is None else single_task(data.task)
     path, good, positives = Path(data.path), selection.reports, selection.positives
+    if ":" in data.format:
+        read = own.reader(data.format)
+        return own.OwnSource(path, good, positives, files=files, action=data.action, read=read)
     if data.format == "ogbench_npz":
         return ogbench.OgbenchSource(path, good, positives, files=files, action=data.action, task=task)
     return aloha.AlohaSource(
@@ -109,7 +112,7 @@ def read_index(
     budget.use(data.limits)
     root = Path(data.path)
     files = dataset_files(data) if files is None else files
-    known = _load_cache(root)
+    known = {} if ":" in data.format else _load_cache(root)
     pictures = bool(data.cameras or data.depth_cameras) if pictures is None else pictures
     workers = Workers(data.decode_threads) if pictures and data.format == "aloha_hdf5" else None
     found: dict[str, list[EpisodeReport]] = {}
@@ -132,7 +135,7 @@ def read_index(
         if before:
             fresh = [_with_silent_changes(report, before[0]) for report in fresh]
         found[name] = fresh
-    if to_read or found.keys() != known.keys():
+    if ":" not in data.format and (to_read or found.keys() != known.keys()):
         _save_cache(root, files, found)
     return [report for name in found for report in found[name]]
 
@@ -140,6 +143,8 @@ def read_index(
 def _examine(root: Path, files: Files, name: str, data: DataConfig, workers: Workers | None) -> list[EpisodeReport]:
     """What one file holds, read now."""
     digest = files.hash(name) or ""
+    if ":" in data.format:
+        return own.examine(root, name, own.reader(data.format), digest=digest)
     if data.format == "ogbench_npz":
         return ogbench.examine(root, digest=digest)
     if workers is None:
@@ -203,6 +208,8 @@ def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
         if root.suffix != ".npz" or not root.is_file():
             raise DataError(f"data.path: {root} is no .npz file, which data.format=ogbench_npz expects")
         return [root.name]
+    if ":" in kind:
+        return list(files.bounds.walk(None)) if root.is_dir() else [root.name]
     if not root.is_dir():
         hint = "; set --data.format ogbench_npz" if root.suffix == ".npz" else ""
         raise DataError(f"data.path: {root} is a file; data.format=aloha_hdf5 expects a folder of episodes{hint}")

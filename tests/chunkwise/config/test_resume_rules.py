@@ -96,3 +96,21 @@ def test_a_run_that_used_earlier_names_of_fields_reads_as_the_same_config(file: 
     assert fingerprint(flat, rules) == fingerprint(flatten(config), rules)
     other = fingerprint(flat | {"train.accumulate": 99}, rules)
     assert other != fingerprint(flatten(config), rules), "a value under its earlier name is still compared"
+
+
+def test_a_field_that_an_earlier_version_lacked_may_have_its_default_alone():
+    config, _ = load(DEBUG)
+    rules, now = resume_rules(type(config)), flatten(config)
+    before = {name: value for name, value in now.items() if name not in ("agent.factory", "agent.settings")}
+    saved, current, _ = comparable(before, fingerprint(now, rules), rules)
+    assert saved == current
+    own = fingerprint(now | {"agent.factory": "mine:make"}, rules)
+    saved, current, _ = comparable(before, own, rules)
+    assert current["agent.factory"] == "mine:make"
+    assert "agent.factory" not in saved
+    needed = {name: value for name, value in before.items() if name != "train.batch_size"}
+    saved, current, _ = comparable(needed, fingerprint(now, rules), rules)
+    assert "train.batch_size" in current, "a field without a default was always there"
+    another = {name: value for name, value in before.items() if name != "agent.discount"}
+    saved, current, _ = comparable(another, fingerprint(now | {"agent.discount": 0.5}, rules), rules)
+    assert current["agent.discount"] == 0.5

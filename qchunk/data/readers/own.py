@@ -1,0 +1,112 @@
+"""Episodes of files that a function of the user's reads: `data.format` names it; docs/extend.md has one.
+
+The function is given a path and returns an Episode, or None where the file holds none. Nothing of it is cached: a
+reader that was mended is believed at once, and every file is read once more at each start.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.errors import DataError
+from chunkwise.files import trust
+from chunkwise.files.identity import Files
+from qchunk.data.readers.report import EpisodeReport, Problem, check_finite, check_lengths
+
+Read = Callable[[Path], Episode | None]
+
+
+def reader(name: str) -> Read:
+    """Imports the user's function. Raises ConfigError if Python cannot."""
+    return trust.import_named(name, what="a reader of episodes")
+
+
+def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeReport]:
+    """Reads a file: one report, or none where it holds no episode."""
+    stat = (root / name).stat()
+    about = {"path": name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "content_hash": digest}
+    try:
+        episode = read(root / name)
+    except Exception as error:  # whatever a reader raises is about this file, and is listed with the others
+        found = f"{type(error).__name__}: {error}"
+        problem = Problem(file=name, dataset="", row=None, expected="a file that the reader reads", found=found)
+        return [EpisodeReport(**about, id=name, problems=(problem,))]
+    if episode is None:
+        return []
+    arrays = {"action": episode.action, **episode.states, "reward": episode.reward, "terminated": episode.terminated}
+    names = {key: key for key in arrays}
+    problems = []
+    for key, x in arrays.items():
+        expected = "[T]" if key in ("reward", "terminated") else "[T, d]"
+        if x.ndim != (1 if expected == "[T]" else 2):
+            found = f"shape {x.shape}"
+            problems.append(Problem(file=name, dataset=key, row=None, expected=expected, found=found))
+    if not problems:
+        steps = len(episode.action)
+        within = {key: x[:steps] if key in episode.states else x for key, x in arrays.items()}  # T or T + 1 states
+        problems = check_lengths(name, within, names) + check_finite(name, arrays, names)
+    return [
+        EpisodeReport(
+            **about,
+            id=name,
+            length=episode.length,
+            dims={key: x.shape[1] for key, x in arrays.items() if x.ndim == 2},
+            success=episode.positive,
+            total_reward=float(episode.reward.sum()),
+            problems=tuple(problems),
+        )
+    ]
+
+
+class OwnSource:
+    """Indexed episodes of the user's files; an EpisodeSource."""
+
+    def __init__(
+        self,
+        path: Path,
+        reports: Sequence[EpisodeReport],
+        positives: Bool[np.ndarray, " episodes"],
+        *,
+        files: Files,
+        action: str,
+        read: Read,
+    ) -> None:
+        """Takes episodes that were found good; reads nothing yet."""
+        self._path, self._reports, self._positives = path, reports, positives
+        self._files, self._action, self._read = files, action, read
+        dims = reports[0].dims
+        self._dims = {key: dims[key] for key in dims if key != "action"} | {"action": dims[action]}
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return [report.id for report in self._reports]
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " episodes"]:
+        return np.array([report.length for report in self._reports], np.int64)
+
+    @property
+    def positives(self) -> Bool[np.ndarray, " episodes"]:
+        return self._positives
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return self._dims
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def manifest_hash(self) -> str:
+        return manifest_hash(report.row() for report in self._reports)
+
+    def load(self, index: int) -> Episode:
+        report = self._reports[index]
+        episode = self._read(self._path / report.path)
+        self._files.require_unchanged(self._files.place(report.path))
+        if episode is None or episode.length != report.length:
+            found = "none" if episode is None else f"{episode.length}"
+            raise DataError(f"{report.id}: expected {report.length} frames, as the reader gave before; found {found}")
+        return episode

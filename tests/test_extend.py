@@ -1,0 +1,149 @@
+"""The code of docs/extend.md, written to files as the page says and run from a folder of the user's own."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/extend.md").read_text()
+
+
+def files_of_page() -> dict[str, str]:
+    """Code by the file name that the page gives it in the paragraph before."""
+    found = re.findall(r"`(my_\w+\.py)`[^`]*(?:`[^`]+`[^`]*)*?```python\n(.*?)```", PAGE, re.DOTALL)
+    return dict(found)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, code in files_of_page().items():
+        (tmp_path / name).write_text(code)
+    return tmp_path
+
+
+def launch(folder: Path, *arguments: str) -> str:
+    """Trains from the user's folder; returns what was said. The run's folder is `run` there."""
+    command = [sys.executable, str(ROOT / "launch.py"), *arguments, "--run.dir", "run"]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    made = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout
+
+
+def test_the_page_names_its_files():
+    assert set(files_of_page()) == {"my_iql.py", "my_iql_config.py", "my_csv.py", "my_env.py"}
+
+
+@pytest.mark.slow
+def test_an_agent_trains_and_a_setting_reaches_it(folder: Path):
+    short = ["--train.steps", "4", "--train.log-every", "4", "--train.updates-per-call", "1"]
+    losses = []
+    for setting in ("0.5", "0.99"):
+        launch(folder, "--config", "my_iql_config.py", *short, "--agent.settings.expectile", setting)
+        line = (folder / "run/metrics.jsonl").read_text().splitlines()[0]
+        losses.append(line)
+        assert '"value_loss"' in line
+        (folder / "run").rename(folder / f"run {setting}")
+    assert losses[0] != losses[1]
+
+
+def write_carts(folder: Path) -> None:
+    """Episodes of the page's cart, pushed to the middle, one CSV each."""
+    sys.path.insert(0, str(folder))
+    try:
+        from chunkwise.envs.environment import EnvSpec, make
+
+        env = make(EnvSpec(suite="my_env:Cart", allow_code=True))
+    finally:
+        sys.path.remove(str(folder))
+    (folder / "carts").mkdir()
+    (folder / "carts/notes.txt").write_text("no episode")
+    for seed in range(6):
+        rows, x, done = [], env.reset(seed)["qpos"], False
+        while not done and len(rows) < 60:
+            action = env.clip(np.array([-2 * x[0] - 4 * x[1]]))
+            step = env.step(action)
+            rows.append([*x, *action, step.reward + 1])
+            x, done = step.observation["qpos"], step.terminated
+        header = "x0,x1,u0,reward"
+        np.savetxt(folder / f"carts/{seed}.csv", np.array(rows), delimiter=",", header=header, comments="")
+
+
+def cart_run(folder: Path, *more: str) -> list[str]:
+    sizes = ["--data.episodes-per-epoch", "4", "--train.batch-size", "8", "--agent.horizon", "4"]
+    rhythm = ["--train.steps", "4", "--train.log-every", "4", "--train.updates-per-call", "1"]
+    data = ["--data.format", "my_csv:read", "--data.path", "carts"]
+    return ["--config", str(ROOT / "configs/qchunk/own_data.py"), *data, *sizes, *rhythm, *more]
+
+
+@pytest.mark.slow
+def test_a_reader_and_an_environment_train_and_evaluate_together(folder: Path):
+    write_carts(folder)
+    evaluation = [
+        "--eval.env",
+        "my_env:Cart",
+        "--eval.final-episodes",
+        "2",
+        "--eval.num-envs",
+        "1",
+        "--eval.videos",
+        "0",
+    ]
+    launch(folder, *cart_run(folder, *evaluation))
+    assert '"policy/success"' in (folder / "run/metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_what_a_reader_raises_is_listed_with_the_file(folder: Path):
+    write_carts(folder)
+    (folder / "carts/3.csv").write_text("x0,x1,u0,reward\n0,0,nan,0\n")
+    (folder / "carts/4.csv").write_text("x0,x1,u0\n0,0,0\n")
+    command = [sys.executable, str(ROOT / "launch.py"), *cart_run(folder), "--run.dir", "run"]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    made = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert made.returncode == 65, made.stdout + made.stderr
+    assert "3.csv" in made.stderr
+    assert "4.csv" in made.stderr
+    assert "finite" in made.stderr
+
+
+def test_a_robot_is_a_value_of_a_config():
+    code = re.search(r"```python\n(from openpi_ript.config import RobotConfig.*?)```", PAGE, re.DOTALL)
+    assert code is not None
+    names: dict = {}
+    exec(code[1], names)
+    assert "zeros appended" in names["MY_ARM"].adaptation
+
+
+def test_an_agent_that_a_run_brought_is_refused():
+    from chunkwise.errors import ConfigError
+    from qchunk.agents.make import make_agent
+    from qchunk.config import AgentConfig
+    from qchunk.data import Dims
+    from tests.qchunk.agents.test_qc import agent_of
+
+    config = agent_of().config
+    named = dataclasses.replace(config, agent=AgentConfig(factory="antigravity:geohash"))
+    with pytest.raises(ConfigError, match="would import Python code"):
+        make_agent(named, Dims(observation=3, action=2))
+    assert "antigravity" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"settings": {"expectile": 0.7}}, "agent.factory alone reads"),
+        ({"factory": "my_iql"}, "expected module:function"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(settings: dict, words: str):
+    from qchunk.config import AgentConfig
+
+    with pytest.raises(ValueError, match=words):
+        AgentConfig(**settings)
