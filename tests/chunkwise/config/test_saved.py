@@ -110,7 +110,7 @@ def test_tuples_and_dicts_are_looked_into(tmp_path: Path):
         ("state", ("a", "b"), (("a", 1), "a", 1)),
         ("image_size", (84, 84), ((84,), (84, 84, 84), (84, "84"), 84)),
         ("cameras", {"a": "b"}, ({"a": 1}, ("a",), "a")),
-        ("suite", "point", ("evil:Env", 1, None)),
+        ("rendering", "full", ("none", 1, None)),
     ):
         assert _fits(fits[name], good)
         for value in bad:
