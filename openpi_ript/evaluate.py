@@ -15,9 +15,8 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
 from chunkwise.errors import ConfigError, RunError
-from openpi_ript.ript import film
 from openpi_ript.ript.collect import Collector
-from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of
+from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 
 
 def initial_states(collector: Collector, run: Path, given: Path | None, *, seed: int, episodes: int) -> Manifest:
@@ -67,7 +66,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     print(f"step {step}: {result}\n{out}")
     if arguments.video:
         count = min(arguments.video, episodes)
-        film.film(config.env, out.with_suffix(""), out.with_suffix(".mp4"), episodes=count)
+        write_video(collector, out.with_suffix(""), out.with_suffix(".mp4"), episodes=count)
 
 
 def main(argv: list[str]) -> int:

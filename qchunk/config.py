@@ -337,7 +337,7 @@ class EvalConfig:
     render_size: tuple[int, int] = (480, 640)
     """Height and width at which data.cameras are rendered before they are resized: those of the recordings."""
     videos: int = 2
-    """Rollouts filmed at the end, where the machine can render."""
+    """Rollouts in the video of the last evaluation, successes and failures, where the machine can render."""
 
     def __post_init__(self) -> None:
         require_positive(self, "episodes", "final_episodes", "num_envs")

@@ -2,10 +2,6 @@
 
 import dataclasses
 import functools
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,9 +16,6 @@ from chunkwise.envs.evaluate import Evaluation
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers
 from qchunk.envs import simulators
-
-FILM_SECONDS = 300  # a film of two rollouts takes about 10 s in software; a driver that hangs must not stop a run
-
 
 Policy = Callable[[Observation, UInt32[np.ndarray, " b"]], np.ndarray]
 """Chooses the next chunk of each environment: (observations, seeds) -> actions (b, t, a).
@@ -136,81 +129,3 @@ def rollouts(
         done=lambda job, rollout: finished.update({job.number: rollout}),
     )
     return [finished[episode] for episode in range(episodes)]
-
-
-def film(
-    policy: Policy,
-    env_id: str,
-    path: str | Path,
-    *,
-    seed: int,
-    step: int,
-    episodes: int,
-    num_envs: int,
-    horizon: int,
-    view: simulators.View | None = None,
-    every: int = 3,
-    report: Callable[[str], None] = print,
-) -> Path | None:
-    """Films episodes 0 to `episodes - 1` one after the other: a green border if the episode succeeds, a red one if not.
-
-    With the arguments of an `evaluate`, these are its episodes. A process of its own replays their actions and
-    renders, because a broken GL driver can abort the process that uses it, and because MuJoCo reads MUJOCO_GL when it
-    is imported.
-
-    Args:
-      path: mp4 to write.
-      every: Frames of the environment per frame of the film; the film runs in real time. One frame takes about 50 ms
-        without a GPU.
-      report: Takes one line if there is no film.
-
-    Returns:
-      The path, or None if the machine cannot render.
-    """
-    path = Path(path)
-    done = rollouts(
-        policy, env_id, seed=seed, step=step, episodes=episodes, num_envs=num_envs, horizon=horizon, view=view
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        replay = Path(folder) / "rollouts.npz"
-        np.savez(
-            replay,
-            seeds=[rollout.seed for rollout in done],
-            successes=[rollout.success for rollout in done],
-            lengths=[len(rollout.actions) for rollout in done],
-            actions=np.concatenate([rollout.actions for rollout in done]),
-        )
-        reasons = []
-        for backend in _backends():
-            reason = _render([env_id, str(replay), str(path.resolve()), str(every)], backend)
-            if reason is None:
-                return path
-            reasons.append(f"MUJOCO_GL={backend}: {reason}")
-    report(f"no film: this machine cannot render ({'; '.join(reasons)})")
-    return None
-
-
-def _backends() -> list[str]:
-    """Ways to render without a display; the user's own choice is the only one where there is one."""
-    if "MUJOCO_GL" in os.environ:
-        return [os.environ["MUJOCO_GL"]]
-    return ["egl", "osmesa"] if sys.platform == "linux" else ["glfw"]
-
-
-def _render(arguments: list[str], backend: str) -> str | None:
-    """Runs qchunk.envs.film; None if it wrote the film, else the reason in a few words."""
-    try:
-        child = subprocess.run(
-            [sys.executable, "-m", "qchunk.envs.film", *arguments],
-            cwd=Path(__file__).resolve().parents[1],
-            env=os.environ | {"MUJOCO_GL": backend},
-            capture_output=True,
-            text=True,
-            timeout=FILM_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done after {FILM_SECONDS} s"
-    if child.returncode == 0:
-        return None
-    lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
-    return lines[-1][:200]

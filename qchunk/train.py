@@ -1,5 +1,6 @@
 """Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent, evaluation to the loop."""
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from jaxtyping import UInt32
 from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
+from chunkwise.envs import render
 from chunkwise.envs.recorder import to_be_recorded
+from chunkwise.envs.rollout import Rollout
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
 from chunkwise.train.metrics import Mean
@@ -22,7 +25,7 @@ from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import stream
 from qchunk.envs import run_picture, simulators
-from qchunk.evaluate import Policy, evaluate, film
+from qchunk.evaluate import Policy, evaluate
 from qchunk.online.phase import Online
 from qchunk.record import MADE_BY, NOTES, record
 
@@ -70,7 +73,7 @@ class QChunkTask:
         return {"manifest": self.dataset.fingerprint, "files": self.dataset.files.digest()}
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a film."""
+        """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a video."""
         settings = self.config.eval
         if settings.env is None:
             return {}
@@ -79,6 +82,7 @@ class QChunkTask:
             metrics["env_steps"] = float(self.config.env_steps(int(state.step)))
         elif final and self._act_flow is not None:  # online, the flow imitates the policy too
             policies["behaviour_cloning"] = self._act_flow
+        played: dict[str, dict[int, Rollout]] = {name: {} for name in policies}
         for name, act in policies.items():
             result = evaluate(
                 self._policy(act, state.params),
@@ -89,11 +93,12 @@ class QChunkTask:
                 num_envs=settings.num_envs,
                 horizon=self.agent.action_horizon,
                 view=self._view(),
+                done=lambda job, rollout, name=name: played[name].update({job.number: rollout}),
             )
             print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
             metrics |= result.metrics(name)
         if final and settings.videos:
-            self._film(state)
+            self._write_video(settings.env, played["policy"], self.folder / f"videos/step_{int(state.step)}.mp4")
         return metrics
 
     def _policy(self, act: Callable[..., jax.Array], params: Any) -> Policy:
@@ -107,21 +112,12 @@ class QChunkTask:
 
         return policy
 
-    def _film(self, state: TrainState) -> None:
-        """Writes videos/step_<n>.mp4, where the machine can render."""
-        (self.folder / "videos").mkdir(exist_ok=True)
-        assert self.config.eval.env is not None
-        film(
-            self._policy(self._act, state.params),
-            self.config.eval.env,
-            self.folder / f"videos/step_{int(state.step)}.mp4",
-            seed=self.config.run.seed,
-            step=int(state.step),
-            episodes=self.config.eval.videos,
-            num_envs=self.config.eval.num_envs,
-            horizon=self.agent.action_horizon,
-            view=self._view(),
-        )
+    def _write_video(self, env: str, played: dict[int, Rollout], path: Path) -> None:
+        """Writes a video of some rollouts, successes and failures, where the machine can render."""
+        rollouts = [played[number] for number in sorted(played)]
+        chosen = render.some_of_both([rollout.success for rollout in rollouts], self.config.eval.videos)
+        opener = functools.partial(simulators.make, env, video=True)
+        render.write_video(opener, [rollouts[i] for i in chosen], path)
 
     def _view(self) -> simulators.View | None:
         """Cameras of the environment, as the policy is used to them."""

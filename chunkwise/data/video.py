@@ -25,7 +25,7 @@ def write_mp4(path: str | Path, frames: Iterable[UInt8[np.ndarray, "h w c=3"]], 
     Raises:
       ValueError: If there is no frame, or a frame differs in size from the first.
     """
-    import av  # 0.15 s, and only films need it
+    import av  # 0.15 s, and only videos need it
 
     path = Path(path)
     make_folders(path.parent)

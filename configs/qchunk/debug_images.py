@@ -1,4 +1,4 @@
-"""The whole way with two cameras, in about a minute on a CPU: records four short episodes, trains, evaluates, films.
+"""The whole way with two cameras, in about a minute on a CPU: records four short episodes, trains, evaluates, renders.
 
 Reaches nothing: for tests, and to see every file of such a run once. It has to render (MUJOCO_GL=egl or osmesa).
 

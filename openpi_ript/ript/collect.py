@@ -75,7 +75,9 @@ class Collector(collect.Collector):
           ConfigError: env.suite is code that the user did not name.
         """
         self.config = config
-        opener = functools.partial(environment.make, spec_of(config, allow_code=allow_code))
+        self.spec = spec_of(config, allow_code=allow_code)
+        """What its environments are made of."""
+        opener = functools.partial(environment.make, self.spec)
         workers = ProcessWorkers(opener, config.num_envs, name=f"{config.suite} {config.task}")
         super().__init__(
             workers,

@@ -1,12 +1,15 @@
 """Evaluation of a policy on a manifest of initial states, which a run makes from eval.seed."""
 
+import dataclasses
+import functools
 from pathlib import Path
 
 from chunkwise.data.sampling import Purpose, seed_of, words
+from chunkwise.envs import environment, render
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Job
 from chunkwise.envs.evaluate import Evaluation, InitialState, Manifest
-from chunkwise.envs.rollout import Rollout, save
+from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import DataError
 from openpi_ript.ript.collect import Actor, Collector
 
@@ -94,3 +97,10 @@ def evaluate(
         guidance_scale=guidance_scale,
         done=done,
     )
+
+
+def write_video(collector: Collector, folder: Path, path: Path, *, episodes: int) -> None:
+    """Renders the rollouts that `evaluate` kept in a folder, where the machine can; else says why not."""
+    rollouts = [load(folder / f"episode_{number:04d}.npz") for number in range(episodes)]
+    spec = dataclasses.replace(collector.spec, cameras=(), video=True)
+    render.write_video(functools.partial(environment.make, spec), rollouts, path)

@@ -10,8 +10,7 @@ from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.ript.acting import ActingPolicy
 from openpi_ript.ript.collect import Collector
-from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of
-from openpi_ript.ript.film import film
+from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 from openpi_ript.ript.round import Ript
 from openpi_ript.tasks.supervised import SupervisedTask
 
@@ -66,7 +65,7 @@ class RiptTask(SupervisedTask):
         result.save(folder.with_suffix(".json"))
         print(f"\nstep {step}: {result}", flush=True)
         if videos:
-            film(env, folder, folder.with_suffix(".mp4"), episodes=videos)
+            write_video(self.collector, folder, folder.with_suffix(".mp4"), episodes=videos)
         return result.metrics()
 
     def finish(self) -> None:

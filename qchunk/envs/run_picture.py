@@ -1,4 +1,4 @@
-"""One picture of a run: frames of its film above, success in the environment and losses over the updates below.
+"""One picture of a run: frames of its video above, success in the environment and losses over the updates below.
 
 python -m qchunk.envs.run_picture RUN          # draws RUN/summary.png again
 """
@@ -11,18 +11,18 @@ from typing import Any
 import matplotlib.figure
 import numpy as np
 
-FRAMES = 8  # of the film: half of them of rollouts that succeeded, where there are both kinds
+FRAMES = 4  # of the video, from its first to its last
 
 
 def draw(run: Path) -> Path:
-    """Draws `<run>/summary.png` from metrics.jsonl and the newest film, and returns its path."""
+    """Draws `<run>/summary.png` from metrics.jsonl and the newest video, and returns its path."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    films = sorted((run / "videos").glob("*.mp4"))
-    figure = matplotlib.figure.Figure(figsize=(12, 5.6 if films else 3.6), dpi=100, layout="constrained")
-    grid = figure.add_gridspec(2 if films else 1, 2, height_ratios=[1, 2] if films else [1])
-    if films:
+    videos = sorted((run / "videos").glob("*.mp4"))
+    figure = matplotlib.figure.Figure(figsize=(12, 5.6 if videos else 3.6), dpi=100, layout="constrained")
+    grid = figure.add_gridspec(2 if videos else 1, 2, height_ratios=[1, 2] if videos else [1])
+    if videos:
         strip = figure.add_subplot(grid[0, :])
-        strip.imshow(np.concatenate(_frames(films[-1]), axis=1))
+        strip.imshow(np.concatenate(_frames(videos[-1]), axis=1))
         strip.set_axis_off()
         strip.set_title("rollouts of the trained policy: green succeeded, red failed", fontsize=10)
     _draw_success(figure.add_subplot(grid[-1, 0]), [row for row in rows if row["split"] == "eval"])
@@ -32,16 +32,13 @@ def draw(run: Path) -> Path:
     return path
 
 
-def _frames(film: Path) -> list[np.ndarray]:
-    """FRAMES images of a film, evenly spaced over the rollouts that succeeded and over those that failed."""
-    import av  # loads ffmpeg's libraries, which only a run with a film needs
+def _frames(video: Path) -> list[np.ndarray]:
+    """FRAMES frames of a video, evenly spaced."""
+    import av  # loads ffmpeg's libraries, which only a run with a video needs
 
-    with av.open(str(film)) as container:
-        images = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    green = [image for image in images if image[0, 0, 1] > image[0, 0, 0]]  # the border tells
-    red = [image for image in images if image[0, 0, 1] <= image[0, 0, 0]]
-    kinds = [kind for kind in (green, red) if kind]
-    return [kind[i] for kind in kinds for i in np.linspace(0, len(kind) - 1, FRAMES // len(kinds)).round().astype(int)]
+    with av.open(str(video)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    return [frames[i] for i in np.linspace(0, len(frames) - 1, FRAMES).round().astype(int)]
 
 
 def _draw_success(axes: Any, rows: list[dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ class View:
     """Height and width to which they are then resized, as the pool does."""
 
 
-def make(name: str, view: View | None = None) -> Environment:
+def make(name: str, view: View | None = None, *, video: bool = False) -> Environment:
     """Makes the environment of one task, with its reward, time limit and success.
 
     Args:
@@ -35,6 +35,7 @@ def make(name: str, view: View | None = None) -> Environment:
         `module:factory` or `module:factory:task` of the user's own, which is called with an EnvSpec. It comes from the
         user's config: a name that a folder brought is not to come here.
       view: What a policy sees of the scene; None: no images.
+      video: Whether it is going to be rendered for people.
 
     Raises:
       ConfigError: If the packages are missing, the name is unknown, it is not a single task with state observations,
@@ -49,6 +50,7 @@ def make(name: str, view: View | None = None) -> Environment:
         suite=OWN.get(name, f"{module}:{factory}") if own else "ogbench",
         task=task if own else name,
         cameras=() if view is None else view.cameras,
+        video=video,
         allow_code=own,
     )
     if view is not None:

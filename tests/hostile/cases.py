@@ -25,15 +25,6 @@ RESUME = (
 QCHUNK = ("-m", "qchunk.inspect", "{folder}")
 LEROBOT = ("-m", "openpi_ript.inspect", "{folder}")
 VALIDATE = ("-m", "driving.validate", "{folder}")
-QCHUNK_FILM = (
-    "-m",
-    "qchunk.envs.film",
-    "evil:cube-single-singletask-v0",
-    "{folder}/rollouts.npz",
-    "{folder}/f.mp4",
-    "2",
-)
-RIPT_FILM = ("-m", "openpi_ript.ript.film", "{folder}/env.json", "{folder}", "{folder}/film.mp4", "1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,11 +72,6 @@ def _attacks() -> list[Attack]:
             file.write_text(json.dumps(tree))
 
         return change
-
-    def film_environment(place: Place) -> None:
-        settings = {"suite": "evil:Env", "task": "evil:factory", "prompt": "x", "max_steps": 1}
-        (place.folder / "env.json").write_text(json.dumps(settings))
-        artefacts.pickled_npz(place, "episode_0000.npz", "actions", "meta")
 
     links = "links inside the folder alone"
     hls = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{other}\n#EXT-X-ENDLIST\n"
@@ -197,18 +183,6 @@ def _attacks() -> list[Attack]:
             VALIDATE,
             codes=(0, 65),
         ),
-        Attack(
-            "film of a module's environment",
-            "nothing",
-            lambda p: (
-                modules(p),
-                artefacts.pickled_npz(p, "rollouts.npz", "seeds", "successes", "lengths", "actions"),
-            ),
-            QCHUNK_FILM,
-            codes=(1, 64, 65),
-            inside=True,
-        ),
-        Attack("film of pickled rollouts", "nothing", film_environment, RIPT_FILM, codes=(1, 64, 65)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Whether this machine can render at all; where it can, a picture or film that is missing is an error."""
+"""Whether this machine can render at all; where it can, an image or video that is missing is an error."""
 
 import subprocess
 import sys

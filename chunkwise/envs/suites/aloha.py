@@ -164,6 +164,7 @@ class AlohaEnv:
 
     fps = FPS
     action_dim = 14
+    video_size = (240, 320)
 
     def __init__(self, spec: EnvSpec) -> None:
         """Loads the model (0.1 s, once a process).

@@ -1,0 +1,145 @@
+"""Rollouts as a video: played again from seeds and actions, side by side, framed green or red once they are over."""
+
+import dataclasses
+import itertools
+import math
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from chunkwise.data.video import write_mp4
+from chunkwise.envs.environment import Environment, state_hash
+from chunkwise.envs.rollout import Rollout
+from chunkwise.envs.workers import Opener
+from chunkwise.errors import DataError
+
+SIZE = (200, 200)
+"""Pixels of a rollout, height and width, where its environment has no `video_size`."""
+BORDER = 5  # pixels
+SUCCESS, FAILURE, UNDECIDED = (67, 160, 71), (229, 57, 53), (90, 90, 90)  # green, red, grey until an episode is over
+HOLD = 1.0  # seconds for which the last frame stays
+FPS = 7  # frames a second, about: one takes 50 ms in software, so that a second of a rollout takes 0.35 s
+SECONDS = 600  # a GL driver that hangs must not stop a run
+
+
+def write_video(
+    opener: Opener, rollouts: Sequence[Rollout], path: Path, *, report: Callable[[str], None] = print
+) -> Path | None:
+    """Renders rollouts into an mp4, in real time.
+
+    A process of its own renders, because a broken GL driver can abort the process that uses it, and because MuJoCo
+    reads MUJOCO_GL when it is imported.
+
+    Args:
+      opener: Makes the environment; pickled.
+      rollouts: At least one; their observations are not needed.
+      path: File to write; its folder is made.
+      report: Takes one line if there is no video.
+
+    Returns:
+      The path, or None if the machine cannot render, or the simulator does not repeat a rollout.
+    """
+    bare = [dataclasses.replace(rollout, observations={}) for rollout in rollouts]
+    backends = ["egl", "osmesa"] if sys.platform == "linux" else ["glfw"]
+    reasons = []
+    for backend in [os.environ["MUJOCO_GL"]] if "MUJOCO_GL" in os.environ else backends:
+        reason = _try(backend, opener, bare, path)
+        if reason is None:
+            return path
+        reasons.append(f"MUJOCO_GL={backend}: {reason}")
+    report(f"no video: {'; '.join(reasons)}")
+    return None
+
+
+def _try(backend: str, opener: Opener, rollouts: list[Rollout], path: Path) -> str | None:
+    """Renders in one way; None if there is a video, else the reason in a few words."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "stderr"
+        arguments = (backend, str(said), opener, rollouts, path)
+        process = multiprocessing.get_context("spawn").Process(target=_child, args=arguments, daemon=True)
+        process.start()
+        try:
+            process.join(SECONDS)
+            if process.is_alive():
+                return f"not done after {SECONDS} s"
+        finally:
+            process.kill()
+            process.join()
+        if process.exitcode == 0:
+            return None
+        lines = said.read_text(errors="replace").strip().splitlines() if said.exists() else []
+        return (lines or [f"exit code {process.exitcode}"])[-1][:200]
+
+
+def _child(backend: str, said: str, opener: Opener, rollouts: list[Rollout], path: Path) -> None:
+    """Body of the process: what it and its libraries say goes to a file."""
+    os.environ["MUJOCO_GL"] = backend
+    with open(said, "wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    env = opener()
+    every = max(round(env.fps / FPS), 1)
+    fps = max(round(env.fps / every), 1)
+    shown = [replay(env, rollout, every=every) for rollout in rollouts]
+    write_mp4(path, grid(shown, [rollout.success for rollout in rollouts], hold=round(HOLD * fps)), fps=fps)
+    env.close()
+
+
+def replay(env: Environment, rollout: Rollout, *, every: int) -> list[UInt8[np.ndarray, "h w 3"]]:
+    """Plays a rollout again, and returns images of its begin, of each `every`-th step, and of its end.
+
+    Raises:
+      DataError: The simulator does not repeat it: it begins in another state, or ends with another outcome.
+    """
+    env.reset(rollout.seed)
+    found = state_hash(env.state())
+    if found != rollout.init_hash:
+        raise DataError(f"replay: expected the initial state {rollout.init_hash}, found {found}")
+    size = getattr(env, "video_size", SIZE)
+    images, success = [env.render(*size)], False
+    for t, action in enumerate(rollout.actions, start=1):
+        success = env.step(action).success
+        if t % every == 0 or t == rollout.length:
+            images.append(env.render(*size))
+    if success != rollout.success:
+        raise DataError(f"replay of seed {rollout.seed}: expected success {rollout.success}, found {success}")
+    return images
+
+
+def grid(
+    shown: Sequence[Sequence[UInt8[np.ndarray, "h w 3"]]], successes: Sequence[bool], *, hold: int
+) -> Iterator[UInt8[np.ndarray, "h2 w2 3"]]:
+    """Yields frames of all rollouts side by side; the frame of one that is over has the colour of its outcome.
+
+    Args:
+      shown: Images of each rollout, all of one size.
+      successes: Of each rollout.
+      hold: Frames for which the last one stays.
+    """
+    columns = math.ceil(math.sqrt(len(shown)))
+    rows = math.ceil(len(shown) / columns)
+    height, width = shown[0][0].shape[:2]
+    longest = max(len(images) for images in shown)
+    for t in itertools.chain(range(longest), [longest] * hold):
+        canvas = np.zeros((rows * height, columns * width, 3), np.uint8)
+        for i, (images, success) in enumerate(zip(shown, successes, strict=True)):
+            y, x = divmod(i, columns)
+            tile = canvas[y * height : (y + 1) * height, x * width : (x + 1) * width]
+            over = t >= len(images) - 1
+            tile[:] = UNDECIDED if not over else SUCCESS if success else FAILURE
+            inner = slice(BORDER, -BORDER)
+            tile[inner, inner] = images[min(t, len(images) - 1)][inner, inner]
+        yield canvas
+
+
+def some_of_both(successes: Sequence[bool], count: int) -> list[int]:
+    """Picks so many rollouts to be shown, in their order: half of them successes, the others failures, if there are."""
+    won, lost = ([i for i, one in enumerate(successes) if one is kind] for kind in (True, False))
+    won = won[: max(count - count // 2, count - len(lost))]
+    return sorted(won + lost[: count - len(won)])
