@@ -221,7 +221,8 @@ def test_the_rollouts_that_were_kept_make_a_video(collector: Collector, tmp_path
         y, x = 200 * (n // 3), 200 * (n % 3)
         shown = last[y + 1 : y + 4, x + 10 : x + 190].mean(axis=(0, 1))  # colours of neighbours run a little
         errors = [float(np.abs(shown - colour).max()) for colour in (render.FAILURE, render.SUCCESS)]
-        assert (errors[outcome["success"]] < 30) and (errors[not outcome["success"]] > 80)
+        assert errors[outcome["success"]] < 30
+        assert errors[not outcome["success"]] > 80
 
 
 def of_outcomes(**outcomes: bool) -> Evaluation:
