@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from chunkwise.checkpoint.manager import Checkpoints
-from chunkwise.checkpoint.reader import DamagedError, list_saves, note_hash, read_newest, require_same_files, verify
+from chunkwise.checkpoint.reader import (
+    DamagedError,
+    each_for_itself,
+    list_saves,
+    note_hash,
+    read_newest,
+    require_same_files,
+    verify,
+)
 from chunkwise.config.experiment import CheckpointConfig
 from chunkwise.errors import DataError, MismatchError
 from tests.chunkwise.checkpoint.test_manager import FINGERPRINT, make_state, progress, written
@@ -269,3 +277,10 @@ def test_the_files_of_a_save_belong_to_the_next_one_too(tmp_path: Path):
     note = {"step": 5, "files": {"norm_stats.json": hashlib.sha256(b"{}").hexdigest()}}
     assert require_same_files(tmp_path, note, {}) == note["files"]
     assert require_same_files(tmp_path, {"step": 5}, {"norm_stats.json": "any"}) == {}
+
+
+def test_a_reading_process_waits_for_no_other(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("jax.process_index", lambda: 3)
+    processes = each_for_itself().multiprocessing
+    assert processes.primary_host == 3
+    assert processes.active_processes == {3}

@@ -164,3 +164,14 @@ def test_what_is_packed_is_read(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "MAX_ENTRIES", 4)
     with pytest.raises(MessageError, match="exceeds max_map_len"):
         unpack(msgpack.packb(dict.fromkeys("abcde")) or b"")
+
+
+def test_as_many_items_and_entries_as_are_allowed_are_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(wire, "MAX_ITEMS", 3)  # a list counts as one, and each of its items
+    assert unpack(msgpack.packb({"x": [1, 2]}) or b"") == {"x": [1, 2]}
+    with pytest.raises(MessageError, match="more than 3 items in lists"):
+        unpack(msgpack.packb({"x": [1, 2, 3]}) or b"")
+    monkeypatch.setattr(wire, "MAX_ENTRIES", 4)
+    assert unpack(msgpack.packb({"a": {"b": 1}}) or b"") == {"a": {"b": 1}}
+    with pytest.raises(MessageError, match="more than 4 entries"):
+        unpack(msgpack.packb({"a": {"b": 1, "c": 2}}) or b"")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chunkwise.checkpoint.saved_steps import SAVES
-from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
 from chunkwise.errors import BusyError, ConfigError, DataError, MismatchError, StorageError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
@@ -177,3 +177,11 @@ def test_a_run_goes_on_with_the_files_of_its_dataset_alone(tmp_path: Path):
         (dataset / "a").write_bytes(b"2")
         with pytest.raises(MismatchError, match="a"):
             folder.require_same_files(files())
+
+
+def test_a_run_with_an_infinite_number_in_its_config_goes_on(tmp_path: Path):
+    config = toy_config(tmp_path, optim=OptimConfig(clip_norm=float("inf")))
+    with RunFolder(config, "toy") as folder:
+        folder.log(1, "train", {"loss": 0.5})
+    with RunFolder(resumed(config), "toy") as folder:
+        assert folder.path == tmp_path

@@ -179,3 +179,11 @@ def test_from_records_to_the_table(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "after 2 s. Train with --data.waypoint-steps 20 --data.waypoint-dt-s 0.25" in said
     both = evaluate.table([("run", result), ("near", near)])
     assert [line.split(" | ")[-1] for line in both.splitlines() if line.startswith("| near")] == ["- |"]
+
+
+def test_a_prediction_at_the_very_edge_of_a_rated_one_is_trusted():
+    predicted = np.stack([12.0 * 0.25 * np.arange(1, 21), np.zeros(20)], axis=-1)[None]
+    predicted[0, 11, 1], predicted[0, 19, 1] = 1.0, 1.8  # exactly one width beside, at 3 s and at 5 s
+    assert rater_feedback_scores(predicted, 0.25, [[rated(12, 2)]], np.array([12.0]))[0] == 2
+    predicted[0, 19, 1] = 1.81
+    assert rater_feedback_scores(predicted, 0.25, [[rated(12, 2)]], np.array([12.0]))[0] == 4

@@ -14,6 +14,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
 from qchunk.config import DataConfig
 from qchunk.data import Pool, index, relabel
+from qchunk.data.dataset import open_dataset
 from qchunk.data.readers import aloha, ogbench
 from qchunk.data.relabel import SingleTask
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, config, dataset, write
@@ -121,6 +122,8 @@ class TestAloha:
         with h5py.File(other / "episode_0.hdf5", "r+") as h5:
             h5["/action"][...] += 1  # pyright: ignore
         assert source(other).manifest_hash() != same
+        fingerprints = [open_dataset(config(root)).fingerprint for root in (one, other)]
+        assert fingerprints == [same, source(other).manifest_hash()], "what a run compares when it goes on"
 
     def test_every_problem_is_listed_with_file_dataset_row_expected_and_found(self, tmp_path: Path):
         good = dataset(tmp_path, lengths=(6,) * 4)
