@@ -5,6 +5,11 @@ from typing import Any
 from chunkwise.printable import printable
 
 
+def one_line(error: BaseException) -> str:
+    """Returns what an exception says, without line breaks; its type, if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class StopRequested(BaseException):
     """Raised in the main thread to break off what a request to stop finds under way (distributed/stopping.py).
 

@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 from chunkwise.cli import command
 from chunkwise.data import convert as driver
 from chunkwise.data.convert import NOTHING_WRITTEN, Formats, Pairs
+from chunkwise.data.problems import refuse
 from chunkwise.errors import DataError
 from driving.converters.episode_writer import ConvertSettings, EpisodeWriter
 from driving.converters.lerobot import LerobotConverter
 from driving.converters.nuscenes import NuscenesConverter
 from driving.converters.waymo_tfrecord import WaymoTfrecordConverter
 from driving.converters.waymo_v2 import WaymoV2Converter
-from driving.data.episodes import refuse
 
 Format = Literal["waymo_v2", "waymo_v1", "waymo_e2e", "nuscenes", "lerobot"]
 
@@ -71,7 +71,7 @@ def convert(
 
     Raises:
       ConfigError: `out` exists, or a setting does not fit the source.
-      DataError: The source is bad; every problem is counted, the first 20 are listed, and nothing is written.
+      DataError: The source is bad; every problem is counted, the first ten kinds are listed, and nothing is written.
       StorageError: The output could not be written.
     """
     driver.convert(FORMATS, source, out, format=format, settings=settings, report=report)

@@ -23,6 +23,7 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.progress import follow
 from chunkwise.data.images import decode
+from chunkwise.data.problems import Problem, list_problems, problem_of
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
@@ -33,7 +34,6 @@ from driving.data.episodes import episode_names
 from driving.data.images import read_bytes
 from driving.data.index import ABSENT, PRESENT, Index, concatenate
 from driving.data.scan import scan_file
-from driving.data.schema import Problem, problem_of
 from driving.data.shards import PackedPictures, is_pack, load_index, read_manifest
 from driving.data.split import SPLIT_FILE, check_manifest, load_manifest
 
@@ -280,10 +280,8 @@ def _print(report: Report) -> None:
         entries = [Problem(**entry) for entry in report[title]]
         say("")
         say(f"{len(entries)} {title if len(entries) != 1 else title[:-1]}{':' if entries else ''}")
-        for entry in entries[:MAX_PRINTED]:
-            say(f"  {entry}")
-        if len(entries) > MAX_PRINTED:
-            say(f"  and {len(entries) - MAX_PRINTED} more; --json lists all")
+        for line in list_problems(entries, shown=MAX_PRINTED, all_by="--json"):
+            say(f"  {line}")
 
 
 def _spread(values: Sequence[float | int]) -> str:

@@ -16,6 +16,7 @@ from chunkwise.data.lerobot.meta import Feature, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import load_table
 from chunkwise.data.lerobot.video import LeRobotPictures
 from chunkwise.data.pack import PackSettings, write_pack
+from chunkwise.data.problems import list_problems
 from chunkwise.errors import RunError
 from chunkwise.files.links import Bounds
 
@@ -74,8 +75,8 @@ def pack(
     write_pack(out, table, lambda: LeRobotPictures(meta, keys), keys, settings, threads=threads, progress=progress)
     if not quiet:
         print(file=sys.stderr)
-        for problem in skipped:
-            print(f"skipped {problem}")
+        for line in list_problems(skipped):
+            print(f"skipped {line}")
     return table.frames
 
 

@@ -70,7 +70,7 @@ def load_fixture(path: str | Path) -> dict[str, np.ndarray]:
     Raises:
       DataError: If the file is missing or no .npz of plain arrays.
     """
-    expected = f"{path}: expected a parity fixture, an .npz of plain arrays; found"
+    expected = f"{path}: expected a parity fixture, an .npz of plain arrays, found"
     try:
         return read_npz(path)
     except FileNotFoundError as error:

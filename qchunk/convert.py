@@ -18,7 +18,8 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.data import convert as driver
 from chunkwise.data.convert import NOTHING_WRITTEN, Formats, Pairs
-from chunkwise.errors import DataError
+from chunkwise.data.problems import Problem, refuse
+from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
 from chunkwise.files.identity import content_hash
 from qchunk.converters.d4rl import D4rlReader
@@ -27,8 +28,7 @@ from qchunk.converters.lerobot import LeRobotReader
 from qchunk.converters.ogbench import OgbenchReader
 from qchunk.converters.recording import ConvertSettings, Reader, Recording, check_widths
 from qchunk.converters.robomimic import RobomimicReader
-from qchunk.data.readers.hdf5 import one_line, open_h5
-from qchunk.data.readers.report import Problem, refuse
+from qchunk.data.readers.hdf5 import open_h5
 
 Format = Literal["robomimic", "d4rl", "ogbench", "lerobot"]
 
@@ -59,7 +59,7 @@ def convert(
 
     Raises:
       ConfigError: `out` exists, or a setting does not fit the source.
-      DataError: The source is bad; every problem is listed, and nothing is written.
+      DataError: The source is bad; every problem is counted, the first ten kinds are listed, and nothing is written.
       StorageError: The output could not be written.
     """
     driver.convert(FORMATS, source, out, format=format, settings=settings, report=report)
@@ -84,7 +84,7 @@ def detect(source: Path) -> Format:
             with open_h5(source) as h5:
                 names = set(h5)
         except OSError as error:
-            raise DataError(f"{source}: expected a whole HDF5 file; found {one_line(error)}") from error
+            raise DataError(f"{source}: expected a whole HDF5 file, found {one_line(error)}") from error
         if "data" in names:
             return "robomimic"
         if {"observations", "actions"} <= names:
@@ -95,7 +95,7 @@ def detect(source: Path) -> Format:
         )
     raise DataError(
         f"{source}: expected a robomimic or D4RL HDF5 file, an OGBench .npz file, or a LeRobot folder with "
-        "meta/info.json; found none of them. A folder of ALOHA HDF5 episodes needs no conversion"
+        "meta/info.json, found none of them. A folder of ALOHA HDF5 episodes needs no conversion"
     )
 
 

@@ -21,12 +21,13 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data.episodes import manifest_hash
+from chunkwise.data.problems import Problem, list_problems
 from chunkwise.errors import DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.printable import say
 from qchunk.config import DataConfig
 from qchunk.data.index import dataset_files, read_index
-from qchunk.data.readers.report import EpisodeReport, Problem
+from qchunk.data.readers.report import EpisodeReport
 from qchunk.data.selection import Selection, select
 
 
@@ -204,8 +205,8 @@ def main(argv: list[str] | None = None) -> int:
             say(line)
         if found["problems"]:
             print(f"\n{len(found['problems'])} problem(s); training refuses this dataset:")
-            for problem in found["problems"]:
-                print(f"  {Problem(**problem)}")
+            for line in list_problems((Problem(**problem) for problem in found["problems"]), all_by="--json"):
+                print(f"  {line}")
     return DataError.exit_code if found["refused"] else 0
 
 

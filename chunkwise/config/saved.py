@@ -172,7 +172,7 @@ def read_flat(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, DataError) as error:
         raise ConfigError(f"{path}: expected the config of a run, found {error}") from error
     if not isinstance(flat, dict):
-        raise ConfigError(f"{path}: expected the config of a run, an object of fields; found {type(flat).__name__}")
+        raise ConfigError(f"{path}: expected the config of a run, an object of fields, found {type(flat).__name__}")
     return flat
 
 

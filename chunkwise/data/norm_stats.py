@@ -200,7 +200,7 @@ def load(path: Path) -> dict[str, NormStats]:
         found = str(error) if isinstance(error, ValueError | OSError | DataError) else repr(error)
         raise DataError(
             f'{path}: expected {{"norm_stats": {{"state": {{"mean", "std", "q01", "q99"}}, "actions": ...}}}} '
-            f"with finite numbers; found: {found}"
+            f"with finite numbers, found: {found}"
         ) from error
 
 

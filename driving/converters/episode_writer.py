@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from chunkwise.data import convert
 from chunkwise.data.images import picture_size
+from chunkwise.data.problems import Problem, problem_of
 from chunkwise.errors import ConfigError, DataError
 from driving.converters.trajectory import Pose
-from driving.data.episodes import Problem, parse, schema_problems, write_episode
+from driving.data.episodes import parse, schema_problems, write_episode
 from driving.data.rater import Rated
-from driving.data.schema import problem_of
 
 MAX_NAME = 200
 """Letters of a drive's name; names of files end at 255 bytes, and endings come behind it."""

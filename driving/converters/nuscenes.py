@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from chunkwise.data.problems import Problem, refuse
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.strict_json import read_json
@@ -274,16 +275,16 @@ def _read_table(path: Path, keys: Sequence[str]) -> dict[str, Row]:
         missing = [key for key in keys if not isinstance(row, dict) or key not in row]
         if missing or not isinstance(row["token"], str) or row["token"] in found:
             what = f"no {missing}" if missing else f"token {row['token']!r}, which is no text or is there twice"
-            bad.append(f"  {path.name}: row {number}: expected the keys {list(keys)}, found {what}")
+            bad.append(Problem(file=path.name, row=number, expected=f"the keys {list(keys)}", found=what))
             continue
         wrong = {key: repr(row[key])[:80] for key in keys if not _fits(key, row[key])}
         if wrong:
-            bad.append(f"  {path.name}: row {number}: expected values of nuScenes' own types, found {wrong}")
+            expected = "values of nuScenes' own types"
+            bad.append(Problem(file=path.name, row=number, expected=expected, found=str(wrong)))
             continue
         found[row["token"]] = {key: row[key] for key in keys}
     if bad:
-        more = [f"  and {len(bad) - 20} more"] if len(bad) > 20 else []
-        raise DataError(f"{path}: {len(bad)} bad row(s)", *bad[:20], *more)
+        raise refuse(bad, what=str(path))
     return found
 
 

@@ -1,7 +1,7 @@
 """The error of a place in a source that cannot be read, which becomes one line of the report."""
 
+from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
-from driving.data.episodes import Problem
 
 
 class Refused(DataError):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float64, UInt8
 
+from chunkwise.data.problems import Problem
 from driving.config import DataConfig
 from driving.data import targets
 from driving.data.index import ABSENT, PRESENT, Index
-from driving.data.schema import Problem
 from driving.data.tables import Tables, make_tables
 
 MAX_MPS = 70.0

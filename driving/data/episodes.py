@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int8
 
+from chunkwise.data.problems import Problem, problem_of, refuse
 from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
 from driving.data.rater import Rated
-from driving.data.schema import Problem, problem_of, refuse, schema_problems
+from driving.data.schema import schema_problems
 
 ROUTE_COMMANDS = ("unknown", "left", "straight", "right")
 """Meaning of a batch's route_command, by its number."""
@@ -128,7 +129,7 @@ def parse(tree: Mapping[str, Any], *, source: str) -> tuple[Episode | None, list
     except budget.LimitError as error:
         return None, [problem_of(error, source)]
     except OverflowError as error:
-        return None, [Problem(file=source, key="", expected="numbers that a float can hold", found=str(error))]
+        return None, [Problem(file=source, expected="numbers that a float can hold", found=str(error))]
     return (None, problems) if problems else (episode, problems)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int32, UInt8
 
 from chunkwise.data.images import picture_size
+from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files
@@ -20,7 +21,6 @@ from chunkwise.printable import printable
 from driving.data.episodes import Episode, episode_names, examine, iter_pictures, picture_name
 from driving.data.index import ABSENT, PRESENT, Index, concatenate, pack, unpack
 from driving.data.rater import Rated
-from driving.data.schema import Problem
 
 HEAD_BYTES = 1 << 16
 """Bytes of each picture that its hash covers, beside its size: the whole of a JPEG at training size."""
@@ -152,9 +152,7 @@ def scan_file(file: Path, base: Path, *, files: Files | None = None) -> tuple[In
     refused = files.add([name])
     episode, problems = examine(file)
     if episode is None or refused:
-        outside = [
-            Problem(file=str(file), key="", expected="a file of the dataset", found=why) for why in refused.values()
-        ]
+        outside = [Problem(file=str(file), expected="a file of the dataset", found=why) for why in refused.values()]
         return None, problems + outside
     return of_episode(episode, name=name, files=files)
 

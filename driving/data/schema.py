@@ -1,54 +1,17 @@
-"""The JSON schema of an episode, enforced, and how what is wrong with a dataset is said."""
+"""The JSON schema of an episode, enforced."""
 
-import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkwise.errors import DataError
+from chunkwise.data.problems import Problem, problem_of
 from chunkwise.files import budget
-from chunkwise.printable import printable
 
 SCHEMA_FILE = Path(__file__).with_name("episode.schema.json")
-MAX_PROBLEMS = 20
-"""Problems that one message lists; the rest is counted."""
 MAX_FOUND = 1000
 """Problems of one file that are looked for."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-    """Something that is wrong with a dataset."""
-
-    file: str
-    key: str
-    """Where in the file, e.g. frames[3].observations.cameras.front.image_path; empty: the file itself."""
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        where = f"{self.file}: {self.key}" if self.key else self.file
-        return printable(f"{where}: expected {self.expected}, found {self.found}")
-
-
-def problem_of(error: DataError, file: str) -> Problem:
-    """An error about a file, taken apart where it is written as "<file>: <key>: expected <this>, found <that>"."""
-    text = str(error).removeprefix(printable(f"{file}: "))
-    key, _, rest = text.partition("expected ")
-    expected, comma, found = rest.partition(", found")
-    if not comma or (key and not key.endswith(": ")):
-        return Problem(file=file, key="", expected="data that can be read", found=text)
-    return Problem(file=file, key=key.removesuffix(": "), expected=expected, found=found.lstrip(": "))
-
-
-def refuse(problems: Sequence[Problem], hint: str = "") -> DataError:
-    """One error that lists the problems."""
-    lines = [f"  {problem}" for problem in problems[:MAX_PROBLEMS]]
-    if len(problems) > MAX_PROBLEMS:
-        lines.append(f"  and {len(problems) - MAX_PROBLEMS} more")
-    return DataError(f"{len(problems)} problem(s):", *lines, *([hint] if hint else []))
 
 
 @functools.cache

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
+from chunkwise.data.problems import Problem, list_problems, refuse
 from driving.config import DataConfig, Split
 from driving.data import split as splits
 from driving.data.images import columns
 from driving.data.index import ABSENT, Index, concatenate
-from driving.data.schema import Problem, refuse
 
 MAX_SKIPPED = 0.01
 """Largest share of bad episodes that on_bad=skip drops."""
@@ -31,13 +31,15 @@ def without_bad(index: Index | None, problems: list[Problem], config: DataConfig
     if not problems and index is not None:
         return index
     total = len(bad) + (0 if index is None else len(index.ids))
+    all_by = f"python -m driving.validate {config.path} --json"
     if config.on_bad == "refuse" or index is None:
         hint = "Repair or remove these, or set --data.on-bad skip to leave out up to 1 % of the episodes."
-        raise refuse(problems, hint)
+        raise refuse(problems, hint, all_by=all_by)
     if len(bad) > MAX_SKIPPED * total:
-        raise refuse(problems, f"{len(bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %.")
+        hint = f"{len(bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %."
+        raise refuse(problems, hint, all_by=all_by)
     notes.append(f"skipped {len(bad)} bad episode(s) of {total} (data.on_bad=skip):")
-    notes.extend(f"  {problem}" for problem in problems)
+    notes.extend(f"  {line}" for line in list_problems(problems, all_by=all_by))
     return index
 
 

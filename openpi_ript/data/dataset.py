@@ -17,11 +17,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
-from chunkwise.data.lerobot.meta import Problem, read_meta
+from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotPictures, file_names
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.pack import PackedPictures, PictureReader, add_pack, is_pack, read_pack_table
+from chunkwise.data.problems import Problem, list_problems
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
@@ -180,7 +181,7 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
     files = open_files(config.path, config)
     table, pictures, skipped = _open_source(config, files, check)
     _check_against_config(table, config)
-    notes = [f"skipped {problem}" for problem in skipped]
+    notes = [f"skipped {line}" for line in list_problems(skipped)]
     notes += [config.robot.adaptation, *_relative_notes(table, config)]
     source = norm.stats_source(table, config)
     stats: Mapping[str, NormStats] = {}

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.data.problems import Problem, refuse
+from chunkwise.errors import ConfigError, DataError, one_line
 from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import ConvertSettings, Reading, Recording, as_float32, check_arrays
-from qchunk.data.readers.hdf5 import UNREADABLE, one_line, open_h5, require_affordable
-from qchunk.data.readers.report import Problem, refuse
+from qchunk.data.readers.hdf5 import UNREADABLE, open_h5, require_affordable
 
 _ARRAYS = ("actions", "observations", "rewards", "next_observations", "terminals", "timeouts")
 SEAM_DISTANCE = 1e-6
@@ -91,16 +91,16 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
                 "timeouts": read_flags(h5, "timeouts", name),
             }
     except UNREADABLE as error:
-        raise DataError(f"{path}: expected a whole HDF5 file; found {one_line(error)}") from error
+        raise DataError(f"{path}: expected a whole HDF5 file, found {one_line(error)}") from error
     problems = [x for x in found.values() if isinstance(x, Problem)]
     optional = ("next_observations", "timeouts")
     arrays = {k: x for k, x in found.items() if not isinstance(x, Problem) and (len(x) or k not in optional)}
     if "actions" in arrays:
         rows = len(arrays["actions"])
         if not rows:
-            problems.append(Problem(file=name, dataset="actions", row=None, expected="at least 1 row", found="none"))
+            problems.append(Problem(file=name, key="actions", expected="at least 1 row", found="none"))
         problems += [
-            Problem(file=name, dataset=key, row=min(len(x), rows), expected=f"{rows} rows", found=f"{len(x)} rows")
+            Problem(file=name, key=key, row=min(len(x), rows), expected=f"{rows} rows", found=f"{len(x)} rows")
             for key, x in arrays.items()
             if len(x) != rows
         ]

@@ -103,4 +103,4 @@ def _check_size(
 ) -> None:
     expected = sizes.setdefault(camera, image.shape)
     if image.shape != expected:
-        raise DataError(f"{source}: {camera}, row {frame}: expected shape {expected} as in row 0; found {image.shape}")
+        raise DataError(f"{source}: {camera}, row {frame}: expected shape {expected} as in row 0, found {image.shape}")

@@ -3,8 +3,9 @@
 import h5py
 import numpy as np
 
-from qchunk.data.readers.hdf5 import UNREADABLE, Refused, one_line, require_readable, resolve
-from qchunk.data.readers.report import Problem
+from chunkwise.data.problems import Problem
+from chunkwise.errors import one_line
+from qchunk.data.readers.hdf5 import UNREADABLE, Refused, require_readable, resolve
 
 
 def read_numbers(
@@ -36,9 +37,9 @@ def read_numbers(
             raise Refused("shape [T]" if vector else "shape [T, d]", f"shape {dataset.shape}")
         return np.asarray(dataset[()]).reshape(shape)
     except Refused as refused:
-        return problem_of(refused, file, name)
+        return refused.problem(file, name)
     except UNREADABLE as error:
-        return Problem(file=file, dataset=name, row=None, expected="readable data", found=one_line(error))
+        return Problem(file=file, key=name, expected="readable data", found=one_line(error))
 
 
 def read_flags(h5: h5py.File, name: str, file: str, *, group: str = "") -> np.ndarray | Problem:
@@ -49,10 +50,5 @@ def read_flags(h5: h5py.File, name: str, file: str, *, group: str = "") -> np.nd
     wrong = np.flatnonzero(~np.isin(x, (0, 1)))
     if len(wrong):
         found = f"{x[wrong[0]]} ({len(wrong)} such row(s))"
-        return Problem(file=file, dataset=name, row=int(wrong[0]), expected="0 or 1 in each frame", found=found)
+        return Problem(file=file, key=name, row=int(wrong[0]), expected="0 or 1 in each frame", found=found)
     return x.astype(bool)
-
-
-def problem_of(refused: Refused, file: str, dataset: str) -> Problem:
-    """The problem of a dataset that is not read."""
-    return Problem(file=file, dataset=dataset, row=refused.row, expected=refused.expected, found=refused.found)

@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Shaped, UInt8
 
 from chunkwise.data import convert
+from chunkwise.data.problems import Problem
 from chunkwise.errors import ConfigError
-from qchunk.data.readers.report import Problem, check_finite, check_lengths
+from qchunk.data.readers.report import check_finite, check_lengths
 
 SUCCESS_REWARD = 1.0
 """Reward of a solved task in robosuite, robomimic and LeRobot's simulated sets, shaped rewards included."""
@@ -118,7 +119,7 @@ def check_widths(widths: Mapping[str, Mapping[str, str]]) -> list[Problem]:
         usual = count.most_common(1)[0][0]
         expected = f"{usual}, as in most episodes"
         problems += [
-            Problem(file=name, dataset=key, row=None, expected=expected, found=found.get(key, "none"))
+            Problem(file=name, key=key, expected=expected, found=found.get(key, "none"))
             for name, found in widths.items()
             if found.get(key, "none") != usual
         ]

@@ -20,10 +20,11 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data.images import require_pixels
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.data.problems import Problem, refuse
+from chunkwise.errors import ConfigError, DataError, one_line
 from chunkwise.files import budget
 from chunkwise.files.strict_json import parse_json
-from qchunk.converters.hdf5_arrays import problem_of, read_flags, read_numbers
+from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import (
     SUCCESS_REWARD,
     ConvertSettings,
@@ -39,14 +40,12 @@ from qchunk.data.readers.hdf5 import (
     UNREADABLE,
     Refused,
     members,
-    one_line,
     read_attribute,
     read_texts,
     require_affordable,
     require_readable,
     resolve,
 )
-from qchunk.data.readers.report import Problem, refuse
 
 DEFAULT_KEYS = ("object", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 """Low-dimensional keys of robomimic's published configs for one arm."""
@@ -73,10 +72,10 @@ class RobomimicReader:
             self._all_demos = members(self._file, "data")
         except (*UNREADABLE, Refused) as error:
             raise DataError(
-                f"{path}: expected a whole HDF5 file with the group /data; found {one_line(error)}"
+                f"{path}: expected a whole HDF5 file with the group /data, found {one_line(error)}"
             ) from error
         if not self._all_demos:
-            raise DataError(f"{path}: expected episodes /data/demo_<i>; found none; there are {sorted(self._file)}")
+            raise DataError(f"{path}: expected episodes /data/demo_<i>, found none; there are {sorted(self._file)}")
         try:
             self._env_args = _env_args(path.name, read_attribute(self._file["data"], "env_args"))
         except (*UNREADABLE, Refused) as error:
@@ -157,7 +156,7 @@ class RobomimicReader:
                     found = f"{unknown[:5]} ({len(unknown)} unknown)"
                     raise Refused("names of episodes under /data", found)
             except Refused as refused:
-                problems.append(problem_of(refused, self._name, f"mask/{key}"))
+                problems.append(refused.problem(self._name, f"mask/{key}"))
         if problems:
             raise refuse(problems, "Repair the lists of episodes, or remove them.")
         return masks
@@ -168,7 +167,7 @@ class RobomimicReader:
             raise ConfigError(f"{self._name}: there is no filter key {wanted!r}; /mask holds {sorted(self._masks)}")
         names = self._masks[wanted] if wanted is not None else self._all_demos
         if not names:
-            raise DataError(f"{self._name}: expected episodes in /mask/{wanted}; found none")
+            raise DataError(f"{self._name}: expected episodes in /mask/{wanted}, found none")
         if strange := [name for name in names if len(name) > LONGEST_NAME or not name.isprintable()]:
             raise DataError(
                 f"{self._name}/data: expected names of at most {LONGEST_NAME} printable characters, such as demo_0; "
@@ -188,7 +187,7 @@ class RobomimicReader:
         found = {key for demo in self._demos for key in self._observations(demo)}
         if not found:
             raise DataError(
-                f"{self._name}: expected /obs in each episode; found it in none: make them with robomimic's "
+                f"{self._name}: expected /obs in each episode, found it in none: make them with robomimic's "
                 "dataset_states_to_obs.py first"
             )
         unknown = [key for key in self._keys if key not in found]
@@ -228,9 +227,9 @@ class RobomimicReader:
                 require_readable(dataset)
                 require_pixels(dataset.shape[1], dataset.shape[2], f"{name}/obs/{key}")
             except Refused as refused:
-                problems.append(problem_of(refused, name, f"obs/{key}"))
+                problems.append(refused.problem(name, f"obs/{key}"))
             except UNREADABLE as error:
-                problems.append(problem_of(Refused("readable data", one_line(error)), name, f"obs/{key}"))
+                problems.append(Refused("readable data", one_line(error)).problem(name, f"obs/{key}"))
         return problems
 
     def _num_samples_problem(self, name: str, group: str, length: int) -> list[Problem]:
@@ -241,7 +240,7 @@ class RobomimicReader:
             said = one_line(error)
         if said is None or said == length:
             return []
-        return [Problem(file=name, dataset="attribute num_samples", row=None, expected=expected, found=f"{said}")]
+        return [Problem(file=name, key="attribute num_samples", expected=expected, found=f"{said}")]
 
     def _pictures(self, group: str) -> Pictures:
         def frames() -> Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]:
@@ -252,7 +251,7 @@ class RobomimicReader:
                     block = {name: x[start : start + _FRAMES_READ] for name, x in datasets.items()}
                 except UNREADABLE as error:
                     where = f"{self._name}/{group}/obs, rows {start} on"
-                    raise DataError(f"{where}: expected readable pictures; found {one_line(error)}") from error
+                    raise DataError(f"{where}: expected readable pictures, found {one_line(error)}") from error
                 for i in range(len(next(iter(block.values())))):
                     yield {name: np.asarray(x[i]) for name, x in block.items()}
 
@@ -264,7 +263,7 @@ def _env_args(name: str, text: Any) -> dict[str, Any]:
         return {}
     found = parse_json(text.decode() if isinstance(text, bytes) else str(text), source=f"{name}/data, env_args")
     if not isinstance(found, dict):
-        raise DataError(f"{name}/data: expected the attribute env_args to be a JSON object; found {found!r:.80}")
+        raise DataError(f"{name}/data: expected the attribute env_args to be a JSON object, found {found!r:.80}")
     return found
 
 

@@ -140,7 +140,7 @@ def _norm_stats(data: DataConfig, source: EpisodeSource) -> dict[str, NormStats]
     for name, width in widths.items():
         found = len(stats[name].mean) if name in stats else None
         if found != width:
-            raise DataError(f"{path}: expected {width} dimensions of {name!r}; found {found or 'none'}")
+            raise DataError(f"{path}: expected {width} dimensions of {name!r}, found {found or 'none'}")
     return stats
 
 

@@ -15,17 +15,18 @@ from rich.console import Console
 from rich.progress import track
 
 from chunkwise.data.episodes import EpisodeSource
+from chunkwise.data.problems import Problem, list_problems, refuse
 from chunkwise.errors import DataError
 from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files, open_files
 from qchunk.config import DataConfig
 from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers import aloha, ogbench, own
-from qchunk.data.readers.report import EpisodeReport, Problem, from_json, refuse
+from qchunk.data.readers.report import EpisodeReport, from_json
 from qchunk.data.relabel import single_task
 from qchunk.data.selection import Selection, select
 
-INDEX_VERSION = 3
+INDEX_VERSION = 4
 SECONDS_BETWEEN_LINES = 10.0
 MAX_SKIPPED = 0.01
 """Largest share of bad episodes that on_bad=skip drops."""
@@ -72,14 +73,15 @@ def make_source(selection: Selection, data: DataConfig, files: Files) -> Episode
 
 def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) -> None:
     total = len(selection.bad) + len(selection.reports)
+    all_by = f"python -m qchunk.inspect {data.path} --json"
     if data.on_bad == "refuse":
         hint = "Repair or remove these files, or set --data.on-bad skip to leave out up to 1 % of the episodes."
-        raise refuse(selection.problems, hint)
+        raise refuse(selection.problems, hint, all_by=all_by)
     if len(selection.bad) > MAX_SKIPPED * total:
         hint = f"{len(selection.bad)} of {total} episodes are bad; data.on_bad=skip leaves out at most 1 %."
-        raise refuse(selection.problems, hint)
+        raise refuse(selection.problems, hint, all_by=all_by)
     notes.append(f"skipped {len(selection.bad)} bad episode(s) of {total} (data.on_bad=skip):")
-    notes.extend(f"  {problem}" for problem in selection.problems)
+    notes.extend(f"  {line}" for line in list_problems(selection.problems, all_by=all_by))
 
 
 def dataset_files(data: DataConfig) -> Files:
@@ -191,8 +193,7 @@ def _with_silent_changes(report: EpisodeReport, before: EpisodeReport) -> Episod
 def _silent_change(file: str, dataset: str, expected: str, found: str) -> Problem:
     return Problem(
         file=file,
-        dataset=dataset,
-        row=None,
+        key=dataset,
         expected=f"content {expected[:12]} as indexed before (touch the file to accept the new content)",
         found=f"{found[:12] if len(found) == 64 else found}, with size and modification time unchanged",
     )

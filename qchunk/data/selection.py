@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool
 
+from chunkwise.data.problems import Problem
 from qchunk.config import DataConfig
 from qchunk.data.readers import aloha, ogbench
 from qchunk.data.readers.aloha_images import COLOUR, DEPTH
-from qchunk.data.readers.report import EpisodeReport, PictureReport, Problem
+from qchunk.data.readers.report import EpisodeReport, PictureReport
 from qchunk.data.relabel import base_env, needs_buttons
 
 
@@ -56,7 +57,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: 
     problems = {
         report.id: [
             *report.problems,
-            *(p for p in report.picture_problems if all_pictures or any(c.startswith(p.dataset) for c in cameras)),
+            *(p for p in report.picture_problems if all_pictures or any(c.startswith(p.key) for c in cameras)),
         ]
         for report in taken
     }
@@ -65,8 +66,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: 
             problems[report.id].append(
                 Problem(
                     file=report.id,
-                    dataset="attribute success",
-                    row=None,
+                    key="attribute success",
                     expected="a label, as other episodes have one (folder score_<n>, or this attribute)",
                     found="none",
                 )
@@ -109,8 +109,7 @@ def _width_problems(report: EpisodeReport, widths: Mapping[str, int | None]) -> 
     return [
         Problem(
             file=report.id,
-            dataset=aloha.DATASETS[name],
-            row=None,
+            key=aloha.DATASETS[name],
             expected=f"{words(width)}, as in most episodes",
             found=words(report.dims.get(name)),
         )
@@ -149,14 +148,12 @@ def _picture_problems(report: EpisodeReport, data: DataConfig, forms: Mapping[st
         if name not in pictures:
             field = "data.cameras" if name.startswith(f"{COLOUR}/") else "data.depth_cameras"
             found = f"cameras {', '.join(sorted(pictures)) or 'none'}"
-            problems.append(
-                Problem(file=report.id, dataset=name, row=None, expected=f"pictures, for {field}", found=found)
-            )
+            problems.append(Problem(file=report.id, key=name, expected=f"pictures, for {field}", found=found))
             continue
         form, usual = _form(pictures[name], data), forms[name.rpartition("/")[0]]
         if form != usual and usual is not None:
             expected = f"{_words(usual)}, as of most cameras and episodes (or set data.image_size)"
-            problems.append(Problem(file=report.id, dataset=name, row=None, expected=expected, found=_words(form)))
+            problems.append(Problem(file=report.id, key=name, expected=expected, found=_words(form)))
     return problems
 
 
@@ -179,14 +176,14 @@ def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
         if needs_buttons(data.task):
             needed["button_states"] = "data.task (rewards are computed from it)"
     found = [
-        Problem(file=report.id, dataset=names[name], row=None, expected=f"this array, for {why}", found="none")
+        Problem(file=report.id, key=names[name], expected=f"this array, for {why}", found="none")
         for name, why in needed.items()
         if name not in report.dims
     ]
     if data.task is None and data.missing_reward == "refuse" and report.total_reward is None:
         expected = "a reward, for data.missing_reward=refuse"
-        found.append(Problem(file=report.id, dataset=names["reward"], row=None, expected=expected, found="none"))
+        found.append(Problem(file=report.id, key=names["reward"], expected=expected, found="none"))
     if data.task is not None and report.env is not None and report.env != base_env(data.task):
         expected = f"{base_env(data.task)}, for data.task={data.task}"
-        found.append(Problem(file=report.id, dataset="attribute env", row=None, expected=expected, found=report.env))
+        found.append(Problem(file=report.id, key="attribute env", expected=expected, found=report.env))
     return found

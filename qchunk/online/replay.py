@@ -87,7 +87,7 @@ class Log:
         found = self._path.stat().st_size if self._path.exists() else 0
         if found < size:
             raise DataError(
-                f"{self._path}: expected {rows} records ({size} bytes), as when the checkpoint was made; found {found} "
+                f"{self._path}: expected {rows} records ({size} bytes), as when the checkpoint was made, found {found} "
                 "bytes. Restore the file, or start anew in another folder"
             )
         records = np.empty(0, self._dtype)

@@ -13,13 +13,11 @@ import pytest
 from chunkwise import errors
 from chunkwise.checkpoint.reader import DamagedError
 from chunkwise.cli.command import Parser, add_links_option
-from chunkwise.data.lerobot import meta
+from chunkwise.data.problems import Problem, list_problems, problem_of
 from chunkwise.distributed import processes
 from chunkwise.errors import DataError, MismatchError, RunError, require_equal
 from chunkwise.files.budget import LimitError
 from chunkwise.printable import printable, say
-from driving.data import schema
-from qchunk.data.readers import report
 from tests.chunkwise.checkpoint.test_manager import written
 from tests.driving.converters.test_lerobot import write_l2d
 from tests.driving.drives import write_drive
@@ -52,17 +50,16 @@ def test_a_line_of_an_error_is_one_line(kind: type[Exception]) -> None:
 
 
 def test_problems_are_one_line() -> None:
-    for problem in (
-        meta.Problem(file=NAME, key=NAME, expected="b", found=NAME),
-        schema.Problem(file=NAME, key=NAME, expected="b", found=NAME),
-        report.Problem(file=NAME, dataset=NAME, row=None, expected="b", found=NAME),
-    ):
-        assert str(problem).count(SHOWN) == 3
-        assert "\n" not in str(problem)
+    problem = Problem(file=NAME, key=NAME, expected="b", found=NAME)
+    assert str(problem).count(SHOWN) == 3
+    assert "\n" not in str(problem)
+    (line,) = list_problems([problem, problem])
+    assert line.count(SHOWN) == 4
+    assert "\n" not in line
     with pytest.raises(MismatchError) as error:
         require_equal({"a": 1, NAME: 2}, {"a": 1}, NAME)
     assert len(str(error.value).split("\n")) == 3
-    assert schema.problem_of(DataError(f"{NAME}: k: expected 1, found 2"), NAME).key == "k"
+    assert problem_of(DataError(f"{NAME}: k: expected 1, found 2"), NAME).key == "k"
 
 
 def test_an_error_of_the_first_process_keeps_its_lines_and_its_nearest_class(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_every_bad_episode_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     report = json.loads(capsys.readouterr().out)
     assert [episode["verdict"] for episode in report["episodes"]] == ["bad", "good", "bad"]
     assert len(report["problems"]) == 2
-    assert "episode 0, data/chunk-000/episode_000000.parquet, action, row 3" in report["problems"][0]
+    assert "episode 0, data/chunk-000/episode_000000.parquet: action, row 3" in report["problems"][0]
     assert f"episode 2, videos/chunk-000/{CAMERAS[1]}/episode_000002.mp4" in report["problems"][1]
     assert report["refused"]
 

@@ -71,9 +71,9 @@ def test_unusable_fixture_is_bad_data(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "text.npz").write_text("{}")
     assert parity.main([str(tmp_path / "text.npz")]) == 65
     errors = capsys.readouterr().err
-    assert "missing.npz: expected a parity fixture, an .npz of plain arrays; found no such file" in errors
+    assert "missing.npz: expected a parity fixture, an .npz of plain arrays, found no such file" in errors
     assert (
-        "text.npz: expected a parity fixture, an .npz of plain arrays; found expected a whole .npz file, found File is"
+        "text.npz: expected a parity fixture, an .npz of plain arrays, found expected a whole .npz file, found File is"
         in errors
     )
     assert "pi0/params/: expected the names and shapes of the model" in errors

@@ -128,4 +128,4 @@ def test_a_damaged_picture_is_refused_and_leaves_nothing(tmp_path: Path):
     raw[at : at + 100] = bytes(100)
     source.write_bytes(raw)
     text = refused(source, tmp_path / "out")
-    assert "image.hdf5/data/demo_0/obs, rows 0 on: expected readable pictures; found" in text
+    assert "image.hdf5/data/demo_0/obs, rows 0 on: expected readable pictures, found" in text

@@ -59,8 +59,9 @@ def test_a_bad_dataset_is_described_and_exits_65(tmp_path: Path, capsys: pytest.
     assert found["problems"] == [
         {
             "file": "bad.hdf5",
-            "dataset": "/action",
+            "key": "/action",
             "row": 2,
+            "episode": None,
             "expected": "finite numbers",
             "found": "nan in column 0 (1 such row(s))",
         }

@@ -13,53 +13,22 @@ import dataclasses
 import itertools
 import math
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chunkwise.errors import DataError
+from chunkwise.data.problems import Problem, refuse
+from chunkwise.errors import DataError, one_line
 from chunkwise.files.links import Bounds
 from chunkwise.files.parquet import open_parquet, read_rows
 from chunkwise.files.strict_json import read_json, read_json_lines
-from chunkwise.printable import printable
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 DEFAULT_IMAGE_PATH = "images/{image_key}/episode_{episode_index:06d}/frame_{frame_index:06d}.png"
 """Where v2.1 keeps pictures that are neither in the table nor in a video."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One thing wrong with a dataset: where, what was expected, what was found."""
-
-    file: str
-    expected: str
-    found: str
-    episode: int | None = None
-    key: str | None = None
-    row: int | None = None
-    """Frame inside the episode."""
-
-    def __str__(self) -> str:
-        where = [f"episode {self.episode}"] if self.episode is not None else []
-        where += [self.file] + ([self.key] if self.key else []) + ([f"row {self.row}"] if self.row is not None else [])
-        return printable(f"{', '.join(where)}: expected {self.expected}, found {self.found}")
-
-
-def refuse(problems: Iterable[Problem], *, what: str) -> None:
-    """Raises one DataError that lists every problem, if there is any."""
-    listed = list(problems)
-    if listed:
-        lines = (f"  {problem}" for problem in listed)
-        raise DataError(f"{what}: {len(listed)} problem{'s' if len(listed) > 1 else ''}", *lines)
-
-
-def one_line(error: BaseException) -> str:
-    """What an exception says, without the line breaks of pyarrow's messages; its type, if it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,18 +106,21 @@ def read_meta(root: str | Path, *, bounds: Bounds | None = None) -> LeRobotMeta:
     bounds = Bounds(root) if bounds is None else bounds
     info = read_json(bounds.require("meta/info.json"))
     problems = _check_info(info)
-    refuse(problems, what=str(info_file))
+    if problems:
+        raise refuse(problems, what=str(info_file))
     features = {key: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for key, f in info["features"].items()}
     version = info["codebase_version"]
     if version in ("v2.0", "v2.1"):
         tasks, episodes = _meta_v21(bounds, info, features, problems)
     else:
         tasks, episodes = _meta_v30(bounds, info, features, problems)
-    refuse(problems, what=f"{root}/meta")
+    if problems:
+        raise refuse(problems, what=f"{root}/meta")
     episodes = sorted(episodes, key=lambda episode: episode.index)
     _check_episodes(episodes, info, problems)
     _check_spans(episodes, float(info["fps"]), problems)
-    refuse(problems, what=f"{root}/meta")
+    if problems:
+        raise refuse(problems, what=f"{root}/meta")
     return LeRobotMeta(
         root=root,
         bounds=bounds,

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Int, Int64
 
-from chunkwise.data.lerobot.meta import EpisodeMeta, Feature, LeRobotMeta, Problem, one_line, refuse
-from chunkwise.errors import DataError
+from chunkwise.data.lerobot.meta import EpisodeMeta, Feature, LeRobotMeta
+from chunkwise.data.problems import Problem, refuse
+from chunkwise.errors import DataError, one_line
 from chunkwise.files.parquet import open_parquet, read_columns
 
 TIME_TOLERANCE_S = 1e-4
@@ -126,8 +127,8 @@ def load_table(
             bad += 1
         else:
             good.append(episode)
-    if on_bad == "refuse" or bad > MAX_SKIPPED * len(meta.episodes):
-        refuse(problems, what=f"{meta.root}: {bad} of {len(meta.episodes)} episodes are bad")
+    if problems and (on_bad == "refuse" or bad > MAX_SKIPPED * len(meta.episodes)):
+        raise refuse(problems, what=f"{meta.root}: {bad} of {len(meta.episodes)} episodes are bad")
     names = good[0].columns if good else ()
     table = FrameTable(
         fps=meta.fps,

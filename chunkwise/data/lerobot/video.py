@@ -13,9 +13,10 @@ import pyarrow as pa
 from jaxtyping import UInt8
 
 from chunkwise.data.images import decode, require_pixels
-from chunkwise.data.lerobot.meta import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, Problem, meta_files, one_line
+from chunkwise.data.lerobot.meta import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, meta_files
 from chunkwise.data.lerobot.tables import TIME_TOLERANCE_S
-from chunkwise.errors import DataError
+from chunkwise.data.problems import Problem
+from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
 from chunkwise.files.identity import Files
 from chunkwise.files.mp4 import require_plain_tables

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float64, Int64
 
 from chunkwise.data.episodes import Episode, manifest_hash
 from chunkwise.data.images import decode_jpeg_into
-from chunkwise.errors import DataError
+from chunkwise.data.problems import Problem
+from chunkwise.errors import DataError, one_line
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from qchunk.data.image_store.workers import Workers
@@ -28,21 +29,13 @@ from qchunk.data.readers.aloha_images import (
 from qchunk.data.readers.hdf5 import (
     UNREADABLE,
     Refused,
-    one_line,
     open_h5,
     read_attribute,
     require_affordable,
     require_readable,
     resolve,
 )
-from qchunk.data.readers.report import (
-    EpisodeReport,
-    PictureReport,
-    Problem,
-    beyond_float32_as_inf,
-    check_finite,
-    check_lengths,
-)
+from qchunk.data.readers.report import EpisodeReport, PictureReport, beyond_float32_as_inf, check_finite, check_lengths
 from qchunk.data.relabel import SingleTask, labelled_outcome
 
 SUFFIXES = (".hdf5", ".h5")
@@ -90,13 +83,13 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
             length = len(arrays["qpos"]) if "qpos" in arrays else 0
             pictures = None if workers is None else examine_pictures(h5, name, length, workers)
     except (*UNREADABLE, Refused, DataError) as error:
-        bad = Problem(file=name, dataset="", row=None, expected="a whole HDF5 file", found=one_line(error))
+        bad = Problem(file=name, expected="a whole HDF5 file", found=one_line(error))
         return EpisodeReport(**file, content_hash="", problems=(bad,))
     if arrays:
         problems += check_lengths(name, arrays, DATASETS) + check_finite(name, arrays, DATASETS)
     if not isinstance(success, bool | np.bool_ | np.integer | None):
         found = f"{success!r} of type {type(success).__name__}"
-        problems.append(Problem(file=name, dataset="attribute success", row=None, expected="a bool", found=found))
+        problems.append(Problem(file=name, key="attribute success", expected="a bool", found=found))
         success = None
     action = arrays.get("action", np.zeros((0, 0)))
     return EpisodeReport(
@@ -131,12 +124,10 @@ def _read_all(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Pro
         try:
             x = _read(h5, key)
         except Refused as refused:
-            problems.append(
-                Problem(file=name, dataset=dataset, row=None, expected=refused.expected, found=refused.found)
-            )
+            problems.append(refused.problem(name, dataset))
         except UNREADABLE as error:
             found = one_line(error)
-            problems.append(Problem(file=name, dataset=dataset, row=None, expected="readable data", found=found))
+            problems.append(Problem(file=name, key=dataset, expected="readable data", found=found))
         else:
             if x is not None:
                 arrays[key] = x

@@ -15,20 +15,20 @@ import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
 
 from chunkwise.data.images import decode_jpeg_into, picture_size, require_pixels
-from chunkwise.errors import DataError
+from chunkwise.data.problems import Problem
+from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
 from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers.hdf5 import (
     UNREADABLE,
     Refused,
     members,
-    one_line,
     read_attribute,
     require_affordable,
     require_readable,
     resolve,
 )
-from qchunk.data.readers.report import PictureReport, Problem
+from qchunk.data.readers.report import PictureReport
 
 COLOUR = "/observations/images"
 DEPTH = "/observations/images_depth"
@@ -180,21 +180,17 @@ def examine_pictures(
         try:
             names = [f"{group}/{name}" for name in members(h5, group)]
         except Refused as refused:
-            problems.append(_problem(file, group, refused))
+            problems.append(refused.problem(file, group))
             continue
         require_affordable(h5, names, streamed=True)
         for name in names:
             try:
                 reports[name] = _examine(h5, name, length, workers)
             except Refused as refused:
-                problems.append(_problem(file, name, refused))
+                problems.append(refused.problem(file, name))
             except UNREADABLE as error:
-                problems.append(_problem(file, name, Refused("readable data", one_line(error))))
+                problems.append(Refused("readable data", one_line(error)).problem(file, name))
     return reports, problems
-
-
-def _problem(file: str, dataset: str, refused: Refused) -> Problem:
-    return Problem(file=file, dataset=dataset, row=refused.row, expected=refused.expected, found=refused.found)
 
 
 def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> PictureReport:

@@ -10,6 +10,8 @@ import h5py
 import numpy as np
 from h5py import h5o  # pyright: ignore[reportAttributeAccessIssue]
 
+from chunkwise.data.problems import Problem
+from chunkwise.errors import one_line
 from chunkwise.files import budget
 
 UNREADABLE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
@@ -28,15 +30,12 @@ class Refused(Exception):
     """A dataset that is not read."""
 
     def __init__(self, expected: str, found: str, row: int | None = None) -> None:
-        super().__init__(
-            f"expected {expected}; found {found}" if row is None else f"row {row}: expected {expected}; found {found}"
-        )
+        super().__init__(f"{'' if row is None else f'row {row}: '}expected {expected}, found {found}")
         self.expected, self.found, self.row = expected, found, row
 
-
-def one_line(error: Exception) -> str:
-    """An error's message without its line breaks."""
-    return " ".join(str(error).split())
+    def problem(self, file: str, dataset: str) -> Problem:
+        """The problem of a dataset that is not read."""
+        return Problem(file=file, key=dataset, row=self.row, expected=self.expected, found=self.found)
 
 
 @contextlib.contextmanager

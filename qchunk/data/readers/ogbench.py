@@ -12,11 +12,12 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.npz import read_npz
 from chunkwise.printable import printable
-from qchunk.data.readers.report import EpisodeReport, Problem, beyond_float32_as_inf, check_finite, check_lengths
+from qchunk.data.readers.report import EpisodeReport, beyond_float32_as_inf, check_finite, check_lengths
 from qchunk.data.relabel import SingleTask, labelled_outcome
 
 KEYS = {
@@ -48,7 +49,7 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
         arrays, problems = _read(path)
     except UNREADABLE as error:
         found = str(error).removeprefix(printable(f"{path}: "))
-        problem = Problem(file=path.name, dataset="", row=None, expected="a whole .npz file", found=found)
+        problem = Problem(file=path.name, expected="a whole .npz file", found=found)
         return [EpisodeReport(**file, id=path.name, content_hash="", problems=(problem,))]
     problems += _whole_file_problems(path.name, arrays)
     if problems:
@@ -85,7 +86,7 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
             continue
         x = stored.pop(name)
         if problem := _array_problem(x, vector=key in _VECTORS):
-            problems.append(Problem(file=path.name, dataset=name, row=None, expected=problem[0], found=problem[1]))
+            problems.append(Problem(file=path.name, key=name, expected=problem[0], found=problem[1]))
             continue
         kept = np.int64 if key == "button_states" else np.float64 if key in _EXACT else np.float32
         with np.errstate(over="ignore"):  # a number too large becomes Inf, which is reported as such
@@ -105,7 +106,7 @@ def _array_problem(x: np.ndarray, *, vector: bool) -> tuple[str, str] | None:
 def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Problem]:
     """What keeps the file from being cut into episodes."""
     problems = [
-        Problem(file=name, dataset=KEYS[key], row=None, expected="an array of this name", found="none")
+        Problem(file=name, key=KEYS[key], expected="an array of this name", found="none")
         for key in ("state", "action", "terminal")
         if key not in arrays
     ]
@@ -113,13 +114,13 @@ def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Pr
         return problems
     rows = len(arrays["terminal"])
     problems = [
-        Problem(file=name, dataset=KEYS[key], row=None, expected=f"{rows} rows as in terminals", found=f"{len(x)} rows")
+        Problem(file=name, key=KEYS[key], expected=f"{rows} rows as in terminals", found=f"{len(x)} rows")
         for key, x in arrays.items()
         if len(x) != rows
     ]
     if not problems and not (rows and arrays["terminal"][-1] == 1):
         expected, found = "1 in the last row: an episode that ends", f"{rows} rows, the last unfinished"
-        problems.append(Problem(file=name, dataset="terminals", row=rows - 1, expected=expected, found=found))
+        problems.append(Problem(file=name, key="terminals", row=rows - 1, expected=expected, found=found))
     return problems
 
 

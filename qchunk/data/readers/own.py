@@ -11,10 +11,11 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files import trust
 from chunkwise.files.identity import Files
-from qchunk.data.readers.report import EpisodeReport, Problem, check_finite, check_lengths
+from qchunk.data.readers.report import EpisodeReport, check_finite, check_lengths
 
 Read = Callable[[Path], Episode | None]
 
@@ -32,7 +33,7 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
         episode = read(root / name)
     except Exception as error:  # whatever a reader raises is about this file, and is listed with the others
         found = f"{type(error).__name__}: {error}"
-        problem = Problem(file=name, dataset="", row=None, expected="a file that the reader reads", found=found)
+        problem = Problem(file=name, expected="a file that the reader reads", found=found)
         return [EpisodeReport(**about, id=name, problems=(problem,))]
     if episode is None:
         return []
@@ -43,7 +44,7 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
         expected = "[T]" if key in ("reward", "terminated") else "[T, d]"
         if x.ndim != (1 if expected == "[T]" else 2):
             found = f"shape {x.shape}"
-            problems.append(Problem(file=name, dataset=key, row=None, expected=expected, found=found))
+            problems.append(Problem(file=name, key=key, expected=expected, found=found))
     if not problems:
         steps = len(episode.action)
         within = {key: x[:steps] if key in episode.states else x for key, x in arrays.items()}  # T or T + 1 states
@@ -108,5 +109,5 @@ class OwnSource:
         self._files.require_unchanged(self._files.place(report.path))
         if episode is None or episode.length != report.length:
             found = "none" if episode is None else f"{episode.length}"
-            raise DataError(f"{report.id}: expected {report.length} frames, as the reader gave before; found {found}")
+            raise DataError(f"{report.id}: expected {report.length} frames, as the reader gave before, found {found}")
         return episode

@@ -1,30 +1,12 @@
 """What indexing finds out about an episode: facts first, and what is wrong with it whatever the config."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
-from chunkwise.errors import DataError
-from chunkwise.printable import printable
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Problem:
-    """One thing that is wrong."""
-
-    file: str
-    dataset: str
-    row: int | None
-    """First row that shows it; None where it concerns the whole array or file."""
-    expected: str
-    found: str
-
-    def __str__(self) -> str:
-        where = f"{self.file}: {self.dataset:.300}" if self.dataset else self.file
-        row = "" if self.row is None else f", row {self.row}"
-        return printable(f"{where}{row}: expected {self.expected}; found {self.found}")
+from chunkwise.data.problems import Problem
 
 
 def beyond_float32_as_inf(x: np.ndarray) -> np.ndarray:
@@ -116,10 +98,10 @@ def check_lengths(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[st
     problems = []
     if not length:
         found = f"shape {arrays[first].shape}"
-        problems.append(Problem(file=file, dataset=names[first], row=None, expected="at least 1 frame", found=found))
+        problems.append(Problem(file=file, key=names[first], expected="at least 1 frame", found=found))
     expected = f"{length} rows, as many as {names[first]}"
     problems += [
-        Problem(file=file, dataset=names[key], row=min(len(x), length), expected=expected, found=f"{len(x)} rows")
+        Problem(file=file, key=names[key], row=min(len(x), length), expected=expected, found=f"{len(x)} rows")
         for key, x in arrays.items()
         if len(x) != length
     ]
@@ -143,12 +125,6 @@ def check_finite(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str
             column = int(np.flatnonzero(~np.isfinite(flat[bad[0]]))[0])
             found = f"{flat[bad[0], column]} in column {column} ({len(bad)} such row(s))"
             problems.append(
-                Problem(file=file, dataset=names[key], row=row + int(bad[0]), expected="finite numbers", found=found)
+                Problem(file=file, key=names[key], row=row + int(bad[0]), expected="finite numbers", found=found)
             )
     return problems
-
-
-def refuse(problems: Iterable[Problem], hint: str) -> DataError:
-    """One error that lists every problem, and what can be done about them."""
-    lines = [str(p) for p in problems]
-    return DataError(f"{len(lines)} problem(s) in the dataset:", *(f"  {line}" for line in lines), hint)

@@ -48,7 +48,7 @@ def test_optional_parts_come_back(tmp_path: Path):
         (b'{"width": \xff}', "expected the config of a run, found .*utf-8"),
         (b"\x00\x01\x02", "expected the config of a run"),
         (b"[" * 100_000, "expected the config of a run"),
-        (b"[]", "an object of fields; found list"),
+        (b"[]", "an object of fields, found list"),
         (b"{}", "train is missing"),
         (b'{"train.steps": 0, "train.batch_size": 1}', "expected a ToyConfig"),
     ],

@@ -145,6 +145,6 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path):
 def test_a_file_that_holds_no_statistics_says_so_in_words(tmp_path: Path, text: str):
     path = tmp_path / "norm_stats.json"
     path.write_text(text)
-    with pytest.raises(DataError, match=r"expected \{.norm_stats.*; found: ") as refused:
+    with pytest.raises(DataError, match=r"expected \{.norm_stats.*, found: ") as refused:
         norm_stats.load(path)
     assert "Error(" not in str(refused.value)

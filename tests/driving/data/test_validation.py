@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from driving.config import DataConfig
 from driving.data.index import Index
 from driving.data.scan import scan
-from driving.data.schema import Problem
 from driving.data.validation import check_absent, without_bad
 from tests.driving.drives import write_drive
 

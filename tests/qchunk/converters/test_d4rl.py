@@ -85,9 +85,9 @@ def test_bad_files(tmp_path: Path):
     content["terminals"] = content["terminals"].astype(np.float32)
     content["terminals"][1] = 0.5
     text = refused(write_d4rl(tmp_path / "a.hdf5", content), tmp_path / "out")
-    assert "a.hdf5: terminals, row 1: expected 0 or 1 in each frame; found 0.5" in text
-    assert "a.hdf5: rewards, row 10: expected 12 rows; found 10 rows" in text
+    assert "a.hdf5: terminals, row 1: expected 0 or 1 in each frame, found 0.5" in text
+    assert "a.hdf5: rewards, row 10: expected 12 rows, found 10 rows" in text
     content = d4rl_arrays()
     content["observations"][10, 4] = np.inf
     text = refused(write_d4rl(tmp_path / "b.hdf5", content), tmp_path / "out")
-    assert "b.hdf5 rows 9 to 11: observations, row 10: expected finite numbers; found inf in column 4" in text
+    assert "b.hdf5 rows 9 to 11: observations, row 10: expected finite numbers, found inf in column 4" in text

@@ -41,8 +41,8 @@ def test_bad_sets_are_refused_with_all_problems(tmp_path: Path):
     episodes[0].state[2, 1] = np.nan
     episodes[2].timestamp[4] += 0.5
     text = refused(lerobot_files.write_v30(tmp_path / "set", episodes, storage="image"), tmp_path / "out")
-    assert "episode 0, data/chunk-000/file-000.parquet, observation.state, row 2: expected finite numbers" in text
-    assert "episode 2, data/chunk-000/file-001.parquet, timestamp, row 4: expected" in text
+    assert "episode 0, data/chunk-000/file-000.parquet: observation.state, row 2: expected finite numbers" in text
+    assert "episode 2, data/chunk-000/file-001.parquet: timestamp, row 4: expected" in text
 
 
 def test_keys_that_are_not_there(tmp_path: Path):

@@ -41,4 +41,4 @@ def test_the_pool_is_the_same_as_from_the_npz(tmp_path: Path):
 
 def test_bad_files_are_reported_as_by_the_source(tmp_path: Path):
     np.savez(tmp_path / "a.npz", observations=np.zeros((4, 2), np.float32))
-    assert "a.npz: actions: expected an array of this name; found none" in refused(tmp_path / "a.npz", tmp_path / "out")
+    assert "a.npz: actions: expected an array of this name, found none" in refused(tmp_path / "a.npz", tmp_path / "out")

@@ -161,12 +161,12 @@ def test_every_problem_is_in_one_report(tmp_path: Path):
         h5["data/demo_0"].attrs["num_samples"] = 99
     text = refused(source, tmp_path / "out")
     for line in (
-        "bad.hdf5/data/demo_0: attribute num_samples: expected 6, the rows of actions; found 99",
-        "bad.hdf5/data/demo_1: obs/object, row 3: expected finite numbers; found nan in column 1 (1 such row(s))",
-        "bad.hdf5/data/demo_2: rewards, row 5: expected 6 rows, as many as actions; found 5 rows",
-        "bad.hdf5/data/demo_3: obs/robot0_eef_pos: expected this array; found none",
-        "bad.hdf5/data/demo_4: action: expected 7 dimensions, as in most episodes; found 6 dimensions",
-        "bad.hdf5/data/demo_5: dones, row 2: expected 0 or 1 in each frame; found 7 (1 such row(s))",
+        "bad.hdf5/data/demo_0: attribute num_samples: expected 6, the rows of actions, found 99",
+        "bad.hdf5/data/demo_1: obs/object, row 3: expected finite numbers, found nan in column 1 (1 such row(s))",
+        "bad.hdf5/data/demo_2: rewards, row 5: expected 6 rows, as many as actions, found 5 rows",
+        "bad.hdf5/data/demo_3: obs/robot0_eef_pos: expected this array, found none",
+        "bad.hdf5/data/demo_4: action: expected 7 dimensions, as in most episodes, found 6 dimensions",
+        "bad.hdf5/data/demo_5: dones, row 2: expected 0 or 1 in each frame, found 7 (1 such row(s))",
     ):
         assert line in text
     assert "6 problem(s)" in text
@@ -175,7 +175,7 @@ def test_every_problem_is_in_one_report(tmp_path: Path):
 def test_missing_observations_say_what_to_do(tmp_path: Path):
     content = {key: x for key, x in demo(5, 0).items() if "obs" not in key}
     text = refused(write_robomimic(tmp_path / "demo.hdf5", {"demo_0": content}), tmp_path / "out")
-    assert "expected /obs in each episode; found it in none: make them with" in text
+    assert "expected /obs in each episode, found it in none: make them with" in text
     with pytest.raises(ConfigError, match=r"no episode has the observations \['pose'\]; there are \['object', "):
         convert(robomimic(tmp_path / "a.hdf5"), tmp_path / "out", settings=settings(observation_keys=("pose",)))
 
@@ -187,19 +187,19 @@ def test_data_outside_the_file_and_sizes_that_are_not_there(tmp_path: Path):
         h5["data/demo_0/actions"] = h5py.ExternalLink("/etc/passwd", "/x")
         h5.create_dataset("data/demo_1/actions", (10**12, 7), "f4", chunks=(5, 7))
     text = refused(source, tmp_path / "out")
-    assert "demo_0: actions: expected data stored in this file; found ExternalLink at 'actions'" in text
+    assert "demo_0: actions: expected data stored in this file, found ExternalLink at 'actions'" in text
     assert "demo_1: actions: expected at most 8192 MiB" in text
 
 
 def test_masks_that_name_no_episode(tmp_path: Path):
     source = write_robomimic(tmp_path / "a.hdf5", {"demo_0": demo(5, 0)}, train=["demo_0", "demo_9"])
-    assert "mask/train: expected names of episodes under /data; found ['demo_9']" in refused(source, tmp_path / "o")
+    assert "mask/train: expected names of episodes under /data, found ['demo_9']" in refused(source, tmp_path / "o")
 
 
 def test_damaged_files(tmp_path: Path):
     source = robomimic(tmp_path / "a.hdf5")
     source.write_bytes(source.read_bytes()[:3000])
-    assert "expected a whole HDF5 file with the group /data; found" in refused(
+    assert "expected a whole HDF5 file with the group /data, found" in refused(
         source, tmp_path / "out", kind="robomimic"
     )
     source = robomimic(tmp_path / "b.hdf5")

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import simplejpeg
 
+from chunkwise.data.problems import SHOWN
 from chunkwise.errors import DataError
 from qchunk.config import DataConfig
 from qchunk.data import index
 from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers import aloha, aloha_images
+from qchunk.data.selection import select
 from tests.qchunk.pictures import CAMERAS, dataset, scene, write_episode
 
 HIGH = "/observations/images/cam_high"
@@ -166,27 +168,27 @@ def no_camera(h5: h5py.File) -> None:
 
 
 BAD: dict[Callable[[h5py.File], None], str] = {
-    cut_frame: ", row 4: expected a whole JPEG; found damaged data: ",
+    cut_frame: ", row 4: expected a whole JPEG, found damaged data: ",
     cut_frame_alone: ", row 4: expected a JPEG of ",
-    no_jpeg: ", row 2: expected a JPEG; found ",
-    empty_frame: ", row 3: expected a JPEG; found 0 bytes that begin with b''",
-    other_size: ", row 5: expected a JPEG of 24 x 32, as in the first frame; found 16 x 16",
-    damaged_frame: ", row 1: expected a whole JPEG; found damaged data: ",
-    declares_much: ", row 0: expected a JPEG; found 60000 x 60000",
-    wrong_table: ": expected a row of /compress_len with the lengths of these JPEGs; found none that fits half of them",
-    narrow_table: ": expected /compress_len of shape [cameras, 6]; found shape (3, 4)",
-    nan_table: ": expected /compress_len of finite numbers; found NaN or Inf",
-    short: ", row 5: expected 6 rows, as many as the episode has frames; found 5 rows",
-    pixels_said_to_be_jpeg: ": expected JPEG rows, as the attribute compress=True says; found pixels of shape",
-    gray: ": expected uint8 pixels [T, h, w, 3], or one row of JPEG bytes a frame; found uint8 of (6, 24, 32)",
-    floats: ": expected numbers; found dtype float32",
-    vlen: ": expected numbers; found dtype object",
-    huge: ": expected at most 8192 MiB (arrays that are read from one file, once they are unpacked); found 878",
-    never_written: ": expected an array whose bytes are in the file; found 5529600 bytes declared, 0 stored",
-    external: ": expected data stored in this file; found external storage",
-    linked: ": expected data stored in this file; found ExternalLink at 'cam_high'",
-    virtual: ": expected data stored in this file; found a virtual dataset",
-    no_camera: ": expected pictures, for data.cameras; found cameras /observations/images/cam_left_wrist, ",
+    no_jpeg: ", row 2: expected a JPEG, found ",
+    empty_frame: ", row 3: expected a JPEG, found 0 bytes that begin with b''",
+    other_size: ", row 5: expected a JPEG of 24 x 32, as in the first frame, found 16 x 16",
+    damaged_frame: ", row 1: expected a whole JPEG, found damaged data: ",
+    declares_much: ", row 0: expected a JPEG, found 60000 x 60000",
+    wrong_table: ": expected a row of /compress_len with the lengths of these JPEGs, found none that fits half of them",
+    narrow_table: ": expected /compress_len of shape [cameras, 6], found shape (3, 4)",
+    nan_table: ": expected /compress_len of finite numbers, found NaN or Inf",
+    short: ", row 5: expected 6 rows, as many as the episode has frames, found 5 rows",
+    pixels_said_to_be_jpeg: ": expected JPEG rows, as the attribute compress=True says, found pixels of shape",
+    gray: ": expected uint8 pixels [T, h, w, 3], or one row of JPEG bytes a frame, found uint8 of (6, 24, 32)",
+    floats: ": expected numbers, found dtype float32",
+    vlen: ": expected numbers, found dtype object",
+    huge: ": expected at most 8192 MiB (arrays that are read from one file, once they are unpacked), found 878",
+    never_written: ": expected an array whose bytes are in the file, found 5529600 bytes declared, 0 stored",
+    external: ": expected data stored in this file, found external storage",
+    linked: ": expected data stored in this file, found ExternalLink at 'cam_high'",
+    virtual: ": expected data stored in this file, found a virtual dataset",
+    no_camera: ": expected pictures, for data.cameras, found cameras /observations/images/cam_left_wrist, ",
 }
 
 
@@ -199,14 +201,21 @@ def test_every_problem_is_in_one_report(tmp_path: Path):
     write_episode(tmp_path / "linked_group.hdf5", 6, 0, success=True)
     with h5py.File(tmp_path / "linked_group.hdf5", "r+") as h5:
         linked_group(h5)
-    text = report(tmp_path)
+    config = DataConfig(path=str(tmp_path), cameras=CAMERAS)
+    problems = select(index.read_index(config), config).problems
+    text = "\n".join(str(problem) for problem in problems)
     for spoil, words in BAD.items():
         assert f"{spoil.__name__}.hdf5: {HIGH}{words}" in text, spoil.__name__
-    expected = "linked_group.hdf5: /observations/images: expected data stored in this file; found SoftLink at 'images'"
+    expected = "linked_group.hdf5: /observations/images: expected data stored in this file, found SoftLink at 'images'"
     assert expected in text
     assert "episode_0.hdf5" not in text.replace("found ", "")
     # The cameras beside it are good, except where the table of lengths is everyone's.
-    assert text.splitlines()[0] == f"{len(BAD) + 1 + 3 * 2} problem(s) in the dataset:"
+    count = len(BAD) + 1 + 3 * 2
+    assert len(problems) == count
+    told = report(tmp_path).splitlines()
+    assert told[0] == f"{count} problem(s):"
+    more = f"more; python -m qchunk.inspect {tmp_path} --json lists all"
+    assert [line.endswith(more) for line in told[1:-1]] == [False] * SHOWN + [True]
 
 
 def test_a_run_without_these_cameras_does_not_look(tmp_path: Path):
@@ -239,7 +248,7 @@ def test_sizes_must_agree_unless_pictures_are_resized(tmp_path: Path):
     write_episode(tmp_path / "other.hdf5", 6, 7, size=(30, 40), success=True)
     text = report(tmp_path)
     words = (
-        "expected uint8 of 24 x 32, as of most cameras and episodes (or set data.image_size); found uint8 of 30 x 40"
+        "expected uint8 of 24 x 32, as of most cameras and episodes (or set data.image_size), found uint8 of 30 x 40"
     )
     assert text.count(words) == 3
     data = DataConfig(path=str(tmp_path), cameras=CAMERAS, image_size=(10, 10))
@@ -256,10 +265,10 @@ def test_depth_maps_are_checked(tmp_path: Path):
         with h5py.File(tmp_path / f"{name}.hdf5", "r+") as h5:
             replace(h5, DEPTH, maps)
     text = report(tmp_path, cameras=(), depth_cameras=("cam_high",))
-    assert f"nan.hdf5: {DEPTH}, row 2: expected finite numbers; found NaN or Inf" in text
-    assert f"rows.hdf5: {DEPTH}: expected depth maps [T, h, w] of uint16, float32 or uint8; found uint8 of (6" in text
-    assert f"wide.hdf5: {DEPTH}: expected depth maps [T, h, w] of uint16, float32 or uint8; found int64 of (6" in text
-    assert f"other.hdf5: {DEPTH}, row 2: expected 6 rows, as many as the episode has frames; found 2 rows" in text
+    assert f"nan.hdf5: {DEPTH}, row 2: expected finite numbers, found NaN or Inf" in text
+    assert f"rows.hdf5: {DEPTH}: expected depth maps [T, h, w] of uint16, float32 or uint8, found uint8 of (6" in text
+    assert f"wide.hdf5: {DEPTH}: expected depth maps [T, h, w] of uint16, float32 or uint8, found int64 of (6" in text
+    assert f"other.hdf5: {DEPTH}, row 2: expected 6 rows, as many as the episode has frames, found 2 rows" in text
 
 
 def test_a_chunk_that_fails_its_checksum_is_named_by_row(tmp_path: Path):
@@ -274,7 +283,7 @@ def test_a_chunk_that_fails_its_checksum_is_named_by_row(tmp_path: Path):
     with file.open("r+b") as raw:
         raw.seek(place)
         raw.write(bytes(64))
-    assert f"bad.hdf5: {HIGH}, row 18: expected readable data; found " in report(tmp_path)
+    assert f"bad.hdf5: {HIGH}, row 18: expected readable data, found " in report(tmp_path)
 
 
 def test_a_silent_change_of_pictures_in_a_large_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,9 +6,10 @@ import h5py
 import numpy as np
 import pytest
 
+from chunkwise.data.problems import Problem
 from chunkwise.files import budget
 from qchunk.data.readers.hdf5 import Refused, open_h5, read_texts, require_affordable, require_readable
-from qchunk.data.readers.report import Problem, beyond_float32_as_inf
+from qchunk.data.readers.report import beyond_float32_as_inf
 
 MIB = 1 << 20
 
@@ -65,5 +66,5 @@ def test_width_none_chunks_without_number_and_rewards_beyond_float32(tmp_path: P
         with budget.using(chunks=60):
             require_readable(h5["chunks"])  # pyright: ignore[reportArgumentType]
     np.testing.assert_array_equal(beyond_float32_as_inf(np.array([1e-50, -1e39, 3.4e38])), [1e-50, np.inf, 3.4e38])
-    problem = Problem(file="a\n\x1b[2J", dataset="/a", row=None, expected="b", found="c\n")
-    assert str(problem) == "a\\n\\x1b[2J: /a: expected b; found c\\n"
+    problem = Problem(file="a\n\x1b[2J", key="/a", expected="b", found="c\n")
+    assert str(problem) == "a\\n\\x1b[2J: /a: expected b, found c\\n"
