@@ -42,7 +42,7 @@ from qchunk.agents.make import make_agent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import make_batches, open_dataset
 from qchunk.evaluate import rollouts
-from qchunk.train import by_row
+from qchunk.policies.policy import by_row
 
 EPISODES, FRAMES, OBSERVATION, ACTION, BATCH = 20, 1000, 28, 5, 256
 UPDATES = 50  # of a round, and of the longer call

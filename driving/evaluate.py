@@ -6,10 +6,8 @@
 Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
 """
 
-import functools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
 from driving.eval import plot, probes
 from driving.eval.baselines import EgoStates, blind_predictions
 from driving.eval.metrics import SECONDS, Score, measures, score
-from driving.model.heads import WaypointModel
+from driving.policies.policy import WaypointPolicy
 from driving.tasks import pretrain, waypoints
 
 REPORT, PICTURE = "evaluation.json", "evaluation.png"
@@ -180,19 +178,10 @@ def predict(
     config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"]
 ) -> Float32[np.ndarray, "b t 2"]:
     """Waypoints of frames (rows of the index), metres."""
-    model: Any = waypoints.make_model(config)  # Any: flax's modules hash, and their types do not say so
-    apply = _apply(model)
-    out = []
-    for part in parts(rows, config.eval.batch_size):
-        batch = waypoints.inputs(data.batch(part), config.data.anchor)
-        out.append(np.asarray(apply(params, batch)))
+    policy = WaypointPolicy(config, params)
+    batches = (data.batch(part) for part in parts(rows, config.eval.batch_size))
+    out = [policy.predict(waypoints.inputs(batch, config.data.anchor)) for batch in batches]
     return np.concatenate(out)[: len(rows)]
-
-
-@functools.cache
-def _apply(model: WaypointModel) -> Callable[[PyTree, Any], jax.Array]:
-    """The compiled model: one for all evaluations of a run."""
-    return jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
 
 
 def parts(rows: Int64[np.ndarray, " b"], size: int) -> list[Int64[np.ndarray, " size"]]:

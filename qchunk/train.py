@@ -1,16 +1,13 @@
 """Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent, evaluation to the loop."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-from jaxtyping import UInt32
-
 from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
+from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
 from chunkwise.envs import render
 from chunkwise.envs.recorder import to_be_recorded
@@ -27,6 +24,7 @@ from qchunk.data import stream
 from qchunk.envs import run_picture, simulators
 from qchunk.evaluate import Policy, evaluate
 from qchunk.online.phase import Online
+from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, dims_json
 from qchunk.record import MADE_BY, NOTES, record
 
 
@@ -41,11 +39,11 @@ class QChunkTask:
         view = self._view()
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
             simulators.require_images(config.eval.env, view)
-        self._act = by_row(self.agent.act)
-        self._act_flow = by_row(self.agent.act_flow) if isinstance(self.agent, QCAgent) else None
+        self._policy = self._acting("policy")
+        self._cloning = self._acting("behaviour_cloning") if isinstance(self.agent, QCAgent) else None
         self.online: Online | None = None
         if config.online is not None:
-            self.online = Online(config, dataset, folder, lambda state: self._policy(self._act, state.params), view)
+            self.online = Online(config, dataset, folder, lambda state: _asked(self._policy, state), view)
 
     def init(self, key: Any) -> TrainState:
         """Fresh networks and optimiser."""
@@ -77,15 +75,15 @@ class QChunkTask:
         settings = self.config.eval
         if settings.env is None:
             return {}
-        policies, metrics = {"policy": self._act}, dict[str, float]()
+        policies, metrics = {"policy": self._policy}, dict[str, float]()
         if self.config.online is not None:
             metrics["env_steps"] = float(self.config.env_steps(int(state.step)))
-        elif final and self._act_flow is not None:  # online, the flow imitates the policy too
-            policies["behaviour_cloning"] = self._act_flow
+        elif final and self._cloning is not None:  # online, the flow imitates the policy too
+            policies["behaviour_cloning"] = self._cloning
         played: dict[str, dict[int, Rollout]] = {name: {} for name in policies}
-        for name, act in policies.items():
+        for name, policy in policies.items():
             result = evaluate(
-                self._policy(act, state.params),
+                _asked(policy, state),
                 settings.env,
                 seed=self.config.run.seed,
                 step=int(state.step),
@@ -101,16 +99,10 @@ class QChunkTask:
             self._write_video(settings.env, played["policy"], self.folder / f"videos/step_{int(state.step)}.mp4")
         return metrics
 
-    def _policy(self, act: Callable[..., jax.Array], params: Any) -> Policy:
-        """A jitted policy as a function of what the environment shows to what it executes."""
-        seen = self.config.data.observation
-
-        def policy(observations: dict[str, np.ndarray], seeds: UInt32[np.ndarray, " b"]) -> np.ndarray:
-            normalised = observations | {seen: self.dataset.observation_norm.apply(observations[seen])}
-            actions = act(params, normalised, seeds)
-            return self.dataset.action_norm.invert(np.asarray(actions))
-
-        return policy
+    def _acting(self, way: Way) -> QChunkPolicy:
+        """The policy that is loaded from the run, without weights."""
+        seen, done = self.dataset.observation_norm, self.dataset.action_norm
+        return QChunkPolicy(self.agent, {}, observation_norm=seen, action_norm=done, way=way)
 
     def _write_video(self, env: str, played: dict[int, Rollout], path: Path) -> None:
         """Writes a video of some rollouts, successes and failures, where the machine can render."""
@@ -127,17 +119,10 @@ class QChunkTask:
         return simulators.View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
 
 
-def by_row(act: Callable[[Any, dict[str, Any], Any], jax.Array]) -> Callable[..., jax.Array]:
-    """Compiles a policy in which each row draws from a seed of its own: (weights, observations, seeds) -> chunks.
-
-    What a row draws is what a batch of that row alone would draw.
-    """
-
-    def one(params: Any, observations: dict[str, Any], seed: Any) -> jax.Array:
-        rows = {name: value[None] for name, value in observations.items()}
-        return act(params, rows, jax.random.key(seed))[0]
-
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+def _asked(policy: QChunkPolicy, state: TrainState) -> Policy:
+    """A policy with the weights of a state, as an evaluation asks it."""
+    acting = policy.with_weights(state.params, int(state.step))
+    return acting.chunks
 
 
 def main(config: QChunkConfig, name: str) -> None:
@@ -147,7 +132,8 @@ def main(config: QChunkConfig, name: str) -> None:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
-        processes.run_on_primary(lambda: data.write_norm_stats(config, folder.path))
+        beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
+        folder.kept |= {name: text.encode() for name, text in beside.items()}
         processes.run_on_primary(lambda: require_fit(config, dataset.dims(config.data.observation)))
         task = QChunkTask(config, folder.path, dataset)
         fit(config, task, folder, interaction=task.online)
@@ -168,6 +154,12 @@ def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
             observation = (config.data.observation, dims.observation)
             simulators.require_widths(field, name, config.data.path, observation=observation, action=dims.action)
             seen.add(name)
+
+
+def _beside(config: QChunkConfig, dataset: data.Dataset) -> dict[str, str]:
+    """Texts, by name, of the files without which the run's policy cannot be loaded."""
+    stats = norm_stats.to_json(data.compute_norm_stats(config))
+    return {NORM_STATS: stats, DIMS: dims_json(dataset.dims(config.data.observation))}
 
 
 def _record_if_missing(config: QChunkConfig) -> None:

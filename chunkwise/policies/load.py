@@ -1,7 +1,6 @@
 """From a folder to a policy, whichever package trained it."""
 
 import importlib
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,5 @@ def load_policy(
             f"{folder} is no run of this project (it has no config.json); weights in openpi's format need a config "
             "that says what model and robot they are for"
         )
-    if importlib.util.find_spec(f"{package}.policies") is None:
-        raise ConfigError(f"{folder}: expected one of openpi_ript; runs of {package} cannot be loaded yet")
     module = importlib.import_module(f"{package}.policies.policy")
     return module.load(folder, config=config, checkpoint=checkpoint, seed=seed)

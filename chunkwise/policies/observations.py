@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, UInt8
+from jaxtyping import Bool, Float32, Float64, UInt8
 
 from chunkwise.data.images import require_uint8
 from chunkwise.data.norm_stats import Affine
@@ -49,6 +49,43 @@ def numbers(observation: Mapping[str, Any], key: str, width: int) -> tuple[Float
     return wide.astype(np.float32), value.ndim == 1
 
 
+def known_numbers(
+    observation: Mapping[str, Any], key: str, shape: tuple[int, ...], *, rows: int, single: bool
+) -> tuple[Float64[np.ndarray, "b *s"], Bool[np.ndarray, "b *s"]]:
+    """Reads an entry of numbers, each of which may be None where it is not known.
+
+    Args:
+      observation: As it was sent.
+      key: Of the entry, which must be there; None: nothing of it is known.
+      shape: Of one row.
+      rows: Of the observation.
+      single: Whether it has no axis of rows.
+
+    Returns:
+      The numbers, 0 where they are not known, and which are.
+
+    Raises:
+      DataError: If it is missing, of another type or shape, not finite or above MAX_STATE.
+    """
+    value = entry(observation, key)
+    if value is None:
+        return np.zeros((rows, *shape)), np.zeros((rows, *shape), bool)
+    given = as_array(value, key)
+    known = np.array([one is not None for one in given.flat], bool).reshape(given.shape)
+    plain = all(isinstance(one, int | float | np.number) and not isinstance(one, bool) for one in given[known].flat)
+    whole = shape if single else (rows, *shape)
+    if given.shape != whole or not plain:
+        wanted = f"numbers {list(whole)}" if whole else "a number"
+        found = f"{given.dtype} {list(given.shape)}" if plain else repr(value)[:80]
+        raise DataError(f"{key}: expected {wanted}, None where it is not known, found {found}")
+    filled = np.where(known, given, 0).astype(np.float64)
+    bad = np.argwhere(~(np.abs(filled) <= MAX_STATE))
+    if len(bad):
+        at = f" at {bad[0].tolist()}" if whole else ""
+        raise DataError(f"{key}: expected numbers of at most {MAX_STATE:g}, found {filled[tuple(bad[0])]:g}{at}")
+    return filled.reshape(rows, *shape), known.reshape(rows, *shape)
+
+
 def normalised(affine: Affine, raw: Float32[np.ndarray, "b s"], key: str) -> Float32[np.ndarray, "b s"]:
     """Normalises numbers as in training. Raises DataError where one is absurd, above MAX_STATE."""
     with np.errstate(over="ignore"):
@@ -81,7 +118,7 @@ def images(
       may_be_off: Whether None is taken, for a camera that is off.
 
     Returns:
-      Images of each camera, resized; None where it is off.
+      Images of each camera, resized, in the order of `cameras`; None where it is off.
 
     Raises:
       DataError: If a camera is missing or too many, or an image is none of uint8 [h, w, 3] or [3, h, w].
@@ -92,7 +129,8 @@ def images(
         off = ", None for a camera that is off" if may_be_off else ""
         raise DataError(f"image: expected a dict with {list(cameras)}{off}; found {got}")
     found: dict[str, np.ndarray | None] = {}
-    for name, value in given.items():
+    for name in cameras:
+        value = given[name]
         if value is None and may_be_off:
             found[name] = None
             continue

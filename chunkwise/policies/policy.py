@@ -14,11 +14,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, UInt32
 
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.sampling import Purpose, generator, seed_of
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies.bounds import Bounds, require_finite
 from chunkwise.policies.spec import Spec
 
@@ -35,6 +35,9 @@ class Prepared:
 
 
 Request = TypeVar("Request", bound=Prepared)
+Draw = tuple[int, ...] | list[tuple[int, ...] | None]
+"""Numbers that seed what is drawn for an observation, its rows told apart by their place; or, as a list, for each row
+its own, wherever it stands, None where nobody looks at the row."""
 
 
 class Policy(abc.ABC, Generic[Request]):
@@ -131,7 +134,7 @@ class Policy(abc.ABC, Generic[Request]):
         self,
         observation: Mapping[str, Any],
         *,
-        draw: tuple[int, ...] | None = None,
+        draw: Draw | None = None,
         max_rows: int | None = None,
         **options: Any,
     ) -> Request:
@@ -140,7 +143,8 @@ class Policy(abc.ABC, Generic[Request]):
         Args:
           observation: As `infer`.
           draw: Numbers that seed what is drawn for this call: each row's is a function of them, the policy's seed and
-            the row's place in the observation. None: the number of calls since the last `reset`.
+            the row's place in the observation. A list has the numbers of each row, whose place then does not matter.
+            None: the number of calls since the last `reset`.
           max_rows: Rows that are taken; None: any number.
           options: Those of the class; None leaves one as it is.
 
@@ -197,7 +201,7 @@ class Policy(abc.ABC, Generic[Request]):
 
     @abc.abstractmethod
     def _prepare(
-        self, observation: Mapping[str, Any], draw: tuple[int, ...], max_rows: int | None, options: Mapping[str, Any]
+        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
     ) -> Request:
         """As `prepare`; options are known ones, none of them None."""
 
@@ -217,13 +221,18 @@ class Policy(abc.ABC, Generic[Request]):
         """Statistics of the training data's actions; None where there are none."""
         return None
 
-    def _row_generators(self, draw: tuple[int, ...], rows: int) -> list[np.random.Generator]:
+    def _row_generators(self, draw: Draw, rows: int) -> list[np.random.Generator]:
         """A generator a row, of (seed, draw, row). Of numpy: a number of rows that is new would have jax compile."""
-        return [generator(Purpose.SERVED_ACTION, *self._draw_name(draw), row) for row in range(rows)]
+        return [generator(Purpose.SERVED_ACTION, *name) for name in self._row_names(draw, rows)]
 
-    def _row_seeds(self, draw: tuple[int, ...], rows: int) -> np.ndarray:
+    def _row_seeds(self, draw: Draw, rows: int) -> UInt32[np.ndarray, " b"]:
         """A seed of 32 bits a row, of (seed, draw, row), for a program that makes jax keys of them."""
-        return np.array([seed_of(Purpose.SERVED_ACTION, *self._draw_name(draw), row) for row in range(rows)], np.uint32)
+        return np.array([seed_of(Purpose.SERVED_ACTION, *name) for name in self._row_names(draw, rows)], np.uint32)
 
-    def _draw_name(self, draw: tuple[int, ...]) -> tuple[int, ...]:
-        return (self._seed % 2**32, len(draw), *draw)
+    def _row_names(self, draw: Draw, rows: int) -> list[tuple[int, ...]]:
+        seed = self._seed % 2**32
+        if isinstance(draw, list):
+            if len(draw) != rows:
+                raise DataError(f"draw: expected the numbers of {rows} rows, found those of {len(draw)}")
+            return [(seed, len(own or ()), *(own or ()), 0) for own in draw]
+        return [(seed, len(draw), *draw, row) for row in range(rows)]

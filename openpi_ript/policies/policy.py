@@ -20,6 +20,7 @@ from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
+from chunkwise.policies.policy import Draw
 from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
@@ -165,7 +166,7 @@ class Policy(policy.Policy[Prepared]):
         }
 
     def _prepare(
-        self, observation: Mapping[str, Any], draw: tuple[int, ...], max_rows: int | None, options: Mapping[str, Any]
+        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
     ) -> Prepared:
         scale = self._scale(options.get("guidance_scale"))
         raw_state, single = observations.numbers(observation, "state", self.config.data.robot.state_dim)
@@ -233,7 +234,7 @@ class Policy(policy.Policy[Prepared]):
             raise ConfigError(f"guidance_scale is {scale}; expected a number of 0 or above")
         return used
 
-    def _noise(self, noise: np.ndarray | None, rows: int, draw: tuple[int, ...]) -> Float32[np.ndarray, "b t a"]:
+    def _noise(self, noise: np.ndarray | None, rows: int, draw: Draw) -> Float32[np.ndarray, "b t a"]:
         chunk = (self.config.model.action_horizon, self.config.model.action_dim)
         if noise is None:
             return np.stack([rng.standard_normal(chunk, np.float32) for rng in self._row_generators(draw, rows)])

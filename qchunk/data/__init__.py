@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations, specification_batch, specification_batches
-from qchunk.data.dataset import Dataset, Dims, compute_norm_stats, dims, open_dataset, write_norm_stats
+from qchunk.data.dataset import Dataset, Dims, compute_norm_stats, dims, open_dataset
 from qchunk.data.pool import Pool
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "open_dataset",
     "specification_batch",
     "specification_batches",
-    "write_norm_stats",
 ]
 
 

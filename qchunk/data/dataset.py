@@ -1,7 +1,7 @@
 """An indexed dataset with the normalisation that a run applies to it, and reading its episodes."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -85,17 +85,11 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
     stats = None
     if (data.action_norm, data.observation_norm) != ("none", "none"):
         stats = _norm_stats(data, source)
-
-    def norm(mode: Normalization, key: str, name: str) -> Affine:
-        nonlocal notes
-        if stats is None or mode == "none":
-            return norm_stats.identity(source.dims[name])
-        affine, floored = norm_stats.normalizer(stats[key], mode, name)
-        notes += floored
-        return affine
-
-    action = norm(data.action_norm, "actions", "action")
-    observation = norm(data.observation_norm, "state", data.observation)
+    action, floored = affine(stats, data.action_norm, "actions", source.dims["action"], name="action")
+    notes += floored
+    width = source.dims[data.observation]
+    observation, floored = affine(stats, data.observation_norm, "state", width, name=data.observation)
+    notes += floored
     return Dataset(
         files=files,
         source=source,
@@ -108,6 +102,23 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
     )
 
 
+def affine(
+    stats: Mapping[str, NormStats] | None, mode: Normalization, key: str, width: int, *, name: str
+) -> tuple[Affine, tuple[str, ...]]:
+    """Makes the normalisation of an array, and a note for each dimension whose scale has the floor.
+
+    Args:
+      stats: By key; None where nothing is normalised.
+      mode: Of the config.
+      key: "state" or "actions".
+      width: Dimensions of the array.
+      name: Of the array, for the notes.
+    """
+    if stats is None or mode == "none":
+        return norm_stats.identity(width), ()
+    return norm_stats.normalizer(stats[key], mode, name)
+
+
 def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
     """Statistics of "state" (the array that data.observation names) and "actions", in openpi's keys.
 
@@ -117,13 +128,6 @@ def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
       DataError: The dataset or the JSON is missing or bad.
     """
     return _norm_stats(config.data, open_source(config.data)[0])
-
-
-def write_norm_stats(config: QChunkConfig, folder: Path) -> Path:
-    """Writes the statistics that the run uses to <folder>/norm_stats.json, as openpi does; returns the path."""
-    path = folder / "norm_stats.json"
-    norm_stats.save(path, compute_norm_stats(config))
-    return path
 
 
 def _norm_stats(data: DataConfig, source: EpisodeSource) -> dict[str, NormStats]:

@@ -1,24 +1,19 @@
-"""A server of a toy policy in a thread, and a client written from the protocol's description."""
+"""A toy policy to serve, and a request to it."""
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgpack
-import numpy as np
-from websockets.sync.client import ClientConnection, connect
 
-from chunkwise.policies.server import PolicyServer
 from openpi_ript.data.dataset import open_data
 from openpi_ript.model.pi0 import Pi0
 from openpi_ript.policies.policy import Policy
+from tests.chunkwise.policies.serving import wire
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.toy_policy import random_params
 
-SIZES = (1, 4)
 TOKEN = "a-token-of-enough-letters"
 
 
@@ -29,60 +24,6 @@ def toy_policy(folder: Path) -> Iterator[Policy]:
     config = small_config(root, root)
     with quick_compiling(folder / "cache"):
         yield Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats, step=7)
-
-
-class Running:
-    """A server in a thread with an event loop of its own."""
-
-    def __init__(self, server: PolicyServer) -> None:
-        self._server = server
-        self._listening = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self._thread.start()
-        assert self._listening.wait(30)
-
-    async def _run(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with await self._server.start("127.0.0.1", 0) as listening:
-            self.port = listening.sockets[0].getsockname()[1]
-            self._listening.set()
-            await self._stop.wait()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
-        self._server.close()
-
-
-@contextlib.contextmanager
-def running(policy: Policy, **settings: Any) -> Iterator[int]:
-    """The port of a server."""
-    listening = Running(PolicyServer(policy, batch_sizes=SIZES, **settings))
-    try:
-        yield listening.port
-    finally:
-        listening.close()
-
-
-def client(port: int, **settings: Any) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, **settings)
-
-
-def wire(array: np.ndarray) -> dict[bytes, Any]:
-    """An array as the protocol describes it."""
-    return {b"__ndarray__": True, b"data": array.tobytes(), b"dtype": array.dtype.str, b"shape": list(array.shape)}
-
-
-def read(message: str | bytes) -> Any:
-    """A message with its arrays, decoded by the protocol's description and nothing of the server's code."""
-    assert isinstance(message, bytes), message
-
-    def decode(value: dict[Any, Any]) -> Any:
-        if b"__ndarray__" in value:
-            return np.frombuffer(value[b"data"], value[b"dtype"]).reshape(value[b"shape"])
-        return value
-
-    return msgpack.unpackb(message, object_hook=decode)
 
 
 def request(policy: Policy, **changes: Any) -> bytes:

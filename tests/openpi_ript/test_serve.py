@@ -17,7 +17,8 @@ from chunkwise.policies.access import Access
 from chunkwise.policies.wire import pack, rename, unpack
 from openpi_ript import serve
 from openpi_ript.policies.policy import Policy
-from tests.openpi_ript.serving import TOKEN, client, read, request, running, toy_policy, wire
+from tests.chunkwise.policies.serving import client, read, running, wire
+from tests.openpi_ript.serving import TOKEN, request, toy_policy
 
 NAMES = {"observation/image": "image/base_0_rgb", "observation/wrist_image": "image/left_wrist_0_rgb"}
 
@@ -218,7 +219,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.Capt
     assert serve.main([str(tmp_path), "--rename", "image"]) == 64
     assert "expected CLIENT=POLICY" in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--config", "configs/qchunk/debug.py"]) == 64
-    assert "expected one of openpi_ript" in capsys.readouterr().err
+    assert "a policy of qchunk is that of a run" in capsys.readouterr().err
     command = [
         str(tmp_path),
         "--config",

@@ -19,8 +19,9 @@ from chunkwise.policies import server
 from chunkwise.policies.access import Access
 from chunkwise.policies.server import Limits
 from openpi_ript.policies.policy import Policy
+from tests.chunkwise.policies.serving import client, read, running, wire
 from tests.openpi_ript.compilations import compilations
-from tests.openpi_ript.serving import TOKEN, client, read, request, running, toy_policy, wire
+from tests.openpi_ript.serving import TOKEN, request, toy_policy
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""A trained policy of a run: loading and calling it, in evaluation, on a robot, behind a server."""

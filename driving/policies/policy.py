@@ -1,0 +1,213 @@
+"""A run's waypoint model as a policy: what evaluation measures and what is served are this one object.
+
+policy = chunkwise.load_policy("runs/driving-waypoints-...")
+waypoints = policy.infer({"image": images, "speed_mps": 8.1, "yaw_rate_radps": 0.0, "past_speed_mps": [8.0, 7.9, None],
+                          "past_yaw_rate_radps": [0.0, 0.0, None], "route_command": "left"})["actions"]
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float32
+
+from chunkwise.arrays import PyTree
+from chunkwise.checkpoint.weights import Which, read_weights
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.saved import read_config
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.policies import observations, policy
+from chunkwise.policies.policy import Draw, Prepared
+from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
+from chunkwise.train import rngs
+from driving.config import DrivingConfig
+from driving.data.episodes import ROUTE_COMMANDS
+from driving.data.images import stretch
+from driving.data.tables import PAST_S
+from driving.model.heads import WaypointModel
+from driving.tasks import waypoints
+
+INPUTS = ("images", "image_valid", "motion", "past_motion", "route_command")
+"""What the model is given of a batch."""
+
+
+class WaypointPolicy(policy.Policy[Prepared]):
+    """Waypoints from what the car sees, how it moves and where the route goes; nothing is drawn."""
+
+    def __init__(self, config: DrivingConfig, params: PyTree, *, step: int = 0, seed: int = 0) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          config: Of the run.
+          params: Its weights, of the moving average where one is kept.
+          step: Updates that made the weights.
+          seed: Seeds nothing here.
+
+        Raises:
+          ConfigError: If the run is a pretraining, which has no policy.
+        """
+        super().__init__(step=step, seed=seed)
+        if config.waypoints is None:
+            raise ConfigError("objective is set: this run is a pretraining; expected one that learnt waypoints")
+        self.config = config
+        self._settings = config.waypoints
+        self._params = params
+        model: Any = waypoints.make_model(config)  # Any: flax's modules hash, and their types do not say so
+        self._program = _program(model)
+
+    @property
+    def spec(self) -> Spec:
+        """What the run's model uses: entries that waypoints.use_* switch off are not asked for."""
+        settings, data = self._settings, self.config.data
+        cameras = data.cameras if settings.use_cameras else ()
+        seen = {f"image/{name}": image_entry(name, data.image_size, may_be_none=True) for name in cameras}
+
+        def number(unit: str, meaning: str, *shape: int) -> Entry:
+            return Entry(shape=shape, dtype="float64", unit=unit, meaning=meaning, may_be_none=True)
+
+        moments = ", ".join(f"{seconds:g}" for seconds in PAST_S)
+        for name, unit, what in _MOTION:
+            if settings.use_ego or settings.use_past:
+                seen[name] = number(unit, f"{what} now")
+            if settings.use_past:
+                before = f"{what} at {moments} s before; None in the place of one that is not known"
+                seen[f"past_{name}"] = number(unit, before, len(PAST_S))
+        if settings.use_command:
+            seen["route_command"] = Entry(
+                shape=(), dtype=TEXT, unit="words", meaning="where the route goes", choices=ROUTE_COMMANDS
+            )
+        steps, dt_s = data.waypoint_steps, data.waypoint_dt_s
+        return Spec(
+            observation=seen,
+            actions=Entry(
+                shape=(steps, 2),
+                dtype="float32",
+                unit="m in the vehicle frame of the observation: x forward, y left",
+                meaning=f"waypoints: where the car is after {dt_s:g}, {2 * dt_s:g}, ... {steps * dt_s:g} s",
+            ),
+        )
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client should know, as plain values."""
+        cameras = self.config.data.cameras if self._settings.use_cameras else ()
+        return super().metadata | {"model": "waypoints", "cameras": list(cameras)}
+
+    def predict(self, batch: Mapping[str, Any]) -> Float32[np.ndarray, "b t 2"]:
+        """Returns the waypoints of a batch of `tasks.waypoints.inputs`, as `infer` does of an observation."""
+        return np.asarray(self._compute({name: batch[name] for name in INPUTS}))
+
+    def _prepare(
+        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
+    ) -> Prepared:
+        rows, single = self._rows(observation)
+        observations.require_rows("observation", rows, max_rows)
+        images, valid = self._images(observation, rows, single)
+        now, past = [], []
+        for name, _, _ in _MOTION:
+            value, change = self._motion(observation, name, rows, single)
+            now.append(value)
+            past.append(change)
+        inputs = {
+            "images": images,
+            "image_valid": valid,
+            "motion": np.stack(now, axis=-1).astype(np.float32),
+            "past_motion": np.concatenate(past, axis=-1).astype(np.float32),
+            "route_command": self._command(observation, rows, single),
+        }
+        return Prepared(inputs=inputs, rows=rows, single=single)
+
+    def _rows(self, observation: Mapping[str, Any]) -> tuple[int, bool]:
+        """Rows, and whether the observation has no axis of them; by the first entry that is not None."""
+        images = observation.get("image")
+        given = {"speed_mps": 0, "yaw_rate_radps": 0, "route_command": 0}
+        values = [(observation.get(name), ndim) for name, ndim in given.items() if name in self.spec.observation]
+        values += [(value, 3) for value in images.values()] if isinstance(images, Mapping) else []
+        for value, ndim in values:
+            if value is not None:
+                single = isinstance(value, str) or observations.as_array(value, "observation").ndim <= ndim
+                return (1, True) if single else (len(value), False)
+        return 1, True
+
+    def _images(self, observation: Mapping[str, Any], rows: int, single: bool) -> tuple[np.ndarray, np.ndarray]:
+        data = self.config.data
+        images = np.zeros((rows, len(data.cameras), *data.image_size, 3), np.uint8)
+        valid = np.zeros((rows, len(data.cameras)), bool)
+        if not self._settings.use_cameras:
+            return images, valid
+        found = observations.images(
+            observation,
+            data.cameras,
+            lambda image: stretch(image, *data.image_size),
+            rows=rows,
+            single=single,
+            may_be_off=True,
+        )
+        for k, stack in enumerate(found.values()):
+            if stack is not None:
+                images[:, k], valid[:, k] = stack, True
+        if rows and valid[0].sum() < data.min_cameras:
+            raise DataError(
+                f"image: expected at least {data.min_cameras} cameras that are on, as in training "
+                f"(data.min_cameras), found {valid[0].sum()}"
+            )
+        return images, valid
+
+    def _motion(
+        self, observation: Mapping[str, Any], name: str, rows: int, single: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A quantity now, 0 where unknown, and by how much it differed at each of PAST_S, as `tables` has it."""
+        wanted = self.spec.observation
+        value, known = np.zeros(rows), np.zeros(rows, bool)
+        if name in wanted:
+            value, known = observations.known_numbers(observation, name, (), rows=rows, single=single)
+        change = np.zeros((rows, len(PAST_S)))
+        if f"past_{name}" in wanted:
+            before, there = observations.known_numbers(
+                observation, f"past_{name}", (len(PAST_S),), rows=rows, single=single
+            )
+            change = np.where(there & known[:, None], value[:, None] - before, 0.0)
+        return value, change
+
+    def _command(self, observation: Mapping[str, Any], rows: int, single: bool) -> np.ndarray:
+        if not self._settings.use_command:
+            return np.zeros(rows, np.int32)
+        words = observations.texts(observation, "route_command", rows=rows, single=single)
+        if wrong := sorted(set(words) - set(ROUTE_COMMANDS)):
+            raise DataError(f"route_command: expected one of {', '.join(ROUTE_COMMANDS)}, found {wrong[0]!r:.80}")
+        return np.array([ROUTE_COMMANDS.index(word) for word in words], np.int32)
+
+    def _compute(self, inputs: Any) -> Any:
+        return self._program(self._params, inputs)
+
+    def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
+        return chunk
+
+
+_MOTION = (("speed_mps", "m/s", "speed"), ("yaw_rate_radps", "rad/s, to the left", "yaw rate"))
+"""Entries of an observation that say how the car moves: name, unit, what it is."""
+
+
+@functools.cache
+def _program(model: WaypointModel) -> Callable[[PyTree, Any], jax.Array]:
+    """The compiled model: one for all policies and evaluations of a run."""
+    return jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
+
+
+def load(folder: Path, *, config: ExperimentConfig | None, checkpoint: int | Which, seed: int) -> WaypointPolicy:
+    """Loads the policy of a run; nothing but its folder is needed. See `chunkwise.load_policy`."""
+    if config is not None:
+        raise ConfigError(f"{folder}: a policy of driving is that of a run with its own config; expected no other")
+    own = read_config(folder, DrivingConfig)
+    if own.waypoints is None:
+        raise ConfigError(
+            f"{folder}: a pretraining, which has no policy; expected a run that learnt waypoints, such as one with "
+            f"--waypoints.weights {folder}"
+        )
+    step, params = read_weights(
+        folder, own, lambda: waypoints.init_params(own, rngs.key(0, "init")), checkpoint=checkpoint
+    )
+    return WaypointPolicy(own, params, step=step, seed=seed)

@@ -1,0 +1,250 @@
+"""A run's agent as a policy: what evaluation asks, what a robot is driven by, and what is served are this one object.
+
+policy = chunkwise.load_policy("runs/qchunk-cube_single-...")
+actions = policy.infer({"state": state, "image": {"top": image}})["actions"]
+"""
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float32, UInt8, UInt32
+
+from chunkwise.arrays import PyTree
+from chunkwise.checkpoint.weights import Which, read_weights
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.saved import read_config
+from chunkwise.data import norm_stats
+from chunkwise.data.images import resize_into
+from chunkwise.data.norm_stats import Affine, NormStats
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.strict_json import read_json
+from chunkwise.policies import observations, policy
+from chunkwise.policies.policy import Draw, Prepared
+from chunkwise.policies.spec import Entry, Spec, image_entry
+from qchunk.agents.base import Agent
+from qchunk.agents.make import make_agent
+from qchunk.agents.qc import QCAgent
+from qchunk.config import QChunkConfig
+from qchunk.data.dataset import Dims, affine
+
+NORM_STATS, DIMS = "norm_stats.json", "dims.json"
+"""Files of a run's folder beside its checkpoints: statistics of its data, and the widths of its networks."""
+
+Way = Literal["policy", "behaviour_cloning"]
+"""policy: as agent.policy says. behaviour_cloning: the flow alone, which imitates the data."""
+
+
+class QChunkPolicy(policy.Policy[Prepared]):
+    """The chunk that the run's way of choosing gives: best of N, one-step policy, Gaussian, or the flow alone.
+
+    Option of a call in this process:
+      seeds: uint32, one a row, of what the row draws; by default they are functions of `draw`.
+    """
+
+    local_options = ("seeds",)
+
+    def __init__(
+        self,
+        agent: Agent,
+        params: PyTree,
+        *,
+        observation_norm: Affine,
+        action_norm: Affine,
+        stats: Mapping[str, NormStats] | None = None,
+        way: Way = "policy",
+        step: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          agent: Of the run.
+          params: Its weights, of the moving average where one is kept.
+          observation_norm: Of the array that data.observation names, as in training.
+          action_norm: Of the actions.
+          stats: Of "state" and "actions", for bounds; None: there are none.
+          way: How a chunk is chosen.
+          step: Updates that made the weights.
+          seed: Of what is drawn.
+
+        Raises:
+          ConfigError: If the flow is asked for, and the agent has none.
+        """
+        super().__init__(step=step, seed=seed)
+        if way == "behaviour_cloning" and not isinstance(agent, QCAgent):
+            raise ConfigError(f"agent.policy is {agent.config.agent.policy}, which learns no flow of the data alone")
+        self.agent = agent
+        self.config = agent.config
+        self.cameras = agent.dims.cameras if agent.encoder is not None else ()
+        """Whose images the networks see."""
+        self._params, self._stats = params, stats
+        self._observation_norm, self._action_norm = observation_norm, action_norm
+        choose = agent.act
+        if isinstance(agent, QCAgent) and way == "behaviour_cloning":
+            choose = agent.act_flow
+        self._program = by_row(choose)
+
+    def with_weights(self, params: PyTree, step: int) -> "QChunkPolicy":
+        """Returns the same policy with other weights, and the programs that are compiled already."""
+        other = copy.copy(self)
+        other._params, other.step = params, step
+        return other
+
+    @property
+    def spec(self) -> Spec:
+        """Cameras and state as in the recordings; actions in their units."""
+        data, dims = self.config.data, self.agent.dims
+        size = dims.image_size or (0, 0)
+        recorded = f"/{data.action}" if data.action == "action" else f"/observations/{data.action}"
+        return Spec(
+            observation={
+                **{f"image/{name}": image_entry(name, size, may_be_none=False) for name in self.cameras},
+                "state": Entry(
+                    shape=(dims.observation,),
+                    dtype="float32",
+                    unit=f"as recorded in /observations/{data.observation}",
+                    meaning="not normalised",
+                ),
+            },
+            actions=Entry(
+                shape=(self.agent.action_horizon, dims.action),
+                dtype="float32",
+                unit=f"as recorded in {recorded}",
+                meaning="one action an environment step",
+            ),
+        )
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client should know, as plain values."""
+        return super().metadata | {
+            "model": self.config.agent.policy,
+            "cameras": list(self.cameras),
+            "state_dim": self.agent.dims.observation,
+        }
+
+    def chunks(self, seen: Mapping[str, np.ndarray], seeds: UInt32[np.ndarray, " b"]) -> Float32[np.ndarray, "b t a"]:
+        """Returns what `infer` does for what a simulator shows. They may hold NaN: whoever plays looks.
+
+        Args:
+          seen: Rows of `qpos`, `state`, and `images` (b, k, h, w, 3) in the order of data.cameras.
+          seeds: Of what each row draws.
+        """
+        observation: dict[str, Any] = {"state": seen[self.config.data.observation]}
+        if self.cameras:
+            observation["image"] = {name: seen["images"][:, k] for k, name in enumerate(self.cameras)}
+        return self._denormalised(self.act([self.prepare(observation, seeds=seeds)])[0])
+
+    def _prepare(
+        self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
+    ) -> Prepared:
+        dims = self.agent.dims
+        raw, single = observations.numbers(observation, "state", dims.observation)
+        rows = len(raw)
+        observations.require_rows("state", rows, max_rows)
+        name = self.config.data.observation
+        sent: dict[str, Any] = {name: observations.normalised(self._observation_norm, raw, "state")}
+        if self.cameras:
+            images = observations.images(
+                observation, self.cameras, self._resized, rows=rows, single=single, may_be_off=False
+            )
+            sent["images"] = np.stack([image for image in images.values() if image is not None], axis=1)
+        seeds = options.get("seeds", self._row_seeds(draw, rows))
+        if seeds.shape != (rows,) or seeds.dtype != np.uint32:
+            raise DataError(f"seeds: expected {rows} of uint32, found {seeds.dtype} {list(seeds.shape)}")
+        return Prepared(inputs=(sent, seeds), rows=rows, single=single)
+
+    def _resized(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
+        """As the pool resizes what it decodes."""
+        size = self.agent.dims.image_size
+        if size is None or image.shape[:2] == size:
+            return image
+        out = np.empty((*size, 3), np.uint8)
+        resize_into(image, out)
+        return out
+
+    def _compute(self, inputs: Any) -> Any:
+        return self._program(self._params, *inputs)
+
+    def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
+        return self._action_norm.invert(chunk)
+
+    def _action_stats(self) -> NormStats | None:
+        return None if self._stats is None else self._stats.get("actions")
+
+
+def by_row(act: Callable[[PyTree, Mapping[str, Any], Any], jax.Array]) -> Callable[..., jax.Array]:
+    """Compiles a policy in which each row draws from a seed of its own: (weights, observations, seeds) -> chunks.
+
+    What a row draws is what a batch of that row alone would draw.
+    """
+
+    def one(params: PyTree, seen: Mapping[str, Array], seed: Array) -> Array:
+        rows = {name: array[None] for name, array in seen.items()}
+        return act(params, rows, jax.random.key(seed))[0]
+
+    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+
+
+def dims_json(dims: Dims) -> str:
+    """Returns the text of a run's dims.json."""
+    size = None if dims.image_size is None else list(dims.image_size)
+    return json.dumps({"observation": dims.observation, "action": dims.action, "image_size": size}) + "\n"
+
+
+def load(folder: Path, *, config: ExperimentConfig | None, checkpoint: int | Which, seed: int) -> QChunkPolicy:
+    """Loads the policy of a run; nothing but its folder is needed. See `chunkwise.load_policy`."""
+    if config is not None:
+        raise ConfigError(f"{folder}: a policy of qchunk is that of a run with its own config; expected no other")
+    own = read_config(folder, QChunkConfig)
+    stats = norm_stats.load(folder / NORM_STATS)
+    agent = make_agent(own, read_dims(folder, own, stats))
+    data, dims = own.data, agent.dims
+    step, params = read_weights(folder, own, lambda: agent.init(jax.random.key(0)).params, checkpoint=checkpoint)
+    return QChunkPolicy(
+        agent,
+        params,
+        observation_norm=affine(stats, data.observation_norm, "state", dims.observation, name="state")[0],
+        action_norm=affine(stats, data.action_norm, "actions", dims.action, name="action")[0],
+        stats=stats,
+        step=step,
+        seed=seed,
+    )
+
+
+def read_dims(folder: Path, config: QChunkConfig, stats: Mapping[str, NormStats]) -> Dims:
+    """Reads what the networks of a run were made for.
+
+    A run of an earlier version has no dims.json; its widths are those of the statistics, the size of its images that of
+    its config.
+
+    Raises:
+      DataError: dims.json is none, or the size of the images cannot be told.
+    """
+    if missing := sorted({"state", "actions"} - set(stats)):
+        raise DataError(f"{folder / NORM_STATS}: expected statistics of {' and '.join(missing)}, found {sorted(stats)}")
+    size, cameras = config.data.image_size, config.data.cameras
+    path = folder / DIMS
+    if path.exists():
+        tree = read_json(path)
+        found = tree.get("image_size") if isinstance(tree, dict) else None
+        if found is not None and not _is_size(found):
+            raise DataError(f"{path}: expected image_size of two whole numbers above 0, found {found!r:.80}")
+        size = None if found is None else (found[0], found[1])
+    if cameras and size is None:
+        raise DataError(
+            f"{folder}: expected the size of the images in {DIMS} or data.image_size, found neither; a run of an "
+            f'earlier version. Write {{"image_size": [height, width]}} of its recordings into {DIMS}'
+        )
+    widths = len(stats["state"].mean), len(stats["actions"].mean)
+    return Dims(observation=widths[0], action=widths[1], cameras=cameras, image_size=size if cameras else None)
+
+
+def _is_size(value: Any) -> bool:
+    whole = isinstance(value, list) and len(value) == 2 and all(type(n) is int for n in value)
+    return whole and all(0 < n <= 1 << 14 for n in value)

@@ -1,0 +1,198 @@
+"""A run's waypoints as a policy: what evaluation computes is what is loaded and served; what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
+from chunkwise.config.saved import flatten
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.policies.load import load_policy
+from chunkwise.policies.policy import Policy
+from driving import evaluate, train
+from driving.config import (
+    CAMERAS,
+    ConvConfig,
+    DataConfig,
+    DrivingConfig,
+    EvalConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    WaypointConfig,
+)
+from driving.data.batches import open_data
+from driving.policies.policy import WaypointPolicy
+from tests.chunkwise.policies.serving import ask, client, read, running
+from tests.driving.drives import SIZE, write_drive
+
+FRAMES, DT = 12, 0.25
+
+
+def change(tree: dict[str, Any]) -> None:
+    """Speeds and turns that differ from frame to frame, some unknown, and an image that is missing."""
+    for i, frame in enumerate(tree["frames"]):
+        state = frame["observations"]["state"]
+        state["speed_mps"], state["yaw_rate_radps"] = 5.0 + 0.3 * i * i, 0.02 * i
+        frame["observations"]["route_command"] = ("left", "straight", "right")[i % 3]
+    for camera in ("front_left", "side_right"):
+        tree["frames"][7]["observations"]["cameras"][camera]["image_path"] = None
+
+
+@pytest.fixture(scope="module")
+def drives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drives")
+    for i in range(6):
+        write_drive(folder, f"drive_{i}", frames=FRAMES, dt=DT, start_yaw=float(i), change=change)
+    return folder
+
+
+def config_of(drives: Path, run: Path, **settings: Any) -> DrivingConfig:
+    return DrivingConfig(
+        run=RunConfig(dir=str(run)),
+        train=TrainConfig(steps=4, batch_size=4, ema_decay=0.5),
+        data=DataConfig(path=str(drives), image_size=SIZE, val_fraction=0.2, test_fraction=0.2),
+        model=ModelConfig(conv=ConvConfig(channels=(8, 8), blocks=(0, 1)), camera_width=8, scene_width=16),
+        optim=OptimConfig(learning_rate=1e-2),
+        waypoints=WaypointConfig(hidden_sizes=(16,), **settings),
+        eval=EvalConfig(batch_size=4, bootstrap=20, blind_updates=5, pictures=0),
+        checkpoint=CheckpointConfig(every=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(drives: Path) -> Path:
+    folder = drives.parent / f"{drives.name}-run"
+    train.main(config_of(drives, folder), "test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(run: Path) -> WaypointPolicy:
+    policy = load_policy(run)
+    assert isinstance(policy, WaypointPolicy)
+    return policy
+
+
+def observation(drives: Path, frame: int) -> dict[str, Any]:
+    """Of drive_0, from its files alone: the moments before are 1, 2 and 4 frames away."""
+    frames = json.loads((drives / "drive_0.json").read_text())["frames"]
+    images: dict[str, Any] = {}
+    for camera, seen in frames[frame]["observations"]["cameras"].items():
+        path = seen["image_path"]
+        images[camera] = (
+            None if path is None else simplejpeg.decode_jpeg((drives / path).read_bytes(), colorspace="RGB")
+        )
+    found: dict[str, Any] = {"image": images, "route_command": frames[frame]["observations"]["route_command"]}
+    for name in ("speed_mps", "yaw_rate_radps"):
+        values = [one["observations"]["state"][name] for one in frames]
+        found[name] = values[frame]
+        found[f"past_{name}"] = [values[frame - k] if frame >= k else None for k in (1, 2, 4)]
+    return found
+
+
+def batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    images = {camera: np.stack([row["image"][camera] for row in rows]) for camera in CAMERAS}
+    return {name: images if name == "image" else [row[name] for row in rows] for name in rows[0]}
+
+
+@pytest.mark.slow
+def test_what_evaluation_computes_is_what_is_loaded_and_served(drives: Path, run: Path, loaded: WaypointPolicy):
+    data = open_data(loaded.config.data, "all")
+    episode = data.index.ids.index("drive_0")
+    start = int(data.index.starts[episode])
+    frames = [0, 3, 5, 11]
+    params = loaded._params
+    expected = evaluate.predict(loaded.config, params, data, np.array([start + frame for frame in frames]))
+    rows = [observation(drives, frame) for frame in frames]
+    actions = loaded.infer(batch(rows))["actions"]
+    assert (actions.shape, actions.dtype) == ((4, 20, 2), np.dtype(np.float32))
+    np.testing.assert_array_equal(actions, expected)
+    assert np.abs(expected - expected[:1]).max() > 0.1
+
+    masked = observation(drives, 7)
+    assert [name for name, image in masked["image"].items() if image is None] == ["front_left", "side_right"]
+    alone = evaluate.predict(
+        dataclasses.replace(loaded.config, eval=dataclasses.replace(loaded.config.eval, batch_size=1)),
+        params,
+        data,
+        np.array([start + 7]),
+    )
+    np.testing.assert_array_equal(loaded.infer(masked)["actions"], alone[0])
+    black = {
+        name: np.zeros((*SIZE, 3), np.uint8) if image is None else image for name, image in masked["image"].items()
+    }
+    assert np.abs(loaded.infer(masked | {"image": black})["actions"] - alone[0]).max() > 1e-5, "black is not absent"
+
+    served = load_policy(run)
+    with running(served) as port, client(port) as connection:
+        assert read(connection.recv())["spec"] == loaded.spec.plain()
+        for one in (rows[0], masked):
+            np.testing.assert_array_equal(ask(connection, one)["actions"], loaded.infer(one)["actions"])
+        assert ask(connection, rows[0] | {"speed_mps": "fast"}).startswith("speed_mps: expected a number")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("speed_mps", float("nan"), r"speed_mps: expected numbers of at most 1e\+06, found nan"),
+        ("speed_mps", True, "speed_mps: expected a number, None where it is not known, found True"),
+        ("speed_mps", 1e9, r"speed_mps: expected numbers of at most 1e\+06, found 1e\+09"),
+        ("past_speed_mps", [1.0, None], r"past_speed_mps: expected numbers \[3\], None where .* found object \[2\]"),
+        ("past_yaw_rate_radps", [0.0, np.inf, None], r"past_yaw_rate_radps: .* found inf at \[1\]"),
+        ("past_speed_mps", [[1.0], [1.0, 2.0]], "past_speed_mps: expected an array"),
+        ("route_command", "back", "route_command: expected one of unknown, left, straight, right, found 'back'"),
+        ("route_command", None, "route_command: expected text, found NoneType"),
+        ("image", {"front": None}, "image: expected a dict with"),
+        ("image", dict.fromkeys(CAMERAS), r"image: expected at least 1 cameras that are on, .* found 0"),
+        ("image", dict.fromkeys(CAMERAS, np.zeros((4, 4, 3))), "image front: expected uint8"),
+    ],
+)
+def test_a_bad_observation_is_refused_by_name(
+    drives: Path, loaded: WaypointPolicy, entry: str, value: Any, message: str
+):
+    seen = observation(drives, 5)
+    with pytest.raises(DataError, match=message):
+        loaded.infer(seen | {entry: value})
+    del seen[entry]
+    with pytest.raises(DataError, match=f"{entry}: expected it in the observation, found"):
+        loaded.infer(seen)
+
+
+@pytest.mark.slow
+def test_what_is_unknown_counts_as_in_training(drives: Path, loaded: WaypointPolicy):
+    """0 where speed or yaw rate is not known, and no change where either end of it is not."""
+    seen = observation(drives, 5)
+    unknown = seen | {"speed_mps": None}
+    prepared = loaded.prepare(unknown).inputs
+    np.testing.assert_allclose(prepared["motion"], [[0.0, 0.1]], rtol=1e-6)
+    np.testing.assert_allclose(prepared["past_motion"], [[0, 0, 0, 0.02, 0.04, 0.08]], rtol=1e-5)
+    first = loaded.prepare(seen | {"past_speed_mps": [None, 11.0, None], "past_yaw_rate_radps": None}).inputs
+    np.testing.assert_allclose(first["past_motion"], [[0, 1.5, 0, 0, 0, 0]], rtol=1e-5)
+    assert loaded.prepare(seen).inputs["route_command"].tolist() == [3]
+
+
+@pytest.mark.slow
+def test_only_what_the_model_uses_is_asked_for(drives: Path, tmp_path: Path):
+    blind = config_of(drives, tmp_path / "run", use_cameras=False, use_past=False)
+    train.main(dataclasses.replace(blind, train=dataclasses.replace(blind.train, steps=2, ema_decay=None)), "test")
+    policy = load_policy(tmp_path / "run")
+    assert list(policy.spec.observation) == ["speed_mps", "yaw_rate_radps", "route_command"]
+    assert policy.infer(policy.example())["actions"].shape == (20, 2)
+    rows = {"speed_mps": [None, 3.0], "yaw_rate_radps": [0.0, None], "route_command": "left"}
+    assert policy.infer(rows)["actions"].shape == (2, 20, 2)
+    assert isinstance(policy, Policy)
+
+
+def test_a_pretraining_has_no_policy(drives: Path, tmp_path: Path):
+    first = dataclasses.replace(
+        config_of(drives, tmp_path), waypoints=None, objective=ObjectiveConfig(cross_camera=1.0)
+    )
+    (tmp_path / "config.json").write_text(json.dumps(flatten(first)))
+    with pytest.raises(ConfigError, match="a pretraining, which has no policy; expected a run that learnt waypoints"):
+        load_policy(tmp_path)

@@ -1,0 +1,282 @@
+"""A run's policy: what evaluation asked is what is loaded and served; by hand; what is refused."""
+
+import dataclasses
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import qchunk.train
+from chunkwise.checkpoint.reader import read_arrays
+from chunkwise.checkpoint.weights import read_weights
+from chunkwise.config.experiment import CheckpointConfig, TrainConfig
+from chunkwise.data import norm_stats
+from chunkwise.data.images import resize_into
+from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.policies.load import load_policy
+from chunkwise.policies.policy import Policy
+from qchunk.config import EncoderConfig, EvalConfig, GaussianConfig, QChunkConfig
+from qchunk.data.dataset import Dims
+from qchunk.policies.policy import QChunkPolicy, dims_json, read_dims
+from tests.chunkwise.policies.serving import ask, client, read, running
+from tests.qchunk import pictures as recorded
+from tests.qchunk import recordings
+
+ACTION, STATE = recordings.ACTION, recordings.STATE
+CAMERAS, SIZE = ("cam_left_wrist", "cam_high"), (12, 16)
+SEEDS = np.array([5, 2**32 - 1, 5], np.uint32)
+ENCODER = EncoderConfig(widths=(4,), blocks=1, feature_size=4)
+
+
+def config_of(root: Path, run: Path, *, agent: dict[str, Any], images: bool) -> QChunkConfig:
+    """Six updates; an evaluation at the end, of which the tests play none."""
+    seen = {"cameras": CAMERAS, "image_size": SIZE} if images else {}
+    base = recordings.config(
+        root, observation="state", action_norm="quantile", observation_norm="mean_std", batch=4, horizon=3, **seen
+    )
+    small = {"hidden_sizes": (16,), "flow_steps": 2, "num_samples": 4, "encoder": ENCODER if images else None}
+    return dataclasses.replace(
+        base,
+        run=dataclasses.replace(base.run, dir=str(run)),
+        train=TrainConfig(steps=6, batch_size=4, ema_decay=0.5),
+        agent=dataclasses.replace(base.agent, **(small | agent)),
+        eval=EvalConfig(env="none", videos=0),
+        checkpoint=CheckpointConfig(every=3),
+    )
+
+
+def shown(rows: int) -> dict[str, np.ndarray]:
+    """What a simulator would show, in its own units."""
+    rng = np.random.default_rng(5)
+    return {
+        "qpos": rng.normal(size=(rows, recordings.QPOS)).astype(np.float32),
+        "state": rng.normal(size=(rows, STATE)).astype(np.float32),
+        "images": rng.integers(0, 256, (rows, len(CAMERAS), *SIZE, 3)).astype(np.uint8),
+    }
+
+
+def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, *, images: bool = False, **agent: Any) -> list[np.ndarray]:
+    """Trains; returns what the run's evaluation was answered, for the policy and then for behaviour cloning."""
+    root = folder / "data"
+    for number in range(4):
+        recorded.write_episode(root / f"episode_{number}.hdf5", 9, number, success=number % 2 == 0)
+    answers: list[np.ndarray] = []
+
+    def evaluate(policy: Any, *_: Any, **settings: Any) -> Any:
+        answers.append(policy(shown(3), SEEDS))
+        return types.SimpleNamespace(metrics=lambda name: {f"{name}/success": 0.0})
+
+    monkeypatch.setattr(qchunk.train, "evaluate", evaluate)
+    monkeypatch.setattr(qchunk.train, "require_fit", lambda *_: None)
+    monkeypatch.setattr(qchunk.train.simulators, "require_images", lambda *_: None)
+    monkeypatch.setattr(qchunk.train.run_picture, "draw", lambda *_: "none")
+    qchunk.train.main(config_of(root, folder / "run", agent=agent, images=images), "test")
+    return answers
+
+
+def observation(rows: int | None = None, *, images: bool = True) -> dict[str, Any]:
+    """The same as `shown`, as a robot sends it; without an axis of rows by default."""
+    seen = shown(rows or 1)
+    of = slice(None) if rows else 0
+    by_name = {name: seen["images"][of, k] if rows else seen["images"][0, k] for k, name in enumerate(CAMERAS)}
+    return {"state": seen["state"][of]} | ({"image": dict(reversed(by_name.items()))} if images else {})
+
+
+AGENTS = {
+    "QC-FQL with cameras": ({}, True),
+    "QC": ({"policy": "best_of_n"}, False),
+    "QC-RLPD": ({"policy": "gaussian", "gaussian": GaussianConfig(bc_weight=0.01)}, False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", AGENTS)
+def test_what_evaluation_asked_is_what_is_loaded_and_served(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    agent, images = AGENTS[name]
+    answers = trained(tmp_path, monkeypatch, images=images, **agent)
+    policy = load_policy(tmp_path / "run")
+    assert (policy.step, policy.spec.actions.shape) == (6, (3, ACTION))
+    acted = policy.infer(observation(3, images=images), seeds=SEEDS)
+    np.testing.assert_array_equal(acted["actions"], answers[0])
+    assert answers[0].std(axis=0).max() > 1e-3, "rows differ"
+    assert (len(answers) == 2) == (name != "QC-RLPD"), "behaviour cloning too, where there is a flow"
+    if len(answers) == 2:
+        assert np.abs(answers[1] - answers[0]).max() > 1e-3
+
+    with running(policy) as port, client(port) as connection:
+        metadata = read(connection.recv())
+        assert metadata["spec"] == policy.spec.plain()
+        assert metadata["cameras"] == list(CAMERAS if images else ())
+        one = observation(images=images)
+        for count in range(2):
+            answer = ask(connection, one)
+            np.testing.assert_array_equal(answer["actions"], policy.infer(one, draw=(0, count))["actions"])
+        assert ask(connection, one | {"state": np.full(STATE, np.nan)}).startswith("state: expected finite numbers")
+        assert ask(connection, observation(2, images=images))["actions"].shape == (2, 3, ACTION)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        trained(folder, monkeypatch, images=True)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def loaded(run: Path) -> QChunkPolicy:
+    policy = load_policy(run)
+    assert isinstance(policy, QChunkPolicy)
+    return policy
+
+
+@pytest.mark.slow
+def test_actions_by_hand(run: Path, loaded: QChunkPolicy):
+    """The moving average of the weights on the normalised state and resized images, undone to the robot's units."""
+    stats = json.loads((run / "norm_stats.json").read_text())["norm_stats"]
+    big = np.random.default_rng(0).integers(0, 256, (2, 24, 32, 3)).astype(np.uint8)
+    state = np.linspace(-1, 1, STATE).astype(np.float32)
+    found = loaded.infer({"state": state, "image": dict(zip(CAMERAS, big, strict=True))}, draw=(4,))["actions"]
+
+    normal = (state - np.array(stats["state"]["mean"])) / np.array(stats["state"]["std"])
+    small = np.zeros((2, *SIZE, 3), np.uint8)
+    for k in range(2):
+        resize_into(big[k], small[k])
+    seen = {"state": normal[None].astype(np.float32), "images": small[None]}
+    own: Any = loaded.config
+    _, ema = read_weights(run, own, lambda: loaded.agent.init(jax.random.key(0)).params)
+    key = jax.random.key(seed_of(Purpose.SERVED_ACTION, 0, 1, 4, 0))
+    chunk = np.asarray(jax.jit(loaded.agent.act)(ema, seen, key))[0]
+    q01, q99 = np.array(stats["actions"]["q01"]), np.array(stats["actions"]["q99"])
+    np.testing.assert_allclose(found, (chunk + 1) / 2 * (q99 - q01) + q01, atol=1e-5)
+    latest = read_arrays(run / "checkpoints/6")
+    kernel = next(name for name in latest if name.startswith("params/onestep") and name.endswith("kernel"))
+    assert np.abs(latest[kernel] - latest[kernel.replace("params/", "ema/", 1)]).max() > 1e-5
+
+
+@pytest.mark.slow
+def test_draws_are_by_call_seed_and_row(run: Path, loaded: QChunkPolicy):
+    one, rows = observation(), observation(3)
+    loaded.reset(seed=0)
+    first, second = (loaded.infer(one)["actions"] for _ in range(2))
+    assert np.abs(first - second).max() > 1e-4
+    loaded.reset()
+    np.testing.assert_array_equal(loaded.infer(one)["actions"], first)
+    assert np.abs(load_policy(run, seed=1).infer(one)["actions"] - first).max() > 1e-4
+    listed = loaded.infer(rows, draw=[(9,), None, (9,)])["actions"]
+    placed = loaded.infer(
+        {**rows, "state": np.roll(rows["state"], 1, 0), "image": _rolled(rows)}, draw=[None, (9,), ()]
+    )
+    np.testing.assert_array_equal(listed[0], placed["actions"][1])
+    with pytest.raises(DataError, match="draw: expected the numbers of 3 rows, found those of 1"):
+        loaded.infer(rows, draw=[(9,)])
+    with pytest.raises(ConfigError, match="guidance_scale: expected an option of this policy: seeds"):
+        loaded.infer(one, guidance_scale=2.0)
+
+
+def _rolled(rows: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.roll(stack, 1, 0) for name, stack in rows["image"].items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"state": np.zeros(STATE + 1)}, rf"state: expected {STATE} numbers, or a batch of them, found float64 \[10\]"),
+        ({"state": np.full(STATE, np.inf)}, "state: expected finite numbers, found inf at entry 0"),
+        ({"state": np.full(STATE, 1e30)}, r"state: expected at most 1e\+06 after normalising"),
+        ({"state": np.array(["a"] * STATE)}, f"state: expected {STATE} numbers"),
+        ({"image": {"cam_high": np.zeros((4, 4, 3), np.uint8)}}, r"image: expected a dict with \['cam_left_wrist'"),
+        ({"image": dict.fromkeys(CAMERAS)}, r"image cam_left_wrist: expected one image \[h, w, 3\], found shape \[\]"),
+        ({"image": dict.fromkeys(CAMERAS, np.zeros((4, 4, 3)))}, "image cam_left_wrist: expected uint8 in 0..255"),
+        ({"image": dict.fromkeys(CAMERAS, np.zeros((4, 4), np.uint8))}, r"expected one image \[h, w, 3\]"),
+    ],
+)
+def test_a_bad_observation_is_refused_by_name(loaded: QChunkPolicy, change: dict[str, Any], message: str):
+    with pytest.raises(DataError, match=message):
+        loaded.infer(observation() | change)
+
+
+@pytest.mark.slow
+def test_each_row_draws_what_it_would_draw_alone(loaded: QChunkPolicy):
+    """Of row and place nothing enters: the chunks of rows that are stacked are those of agent.act on each."""
+    seen = shown(3)
+    found = loaded.act([loaded.prepare(observation(3), seeds=SEEDS)])[0]
+    normal = {"state": loaded._observation_norm.apply(seen["state"]), "images": seen["images"]}
+    for row, seed in enumerate(SEEDS.tolist()):
+        one = {name: value[row : row + 1] for name, value in normal.items()}
+        alone = jax.jit(loaded.agent.act)(loaded._params, one, jax.random.key(seed))
+        np.testing.assert_allclose(found[row], alone[0], atol=1e-5)
+    with pytest.raises(DataError, match=r"seeds: expected 3 of uint32, found int64 \[3\]"):
+        loaded.infer(observation(3), seeds=SEEDS.astype(np.int64))
+
+
+@pytest.mark.slow
+def test_missing_entries_are_named(loaded: QChunkPolicy):
+    with pytest.raises(DataError, match=r"state: expected it in the observation, found \['image', 'qpos'\]"):
+        loaded.infer({"qpos": np.zeros(6), "image": observation()["image"]})
+    with pytest.raises(DataError, match=r"image: expected it in the observation, found \['state'\]"):
+        loaded.infer({"state": np.zeros(STATE)})
+
+
+@pytest.mark.slow
+def test_bounds_are_those_of_the_recorded_actions(run: Path):
+    policy = load_policy(run)
+    policy.bound("clip", margin=0.0)
+    stats = norm_stats.load(run / "norm_stats.json")["actions"]
+    actions = policy.infer(observation())["actions"]
+    assert (actions >= stats.q01 - 1e-5).all()
+    assert (actions <= stats.q99 + 1e-5).all()
+    assert policy.metadata["bounds"]["mode"] == "clip"
+
+
+@pytest.mark.slow
+def test_a_runs_folder_is_all_that_is_needed(run: Path, tmp_path: Path):
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in run.rglob("*"):
+        if path.is_file():
+            (moved / path.relative_to(run)).parent.mkdir(parents=True, exist_ok=True)
+            (moved / path.relative_to(run)).write_bytes(path.read_bytes())
+    policy = load_policy(moved, checkpoint=3)
+    assert isinstance(policy, Policy)
+    assert policy.step == 3
+    with pytest.raises(DataError, match="expected a checkpoint of step 4, found 6, 3"):
+        load_policy(moved, checkpoint=4)
+    with pytest.raises(ConfigError, match=r"expected checkpoint\.keep_best in its config"):
+        load_policy(moved, checkpoint="best")
+    with pytest.raises(ConfigError, match="a run with its own config"):
+        load_policy(moved, config=recordings.config(tmp_path))
+    whole = (moved / "norm_stats.json").read_text()
+    (moved / "norm_stats.json").write_text(whole + "\n")
+    with pytest.raises(MismatchError, match=r"norm_stats\.json is not the file that the checkpoint of step 6"):
+        load_policy(moved)
+    (moved / "norm_stats.json").write_text(whole)
+    with pytest.raises(ConfigError, match="is no run of this project"):
+        load_policy(tmp_path)
+
+
+def test_the_size_of_images_is_the_runs_own(tmp_path: Path):
+    """As recorded, where the config names none; of an earlier version it has to be told."""
+    config = recordings.config(tmp_path, cameras=CAMERAS)
+    width = {"state": 9, "actions": 4}
+    stats = {
+        key: norm_stats.NormStats(mean=np.zeros(n), std=np.ones(n), q01=-np.ones(n), q99=np.ones(n))
+        for key, n in width.items()
+    }
+    with pytest.raises(DataError, match=r"expected the size of the images in dims\.json or data\.image_size, found"):
+        read_dims(tmp_path, config, stats)
+    dims = Dims(observation=9, action=4, cameras=CAMERAS, image_size=(48, 64))
+    (tmp_path / "dims.json").write_text(dims_json(dims))
+    assert read_dims(tmp_path, config, stats) == dims
+    for bad in ("[1, 0]", '"large"', "[true, 2]", "[1, 2, 3]"):
+        (tmp_path / "dims.json").write_text(f'{{"image_size": {bad}}}')
+        with pytest.raises(DataError, match="expected image_size of two whole numbers above 0"):
+            read_dims(tmp_path, config, stats)
+    with pytest.raises(DataError, match="expected statistics of actions, found"):
+        read_dims(tmp_path, config, {"state": stats["state"]})
