@@ -3,11 +3,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs import environment
 from chunkwise.envs.environment import Environment, state_hash
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import EnvConfig
+from openpi_ript.config.rollouts import SUITES
 from openpi_ript.envs.layer_4 import IMAGES, LAYER_4, policy_state
 from openpi_ript.envs.make import make
+from openpi_ript.envs.point import PointEnv
 from tests.openpi_ript.toy_rollouts import point
 
 CAMERAS = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
@@ -108,6 +111,20 @@ def test_fast_images_show_the_same():
 def test_fast_rendering_is_robosuites_alone():
     with pytest.raises(ValueError, match="expected full for the suite aloha"):
         simulated("aloha", "AlohaTransferCube", rendering="fast")
+
+
+def test_suites_are_those_of_the_spine_and_the_point():
+    assert set(SUITES) == {*environment.SUITES, "point"}
+    with pytest.raises(
+        ValueError, match=r"env.suite is 'lift'; expected one of aloha, .*, or module:factory"
+    ):
+        simulated("lift", "")
+    assert simulated("my_sim:Env", "x").suite == "my_sim:Env"
+    for suite in ("my_sim:Env", "openpi_ript.envs.point:PointEnv"):
+        with pytest.raises(ConfigError, match="which would import Python code"):
+            make(simulated(suite, "red"))
+    made = make(simulated("openpi_ript.envs.point:PointEnv", "red"), allow_code=True)
+    assert isinstance(made, PointEnv)
 
 
 def test_success_on_the_disc_needs_the_word():

@@ -109,6 +109,21 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
     assert (written.guidance_scale, len(written.outcomes)) == (expected[1], 2)
 
 
+@pytest.mark.parametrize("given", [(), ("--allow-env", "other:Env"), ("--allow-env", "evil:Env")])
+def test_code_that_a_run_names_is_imported_where_the_user_names_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
+):
+    config = SimpleNamespace(env=point(suite="evil:Env"), eval=SimpleNamespace(seed=0, final_episodes=2), guidance=None)
+    monkeypatch.setattr(saved, "read_config", lambda _: config)
+    monkeypatch.setattr(saved, "read_run_weights", lambda *_: pytest.fail("weights were read"))
+    if given == ("--allow-env", "evil:Env"):
+        with pytest.raises(pytest.fail.Exception, match="weights were read"):
+            command.main(["run", str(tmp_path), *given])
+        return
+    assert command.main(["run", str(tmp_path), *given]) == 64
+    assert "env.suite is 'evil:Env', which would import Python code" in capsys.readouterr().err
+
+
 def test_a_wrong_option_ends_with_64(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         command.main(["run", "somewhere", "--episode", "x"])
