@@ -173,7 +173,7 @@ def run_peer(arguments: argparse.Namespace, root: Path) -> float:
 
 def measure(arguments: argparse.Namespace, folder: Path) -> None:
     """Rounds of all ways, then one row a way."""
-    from chunkwise.data.pack import PackSettings
+    from chunkwise.data.shards import PackSettings
     from driving.config import CAMERAS, DataConfig
     from driving.pack import open_episodes, pack
 

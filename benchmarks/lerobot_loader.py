@@ -154,7 +154,7 @@ def run_peer(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
 
 def prepare(arguments: argparse.Namespace, folder: Path) -> None:
     """Both datasets, and two packs of the one in videos."""
-    from chunkwise.data.pack import PackSettings
+    from chunkwise.data.shards import PackSettings
     from openpi_ript.pack import pack
 
     if arguments.peer:

@@ -1,14 +1,12 @@
 """Decodes a dataset of episodes once into shards that training reads at random, at the training size.
 
-    python -m driving.pack SRC OUT [--image-size 64 96] [--encoding raw] [--check]
+    python -m driving.pack SOURCE OUT [--image-size 64 96] [--encoding raw] [--check]
 
-`data.path` may then name OUT instead of SRC. Every camera, state and waypoint is kept, and so is the split of SRC.
+`data.path` may then name OUT instead of SOURCE. Every camera, state and waypoint is kept, and so is its split.
 """
 
-import argparse
 import dataclasses
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from chunkwise.cli import command
-from chunkwise.cli.command import Parser, add_links_option
-from chunkwise.data.pack import PackSettings
+from chunkwise.data.shards import PackSettings, counting_frames, pack_parser, say_packed, settings_of
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import open_files
 from chunkwise.printable import say
@@ -70,11 +67,11 @@ def pack(
     notes: list[str] = []
     check_absent(index, config, notes)
     split = _split(config, index, notes)
-    progress = _Progress(index, quiet)
-    progress.say(notes)
+    for note in () if quiet else notes:
+        say(note)
     base = Path(config.path).resolve()
-    write_pack(out, index, base, settings, split=split, threads=threads, progress=progress.add)
-    progress.end()
+    with counting_frames(index.frames, images=len(index.cameras), quiet=quiet) as advance:
+        write_pack(out, index, base, settings, split=split, threads=threads, progress=advance)
 
 
 def _split(config: DataConfig, index: Index, notes: list[str]) -> Manifest | None:
@@ -90,38 +87,6 @@ def _split(config: DataConfig, index: Index, notes: list[str]) -> Manifest | Non
     if lacking:
         notes.append(f"{SPLIT_FILE} of the pack leaves out {lacking} episode(s) that were skipped")
     return packed
-
-
-class _Progress:
-    """A line on stderr that is written over."""
-
-    def __init__(self, index: Index, quiet: bool) -> None:
-        self._pictures = (index.picture == PRESENT).sum(1)
-        self._total, self._done, self._quiet = index.frames, 0, quiet
-        self._begin = time.monotonic()
-        self._lock = threading.Lock()
-
-    def add(self, frames: int) -> None:
-        with self._lock:
-            self._done += frames
-            if self._quiet or (self._done % 100 and self._done < self._total):
-                return
-            rate = self._done / max(time.monotonic() - self._begin, 1e-9)
-            left = (self._total - self._done) / rate
-            print(f"\r{self._done} of {self._total} frames, {left:.0f} s left ", end="", file=sys.stderr)
-
-    def say(self, notes: Sequence[str]) -> None:
-        """Lines that stay."""
-        if not self._quiet:
-            for note in notes:
-                say(note)
-
-    def end(self) -> None:
-        """Says how fast it was."""
-        if not self._quiet:
-            seconds = time.monotonic() - self._begin
-            pictures = int(self._pictures.sum())
-            print(f"\n{pictures} pictures in {seconds:.1f} s, {pictures / seconds:.0f} a second", file=sys.stderr)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,52 +151,19 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m driving.pack", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("source", type=Path, metavar="SRC", help="folder of episodes")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make")
-    parser.add_argument(
-        "--image-size",
-        nargs=2,
-        type=int,
-        default=(64, 96),
-        metavar=("HEIGHT", "WIDTH"),
-        help="of the pictures in OUT, as data.image_size in training; default: 64 96",
-    )
-    parser.add_argument(
-        "--encoding",
-        choices=("jpeg", "raw"),
-        default="jpeg",
-        help="raw is exact, larger, and read faster; default: jpeg",
-    )
-    parser.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100; default: 95")
-    parser.add_argument(
-        "--on-bad",
-        choices=("refuse", "skip"),
-        default="refuse",
-        help="bad episodes: an error that lists them, or left out up to 1 %% of them; default: refuse",
-    )
-    parser.add_argument(
-        "--missing-files",
-        choices=("refuse", "mask"),
-        default="refuse",
-        help="pictures that are named and absent: an error that lists them, or left out; default: refuse",
-    )
-    parser.add_argument("--threads", type=int, default=2, help="shards written at a time; default: 2")
-    parser.add_argument("--check", action="store_true", help="compare OUT with SRC, and time both")
-    add_links_option(parser)
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0, or 65 if dataset or pack are bad."""
-    args = _parser().parse_args(argv)
-    height, width = args.image_size
+    """Runs the command line; returns the exit code: 0, 64 for a wrong setting, 65 if dataset or pack are bad."""
+    about = (__doc__ or "").splitlines()[0]
+    parser = pack_parser("driving.pack", about, source="folder of episodes", image_size=(64, 96))
+    missing = "images that are named and absent: an error that lists them, or left out; default: refuse"
+    parser.add_argument("--missing-files", choices=("refuse", "mask"), default="refuse", help=missing)
+    parser.add_argument("--check", action="store_true", help="compare OUT with SOURCE, and time both")
+    args = parser.parse_args(argv)
+    settings = settings_of(parser, args)
     try:
-        settings = PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
         config = DataConfig(
             path=str(args.source),
-            image_size=(height, width),
+            image_size=settings.image_size,
             on_bad=args.on_bad,
             missing_files=args.missing_files,
             allow_links_to=tuple(args.allow_links_to),
@@ -240,8 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = dataclasses.replace(config, cameras=index.cameras)
         if not (args.check and args.out.exists()):
             pack(config, index, args.out, settings, threads=args.threads, quiet=False)
-            size = sum(file.stat().st_size for file in args.out.iterdir())
-            print(f"packed {index.frames} frames into {args.out}, {size / 1e6:.1f} MB")
+            say_packed(index.frames, args.out)
         if args.check:
             print(compare(config, index, args.out))
     except (RunError, ValueError) as error:  # ValueError: a size that the config refuses

@@ -24,6 +24,7 @@ from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.progress import follow
 from chunkwise.data.images import decode
 from chunkwise.data.problems import Problem, list_problems, problem_of
+from chunkwise.data.shards import is_pack
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
@@ -34,7 +35,7 @@ from driving.data.episodes import episode_names
 from driving.data.images import read_bytes
 from driving.data.index import ABSENT, PRESENT, Index, concatenate
 from driving.data.scan import scan_file
-from driving.data.shards import PackedPictures, is_pack, load_index, read_manifest
+from driving.data.shards import PackedPictures, load_index, read_manifest
 from driving.data.split import SPLIT_FILE, check_manifest, load_manifest
 
 Report = dict[str, Any]

@@ -21,8 +21,9 @@ from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import LeRobotPictures
-from chunkwise.data.pack import PackedPictures, PictureReader, add_pack, is_pack, read_manifest, read_pack_table
+from chunkwise.data.pack import PackedPictures, PictureReader, read_manifest, read_pack_table
 from chunkwise.data.problems import Problem
+from chunkwise.data.shards import add_pack, is_pack
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
-from chunkwise.data.pack import PackSettings
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError, MismatchError
 from chunkwise.files.dataset_files import require_same
 from chunkwise.files.identity import Files

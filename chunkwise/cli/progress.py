@@ -1,6 +1,8 @@
 """A progress bar on a terminal, plain lines elsewhere."""
 
+import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -63,15 +65,29 @@ def follow(
       doing: Before the bar, "recording".
       done: Of the lines, as are `rate` and `say`.
     """
+    with counting(total, doing, done, rate=rate, say=say) as advance:
+        for item in items:
+            yield item
+            advance()
+
+
+@contextlib.contextmanager
+def counting(
+    total: int, doing: str, done: str, *, rate: tuple[float, str] | None, say: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
+    """Yields what counts an item that is done, from any thread; shown and described as by `follow`."""
     shown = "{task.fields[speed]:.0f} " + f"{rate[1]}/s" if rate else ""
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn(shown), TimeRemainingColumn())
-    lines = Lines(total, done, rate=rate, say=say)
+    lines, lock = Lines(total, done, rate=rate, say=say), threading.Lock()
     with Progress(*columns, TextColumn("left")) as bar:
         bar.disable = not bar.console.is_terminal
         task = bar.add_task("", total=total, speed=0.0)
-        for item in items:
-            yield item
-            bar.update(task, advance=1, speed=lines.advance(silent=not bar.disable))
+
+        def advance() -> None:
+            with lock:
+                bar.update(task, advance=1, speed=lines.advance(silent=not bar.disable))
+
+        yield advance
 
 
 class ProgressLine:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int64, Shaped, UInt8
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data.episodes import manifest_hash
-from chunkwise.data.pack import add_pack
+from chunkwise.data.shards import add_pack, is_pack
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
@@ -27,7 +27,7 @@ from driving.data.calibration import Calibration, make_calibration
 from driving.data.images import CachedPictures, FilePictures, Pictures, columns
 from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
-from driving.data.shards import is_pack, open_pack
+from driving.data.shards import open_pack
 from driving.data.tables import Tables, make_tables
 from driving.data.targets import relative_pose, wrap
 from driving.data.validation import check_absent, members, without_bad

@@ -21,9 +21,10 @@ from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotPictures, file_names
 from chunkwise.data.norm_stats import NormStats
-from chunkwise.data.pack import PackedPictures, PictureReader, add_pack, is_pack, read_pack_table
+from chunkwise.data.pack import PackedPictures, PictureReader, read_pack_table
 from chunkwise.data.problems import Problem, list_problems
 from chunkwise.data.sampling import Purpose, generator
+from chunkwise.data.shards import add_pack, is_pack
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files

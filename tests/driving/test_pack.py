@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chunkwise.data.pack import PackSettings
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from driving import pack as pack_lib
 from driving.config import CAMERAS, DataConfig
@@ -134,7 +134,10 @@ def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "packed 32 frames" not in capsys.readouterr().out
     assert pack_lib.main([str(root), out, "--image-size", "16", "24"]) == 65
     assert pack_lib.main([str(tmp_path / "none"), out]) == 65
-    assert pack_lib.main([str(root), out, "--image-size", "0", "24"]) == 64
+    for options in (["--image-size", "0", "24"], ["--quality", "101"], ["--threads", "0"]):
+        with pytest.raises(SystemExit) as stop:
+            pack_lib.main([str(root), out, *options])
+        assert stop.value.code == 64
 
 
 def test_an_index_of_other_drives_is_refused(root: Path, tmp_path: Path):

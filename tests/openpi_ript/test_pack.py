@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkwise.data.pack import PackSettings
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
 from openpi_ript.data.dataset import open_data
@@ -112,7 +112,7 @@ def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         opened(fps=None, tasks=None)
     with pytest.raises(DataError, match=r"expected shards inside the pack, .* found \[\{'file': '\.\./pictures"):
         opened(shards=[{"file": "../pictures-00000.arrayrecord", "rows": 21}])
-    with pytest.raises(DataError, match=r"episode 0, row 3: expected pictures as manifest\.json says"):
+    with pytest.raises(DataError, match=r"episode 0, row 3.*: expected images as manifest\.json says"):
         opened(encoding="raw").sample(3)
-    with pytest.raises(DataError, match=r"episode 0, row 3: expected pictures as manifest\.json says"):
+    with pytest.raises(DataError, match=r"episode 0, row 3.*: expected images as manifest\.json says"):
         opened(cameras=["top", *manifest["cameras"]]).sample(3)

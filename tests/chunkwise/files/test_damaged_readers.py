@@ -67,7 +67,7 @@ def test_a_damaged_pack(encoding: Any, tmp_path: Path) -> None:
         meta.cameras,
         PackSettings(image_size=(8, 10), encoding=encoding),
         threads=1,
-        progress=lambda _: None,
+        progress=lambda: None,
     )
 
     def read() -> None:

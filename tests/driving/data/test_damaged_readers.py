@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.data.pack import PackSettings
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import RunError
 from driving import pack
 from driving.config import DataConfig

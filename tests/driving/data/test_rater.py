@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig
-from chunkwise.data.pack import PackSettings
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError
 from driving import evaluate
 from driving import pack as pack_lib

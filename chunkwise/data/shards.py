@@ -1,0 +1,317 @@
+"""What every pack of images is made of: ArrayRecord shards, a record a frame, a manifest, a command that makes it.
+
+A record holds for each camera a length (uint32) and that many bytes, 0 for none. Records are checksummed by their
+format: a flipped bit is an error when its record is read. A package adds its tables, and says what a record's row is.
+"""
+
+import argparse
+import bisect
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
+
+import numpy as np
+from jaxtyping import UInt8
+
+from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.cli.progress import counting
+from chunkwise.data.images import encode_jpeg, require_pixels
+from chunkwise.errors import DataError
+from chunkwise.files import budget
+from chunkwise.files.identity import Files
+from chunkwise.files.links import Bounds
+from chunkwise.files.strict_json import read_json
+
+MANIFEST = "manifest.json"
+FRAMES_PER_SHARD = 4096
+"""About 250 MB of JPEG for two cameras at 224."""
+_LENGTH = struct.Struct("<I")
+
+Encoding = Literal["jpeg", "raw"]
+Checks = Mapping[str, Callable[[Any], bool]]
+Shard = TypeVar("Shard")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PackSettings:
+    """How images are stored."""
+
+    image_size: tuple[int, int]
+    """Height and width; images of other sizes are resized, each package in its own way."""
+    encoding: Encoding = "jpeg"
+    """jpeg: about 25 KB an image at 224. raw: exact, 150 KB."""
+    quality: int = 95
+    """Of JPEG, 1 to 100."""
+
+    def __post_init__(self) -> None:
+        if min(self.image_size) < 1 or not 1 <= self.quality <= 100:
+            raise ValueError(
+                f"image size {self.image_size}, quality {self.quality}; expected height and width of at least 1, and a "
+                "quality of 1 to 100"
+            )
+
+    def encode(self, image: UInt8[np.ndarray, "h w 3"]) -> bytes:
+        """Returns what is stored of an image of `image_size`."""
+        return encode_jpeg(image, quality=self.quality) if self.encoding == "jpeg" else image.tobytes()
+
+
+def is_pack(path: Path) -> bool:
+    """Tells whether a folder is a pack, or means to be one."""
+    return (path / MANIFEST).is_file()
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(n) is int and 0 < n < 1 << 16 for n in value)
+
+
+_CHECKS: Checks = {"image_size": _is_size, "encoding": lambda value: value in get_args(Encoding)}
+
+
+def read_manifest(path: Path, format: str, checks: Checks) -> dict[str, Any]:
+    """Reads a pack's description.
+
+    Args:
+      path: The pack.
+      format: That it must have.
+      checks: What else each of its values must be, besides image_size, encoding and shards.
+
+    Raises:
+      DataError: It is missing, damaged, or of another format.
+    """
+    manifest = read_json(path / MANIFEST)
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != format:
+        raise DataError(f"{path}/{MANIFEST}: expected format {format!r}, found {found!r}")
+    checks = {**checks, **_CHECKS}
+    missing = sorted({*checks, "shards"} - set(manifest))
+    if missing:
+        raise DataError(f"{path}/{MANIFEST}: expected the keys {missing}, found {sorted(manifest)}")
+    shard_names(path, manifest["shards"])
+    wrong = {key: str(manifest[key])[:80] for key, fits in checks.items() if not fits(manifest[key])}
+    if wrong:
+        raise DataError(f"{path}/{MANIFEST}: expected values as a pack has them, found {wrong}")
+    height, width = manifest["image_size"]
+    require_pixels(height, width, f"{path}/{MANIFEST}: image_size")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes a pack's description, which `is_pack` looks for, the last of its files."""
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def shard_names(path: Path, shards: Any) -> list[str]:
+    """File names of the shards that a manifest lists. Raises DataError if it lists anything but files of the pack."""
+    good = isinstance(shards, list) and all(
+        isinstance(shard, dict)
+        and isinstance(shard.get("file"), str)
+        and Path(shard["file"]).name == shard["file"]
+        and isinstance(shard.get("rows"), int)
+        and shard["rows"] >= 0
+        for shard in shards
+    )
+    if not good:
+        raise DataError(
+            f'{path}/{MANIFEST}: expected shards inside the pack, [{{"file": name, "rows": number}}, ...], found '
+            f"{str(shards)[:120]}"
+        )
+    return [shard["file"] for shard in shards]
+
+
+def add_pack(files: Files, *names: str) -> None:
+    """Takes in the files of a pack: its manifest, its shards, and those named. Raises DataError if one leads out."""
+    files.require([MANIFEST, *names])
+    shards = read_json(files.bounds.require(MANIFEST))
+    files.require(shard_names(files.bounds.root, shards.get("shards") if isinstance(shards, dict) else None))
+
+
+def write_shards(
+    folder: Path,
+    shards: Sequence[Shard],
+    records: Callable[[Shard], Iterable[Sequence[bytes]]],
+    *,
+    threads: int,
+    progress: Callable[[], object],
+) -> list[dict[str, Any]]:
+    """Writes shards; returns what the manifest lists of them.
+
+    Args:
+      folder: To write into.
+      shards: What each holds, as `records` takes it.
+      records: Gives, frame after frame of a shard, the stored images of all cameras.
+      threads: Shards written at a time.
+      progress: Called after each frame, from any thread.
+    """
+
+    def write(number: int) -> dict[str, Any]:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        name, rows = f"pictures-{number:05d}.arrayrecord", 0
+        # One record a group: read alone. Images are compressed already, or are meant to be read at memory speed.
+        writer = ArrayRecordWriter(str(folder / name), "group_size:1,uncompressed")
+        for images in records(shards[number]):
+            writer.write(b"".join(part for data in images for part in (_LENGTH.pack(len(data)), data)))
+            rows += 1
+            progress()
+        writer.close()
+        return {"file": name, "rows": rows}
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(write, range(len(shards))))
+
+
+@runtime_checkable
+class Records(Protocol):
+    """Numbered records of bytes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, record: int, /) -> bytes: ...
+
+
+class _WatchedRecords:
+    """Records of shards that are compared with what they were when the pack was opened, each time one is read.
+
+    One above record_mib is not handed on; the library has unpacked it by then, and tells no size before.
+    """
+
+    def __init__(self, records: Records, path: Path, files: Files | None, shards: Sequence[Mapping[str, Any]]) -> None:
+        self._records, self._path, self._files = records, path, files
+        self._places = [] if files is None else [files.place(shard["file"]) for shard in shards]
+        self._ends = np.cumsum([shard["rows"] for shard in shards]).tolist()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, record: int, /) -> bytes:
+        try:
+            data = self._records[record]
+            budget.require("record_mib", len(data), f"{self._path}: record {record}")
+            return data
+        finally:  # what was changed is named as that, and not as damaged
+            if self._files is not None:
+                self._files.require_unchanged(self._places[bisect.bisect_right(self._ends, record)])
+
+
+def open_shards(path: Path, shards: Sequence[Mapping[str, Any]], frames: int, *, files: Files | None = None) -> Records:
+    """The records of a pack's shards, one a frame, to be read at random from any thread.
+
+    Args:
+      path: The pack.
+      shards: Of its manifest.
+      frames: Records that there must be, by its tables.
+      files: Of the pack, as it was opened; a shard that changed since is an error when it is read. None: not compared.
+
+    Raises:
+      DataError: If a shard is missing or damaged, or the records are too few or too many.
+    """
+    from array_record.python.array_record_data_source import ArrayRecordDataSource  # 0.1 s
+
+    bounds = Bounds(path) if files is None else files.bounds
+    found = [bounds.require(name) for name in shard_names(path, shards)]
+    missing = [str(file) for file in found if not file.is_file()]
+    if missing:
+        raise DataError(f"{path}: expected the shards of its manifest, found no {missing}")
+    try:
+        records: Any = ArrayRecordDataSource([str(file) for file in found])
+        count = len(records)
+    except (RuntimeError, ValueError) as error:
+        raise DataError(f"{path}: expected whole ArrayRecord shards, found {error}") from error
+    if count != frames:
+        raise DataError(f"{path}: expected {frames} records as in its tables, found {count}")
+    if sum(shard["rows"] for shard in shards) != frames:
+        raise DataError(f"{path}/{MANIFEST}: expected shards of {frames} rows in all, found {str(shards)[:120]}")
+    return _WatchedRecords(records, path, files, shards)
+
+
+def read_images(records: Records, record: int, cameras: int, *, source: str) -> list[memoryview]:
+    """Reads the stored images of a frame, one a camera.
+
+    Raises:
+      DataError: The record is damaged, or not of so many cameras.
+    """
+    try:
+        data = memoryview(records[record])
+    except (OSError, RuntimeError, ValueError, IndexError) as error:
+        raise DataError(f"{source}: expected a whole record, found {error}") from error
+    images, offset = [], 0
+    try:
+        for _ in range(cameras):
+            (size,) = _LENGTH.unpack_from(data, offset)
+            offset += _LENGTH.size + size
+            images.append(data[offset - size : offset])
+    except struct.error as error:  # whole, but not of this manifest
+        raise DataError(f"{source}: expected images as {MANIFEST} says, found {error}") from error
+    return images
+
+
+def raw_image(data: memoryview, height: int, width: int, *, source: str) -> UInt8[np.ndarray, "h w 3"]:
+    """An image that is stored as it is. Raises DataError if it is of another size."""
+    if len(data) != height * width * 3:
+        raise DataError(f"{source}: expected images as {MANIFEST} says, {height} x {width}, found {len(data)} bytes")
+    return np.frombuffer(data, np.uint8).reshape(height, width, 3)
+
+
+def pack_parser(program: str, about: str, *, source: str, image_size: tuple[int, int]) -> argparse.ArgumentParser:
+    """The command line of every pack: from where, to where, size and encoding, what is refused, how many threads.
+
+    Args:
+      program: Module of the command.
+      about: What it does, in a line.
+      source: What SOURCE may be.
+      image_size: Height and width by default.
+    """
+    parser = Parser(prog=f"python -m {program}", description=about)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make; it must not exist")
+    size = f"of the images in OUT, as data.image_size in training; default: {image_size[0]} {image_size[1]}"
+    metavar = ("HEIGHT", "WIDTH")
+    parser.add_argument("--image-size", nargs=2, type=int, default=image_size, metavar=metavar, help=size)
+    encoding = "raw is exact, 6 times larger, and read faster; default: jpeg"
+    parser.add_argument("--encoding", choices=get_args(Encoding), default="jpeg", help=encoding)
+    parser.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100; default: 95")
+    on_bad = "bad episodes: an error that lists them, or left out up to 1 %% of them; default: refuse"
+    parser.add_argument("--on-bad", choices=("refuse", "skip"), default="refuse", help=on_bad)
+    parser.add_argument("--threads", type=int, default=2, help="shards written at a time; default: 2")
+    add_links_option(parser)
+    return parser
+
+
+def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PackSettings:
+    """The settings that a command line of `pack_parser` gave; a wrong one ends the command with 64."""
+    if args.threads < 1:
+        parser.error(f"argument --threads: expected at least 1, found {args.threads}")
+    height, width = args.image_size
+    try:
+        return PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+@contextlib.contextmanager
+def counting_frames(frames: int, *, images: int, quiet: bool) -> Iterator[Callable[[], object]]:
+    """Yields what `write_shards` calls after each frame: shows progress on a terminal, or a line every ten seconds.
+
+    Args:
+      frames: Of the pack.
+      images: Of a frame.
+      quiet: Show nothing.
+    """
+    if quiet:
+        yield lambda: None
+        return
+    with counting(
+        frames, "packing", "packed {count} of {total} frames", rate=(float(images), "images"), say=print
+    ) as advance:
+        yield advance
+
+
+def say_packed(frames: int, out: Path) -> None:
+    """Says how large a finished pack is."""
+    size = sum(file.stat().st_size for file in out.iterdir())
+    print(f"packed {frames} frames into {out}, {size / 1e6:.1f} MB")
