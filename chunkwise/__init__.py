@@ -1,1 +1,22 @@
-"""The spine shared by qchunk, openpi_ript and driving: no robots, no cars, no papers."""
+"""What every package of this project stands on; knows no robot, car or paper.
+
+import chunkwise
+policy = chunkwise.load_policy("runs/qchunk-cube_single-...")     # of any package
+"""
+
+import typing
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "load_policy"]
+
+if typing.TYPE_CHECKING:
+    from chunkwise.policies.load import load_policy
+
+
+def __getattr__(name: str) -> typing.Any:
+    """Imports jax with the first use of what needs it: `import chunkwise` alone stays quick."""
+    if name == "load_policy":
+        from chunkwise.policies.load import load_policy
+
+        return load_policy
+    raise AttributeError(f"module 'chunkwise' has no attribute {name!r}")

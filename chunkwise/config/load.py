@@ -13,23 +13,28 @@ from typing import Any
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.errors import ConfigError
 
+DEBUG = "configs/qchunk/debug.py"
 
-def load(argv: Sequence[str], *, program: str = "launch.py") -> tuple[ExperimentConfig, Path]:
+
+def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE") -> tuple[ExperimentConfig, Path]:
     """Config of a command line `--config FILE [--field value ...]`, and the file it came from.
 
     Args:
       argv: Arguments after the program's name.
-      program: Name shown in the usage.
+      program: How the command line begins, for the usage.
 
     Raises:
       ConfigError: The file is missing or broken, a field is misspelt, or a value is refused; the message names it.
       SystemExit: With code 0 after `--help`.
     """
+    example = program.replace("NAME_OR_FILE", "qchunk/debug").replace("FILE", DEBUG)
     usage = (
-        f"usage: python {program} --config FILE [--help] [--field value ...]\n\n"
-        "Trains what FILE describes, for example configs/qchunk/debug.py (seconds on a laptop).\n"
-        f"'python {program} --config FILE --help' lists every field of that config with its value.\n"
-        "FILE is Python and is executed: run only files that you trust."
+        f"usage: {program} [--help] [--field value ...]\n\n"
+        f"Trains what a config describes; example: {example} (seconds on a laptop).\n"
+        f"'{program} --help' lists every field of that config with its value.\n"
+        "FILE is Python and is executed: run only files that you trust.\n\n"
+        "Exit codes: 0 done, 64 usage or config, 65 data or every checkpoint bad, 70 not finite, 73 run folder busy,\n"
+        "74 storage failed, 75 stopped and saved, 76 another process ended, 78 not the config of the checkpoint."
     )
     arguments = list(argv)
     path = _take_config(arguments)

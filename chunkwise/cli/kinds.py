@@ -1,0 +1,55 @@
+"""What a folder or file is, told by its name and what lies in it; nothing of it is opened but a manifest."""
+
+from pathlib import Path
+
+from chunkwise.config.packages import PACKAGES, package_of
+from chunkwise.config.saved import is_run
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.strict_json import read_json
+
+DEPTH = 3
+"""Folders below one that are looked into."""
+WAYS: dict[str, tuple[str, ...]] = {
+    "qchunk": ("*.hdf5", "*.h5", "*.npz"),
+    "driving": ("*.tfrecord*", "v1.0-*", "camera_image", "*.json"),
+}
+"""Names that only one package's files have, in the order in which they are looked for."""
+
+
+def package_of_data(path: Path, verb: str) -> str:
+    """Returns the package that reads a dataset.
+
+    Args:
+      path: Folder or file.
+      verb: Of the command line, for the message.
+
+    Raises:
+      ConfigError: It cannot be told; the message says how to name it.
+      DataError: A manifest cannot be read.
+    """
+    if (path / "meta" / "info.json").is_file():
+        return "openpi_ript"
+    if (path / "manifest.json").is_file():
+        tree = read_json(path / "manifest.json")
+        form = str(tree.get("format")) if isinstance(tree, dict) else ""
+        return "driving" if "driving" in form else "openpi_ript"
+    if not path.exists():
+        raise DataError(f"{path}: expected a dataset, found nothing")
+    for package, patterns in WAYS.items():
+        if any(_there(path, pattern) for pattern in patterns):
+            return package
+    raise ConfigError(f"{path}: cannot tell whose data these are; say it: chunkwise {verb} {'|'.join(PACKAGES)} {path}")
+
+
+def package_of_run(path: Path) -> str:
+    """Returns the package that trained a run. Raises ConfigError if the folder is none."""
+    if not is_run(path):
+        raise ConfigError(f"{path}: expected the folder of a run, found no config.json in it")
+    return package_of(path)
+
+
+def _there(path: Path, pattern: str) -> bool:
+    """Whether the path, or something at most DEPTH folders below it, has such a name."""
+    if path.match(pattern):
+        return True
+    return any(next(path.glob("*/" * depth + pattern), None) is not None for depth in range(DEPTH))

@@ -1,0 +1,188 @@
+"""`chunkwise VERB ...`, also `python -m chunkwise`: the verbs, and which program each one is.
+
+A verb is a module that is run as `python -m` would run it, imported only then. Where several packages have the verb, a
+word says which, `chunkwise inspect driving DIR`, or else what the argument is.
+"""
+
+import dataclasses
+import difflib
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from chunkwise import __version__
+from chunkwise.cli import kinds
+from chunkwise.config.packages import PACKAGES
+from chunkwise.errors import ConfigError, RunError
+
+EXIT_CODES = (
+    "exit codes: 0 done, 64 usage or config, 65 data or checkpoints bad, 70 not finite, 73 folder busy, 74 storage "
+    "failed,\n75 stopped and saved, 76 another process ended, 78 not the config or dataset of the checkpoint"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verb:
+    """One of them."""
+
+    summary: str
+    example: str
+    modules: Mapping[str, str]
+    """By package; "" where all have the same."""
+    told_by: Literal["data", "run", "word"] = "word"
+    """What says which package is meant, where no word does: the dataset or run that the first path names."""
+    first: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Words that a package's program takes before the user's."""
+
+
+VERBS: dict[str, Verb] = {
+    "train": Verb(
+        summary="train what a config describes",
+        example="chunkwise train qchunk/debug --run.dir runs/first",
+        modules={"": "chunkwise.cli.train"},
+    ),
+    "list": Verb(
+        summary="configs with their first line, verbs, environments, readers",
+        example="chunkwise list configs",
+        modules={"": "chunkwise.cli.listing"},
+    ),
+    "serve": Verb(
+        summary="serve a trained policy over openpi's websocket protocol",
+        example="chunkwise serve runs/first --port 8000",
+        modules={"": "chunkwise.policies.serve"},
+    ),
+    "evaluate": Verb(
+        summary="evaluate the newest checkpoint of a run",
+        example="chunkwise evaluate runs/openpi_ript-... --episodes 100",
+        modules={"openpi_ript": "openpi_ript.evaluate", "driving": "driving.evaluate"},
+        told_by="run",
+        first={"openpi_ript": ("run",), "driving": ("--again",)},
+    ),
+    "compare": Verb(
+        summary="compare runs (driving), or two evaluations (openpi_ript A.json B.json)",
+        example="chunkwise compare runs/driving-a runs/driving-b",
+        modules={"openpi_ript": "openpi_ript.evaluate", "driving": "driving.evaluate"},
+        told_by="run",
+        first={"openpi_ript": ("compare",)},
+    ),
+    "inspect": Verb(
+        summary="say what is in a dataset, and what is wrong with it",
+        example="chunkwise inspect path/to/episodes",
+        modules={"qchunk": "qchunk.inspect", "openpi_ript": "openpi_ript.inspect", "driving": "driving.validate"},
+        told_by="data",
+    ),
+    "record": Verb(
+        summary="record episodes in a simulator",
+        example="chunkwise record qchunk --help",
+        modules={"qchunk": "qchunk.record", "driving": "driving.record"},
+    ),
+    "convert": Verb(
+        summary="convert a public dataset to a package's own format",
+        example="chunkwise convert qchunk demos.hdf5 datasets/demos",
+        modules={"qchunk": "qchunk.convert", "driving": "driving.convert"},
+        told_by="data",
+    ),
+    "pack": Verb(
+        summary="pack a dataset into a few files that are read fast",
+        example="chunkwise pack path/to/lerobot path/to/pack",
+        modules={"openpi_ript": "openpi_ript.pack", "driving": "driving.pack"},
+        told_by="data",
+    ),
+    "checkpoint": Verb(
+        summary="list, verify or prune the checkpoints of a run",
+        example="chunkwise checkpoint verify runs/first",
+        modules={"": "chunkwise.checkpoint"},
+    ),
+}
+
+
+def usage() -> str:
+    """Returns what `chunkwise --help` prints."""
+    lines = [f"  {name:<11}{verb.summary}" for name, verb in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: chunkwise VERB ... [--help]     chunkwise --version",
+            "",
+            *lines,
+            "",
+            "`chunkwise VERB --help` has the options and an example.",
+            EXIT_CODES,
+        ]
+    )
+
+
+def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the module that a command line names, and the words that it takes.
+
+    Raises:
+      ConfigError: There is no such verb, or it cannot be told which package is meant.
+      DataError: The path that would tell is missing.
+    """
+    name, *rest = words
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(VERBS)}"
+        raise ConfigError(f"chunkwise has no verb {name}; {hint}")
+    verb = VERBS[name]
+    if "" in verb.modules:
+        return verb.modules[""], rest
+    package, rest = _package(name, verb, rest)
+    return verb.modules[package], [*verb.first.get(package, ()), *rest]
+
+
+def _package(name: str, verb: Verb, rest: list[str]) -> tuple[str, list[str]]:
+    """The package that is meant, and the words without the one that said so."""
+    if rest and rest[0] in PACKAGES:
+        package, rest = rest[0], rest[1:]
+    elif verb.told_by == "word" or not (path := _first_path(rest)):
+        choice = "|".join(verb.modules)
+        raise ConfigError(f"chunkwise {name}: expected {choice} first, such as: {verb.example}")
+    elif verb.told_by == "run":
+        package = kinds.package_of_run(path)
+    else:
+        package = kinds.package_of_data(path, name)
+    if package not in verb.modules:
+        raise ConfigError(f"chunkwise {name}: there is none for {package}; there is for {', '.join(verb.modules)}")
+    return package, rest
+
+
+def _first_path(words: Sequence[str]) -> Path | None:
+    """The first word that is no option."""
+    return next((Path(word) for word in words if not word.startswith("-")), None)
+
+
+def _help(name: str, rest: Sequence[str]) -> str | None:
+    """What `chunkwise VERB --help` prints where no program is meant yet; None where one answers for itself."""
+    verb = VERBS.get(name)
+    asked = bool(rest) and rest[0] in ("-h", "--help")
+    if verb is None or "" in verb.modules or not asked:
+        return None
+    ways = [f"  chunkwise {name} {package} ...    is  python -m {module}" for package, module in verb.modules.items()]
+    told = {"data": "Without the word, by what the dataset is.", "run": "Without the word, by the run.", "word": ""}
+    lines = [f"chunkwise {name}: {verb.summary}", "", *ways, told[verb.told_by], "", f"example: {verb.example}"]
+    more = f"`chunkwise {name} {next(iter(verb.modules))} --help` has the options of one."
+    return "\n".join([*(line for line in lines if line or line == ""), more, EXIT_CODES])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Console script `chunkwise`; returns the exit code, or leaves with that of the verb's program."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage(), file=sys.stdout if words else sys.stderr)
+        return 0 if words else ConfigError.exit_code
+    if words[0] == "--version":
+        print(f"chunkwise {__version__}")
+        return 0
+    if text := _help(words[0], words[1:]):
+        print(text)
+        return 0
+    try:
+        module, rest = resolve(words)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    sys.argv = [f"chunkwise {words[0]}", *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0

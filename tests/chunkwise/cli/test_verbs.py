@@ -1,0 +1,151 @@
+"""The verbs: which program each is, what is said of a wrong one, and that nothing heavy is imported on the way."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import chunkwise
+from chunkwise.cli import kinds, listing, verbs
+from chunkwise.cli.train import with_name
+from chunkwise.config import names
+from chunkwise.config.packages import PACKAGES, config_class, package_of
+from chunkwise.config.saved import flatten
+from chunkwise.errors import ConfigError, DataError
+from configs.driving import debug as driving_debug
+from configs.openpi_ript import debug_ript
+from configs.qchunk import debug as qchunk_debug
+
+CONFIGS = {"qchunk": qchunk_debug, "openpi_ript": debug_ript, "driving": driving_debug}
+EXAMPLES = {
+    "openpi_ript": "meta/info.json",
+    "qchunk": "score_5/episode_0.hdf5",
+    "driving": "drive_0.json",
+}
+
+
+def make_run(folder: Path, package: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(flatten(CONFIGS[package].get_config())))
+    return folder
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_every_verb_is_a_program_that_is_there(name: str):
+    for package, module in verbs.VERBS[name].modules.items():
+        assert package in ("", *PACKAGES)
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        file = Path(found.origin or "")
+        file = file.with_name("__main__.py") if file.stem == "__init__" else file
+        assert '__name__ == "__main__"' in file.read_text(), f"{module} does nothing when it is run"
+
+
+@pytest.mark.parametrize("package", EXAMPLES)
+def test_inspect_looks_at_what_the_dataset_is(package: str, tmp_path: Path):
+    file = tmp_path / EXAMPLES[package]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{}")
+    module = verbs.VERBS["inspect"].modules[package]
+    assert verbs.resolve(["inspect", "--json", str(tmp_path)]) == (module, ["--json", str(tmp_path)])
+    assert verbs.resolve(["inspect", "driving", str(tmp_path)]) == ("driving.validate", [str(tmp_path)])
+
+
+def test_packs_are_told_by_their_manifest(tmp_path: Path):
+    for form, package in (("chunkwise-driving-pack-1", "driving"), ("chunkwise-pack-1", "openpi_ript")):
+        (tmp_path / "manifest.json").write_text(json.dumps({"format": form}))
+        assert kinds.package_of_data(tmp_path, "inspect") == package
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"manifest\.json"):
+        kinds.package_of_data(tmp_path, "inspect")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (["evaluat", "x"], ConfigError, "chunkwise has no verb evaluat; did you mean evaluate"),
+        (["xyz"], ConfigError, "chunkwise has no verb xyz; there are: train, list"),
+        (["record"], ConfigError, r"chunkwise record: expected qchunk\|driving first, such as: chunkwise record"),
+        (["record", "openpi_ript"], ConfigError, "there is none for openpi_ript; there is for qchunk, driving"),
+        (["inspect"], ConfigError, r"expected qchunk\|openpi_ript\|driving first"),
+        (["inspect", "EMPTY"], ConfigError, r"cannot tell whose data these are; say it: chunkwise inspect qchunk\|"),
+        (["inspect", "EMPTY/none"], DataError, "expected a dataset, found nothing"),
+        (["evaluate", "EMPTY"], ConfigError, r"expected the folder of a run, found no config\.json in it"),
+    ],
+)
+def test_what_is_wrong_is_said(words: list[str], error: type[Exception], message: str, tmp_path: Path):
+    with pytest.raises(error, match=message):
+        verbs.resolve([word.replace("EMPTY", str(tmp_path)) for word in words])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_run_is_of_the_package_whose_fields_it_has(package: str, tmp_path: Path):
+    run = make_run(tmp_path / "run", package)
+    assert package_of(run) == package
+    assert type(CONFIGS[package].get_config()) is config_class(package)
+    if package in verbs.VERBS["evaluate"].modules:
+        module, rest = verbs.resolve(["evaluate", str(run), "--x"])
+        assert (module, rest[1:]) == (f"{package}.evaluate", [str(run), "--x"])
+    (run / "config.json").write_text('{"color": 1}')
+    with pytest.raises(ConfigError, match="expected the config of a run of qchunk, openpi_ript, driving"):
+        package_of(run)
+
+
+def test_exit_codes_and_versions(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert verbs.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"chunkwise {chunkwise.__version__}\n"
+    assert verbs.main([]) == 64
+    assert "usage: chunkwise VERB" in capsys.readouterr().err
+    assert verbs.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"\n  {name} " in said for name in verbs.VERBS)
+    assert verbs.main(["tarin"]) == 64
+    assert "did you mean train?" in capsys.readouterr().err
+    assert verbs.main(["inspect", str(tmp_path / "none")]) == 65
+    for name, verb in verbs.VERBS.items():
+        if "" not in verb.modules:
+            assert verbs.main([name, "--help"]) == 0
+            assert f"example: {verb.example}" in capsys.readouterr().out
+
+
+def test_configs_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "configs/qchunk").mkdir(parents=True)
+    (tmp_path / "configs/qchunk/debug.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    assert names.find("qchunk/debug").samefile(Path(qchunk_debug.__file__ or ""))
+    assert with_name(["qchunk/debug", "--train.steps", "3"])[2:] == ["--train.steps", "3"]
+    assert with_name(["--config", "x.py"]) == ["--config", "x.py"]
+    assert names.find("own.py") == Path("own.py")
+    with pytest.raises(ConfigError, match="no config is named qchunk/cube_singel, and no file; did you mean"):
+        names.find("qchunk/cube_singel")
+    assert names.first_line("qchunk/debug").startswith("The whole way in seconds on a CPU")
+
+
+def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]):
+    assert listing.main(["--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert set(found) == {"configs", "verbs", "environments", "readers"}
+    assert set(found["configs"]) == set(names.names())
+    assert all(found["configs"].values()), "a config without a first line"
+    assert set(found["verbs"]) == set(verbs.VERBS)
+    assert "robosuite" in found["environments"]
+    assert "nuscenes" in found["readers"]["driving convert"]
+    assert listing.main(["configs"]) == 0
+    assert "  qchunk/debug " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_import_and_help_load_no_jax():
+    for code in ("import chunkwise; chunkwise.__version__", "from chunkwise.cli import verbs; verbs.main(['--help'])"):
+        program = f"import sys; {code}; sys.exit('jax' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL).returncode == 0
+    found = subprocess.run([sys.executable, "-m", "chunkwise", "checkpoint", "--help"], capture_output=True, text=True)
+    assert (found.returncode, "usage:" in found.stdout) == (0, True), found.stderr
+    wrong = subprocess.run([sys.executable, "-m", "chunkwise", "serve", "--prot", "1"], capture_output=True, text=True)
+    assert (wrong.returncode, "RUN" in wrong.stderr) == (64, True)
+    with pytest.raises(AttributeError, match="no attribute 'load'"):
+        chunkwise.load  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
