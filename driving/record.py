@@ -16,7 +16,6 @@ import functools
 import importlib.util
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,17 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from chunkwise.cli import command as cli
-from chunkwise.cli.progress import follow
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.sampling import Purpose, generator
-from chunkwise.envs.recorder import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
+from chunkwise.envs import recorder
+from chunkwise.envs.recorder import Notes, Recorder, command
 from chunkwise.errors import ConfigError
-from chunkwise.files.durable import give_name, make_folders, sync_tree, write_durably
+from chunkwise.files.durable import make_folders, sync_tree, write_durably
 from driving.config import CAMERAS, RecordConfig
 
 MADE_BY = "driving.record"
 NOTES = Notes(unfinished="_recording.json", finished="_dataset.json")
-PICTURES_PER_SECOND = 90  # of one process on one core, for the estimate at the start
+IMAGES_PER_SECOND = 90.0  # of one process on one core, for the estimate at the start
 
 
 def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], None] = print) -> None:
@@ -59,28 +58,21 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     """
     path = Path(path)
     _require_simulator()
-    make_folders(path)
-    with locked(path):
-        settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "processes"}
-        if not claim(path, NOTES, settings, made_by=MADE_BY, packages=("mujoco",)):
-            return
-        missing = [e for e in range(config.episodes) if not episode_path(path, e).exists()]
-        pictures = round(config.seconds * config.rate_hz) * len(CAMERAS)
-        processes = max(1, min(config.processes, len(missing)))
-        seconds = len(missing) * pictures / (PICTURES_PER_SECOND * min(processes, os.cpu_count() or 1))
-        report(
-            f"recording {len(missing)} of {config.episodes} drives of {config.seconds:g} s, {pictures} pictures each, "
-            f"into {path} with {processes} processes; about {seconds:.0f} s"
-        )
-        began = time.monotonic()
-        opener = functools.partial(_open, config, path)
-        with sigterm_raises(path), contextlib.closing(share_out(missing, opener, processes)) as recorded:
-            seen, done = (float(pictures), "pictures"), "recorded {count} of {total} drives"
-            for _ in follow(recorded, len(missing), "recording", done, rate=seen, say=report):
-                pass
-        give_name(path / NOTES.unfinished, path / NOTES.finished)
-        rate = len(missing) * pictures / max(time.monotonic() - began, 1e-9)
-        report(f"recorded {len(missing) * pictures} pictures, {rate:.0f} a second")
+    images = round(config.seconds * config.rate_hz) * len(CAMERAS)
+    dataset = recorder.Dataset(
+        made_by=MADE_BY,
+        notes=NOTES,
+        packages=("mujoco",),
+        settings={name: value for name, value in dataclasses.asdict(config).items() if name != "processes"},
+        episodes=config.episodes,
+        processes=config.processes,
+        missing=lambda: [e for e in range(config.episodes) if not episode_path(path, e).exists()],
+        opener=functools.partial(_open, config, path),
+        words=f"drives of {config.seconds:g} s, {images} images each",
+        holds=(float(images), "images"),
+        per_second=IMAGES_PER_SECOND,
+    )
+    recorder.record(dataset, path, report=report)
 
 
 def episode_path(path: Path, episode: int) -> Path:

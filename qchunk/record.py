@@ -7,18 +7,14 @@ One HDF5 file an episode, `episode_<i:05d>.hdf5`; what is in it stands in those 
 `dataset.json`, what made it, which is called `recording.json` until the last episode is there.
 """
 
-import contextlib
 import dataclasses
 import functools
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from chunkwise.cli import command as cli
-from chunkwise.cli.progress import follow
-from chunkwise.envs.recorder import Notes, Recorder, claim, command, locked, share_out, sigterm_raises
-from chunkwise.files.durable import give_name, make_folders
+from chunkwise.envs import recorder
+from chunkwise.envs.recorder import Notes, Recorder, command
 from qchunk.config import RecordConfig
 from qchunk.envs import aloha, aloha_hdf5, play
 
@@ -48,31 +44,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     path = Path(path)
     if not (path / "dataset.json").exists():  # a wrong name must fail here, before a folder is made and workers start
         open_recorder(config)
-    make_folders(path)
-    with locked(path):
-        if not _claim(config, path):
-            return
-        for part in path.rglob("*.part"):
-            part.unlink()
-        there = {file.name for file in path.rglob("episode_*.hdf5")}
-        missing = [e for e in range(config.episodes) if episode_path(path, e).name not in there]
-        processes = min(config.processes, len(missing))
-        rate = steps_per_second(config) * max(1, min(processes, os.cpu_count() or 1))
-        seconds = len(missing) * config.episode_length / rate
-        report(
-            f"recording {len(missing)} of {config.episodes} episodes of {config.env}, {config.episode_length} steps "
-            f"each, into {path} with {processes} processes; about {seconds:.0f} s on a desktop machine"
-        )
-        began = time.monotonic()
-        opener = functools.partial(_open, config, path)
-        with sigterm_raises(path), contextlib.closing(share_out(missing, opener, processes)) as recorded:
-            steps = (float(config.episode_length), "transitions")
-            done = "recorded {count} of {total} episodes"
-            for _ in follow(recorded, len(missing), "recording", done, rate=steps, say=report):
-                pass
-        give_name(path / NOTES.unfinished, path / NOTES.finished)
-        rate = len(missing) * config.episode_length / max(time.monotonic() - began, 1e-9)
-        report(f"recorded {len(missing)} episodes, about {rate:.0f} transitions a second")
+    recorder.record(_dataset(config, path), path, report=report)
 
 
 def episode_path(path: Path, episode: int) -> Path:
@@ -104,13 +76,30 @@ def _open(config: RecordConfig, path: Path) -> Recorder:
     return lambda episode: play_into(episode, episode_path(path, episode))
 
 
-def _claim(config: RecordConfig, path: Path) -> bool:
-    """False if the dataset is complete. Settings of the other simulator change no episode."""
+def _dataset(config: RecordConfig, path: Path) -> recorder.Dataset:
+    """What is recorded. Settings of the other simulator change no episode."""
     of_aloha = config.env == aloha.NAME
     unread = {"processes", *(("noise", "random_action") if of_aloha else ("aloha",))}
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in unread}
-    packages = ("gym-aloha" if of_aloha else "ogbench", "mujoco")
-    return claim(path, NOTES, settings, made_by=MADE_BY, packages=packages)
+
+    def missing() -> list[int]:
+        for part in path.rglob("*.part"):
+            part.unlink()
+        there = {file.name for file in path.rglob("episode_*.hdf5")}
+        return [e for e in range(config.episodes) if episode_path(path, e).name not in there]
+
+    return recorder.Dataset(
+        made_by=MADE_BY,
+        notes=NOTES,
+        packages=("gym-aloha" if of_aloha else "ogbench", "mujoco"),
+        settings={name: value for name, value in dataclasses.asdict(config).items() if name not in unread},
+        episodes=config.episodes,
+        processes=config.processes,
+        missing=missing,
+        opener=functools.partial(_open, config, path),
+        words=f"episodes of {config.env}, {config.episode_length} steps each",
+        holds=(float(config.episode_length), "transitions"),
+        per_second=steps_per_second(config),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a recorder of episodes needs besides its simulator: a folder that is claimed and locked, workers, a command.
+"""What a recorder does besides its simulator: claims and locks a folder, shares out episodes, says how far it is.
 
 Episode e is written by some worker as a function of (settings, e), and appears under its name only when it is whole, so
 a recording that was stopped in any way goes on with exactly the missing episodes and ends with the same files.
@@ -15,14 +15,17 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
+from chunkwise.cli.progress import follow
 from chunkwise.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
-from chunkwise.files.durable import sweep, write_durably
+from chunkwise.files.durable import give_name, make_folders, sweep, write_durably
+from chunkwise.files.new_folder import new_folder
 from chunkwise.files.strict_json import read_json
 
 Settings = TypeVar("Settings")
@@ -101,12 +104,7 @@ def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str
                 raise ConfigError(
                     f"{path / name}: expected the settings of a recording, found none; choose another path"
                 )
-            differing = [key for key in settings if made.get(key) != settings[key]]
-            if differing:
-                fields = "; ".join(f"record.{key} is {settings[key]!r}, there {made.get(key)!r}" for key in differing)
-                raise ConfigError(
-                    f"{path} holds a recording with other settings: {fields}. Change them back, or choose another path"
-                )
+            _require_same(path, settings, {key: made.get(key) for key in settings}, of="record.")
             return name == notes.unfinished
     if any(path.iterdir()):
         raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
@@ -114,6 +112,119 @@ def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str
     made = {"made_by": made_by, "config": settings, "versions": versions}
     write_durably(path / notes.unfinished, json.dumps(made, indent=2) + "\n")
     return True
+
+
+def _require_same(path: Path, settings: Mapping[str, Any], made: Mapping[str, Any], *, of: str, hint: str = "") -> None:
+    """Raises ConfigError that names the settings with which the dataset of a folder was made otherwise."""
+    differing = [key for key in {**settings, **made} if made.get(key) != settings.get(key)]
+    if differing:
+        fields = "; ".join(f"{of}{key} is {settings.get(key)!r}, there {made.get(key)!r}" for key in differing)
+        raise ConfigError(
+            f"{path} holds a recording with other settings: {fields}. Change them back, or choose another path{hint}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """What is recorded into a folder."""
+
+    made_by: str
+    notes: Notes
+    packages: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """JSON values on which the episodes depend."""
+    episodes: int
+    processes: int
+    missing: Callable[[], list[int]]
+    """Finds the episodes that are not there, once the folder is this process's."""
+    opener: Callable[[], Recorder]
+    """Makes a worker's recorder; pickled."""
+    words: str
+    """Behind the number of episodes: "drives of 60 s, 3000 images each"."""
+    holds: tuple[float, str]
+    """How much an episode holds, and of what: (1001, "transitions")."""
+    per_second: float
+    """Of it, that one process records on one core of a desktop machine."""
+
+
+def record(dataset: Dataset, path: Path, *, report: Callable[[str], None]) -> None:
+    """Records the episodes that a folder lacks; a dataset that is complete is left as it is.
+
+    Args:
+      dataset: What to record.
+      path: Folder; made if missing.
+      report: Takes one line of text at the start, at the end, and every 10 s where there is no terminal.
+
+    Raises:
+      ConfigError: As `claim`.
+      BusyError: Another process records into the folder.
+      StorageError, RunError: As `share_out`.
+      PreemptedError: On SIGTERM.
+    """
+    make_folders(path)
+    with locked(path):
+        if not claim(path, dataset.notes, dataset.settings, made_by=dataset.made_by, packages=dataset.packages):
+            return
+        missing = dataset.missing()
+        processes = max(1, min(dataset.processes, len(missing)))
+        amount, unit = dataset.holds
+        seconds = len(missing) * amount / (dataset.per_second * min(processes, os.cpu_count() or 1))
+        report(
+            f"recording {len(missing)} of {dataset.episodes} {dataset.words}, into {path} with {processes} processes; "
+            f"about {seconds:.0f} s on a desktop machine"
+        )
+        began = time.monotonic()
+        with sigterm_raises(path), contextlib.closing(share_out(missing, dataset.opener, processes)) as recorded:
+            done = "recorded {count} of {total} episodes"
+            for _ in follow(recorded, len(missing), "recording", done, rate=dataset.holds, say=report):
+                pass
+        give_name(path / dataset.notes.unfinished, path / dataset.notes.finished)
+        rate = len(missing) * amount / max(time.monotonic() - began, 1e-9)
+        report(f"recorded {len(missing)} episodes, about {rate:.0f} {unit} a second")
+
+
+def record_whole(
+    path: Path,
+    settings: Mapping[str, Any],
+    write: Callable[[Path], str],
+    made: Callable[[Path], Mapping[str, Any] | None],
+    *,
+    hint: str = "",
+) -> None:
+    """Writes a dataset that appears as a whole, if there is none, in a format that has no file an episode.
+
+    Args:
+      path: Its folder.
+      settings: JSON values on which it depends.
+      write: Writes it into a folder, with the settings, and returns a line about it.
+      made: Reads the settings of a dataset that is there; None where it has none.
+      hint: Behind the message of one that was made otherwise.
+
+    Raises:
+      ConfigError: The folder holds a dataset of other settings (the message names them), or other files.
+      BusyError: Another process writes it.
+      StorageError: It could not be written.
+    """
+    settings = json.loads(json.dumps(settings))  # as they come back from the file
+
+    def require_same() -> None:
+        found = made(path)
+        if found is None:
+            raise ConfigError(f"{path} is there and holds no recording; choose another path{hint}")
+        _require_same(path, settings, found, of="", hint=hint)
+
+    if path.exists():
+        require_same()
+        return
+    try:
+        with new_folder(path) as scratch:
+            said = write(scratch)
+    except StorageError:  # also where another process was faster; its dataset is the same
+        if not path.exists():
+            raise
+        require_same()
+        return
+    print(f"{said}, in {path}", flush=True)
 
 
 @contextlib.contextmanager

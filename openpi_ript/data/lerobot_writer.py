@@ -3,8 +3,7 @@
 import dataclasses
 import io
 import json
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,10 @@ import pyarrow.parquet as pq
 from jaxtyping import UInt8
 from PIL import Image
 
-from chunkwise.errors import ConfigError
-from chunkwise.files.durable import make_folders, publish, scratch_name
+from chunkwise.files.strict_json import read_json
+
+OWN_DATA = ". Set record to None (demonstrate too) to train on your own data"
+"""What else to do where a folder holds other data than was to be recorded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,44 +31,12 @@ class Recorded:
     """In words."""
 
 
-def record_once(root: Path, provenance: Mapping[str, Any], write: Callable[[Path], str]) -> None:
-    """Writes a dataset if there is none; one that is there must have been made with the same settings.
-
-    Args:
-      root: Its folder; it appears as a whole.
-      provenance: What made it, with which settings; kept in info.json under "synthetic".
-      write: Writes it into a folder and returns a line about it.
-
-    Raises:
-      ConfigError: If the folder holds anything else; the message says what.
-    """
-    settings = json.loads(json.dumps(provenance))  # as it comes back from the file
-    if root.exists():
-        _require_same(root, settings)
-        return
-    make_folders(root.parent)
-    scratch = scratch_name(root)
-    try:
-        said = write(scratch)
-        try:
-            publish(scratch, root)
-        except OSError:  # another process was faster; its dataset is the same
-            if not root.exists():
-                raise
-            _require_same(root, settings)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    print(f"{said}, in {root}", flush=True)
-
-
-def _require_same(root: Path, settings: Mapping[str, Any]) -> None:
+def settings_of(root: Path) -> Mapping[str, Any] | None:
+    """What made a dataset that `write_lerobot` wrote, and with which settings; None for other folders."""
     info = root / "meta" / "info.json"
-    made = json.loads(info.read_text()).get("synthetic") if info.is_file() else None
-    if made != settings:
-        raise ConfigError(
-            f"{root}: expected the synthetic dataset of {settings}, found {made or 'other files'}; set record to None "
-            "(demonstrate too) to train on your own data, or choose another data.path"
-        )
+    tree = read_json(info) if info.is_file() else None
+    made = tree.get("synthetic") if isinstance(tree, dict) else None
+    return made if isinstance(made, dict) else None
 
 
 def write_lerobot(
@@ -82,7 +51,7 @@ def write_lerobot(
     """Writes all files of a dataset.
 
     Args:
-      root: Folder to make.
+      root: Folder, which may exist.
       episodes: With the same columns and cameras; at least one.
       fps: Frames a second.
       robot: robot_type of info.json.

@@ -22,8 +22,9 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
 from chunkwise.data.sampling import Purpose, generator
+from chunkwise.envs.recorder import record_whole
 from openpi_ript.config.experiment import RecordConfig
-from openpi_ript.data.lerobot_writer import Recorded, record_once, train_tokenizer, write_lerobot
+from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, train_tokenizer, write_lerobot
 
 FPS = 10
 MAX_STEP = 0.08
@@ -61,7 +62,7 @@ def record(config: RecordConfig, path: str | Path) -> None:
         (root / TOKENIZER).write_bytes(train_tokenizer(sentences))
         return f"recorded {count} synthetic episodes"
 
-    record_once(Path(path), provenance, write)
+    record_whole(Path(path), provenance, write, settings_of, hint=OWN_DATA)
 
 
 def initial_state(seed: int, group: int) -> Float32[np.ndarray, " s"]:

@@ -16,10 +16,11 @@ from jaxtyping import Float32, Float64
 from chunkwise.cli.progress import follow
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.environment import Environment, Observation
+from chunkwise.envs.recorder import record_whole
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.config.rollouts import EnvConfig
-from openpi_ript.data.lerobot_writer import Recorded, record_once, train_tokenizer, write_lerobot
+from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, train_tokenizer, write_lerobot
 from openpi_ript.data.point import TOKENIZER
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make
@@ -94,7 +95,7 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
         (root / TOKENIZER).write_bytes(train_tokenizer([env.prompt, "State: -0123456789;"]))
         return f"demonstrated {len(successes)} episodes of Lift, {sum(successes)} of which succeeded"
 
-    record_once(Path(config.data.path), provenance, write)
+    record_whole(Path(config.data.path), provenance, write, settings_of, hint=OWN_DATA)
 
 
 def play(

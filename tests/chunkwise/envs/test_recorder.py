@@ -1,15 +1,18 @@
 """Claiming a folder, sharing out episodes, and folders that appear when they are whole."""
 
+import dataclasses
 import functools
+import json
 import multiprocessing
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chunkwise.cli.progress import follow
-from chunkwise.envs.recorder import Notes, claim, locked, share_out, to_be_recorded
+from chunkwise.envs.recorder import Dataset, Notes, claim, locked, record, record_whole, share_out, to_be_recorded
 from chunkwise.errors import BusyError, ConfigError, RunError, StorageError
 from chunkwise.files.new_folder import new_folder
 
@@ -109,6 +112,101 @@ def test_what_others_made_is_not_recorded_again(tmp_path: Path, finished: str, o
     assert to_be_recorded(tmp_path, NOTES, "test") == ours
     (tmp_path / NOTES.unfinished).write_text("{}")
     assert to_be_recorded(tmp_path, NOTES, "test")
+
+
+@pytest.mark.slow
+def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -> None:
+    path, said, asked = tmp_path / "deep/set", [], []
+
+    def missing() -> list[int]:
+        asked.append(json.loads((path / NOTES.unfinished).read_text())["config"])
+        return [e for e in range(3) if not (path / str(e)).exists()]
+
+    dataset = Dataset(
+        made_by="test",
+        notes=NOTES,
+        packages=(),
+        settings={"seed": 1},
+        episodes=3,
+        processes=2,
+        missing=missing,
+        opener=functools.partial(opener, path),
+        words="drives of 5 s",
+        holds=(50.0, "images"),
+        per_second=10.0,
+    )
+    record(dataset, path, report=said.append)
+    assert sorted(file.name for file in path.iterdir()) == ["0", "1", "2", NOTES.finished]
+    seconds = 3 * 50 / (10 * min(2, os.cpu_count() or 1))
+    assert said[0] == (
+        f"recording 3 of 3 drives of 5 s, into {path} with 2 processes; about {seconds:.0f} s on a desktop machine"
+    )
+    assert said[-1].startswith("recorded 3 episodes, about ")
+    assert said[-1].endswith(" images a second")
+    record(dataset, path, report=said.append)
+    assert (len(said), asked) == (2, [{"seed": 1}])
+    (path / "1").unlink()
+    (path / NOTES.finished).rename(path / NOTES.unfinished)
+    record(dataset, path, report=said.append)
+    assert said[2].startswith("recording 1 of 3 drives")
+    assert (path / NOTES.finished).exists()
+    with pytest.raises(ConfigError, match=r"record\.seed is 2, there 1"):
+        record(dataclasses.replace(dataset, settings={"seed": 2}), path, report=said.append)
+    with locked(path), pytest.raises(BusyError):
+        record(dataset, path, report=said.append)
+
+
+def made_of(path: Path) -> dict[str, Any] | None:
+    return json.loads((path / "made").read_text()) if (path / "made").exists() else None
+
+
+def test_a_dataset_that_appears_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, settings = tmp_path / "deep/set", {"seed": 1, "size": (2, 3)}
+
+    def write(folder: Path) -> str:
+        assert not path.exists()
+        (folder / "made").write_text(json.dumps(settings))
+        return "wrote it"
+
+    record_whole(path, settings, write, made_of)
+    assert capsys.readouterr().out == f"wrote it, in {path}\n"
+    record_whole(path, settings, write, made_of)
+    assert capsys.readouterr().out == ""
+    for other, words in (
+        ({"seed": 2, "size": (2, 3)}, "other settings: seed is 2, there 1. Change them back"),
+        ({"seed": 1}, r"size is None, there \[2, 3\]"),
+        ({**settings, "more": 1}, "more is 1, there None"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            record_whole(path, other, write, made_of)
+    (tmp_path / "own").mkdir()
+    with pytest.raises(ConfigError, match="own is there and holds no recording; choose another path, or not"):
+        record_whole(tmp_path / "own", settings, write, made_of, hint=", or not")
+
+
+def test_a_dataset_that_another_process_wrote_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "set"
+
+    def late(folder: Path, seed: int = 1) -> str:
+        (folder / "made").write_text("{}")
+        path.mkdir()
+        (path / "made").write_text(json.dumps({"seed": seed}))
+        return ""
+
+    record_whole(path, {"seed": 1}, late, made_of)
+    assert made_of(path) == {"seed": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["set"]
+    (path / "made").unlink()
+    path.rmdir()
+    with pytest.raises(ConfigError, match="seed is 1, there 2"):
+        record_whole(path, {"seed": 1}, functools.partial(late, seed=2), made_of)
+
+    def full(folder: Path) -> str:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StorageError, match="No space left"):
+        record_whole(tmp_path / "other", {}, full, made_of)
+    assert [file.name for file in tmp_path.iterdir()] == ["set"]
 
 
 def test_a_folder_is_locked_for_one_process(tmp_path: Path) -> None:

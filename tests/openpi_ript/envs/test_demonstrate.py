@@ -118,7 +118,7 @@ def test_demonstrations_become_a_dataset_that_training_reads(config: OpenpiRiptC
     demonstrate(config)  # it is there already
     assert config.demonstrate is not None
     other = dataclasses.replace(config, demonstrate=dataclasses.replace(config.demonstrate, seed=1))
-    with pytest.raises(ConfigError, match=r"expected the synthetic dataset of .*'seed': 1"):
+    with pytest.raises(ConfigError, match=r"other settings: seed is 1, there 0\. Change them back"):
         demonstrate(other)
 
 
