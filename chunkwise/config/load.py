@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.optional_parts import restored, switchable, with_parts
 from chunkwise.errors import ConfigError
 
 DEBUG = "configs/qchunk/debug.py"
@@ -111,23 +112,46 @@ def _override(config: ExperimentConfig, arguments: list[str], program: str) -> E
 
     if not arguments:
         return config
+    kind, default, arguments = with_parts(config, arguments, missing=tyro.MISSING)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                type(config),
-                default=config,
+            parsed = tyro.cli(
+                kind,
+                default=default,
                 args=arguments,
                 prog=program,
-                description=f"Every field with its value; '--field value' replaces it. {_summary(config)}",
+                description=_description(config),
                 config=(tyro.conf.AvoidSubcommands,),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise ConfigError(said.getvalue().strip() or "the command line was refused") from None
+        raise ConfigError(*_plain(said.getvalue())) from None
+    try:
+        return restored(parsed)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _plain(box: str) -> list[str]:
+    """What tyro says in a box, as lines without it."""
+    rows = [line.strip() for line in box.splitlines()]
+    inside = [row.strip("│").rstrip() for row in rows if row.startswith("│")]
+    said = [row[1:] for row in inside if row.strip(" ─") and "full helptext" not in row and not row.endswith(" --help")]
+    return said or rows or ["the command line was refused"]
+
+
+def _description(config: ExperimentConfig) -> str:
+    """What stands above the fields in --help."""
+    words = {there: [name for name, is_there in switchable(config) if is_there is there] for there in (True, False)}
+    text = f"Every field with its value; '--field value' replaces it. {_summary(config)}"
+    if words[False]:
+        text += f" Parts that are None here: {', '.join(words[False])}; a flag for a field of one switches it on, and "
+        text += "--help after that lists its fields."
+    if words[True]:
+        text += f" '--part None' switches off: {', '.join(words[True])}."
+    return text
 
 
 def _summary(config: ExperimentConfig) -> str:

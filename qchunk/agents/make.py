@@ -24,9 +24,11 @@ def make_agent(config: QChunkConfig, dims: Dims, *, allow_code: bool = False) ->
       allow_code: Whether agent.factory may be imported: where the user wrote the config, not where a folder brought it.
 
     Raises:
-      ConfigError: If the learning-rate schedule does not fit into train.steps, or agent.factory makes no agent.
+      ConfigError: If the learning-rate schedule does not fit into train.steps, agent.factory makes no agent, or images
+        that data names would reach no network.
     """
     agent = config.agent
+    _require_seen(config)
     if agent.factory is not None:
         return _own_agent(agent.factory, config, dims, allow_code=allow_code)
     shared, chunk_size = shared_parts(config, dims), agent.action_horizon * dims.action
@@ -38,6 +40,21 @@ def make_agent(config: QChunkConfig, dims: Dims, *, allow_code: bool = False) ->
         return QCAgent(**parts)
     value = Value(agent.hidden_sizes, agent.critic_layer_norm)
     return DQCAgent(**parts, chunk_critic=parts["critic"], value=value)
+
+
+def _require_seen(config: QChunkConfig) -> None:
+    """Raises ConfigError for images that would be decoded and reach no network; a factory's agent may see depth."""
+    data, agent = config.data, config.agent
+    if data.cameras and agent.encoder is None:
+        raise ConfigError(
+            f"data.cameras is {list(data.cameras)}, and no network would see their images: agent.encoder is None. "
+            "Switch it on by a flag such as --agent.encoder.kind impala, or leave data.cameras empty"
+        )
+    if data.depth_cameras and agent.factory is None:
+        raise ConfigError(
+            f"data.depth_cameras is {list(data.depth_cameras)}, and no agent here has a network for depth; leave it "
+            "empty, or name an agent of your own in agent.factory"
+        )
 
 
 def shared_parts(config: QChunkConfig, dims: Dims) -> dict[str, Any]:
