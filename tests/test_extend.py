@@ -53,6 +53,20 @@ def test_an_agent_trains_and_a_setting_reaches_it(folder: Path):
     assert losses[0] != losses[1]
 
 
+def test_a_setting_that_the_factory_does_not_take_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    from chunkwise.errors import ConfigError
+    from qchunk.agents.make import make_agent
+    from qchunk.data import Dims
+    from tests.qchunk.agents.test_qc import agent_of
+
+    monkeypatch.syspath_prepend(str(folder))
+    config = agent_of().config
+    for settings in ({"expectil": 0.7}, {}):
+        agent = dataclasses.replace(config.agent, factory="my_iql:make_agent", settings=settings)
+        with pytest.raises(ConfigError, match=r"my_iql:make_agent does not take agent\.settings.*expectile"):
+            make_agent(dataclasses.replace(config, agent=agent), Dims(observation=3, action=2), allow_code=True)
+
+
 def write_carts(folder: Path) -> None:
     """Episodes of the page's cart, pushed to the middle, one CSV each."""
     sys.path.insert(0, str(folder))

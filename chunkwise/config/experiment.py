@@ -51,6 +51,9 @@ class RunConfig:
     """Continue the run in `dir`. A folder that holds a run is refused without it."""
     seed: int = 0
     """Seed of weights, batches, environments: all randomness of the run."""
+    dry_run: bool = dataclasses.field(default=False, metadata=FREE_ON_RESUME)
+    """Open the data, build and compile, print shapes, parameters and memory, and stop before the first update; leaves
+    no folder. --dry-run for short."""
     compile_cache: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """Folder that keeps compiled programs from one start to the next, those that took more than a second. None: each
     start compiles anew."""

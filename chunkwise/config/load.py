@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import importlib.util
 import io
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.optional_parts import restored, switchable, with_parts
+from chunkwise.config.saved import flatten
 from chunkwise.errors import ConfigError
 
 DEBUG = "configs/qchunk/debug.py"
@@ -26,25 +28,33 @@ def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE"
 
     Raises:
       ConfigError: The file is missing or broken, a field is misspelt, or a value is refused; the message names it.
-      SystemExit: With code 0 after `--help`.
+      SystemExit: With code 0 after `--help` and `--print-config`.
     """
     example = program.replace("NAME_OR_FILE", "qchunk/debug").replace("FILE", DEBUG)
     usage = (
         f"usage: {program} [--help] [--field value ...]\n\n"
         f"Trains what a config describes; example: {example} (seconds on a laptop).\n"
-        f"'{program} --help' lists every field of that config with its value.\n"
+        f"'{program} --help' lists every field of that config with its value;\n"
+        "--print-config prints the config as it would be, as JSON; --dry-run opens the data, compiles, says what a\n"
+        "run would take, and trains nothing.\n"
         "FILE is Python and is executed: run only files that you trust.\n\n"
         "Exit codes: 0 done, 64 usage or config, 65 data or every checkpoint bad, 70 not finite, 73 run folder busy,\n"
         "74 storage failed, 75 stopped and saved, 76 another process ended, 78 not the config of the checkpoint."
     )
-    arguments = list(argv)
+    arguments = ["--run.dry-run" if argument == "--dry-run" else argument for argument in argv]
+    show = "--print-config" in arguments
+    arguments = [argument for argument in arguments if argument != "--print-config"]
     path = _take_config(arguments)
     if path is None:
         if "--help" in arguments or "-h" in arguments:
             print(usage)
             raise SystemExit(0)
         raise ConfigError("--config is missing.", "", *usage.split("\n"))
-    return _override(_read_file(path), arguments, program), path
+    config = _override(_read_file(path), arguments, program)
+    if show:
+        print(json.dumps(flatten(config), indent=1))
+        raise SystemExit(0)
+    return config, path
 
 
 def _take_config(arguments: list[str]) -> Path | None:

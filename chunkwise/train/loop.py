@@ -37,7 +37,7 @@ from chunkwise.config.saved import fingerprint, flatten, resume_rules
 from chunkwise.distributed import host, processes, stopping
 from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
-from chunkwise.train import machine, rngs
+from chunkwise.train import dry_run, machine, rngs
 from chunkwise.train import sharding as mesh_lib
 from chunkwise.train.clock import Clock
 from chunkwise.train.compile_cache import keep_programs
@@ -170,6 +170,9 @@ class _Run:
             with stopping.watched() as self.watch:
                 self._restore()
                 self.watch.carry_on()
+                if self.config.run.dry_run:
+                    dry_run.show(self.state, self._batches(), self._program_for)
+                    return ""
                 with ProgressLine(self.step, self.config.train.steps) as self.progress:
                     self._loop()
                 return self._finish()
@@ -243,7 +246,7 @@ class _Run:
         steps, every = self.config.train.steps, self.config.checkpoint.every
         batches: Iterator[NumpyTree] = iter(())
         if self.step < steps:
-            batches = self.task.batches(self.step, shard=self.shard, num_shards=self.num_shards)
+            batches = self._batches()
         saved_step = self.checkpoints.durable_step
         while True:
             self._evaluate_if_due()
@@ -255,6 +258,10 @@ class _Run:
                 self._save()
             if self._interact_if_due():
                 self._update(batches, self._updates_until_due())
+
+    def _batches(self) -> Iterator[NumpyTree]:
+        """Batches of this process, from the step on."""
+        return self.task.batches(self.step, shard=self.shard, num_shards=self.num_shards)
 
     @property
     def _stopping(self) -> bool:
@@ -347,6 +354,12 @@ class _Run:
         jitted: Any = self.jit_updates
         compiled = self._unless_stopped(lambda: jitted.lower(self.state, on_device, count).compile(), patience=0.0)
         return compiled is not None
+
+    def _program_for(self, batch: NumpyTree) -> Any:
+        """The update, compiled for calls of this batch alone."""
+        on_device = mesh_lib.shard_batch(stack([batch], self._longest_call()), self.batch_sharding)
+        jitted: Any = self.jit_updates
+        return jitted.lower(self.state, on_device, mesh_lib.put_same(np.int32(1), self.everywhere)).compile()
 
     def _ask_to_stop(self) -> jax.Array | None:
         """Of several processes: whether any was asked to stop before this call, known when the call is done."""

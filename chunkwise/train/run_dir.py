@@ -16,6 +16,7 @@ import fcntl
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from io import FileIO
@@ -67,6 +68,14 @@ class RunFolder:
         """Opens the folder for this process, which is the only one that writes; returns its path."""
         if config.run.resume and config.run.dir is None:
             raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
+        if config.run.dry_run:
+            if config.run.resume or config.run.dir is not None:
+                raise ConfigError(
+                    "--dry-run has no folder and goes on with no run; leave --run.dir and --run.resume out"
+                )
+            self.path = Path(self._files.enter_context(tempfile.TemporaryDirectory(prefix="chunkwise-dry-run-")))
+            self._open(config, holds_run=False)
+            return str(self.path)
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing

@@ -1,5 +1,6 @@
 """The agent of a config: a QCAgent (QC, QC-FQL, FQL), a RLPDAgent (RLPD), a DQCAgent (DQC), or the user's own."""
 
+import inspect
 from typing import Any
 
 from chunkwise.errors import ConfigError
@@ -76,10 +77,18 @@ def flow_parts(config: QChunkConfig, dims: Dims) -> dict[str, Any]:
 
 
 def _own_agent(name: str, config: QChunkConfig, dims: Dims, *, allow_code: bool) -> Agent:
-    """Calls the user's factory with config and dims."""
+    """Calls the user's factory with config, dims and, by their names, the settings."""
     if not allow_code:
         trust.refuse_code(f"agent.factory is {name!r}, which would import Python code")
-    agent = trust.import_named(name, what="a factory of agents")(config, dims)
+    factory = trust.import_named(name, what="a factory of agents")
+    try:
+        inspect.signature(factory).bind(config, dims, **config.agent.settings)
+    except TypeError as error:
+        raise ConfigError(
+            f"agent.factory {name} does not take agent.settings {config.agent.settings}: {error}; it is called with "
+            "config, dims and each setting by its name"
+        ) from error
+    agent = factory(config, dims, **config.agent.settings)
     if not isinstance(agent, Agent):
         raise ConfigError(f"agent.factory {name}: expected a qchunk.agents.base.Agent, found {type(agent).__name__}")
     return agent

@@ -185,3 +185,14 @@ def test_a_run_with_an_infinite_number_in_its_config_goes_on(tmp_path: Path):
         folder.log(1, "train", {"loss": 0.5})
     with RunFolder(resumed(config), "toy") as folder:
         assert folder.path == tmp_path
+
+
+def test_a_dry_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with RunFolder(toy_config(tmp_path, run=RunConfig(dry_run=True)), "toy") as folder:
+        assert folder.path.parent == tmp_path
+        assert (folder.path / "config.json").exists()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="--dry-run has no folder"):
+        RunFolder(toy_config(tmp_path, run=RunConfig(dry_run=True, dir=str(tmp_path))), "toy")
