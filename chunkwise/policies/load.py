@@ -18,6 +18,7 @@ def load_policy(
     checkpoint: int | Which = "newest",
     config: ExperimentConfig | None = None,
     seed: int = 0,
+    allow_code: str | None = None,
 ) -> Policy[Any]:
     """Loads a trained policy.
 
@@ -26,6 +27,7 @@ def load_policy(
       checkpoint: "newest", the newest that verifies; "best", by the metric of checkpoint.keep_best; or a step.
       config: For weights that are not a run of this project, which has its own: model, robot, cameras, tokenizer.
       seed: Of what the policy draws.
+      allow_code: `module:function` of the run's agent.factory, which may then be imported: you trust it.
 
     Raises:
       ConfigError: It is no run, or a pretraining, which has no policy; or the config is missing or damaged.
@@ -43,4 +45,4 @@ def load_policy(
             "that says what model and robot they are for"
         )
     module = importlib.import_module(f"{package}.policies.policy")
-    return module.load(folder, config=config, checkpoint=checkpoint, seed=seed)
+    return module.load(folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code)

@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_reachable({"folder": arguments.folder, "--config": arguments.config})
         config = None if arguments.config is None else load(["--config", arguments.config, *words[own + 1 :]])[0]
         policy = load_policy(
-            arguments.folder, config=config, checkpoint=_checkpoint(arguments.checkpoint), seed=arguments.seed
+            arguments.folder,
+            config=config,
+            checkpoint=_checkpoint(arguments.checkpoint),
+            seed=arguments.seed,
+            allow_code=arguments.allow_code,
         )
         if arguments.spec:
             print(json.dumps(policy.spec.plain(), indent=1))
@@ -191,6 +195,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="CLIENT=POLICY",
         help="the client's key of an entry, and the policy's, such as observation/image=image/base_0_rgb; repeatable",
+    )
+    parser.add_argument(
+        "--allow-code", metavar="MODULE:FUNCTION", help="agent.factory of the run, where it is one that you trust"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     return parser

@@ -197,7 +197,14 @@ def _program(model: WaypointModel) -> Callable[[PyTree, Any], jax.Array]:
     return jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
 
 
-def load(folder: Path, *, config: ExperimentConfig | None, checkpoint: int | Which, seed: int) -> WaypointPolicy:
+def load(
+    folder: Path,
+    *,
+    config: ExperimentConfig | None,
+    checkpoint: int | Which,
+    seed: int,
+    allow_code: str | None = None,
+) -> WaypointPolicy:
     """Loads the policy of a run; nothing but its folder is needed. See `chunkwise.load_policy`."""
     if config is not None:
         raise ConfigError(f"{folder}: a policy of driving is that of a run with its own config; expected no other")

@@ -253,7 +253,14 @@ class Policy(policy.Policy[Prepared]):
         return [prompt for prompt in filled if prompt]
 
 
-def load(folder: Path, *, config: ExperimentConfig | None, checkpoint: int | Which, seed: int) -> Policy:
+def load(
+    folder: Path,
+    *,
+    config: ExperimentConfig | None,
+    checkpoint: int | Which,
+    seed: int,
+    allow_code: str | None = None,
+) -> Policy:
     """Loads a policy for `chunkwise.load_policy`; see Policy.from_checkpoint."""
     if not isinstance(config, OpenpiRiptConfig | None):
         raise ConfigError(f"config: expected one of openpi_ript, found {type(config).__name__}")

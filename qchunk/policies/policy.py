@@ -22,6 +22,7 @@ from chunkwise.data import norm_stats
 from chunkwise.data.images import resize_into
 from chunkwise.data.norm_stats import Affine, NormStats
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import trust
 from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.policy import Draw, Prepared
@@ -197,13 +198,25 @@ def dims_json(dims: Dims) -> str:
     return json.dumps({"observation": dims.observation, "action": dims.action, "image_size": size}) + "\n"
 
 
-def load(folder: Path, *, config: ExperimentConfig | None, checkpoint: int | Which, seed: int) -> QChunkPolicy:
+def load(
+    folder: Path,
+    *,
+    config: ExperimentConfig | None,
+    checkpoint: int | Which,
+    seed: int,
+    allow_code: str | None = None,
+) -> QChunkPolicy:
     """Loads the policy of a run; nothing but its folder is needed. See `chunkwise.load_policy`."""
     if config is not None:
         raise ConfigError(f"{folder}: a policy of qchunk is that of a run with its own config; expected no other")
     own = read_config(folder, QChunkConfig)
     stats = norm_stats.load(folder / NORM_STATS)
-    agent = make_agent(own, read_dims(folder, own, stats))
+    named = own.agent.factory
+    if named is not None and named != allow_code:
+        trust.refuse_code(
+            f"{folder}: agent.factory is {named!r}; expected it in --allow-code (allow_code), where you trust it"
+        )
+    agent = make_agent(own, read_dims(folder, own, stats), allow_code=named is not None)
     data, dims = own.data, agent.dims
     step, params = read_weights(folder, own, lambda: agent.init(jax.random.key(0)).params, checkpoint=checkpoint)
     return QChunkPolicy(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import types
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
+from qchunk.agents.base import Agent
+from qchunk.agents.make import make_agent
 from qchunk.config import EncoderConfig, EvalConfig, GaussianConfig, QChunkConfig
 from qchunk.data.dataset import Dims
 from qchunk.policies.policy import QChunkPolicy, dims_json, read_dims
@@ -237,12 +240,7 @@ def test_bounds_are_those_of_the_recorded_actions(run: Path):
 
 @pytest.mark.slow
 def test_a_runs_folder_is_all_that_is_needed(run: Path, tmp_path: Path):
-    moved = tmp_path / "moved"
-    moved.mkdir()
-    for path in run.rglob("*"):
-        if path.is_file():
-            (moved / path.relative_to(run)).parent.mkdir(parents=True, exist_ok=True)
-            (moved / path.relative_to(run)).write_bytes(path.read_bytes())
+    moved = shutil.copytree(run, tmp_path / "moved")
     policy = load_policy(moved, checkpoint=3)
     assert isinstance(policy, Policy)
     assert policy.step == 3
@@ -259,6 +257,25 @@ def test_a_runs_folder_is_all_that_is_needed(run: Path, tmp_path: Path):
     (moved / "norm_stats.json").write_text(whole)
     with pytest.raises(ConfigError, match="is no run of this project"):
         load_policy(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_agent_of_ones_own_is_imported_where_it_is_named_again(run: Path, loaded: QChunkPolicy, tmp_path: Path):
+    flat = json.loads((run / "config.json").read_text()) | {"agent.factory": f"{__name__}:make_again"}
+    moved = shutil.copytree(run, tmp_path / "moved")
+    (moved / "config.json").write_text(json.dumps(flat))
+    for other in (None, "elsewhere:make"):
+        with pytest.raises(ConfigError, match=r"expected it in --allow-code \(allow_code\), where you trust it"):
+            load_policy(moved, allow_code=other)
+    again = load_policy(moved, allow_code=f"{__name__}:make_again")
+    np.testing.assert_array_equal(
+        again.infer(observation(), draw=(1,))["actions"], loaded.infer(observation(), draw=(1,))["actions"]
+    )
+
+
+def make_again(config: QChunkConfig, dims: Dims) -> Agent:
+    """The project's own agent by a name of one's own."""
+    return make_agent(dataclasses.replace(config, agent=dataclasses.replace(config.agent, factory=None)), dims)
 
 
 def test_the_size_of_images_is_the_runs_own(tmp_path: Path):
