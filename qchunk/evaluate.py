@@ -1,13 +1,23 @@
-"""Success of a policy in the real environment: chunks executed open loop, several environments in lockstep."""
+"""Success of a policy in the real environment: chunks executed open loop, several environments in lockstep.
+
+    chunkwise evaluate RUN [--episodes 100] [--checkpoint best] [--env ID]
+
+plays the episodes that the run plays at its end, and writes RUN/evaluations/step_<n>.json (or --out).
+"""
 
 import dataclasses
 import functools
+import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, UInt32
 
+from chunkwise.checkpoint.weights import which
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser
 from chunkwise.data.sampling import Purpose, seed_of, seed_of_draw, words
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Collector, Draw, Job
@@ -15,7 +25,13 @@ from chunkwise.envs.environment import Observation
 from chunkwise.envs.evaluate import Evaluation
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers
+from chunkwise.errors import ConfigError, RunError
+from chunkwise.files import trust
+from chunkwise.policies.load import load_policy
+from qchunk.config import QChunkConfig
+from qchunk.data import Dims
 from qchunk.envs import simulators
+from qchunk.policies.policy import QChunkPolicy
 
 Policy = Callable[[Observation, UInt32[np.ndarray, " b"]], np.ndarray]
 """Chooses the next chunk of each environment: (observations, seeds) -> actions (b, t, a).
@@ -129,3 +145,81 @@ def rollouts(
         done=lambda job, rollout: finished.update({job.number: rollout}),
     )
     return [finished[episode] for episode in range(episodes)]
+
+
+def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
+    """Returns the cameras of the environment as the networks are used to them; None without cameras."""
+    render_size = config.eval.render_size
+    if not dims.cameras:
+        return None
+    return simulators.View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
+
+
+def evaluate_run(
+    policy: QChunkPolicy, *, env: str | None = None, episodes: int | None = None, seed: int | None = None
+) -> Evaluation:
+    """Evaluates a loaded policy; without arguments it is the evaluation at the end of the run, if it is of that step.
+
+    Args:
+      policy: Of a run.
+      env: As the user names it; None: eval.env of the run, which a `module:factory` is not taken from.
+      episodes: None: eval.final_episodes.
+      seed: Of scenes and draws; None: the run's.
+
+    Raises:
+      ConfigError: There is no environment, or it shows or takes other widths than the run's, or as `evaluate`.
+    """
+    config = policy.config
+    name = env or config.eval.env
+    if name is None:
+        raise ConfigError("eval.env of the run is None; expected an environment in --env")
+    if env is None and ":" in name:
+        trust.refuse_code(f"eval.env of the run is {name!r}; expected it in --env, where you trust it")
+    widths = (config.data.observation, policy.agent.dims.observation)
+    simulators.require_widths("--env", name, config.data.path, observation=widths, action=policy.agent.dims.action)
+    return evaluate(
+        policy.chunks,
+        name,
+        seed=config.run.seed if seed is None else seed,
+        step=policy.step,
+        episodes=episodes or config.eval.final_episodes,
+        num_envs=config.eval.num_envs,
+        horizon=policy.agent.action_horizon,
+        view=view_of(config, policy.agent.dims),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = Parser(
+        prog="python -m qchunk.evaluate",
+        description="Evaluates a checkpoint of a run in its environment.",
+        epilog="example: chunkwise evaluate runs/qchunk-debug-... --episodes 100",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--episodes", type=int, help="default: eval.final_episodes of the run")
+    parser.add_argument("--env", metavar="ID", help="default: eval.env of the run")
+    parser.add_argument("--seed", type=int, help="of scenes and draws; default: the run's")
+    parser.add_argument("--checkpoint", default="newest", metavar="WHICH", help="newest, best, or a step")
+    parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json")
+    parser.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
+    parser.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="agent.factory of the run, where you trust it")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.episodes is not None and arguments.episodes < 1:
+            raise ConfigError(f"--episodes is {arguments.episodes}; expected a number above 0")
+        policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
+        if not isinstance(policy, QChunkPolicy):
+            raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")
+        result = evaluate_run(policy, env=arguments.env, episodes=arguments.episodes, seed=arguments.seed)
+        out = arguments.out or arguments.run / f"evaluations/step_{policy.step:08d}.json"
+        result.save(out)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps(result.metrics()) if arguments.json else f"step {policy.step}: {result}\n{out}")
+    return 0
+
+
+if __name__ == "__main__":
+    command.run(main)

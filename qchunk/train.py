@@ -22,7 +22,7 @@ from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import stream
 from qchunk.envs import run_picture, simulators
-from qchunk.evaluate import Policy, evaluate
+from qchunk.evaluate import Policy, evaluate, view_of
 from qchunk.online.phase import Online
 from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, dims_json
 from qchunk.record import MADE_BY, NOTES, record
@@ -36,7 +36,7 @@ class QChunkTask:
         self.folder = folder
         self.dataset = dataset
         self.agent = make_agent(config, dataset.dims(config.data.observation), allow_code=True)
-        view = self._view()
+        view = view_of(self.config, self.agent.dims)
         if view is not None and config.eval.env is not None:  # now, not at the first evaluation
             simulators.require_images(config.eval.env, view)
         self._policy = self._acting("policy")
@@ -90,7 +90,7 @@ class QChunkTask:
                 episodes=settings.final_episodes if final else settings.episodes,
                 num_envs=settings.num_envs,
                 horizon=self.agent.action_horizon,
-                view=self._view(),
+                view=view_of(self.config, self.agent.dims),
                 done=lambda job, rollout, name=name: played[name].update({job.number: rollout}),
             )
             print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
@@ -110,13 +110,6 @@ class QChunkTask:
         chosen = render.some_of_both([rollout.success for rollout in rollouts], self.config.eval.videos)
         opener = functools.partial(simulators.make, env, video=True)
         render.write_video(opener, [rollouts[i] for i in chosen], path)
-
-    def _view(self) -> simulators.View | None:
-        """Cameras of the environment, as the policy is used to them."""
-        dims, render_size = self.agent.dims, self.config.eval.render_size
-        if not dims.cameras:
-            return None
-        return simulators.View(cameras=dims.cameras, render_size=render_size, image_size=dims.image_size or render_size)
 
 
 def _asked(policy: QChunkPolicy, state: TrainState) -> Policy:

@@ -83,6 +83,7 @@ TOOLS: dict[str, list[str]] = {
     "openpi_ript.pack": ["PATH", "out"],
     "openpi_ript.evaluate": ["run", "PATH"],
     "openpi_ript.serve": ["PATH"],
+    "qchunk.evaluate": ["PATH"],
 }
 
 

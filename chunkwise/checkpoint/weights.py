@@ -16,6 +16,15 @@ Which = Literal["newest", "best"]
 """newest: the newest checkpoint that verifies. best: the one with the best evaluation by checkpoint.keep_best."""
 
 
+def which(text: str) -> int | Which:
+    """Returns what --checkpoint says. Raises ConfigError if it is neither a word of `Which` nor a step."""
+    if text == "newest" or text == "best":
+        return text
+    if not text.isdecimal():
+        raise ConfigError(f"--checkpoint is {text}; expected newest, best or the number of a step")
+    return int(text)
+
+
 def read_weights(
     run: Path,
     config: ExperimentConfig,

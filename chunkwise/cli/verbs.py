@@ -55,8 +55,8 @@ VERBS: dict[str, Verb] = {
     ),
     "evaluate": Verb(
         summary="evaluate the newest checkpoint of a run",
-        example="chunkwise evaluate runs/openpi_ript-... --episodes 100",
-        modules={"openpi_ript": "openpi_ript.evaluate", "driving": "driving.evaluate"},
+        example="chunkwise evaluate runs/qchunk-... --episodes 100",
+        modules={"qchunk": "qchunk.evaluate", "openpi_ript": "openpi_ript.evaluate", "driving": "driving.evaluate"},
         told_by="run",
         first={"openpi_ript": ("run",), "driving": ("--again",)},
     ),

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from chunkwise.checkpoint.weights import Which
+from chunkwise.checkpoint.weights import which
 from chunkwise.cli.command import Parser
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.load import load
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         policy = load_policy(
             arguments.folder,
             config=config,
-            checkpoint=_checkpoint(arguments.checkpoint),
+            checkpoint=which(arguments.checkpoint),
             seed=arguments.seed,
             allow_code=arguments.allow_code,
         )
@@ -80,14 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     return 0
-
-
-def _checkpoint(text: str) -> int | Which:
-    if text in ("newest", "best"):
-        return text
-    if not text.isdecimal():
-        raise ConfigError(f"--checkpoint is {text}; expected newest, best or the number of a step")
-    return int(text)
 
 
 def _access(arguments: argparse.Namespace) -> Access:

@@ -89,7 +89,7 @@ def test_a_run_is_of_the_package_whose_fields_it_has(package: str, tmp_path: Pat
     assert type(CONFIGS[package].get_config()) is config_class(package)
     if package in verbs.VERBS["evaluate"].modules:
         module, rest = verbs.resolve(["evaluate", str(run), "--x"])
-        assert (module, rest[1:]) == (f"{package}.evaluate", [str(run), "--x"])
+        assert (module, rest[-2:]) == (f"{package}.evaluate", [str(run), "--x"])
     (run / "config.json").write_text('{"color": 1}')
     with pytest.raises(ConfigError, match="expected the config of a run of qchunk, openpi_ript, driving"):
         package_of(run)

@@ -18,13 +18,16 @@ from chunkwise.config.experiment import CheckpointConfig, TrainConfig
 from chunkwise.data import norm_stats
 from chunkwise.data.images import resize_into
 from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.evaluate import Evaluation
 from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
+from qchunk import evaluate
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
 from qchunk.config import EncoderConfig, EvalConfig, GaussianConfig, QChunkConfig
 from qchunk.data.dataset import Dims
+from qchunk.envs.simulators import View
 from qchunk.policies.policy import QChunkPolicy, dims_json, read_dims
 from tests.chunkwise.policies.serving import ask, client, read, running
 from tests.qchunk import pictures as recorded
@@ -257,6 +260,42 @@ def test_a_runs_folder_is_all_that_is_needed(run: Path, tmp_path: Path):
     (moved / "norm_stats.json").write_text(whole)
     with pytest.raises(ConfigError, match="is no run of this project"):
         load_policy(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_as_at_its_end(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The same seed, step, episodes, environments and view; what the command line says takes their place."""
+    asked: list[dict[str, Any]] = []
+
+    def play(policy: Any, env: str, **settings: Any) -> Evaluation:
+        asked.append({"env": env, **settings, "chunk": policy(shown(3), SEEDS)})
+        return Evaluation(step=6, weights="", outcomes=({"success": True, "reward": 1.0, "length": 5},))
+
+    monkeypatch.setattr(evaluate, "evaluate", play)
+    monkeypatch.setattr(evaluate.simulators, "require_widths", lambda *_, **__: None)
+    assert evaluate.main([str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["policy/success"] == 1.0
+    assert json.loads((run / "evaluations/step_00000006.json").read_text())["step"] == 6
+    assert evaluate.main([str(run), "--episodes", "7", "--env", "other", "--seed", "3", "--checkpoint", "3"]) == 0
+    first, second = asked
+    view = View(cameras=CAMERAS, render_size=(480, 640), image_size=SIZE)
+    wanted = {"env": "none", "seed": 0, "step": 6, "episodes": 50, "num_envs": 5, "horizon": 3, "view": view}
+    assert {name: first[name] for name in wanted} == wanted
+    changed = {"env": "other", "seed": 3, "step": 3, "episodes": 7}
+    assert {name: second[name] for name in changed} == changed
+    acted = load_policy(run).infer(observation(3), seeds=SEEDS)["actions"]
+    np.testing.assert_array_equal(first["chunk"], acted)
+    assert evaluate.main([str(run), "--episodes", "0"]) == 64
+    assert evaluate.main([str(run), "--checkpoint", "last"]) == 64
+    assert evaluate.main([str(run.parent)]) == 64
+    capsys.readouterr()
+    own = json.loads((run / "config.json").read_text()) | {"eval.env": "theirs:make"}
+    moved = shutil.copytree(run, run.parent / "own")
+    (moved / "config.json").write_text(json.dumps(own))
+    assert evaluate.main([str(moved)]) == 64
+    assert "eval.env of the run is 'theirs:make'; expected it in --env" in capsys.readouterr().err
 
 
 @pytest.mark.slow
