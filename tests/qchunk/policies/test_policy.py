@@ -157,8 +157,8 @@ def test_actions_by_hand(run: Path, loaded: QChunkPolicy):
     latest = read_arrays(run / "checkpoints/6")
     ema: dict[str, Any] = {}
     for name, leaf in latest.items():
-        first, *parents, last = name.split("/")
-        if first == "ema":
+        if name.startswith("ema/"):
+            _, *parents, last = name.split("/")
             functools.reduce(lambda inner, parent: inner.setdefault(parent, {}), parents, ema)[last] = leaf
     key = jax.random.key(seed_of(Purpose.SERVED_ACTION, 0, 1, 4, 0))
     chunk = np.asarray(jax.jit(loaded.agent.act)(ema, seen, key))[0]
