@@ -334,6 +334,8 @@ class EvalConfig:
     """Episodes at the end, for the policy and, beside it, for the behaviour-cloning flow alone."""
     num_envs: int = 5
     """Environments that share one call of the policy; each takes 0.9 s to make."""
+    max_steps: int | None = None
+    """Steps after which an episode is cut; None: where the environment ends it, as all but one of your own will."""
     render_size: tuple[int, int] = (480, 640)
     """Height and width at which data.cameras are rendered before they are resized: those of the recordings."""
     videos: int = 2
@@ -341,6 +343,8 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "episodes", "final_episodes", "num_envs")
+        if self.max_steps is not None:
+            require_positive(self, "max_steps")
         require_non_negative(self, "videos")
 
 

@@ -1,6 +1,6 @@
-"""Success of a policy in the real environment: chunks executed open loop, several environments in lockstep.
+"""Success of a policy in the real environment, several environments in lockstep.
 
-    chunkwise evaluate RUN [--episodes 100] [--checkpoint best] [--env ID]
+    chunkwise evaluate RUN [--episodes 100] [--checkpoint best] [--env ID] [--execute 2] [--video 4]
 
 plays the episodes that the run plays at its end, and writes RUN/evaluations/step_<n>.json (or --out).
 """
@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.data.sampling import Purpose, seed_of, seed_of_draw, words
 from chunkwise.envs import evaluate as evaluation
+from chunkwise.envs import render
 from chunkwise.envs.collect import Collector, Draw, Job
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.evaluate import Evaluation
@@ -73,6 +74,8 @@ def evaluate(
     num_envs: int,
     horizon: int,
     view: simulators.View | None = None,
+    execute: int | None = None,
+    max_steps: int | None = None,
     done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
 ) -> Evaluation:
     """Runs episodes 0 to `episodes - 1`; the result is a function of the arguments, not of the clock.
@@ -92,8 +95,10 @@ def evaluate(
       episodes: Episodes in all.
       num_envs: Environments that share one call of the policy. Each costs 0.9 s once to make; stepping is what takes
         the time, about 1 ms a step on one core.
-      horizon: Actions of one chunk, all executed before the policy is asked again.
+      horizon: Actions of one chunk.
       view: Images that the policy sees, rendered when it is asked; None: none.
+      execute: Actions of each chunk that are executed before the policy is asked again; None: all of them.
+      max_steps: Steps after which an episode is cut; None: where the environment says that it ends.
       done: Called with each episode, whose actions are kept and whose observations are not, when it has ended.
 
     Raises:
@@ -111,13 +116,17 @@ def evaluate(
         for episode in range(episodes)
     ]
     actor = _Acting(policy, horizon, view, step)
-    return evaluation.evaluate(_collector(env_id, num_envs, view), actor, jobs, done=done)
+    collector = _collector(env_id, num_envs, view, execute, max_steps)
+    return evaluation.evaluate(collector, actor, jobs, done=done)
 
 
 @functools.lru_cache(maxsize=1)
-def _collector(env_id: str, num_envs: int, view: simulators.View | None) -> Collector:
+def _collector(
+    env_id: str, num_envs: int, view: simulators.View | None, execute: int | None, max_steps: int | None
+) -> Collector:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
-    return Collector(ThreadWorkers(lambda: simulators.make(env_id, view), num_envs, name=env_id))
+    workers = ThreadWorkers(lambda: simulators.make(env_id, view), num_envs, name=env_id)
+    return Collector(workers, execute=execute, max_steps=max_steps)
 
 
 def rollouts(
@@ -156,7 +165,15 @@ def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
 
 
 def evaluate_run(
-    policy: QChunkPolicy, *, env: str | None = None, episodes: int | None = None, seed: int | None = None
+    policy: QChunkPolicy,
+    *,
+    env: str | None = None,
+    episodes: int | None = None,
+    seed: int | None = None,
+    num_envs: int | None = None,
+    execute: int | None = None,
+    max_steps: int | None = None,
+    video: tuple[Path, int] | None = None,
 ) -> Evaluation:
     """Evaluates a loaded policy; without arguments it is the evaluation at the end of the run, if it is of that step.
 
@@ -165,6 +182,10 @@ def evaluate_run(
       env: As the user names it; None: eval.env of the run, which a `module:factory` is not taken from.
       episodes: None: eval.final_episodes.
       seed: Of scenes and draws; None: the run's.
+      num_envs: Environments at once; None: eval.num_envs.
+      execute: Actions of each chunk that are executed before the policy is asked again; None: all.
+      max_steps: Steps after which an episode is cut; None: eval.max_steps.
+      video: Where to write one, and of how many episodes; None: nowhere.
 
     Raises:
       ConfigError: There is no environment, or it shows or takes other widths than the run's, or as `evaluate`.
@@ -176,17 +197,34 @@ def evaluate_run(
     if env is None and ":" in name:
         trust.refuse_code(f"eval.env of the run is {name!r}; expected it in --env, where you trust it")
     widths = (config.data.observation, policy.agent.dims.observation)
+    horizon = policy.agent.action_horizon
+    if execute is not None and execute > horizon:
+        raise ConfigError(f"--execute is {execute}; a chunk of this policy has {horizon} actions")
+    played: dict[int, Rollout] = {}
     simulators.require_widths("--env", name, config.data.path, observation=widths, action=policy.agent.dims.action)
-    return evaluate(
+    result = evaluate(
         policy.chunks,
         name,
         seed=config.run.seed if seed is None else seed,
         step=policy.step,
         episodes=episodes or config.eval.final_episodes,
-        num_envs=config.eval.num_envs,
-        horizon=policy.agent.action_horizon,
+        num_envs=num_envs or config.eval.num_envs,
+        horizon=horizon,
         view=view_of(config, policy.agent.dims),
+        execute=execute,
+        max_steps=max_steps or config.eval.max_steps,
+        done=lambda job, rollout: played.update({job.number: rollout}),
     )
+    if video is not None:
+        write_video(name, played, *video)
+    return result
+
+
+def write_video(env: str, played: Mapping[int, Rollout], path: Path, count: int) -> None:
+    """Writes a video of some of an evaluation's episodes, successes and failures, where the machine can render."""
+    rollouts = [played[number] for number in sorted(played)]
+    chosen = render.some_of_both([rollout.success for rollout in rollouts], count)
+    render.write_video(functools.partial(simulators.make, env, video=True), [rollouts[i] for i in chosen], path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -200,19 +238,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, help="default: eval.final_episodes of the run")
     parser.add_argument("--env", metavar="ID", help="default: eval.env of the run")
     parser.add_argument("--seed", type=int, help="of scenes and draws; default: the run's")
+    parser.add_argument("--execute", type=int, metavar="N", help="actions of a chunk that are executed; default: all")
+    parser.add_argument("--max-steps", type=int, metavar="N", help="cut episodes after so many steps")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once; no outcome depends on it")
+    parser.add_argument("--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON")
     parser.add_argument("--checkpoint", default="newest", metavar="WHICH", help="newest, best, or a step")
     parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json")
     parser.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
     parser.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="agent.factory of the run, where you trust it")
     arguments = parser.parse_args(argv)
     try:
-        if arguments.episodes is not None and arguments.episodes < 1:
-            raise ConfigError(f"--episodes is {arguments.episodes}; expected a number above 0")
+        for name in ("episodes", "execute", "max_steps", "num_envs", "video"):
+            if (value := getattr(arguments, name)) is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
         policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")
-        result = evaluate_run(policy, env=arguments.env, episodes=arguments.episodes, seed=arguments.seed)
         out = arguments.out or arguments.run / f"evaluations/step_{policy.step:08d}.json"
+        result = evaluate_run(
+            policy,
+            env=arguments.env,
+            episodes=arguments.episodes,
+            seed=arguments.seed,
+            num_envs=arguments.num_envs,
+            execute=arguments.execute,
+            max_steps=arguments.max_steps,
+            video=None if arguments.video is None else (out.with_suffix(".mp4"), arguments.video),
+        )
         result.save(out)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)

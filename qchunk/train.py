@@ -1,6 +1,5 @@
 """Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent, evaluation to the loop."""
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
-from chunkwise.envs import render
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout
 from chunkwise.state import TrainState
@@ -22,7 +20,7 @@ from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import stream
 from qchunk.envs import run_picture, simulators
-from qchunk.evaluate import Policy, evaluate, view_of
+from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
 from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, dims_json
 from qchunk.record import MADE_BY, NOTES, record
@@ -90,26 +88,21 @@ class QChunkTask:
                 episodes=settings.final_episodes if final else settings.episodes,
                 num_envs=settings.num_envs,
                 horizon=self.agent.action_horizon,
+                max_steps=settings.max_steps,
                 view=view_of(self.config, self.agent.dims),
                 done=lambda job, rollout, name=name: played[name].update({job.number: rollout}),
             )
             print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
             metrics |= result.metrics(name)
         if final and settings.videos:
-            self._write_video(settings.env, played["policy"], self.folder / f"videos/step_{int(state.step)}.mp4")
+            path = self.folder / f"videos/step_{int(state.step)}.mp4"
+            write_video(settings.env, played["policy"], path, settings.videos)
         return metrics
 
     def _acting(self, way: Way) -> QChunkPolicy:
         """The policy that is loaded from the run, without weights."""
         seen, done = self.dataset.observation_norm, self.dataset.action_norm
         return QChunkPolicy(self.agent, {}, observation_norm=seen, action_norm=done, way=way)
-
-    def _write_video(self, env: str, played: dict[int, Rollout], path: Path) -> None:
-        """Writes a video of some rollouts, successes and failures, where the machine can render."""
-        rollouts = [played[number] for number in sorted(played)]
-        chosen = render.some_of_both([rollout.success for rollout in rollouts], self.config.eval.videos)
-        opener = functools.partial(simulators.make, env, video=True)
-        render.write_video(opener, [rollouts[i] for i in chosen], path)
 
 
 def _asked(policy: QChunkPolicy, state: TrainState) -> Policy:

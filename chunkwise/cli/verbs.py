@@ -35,6 +35,8 @@ class Verb:
     """What says which package is meant, where no word does: the dataset or run that the first path names."""
     first: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Words that a package's program takes before the user's."""
+    of_json: str = ""
+    """Module where the first path is a .json file; empty: none."""
 
 
 VERBS: dict[str, Verb] = {
@@ -61,11 +63,12 @@ VERBS: dict[str, Verb] = {
         first={"openpi_ript": ("run",), "driving": ("--again",)},
     ),
     "compare": Verb(
-        summary="compare runs (driving), or two evaluations (openpi_ript A.json B.json)",
-        example="chunkwise compare runs/driving-a runs/driving-b",
+        summary="compare two evaluations (A.json B.json), or runs of driving",
+        example="chunkwise compare runs/a/evaluations/step_00001000.json runs/b/evaluations/step_00001000.json",
         modules={"openpi_ript": "openpi_ript.evaluate", "driving": "driving.evaluate"},
         told_by="run",
         first={"openpi_ript": ("compare",)},
+        of_json="chunkwise.envs.compare",
     ),
     "inspect": Verb(
         summary="say what is in a dataset, and what is wrong with it",
@@ -128,6 +131,9 @@ def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
     verb = VERBS[name]
     if "" in verb.modules:
         return verb.modules[""], rest
+    path = _first_path(rest)
+    if verb.of_json and path is not None and path.suffix == ".json":
+        return verb.of_json, rest
     package, rest = _package(name, verb, rest)
     return verb.modules[package], [*verb.first.get(package, ()), *rest]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -299,3 +300,29 @@ def test_ogbench_shows_no_images() -> None:
     view = simulators.View(cameras=("front",), render_size=(8, 8), image_size=(8, 8))
     with pytest.raises(ConfigError, match="only aloha-transfer-cube shows images"):
         simulators.make(TASK, view)
+
+
+@pytest.mark.slow
+def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    from chunkwise.envs.evaluate import Evaluation
+    from launch import main as launch
+
+    run = tmp_path / "run"
+    config = str(Path(__file__).parents[2] / "configs/qchunk/debug.py")
+    sizes = ["--train.steps", "4", "--train.log-every", "4", "--eval.final-episodes", "3", "--eval.videos", "0"]
+    assert launch(["--config", config, *sizes, "--train.eval-every", "0", "--run.dir", str(run)]) == 0
+    logged = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert evaluate.main([str(run), "--num-envs", "1"]) == 0
+    found = Evaluation.load(run / "evaluations/step_00000004.json")
+    assert found.metrics() == {name: logged[name] for name in found.metrics()}
+    assert "3 episodes" in capsys.readouterr().out
+    assert (
+        evaluate.main([str(run), "--execute", "1", "--episodes", "1", "--max-steps", "3", "--out", str(tmp_path / "o")])
+        == 0
+    )
+    assert Evaluation.load(tmp_path / "o").outcomes[0]["length"] == 3
+    assert evaluate.main([str(run), "--execute", "6"]) == 64
+    assert "a chunk of this policy has 5 actions" in capsys.readouterr().err
+    assert evaluate.main([str(run), "--env", "puzzle-3x3-play-singletask-task1-v0"]) == 64
+    assert "expected the widths of the dataset" in capsys.readouterr().err
+    assert evaluate.main([str(tmp_path)]) == 64

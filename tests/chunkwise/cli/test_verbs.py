@@ -149,3 +149,7 @@ def test_import_and_help_load_no_jax():
     assert (wrong.returncode, "RUN" in wrong.stderr) == (64, True)
     with pytest.raises(AttributeError, match="no attribute 'load'"):
         chunkwise.load  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_two_evaluations_are_compared_whatever_made_them():
+    assert verbs.resolve(["compare", "a.json", "b.json"]) == ("chunkwise.envs.compare", ["a.json", "b.json"])

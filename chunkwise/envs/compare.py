@@ -1,0 +1,35 @@
+"""Compares two evaluations, of any packages, initial state by initial state.
+
+    python -m chunkwise.envs.compare A.json B.json        also: chunkwise compare A.json B.json
+
+Prints both success rates, in how many states each of them alone succeeded, and McNemar's exact test of the difference.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from chunkwise.cli import command
+from chunkwise.envs.evaluate import Evaluation, compare_evaluations
+from chunkwise.errors import RunError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = command.Parser(
+        prog="chunkwise compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("a", type=Path, metavar="A.json")
+    parser.add_argument("b", type=Path, metavar="B.json")
+    found = parser.parse_args(argv)
+    try:
+        print(compare_evaluations(Evaluation.load(found.a), Evaluation.load(found.b)))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    command.run(main)
