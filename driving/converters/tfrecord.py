@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import google_crc32c
+
 from chunkwise.files import budget
-from driving.converters.crc32c import crc32c, masked
 from driving.converters.refused import Refused
 
 
@@ -52,6 +53,12 @@ def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
 
 
 def _compare(where: str, what: str, data: bytes, stored: int) -> None:
-    found = masked(crc32c(data))
+    found = masked_checksum(data)
     if found != stored:
         raise Refused(where, "", f"the {what}'s checksum {stored:08x}", f"{found:08x}: damaged data")
+
+
+def masked_checksum(data: bytes) -> int:
+    """CRC-32C as TFRecord stores it: turned by 15 bits and shifted: one of data with others in it stays good."""
+    checksum = google_crc32c.value(data)
+    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF

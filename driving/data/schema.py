@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
+
 from chunkwise.data.problems import Problem, problem_of
 from chunkwise.files import budget
 
@@ -21,6 +23,23 @@ def schema() -> Mapping[str, Any]:
 
 
 @functools.cache
+def _quick() -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator(dict(schema()))
+
+
+def _is_good(tree: Any) -> bool:
+    """Whether a value obeys the schema, some 450 times faster than the places where it does not are found.
+
+    The library that is so fast holds all of these places in memory, 2.6 GB for a file of 48 MB that is wrong all over:
+    it gives the verdict, and `_errors` the reasons.
+    """
+    try:
+        return _quick().is_valid(tree)
+    except ValueError:  # what JSON has not, such as half a surrogate pair
+        return False
+
+
+@functools.cache
 def _validators() -> tuple[Any, Any]:
     """Of an episode, and of one of its frames."""
     import jsonschema  # 0.1 s
@@ -31,6 +50,8 @@ def _validators() -> tuple[Any, Any]:
 
 def schema_problems(tree: Any, *, source: str) -> list[Problem]:
     """Where a parsed JSON value departs from the schema."""
+    if _is_good(tree):
+        return []
     clock, problems = budget.Clock(source), []
     try:
         for path, error in _errors(tree, clock):

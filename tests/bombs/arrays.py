@@ -155,11 +155,11 @@ def driving_pack_index_of_zeros(folder: Path) -> Command:
 @case
 def tfrecord_of_endless_fields(folder: Path) -> Command:
     """A record of 30 million fields of two bytes each."""
-    from driving.converters.crc32c import crc32c, masked
+    from driving.converters.tfrecord import masked_checksum
 
     payload = b"\x10\x01" * 30_000_000
     head = struct.pack("<Q", len(payload))
-    record = head + struct.pack("<I", masked(crc32c(head))) + payload + struct.pack("<I", masked(crc32c(payload)))
+    record = head + struct.pack("<I", masked_checksum(head)) + payload + struct.pack("<I", masked_checksum(payload))
     (folder / "source").mkdir()
     (folder / "source" / "a.tfrecord").write_bytes(record)
     return driving_convert(folder / "source", "waymo_v1")
@@ -168,11 +168,11 @@ def tfrecord_of_endless_fields(folder: Path) -> Command:
 @case
 def tfrecord_of_eight_exabytes(folder: Path) -> Command:
     """A record's length that no file has, with the right checksum."""
-    from driving.converters.crc32c import crc32c, masked
+    from driving.converters.tfrecord import masked_checksum
 
     head = struct.pack("<Q", 1 << 62)
     (folder / "source").mkdir()
-    (folder / "source" / "a.tfrecord").write_bytes(head + struct.pack("<I", masked(crc32c(head))) + bytes(100))
+    (folder / "source" / "a.tfrecord").write_bytes(head + struct.pack("<I", masked_checksum(head)) + bytes(100))
     return driving_convert(folder / "source", "waymo_v1")
 
 

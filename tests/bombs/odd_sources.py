@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from driving.converters.crc32c import crc32c, masked
+from driving.converters.tfrecord import masked_checksum
 from tests.bombs import Command, case
 from tests.bombs.arrays import header, write_npz
 from tests.bombs.programs import ROOT, driving_convert, driving_validate, openpi_inspect, train
@@ -27,7 +27,7 @@ CLIMBS = "../../../climbed"
 def record_of(payload: bytes) -> bytes:
     """A record of a TFRecord file, both checksums right."""
     head = struct.pack("<Q", len(payload))
-    return head + struct.pack("<I", masked(crc32c(head))) + payload + struct.pack("<I", masked(crc32c(payload)))
+    return head + struct.pack("<I", masked_checksum(head)) + payload + struct.pack("<I", masked_checksum(payload))
 
 
 def tfrecord(folder: Path, messages: Sequence[bytes], kind: str = "waymo_v1", *more: str) -> Command:
@@ -116,7 +116,7 @@ def tfrecord_of_negative_length(folder: Path) -> Command:
     """A record of 2**63 + 1 bytes, its checksum right."""
     (folder / "source").mkdir()
     head = struct.pack("<Q", (1 << 63) + 1)
-    (folder / "source" / "a.tfrecord").write_bytes(head + struct.pack("<I", masked(crc32c(head))) + bytes(200))
+    (folder / "source" / "a.tfrecord").write_bytes(head + struct.pack("<I", masked_checksum(head)) + bytes(200))
     return driving_convert(folder / "source", "waymo_e2e")
 
 
