@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import simplejpeg
 from jaxtyping import Bool, UInt8
-from PIL import Image
 
-from chunkwise.data.images import decode, picture_size, require_few_scans
+from chunkwise.data.images import Filter, decode_into, decode_same_size_into
 from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
 from driving.data.index import Index
+
+FILTER: Filter = "bilinear"
+"""How images come to the training size."""
 
 
 @runtime_checkable
@@ -66,11 +67,11 @@ class FilePictures:
         for k in np.flatnonzero(wanted).tolist():
             file = self.file(row, k)
             size = self._index.picture_size[row, self._columns[k]]
-            decode = decode_same_size if size[0] == height and size[1] == width else decode_into
+            decode = decode_same_size_into if size[0] == height and size[1] == width else decode_into
             data = read_bytes(file)
             if self._files is not None:
                 require_unchanged(self._files, int(self._places[row, self._columns[k]]))
-            decode(data, out[k], source=file)
+            decode(data, out[k], source=file, filter=FILTER)
 
     def file(self, row: int, k: int) -> str:
         """File of a picture that there is."""
@@ -132,52 +133,3 @@ def read_bytes(file: str) -> bytes:
         return retried(lambda: budget.read_bytes(file, "image_mib"), again=is_system_error)
     except OSError as error:
         raise DataError(f"{file}: expected a readable picture, found {error} in up to {TRIES} tries") from error
-
-
-def decode_into(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, source: str) -> None:
-    """Decodes a JPEG or PNG, stretched to the size of `out` (bilinear, antialiased).
-
-    A large JPEG is decoded at the smallest of the fractions n/8 that is not below that size, which is several times
-    faster than decoding it whole.
-
-    Raises:
-      DataError: As `chunkwise.data.images.decode`.
-    """
-    size = picture_size(data, source=source)
-    height, width = out.shape[:2]
-    if bytes(data[:3]) != b"\xff\xd8\xff":
-        out[:] = stretch(decode(data, source=source), height, width)
-        return
-    require_few_scans(data, source=source)
-    try:
-        if size == (height, width):
-            simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out, strict=True)
-            return
-        picture = simplejpeg.decode_jpeg(data, colorspace="RGB", min_height=height, min_width=width, strict=True)
-    except ValueError as error:
-        raise DataError(
-            f"{source}: expected a whole JPEG of {size[0]} x {size[1]}, found damaged data: {error}"
-        ) from error
-    out[:] = stretch(picture, height, width)
-
-
-def decode_same_size(data: bytes | memoryview, out: UInt8[np.ndarray, "h w 3"], *, source: str) -> None:
-    """As `decode_into`, in one call where the picture is a JPEG of the size of `out`, as the caller expects.
-
-    The header is not read on its own first, which would take Python's lock once more for every picture.
-    """
-    require_few_scans(data, source=source)
-    try:
-        shown = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=out, strict=True)
-    except ValueError:  # no JPEG, larger than `out`, or damaged: the other one tells which
-        decode_into(data, out, source=source)
-        return
-    if shown.shape != out.shape:
-        decode_into(data, out, source=source)
-
-
-def stretch(picture: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "h2 w2 3"]:
-    """A picture at another size; both axes are scaled on their own."""
-    if picture.shape[:2] == (height, width):
-        return picture
-    return np.asarray(Image.fromarray(picture).resize((width, height), resample=Image.Resampling.BILINEAR))

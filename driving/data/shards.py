@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 
 from chunkwise.data import shards
+from chunkwise.data.images import decode_into, decode_same_size_into
 from chunkwise.data.shards import (
     FRAMES_PER_SHARD,
     PackSettings,
@@ -30,7 +31,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.new_folder import new_folder
 from driving.config import DataConfig
-from driving.data.images import FilePictures, decode_into, decode_same_size, read_bytes
+from driving.data.images import FILTER, FilePictures, read_bytes
 from driving.data.index import INDEX_FILE, PRESENT, Index, load
 from driving.data.index import pack as pack_index
 from driving.data.split import SPLIT_FILE, Manifest, save_manifest
@@ -120,7 +121,7 @@ class PackedPictures:
             if self._raw:
                 out[k] = raw_image(stored[column], *out.shape[1:3], source=where)
             else:
-                decode_same_size(stored[column], out[k], source=where)
+                decode_same_size_into(stored[column], out[k], source=where, filter=FILTER)
 
 
 def write_pack(
@@ -184,6 +185,6 @@ def write_pack(
 def _packed(file: str, size: np.ndarray, settings: PackSettings) -> bytes:
     data = read_bytes(file)
     picture = np.empty((*settings.image_size, 3), np.uint8)
-    decode_into(data, picture, source=file)  # a damaged file is found here, not while training
+    decode_into(data, picture, source=file, filter=FILTER)  # a damaged file is found here, not while training
     same = tuple(size.tolist()) == settings.image_size and data[:3] == b"\xff\xd8\xff"
     return data if same and settings.encoding == "jpeg" else settings.encode(picture)

@@ -18,6 +18,7 @@ from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import Which, read_weights
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.saved import read_config
+from chunkwise.data.images import resized
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.policy import Draw, Prepared
@@ -25,7 +26,7 @@ from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig
 from driving.data.episodes import ROUTE_COMMANDS
-from driving.data.images import stretch
+from driving.data.images import FILTER
 from driving.data.tables import PAST_S
 from driving.model.heads import WaypointModel
 from driving.tasks import waypoints
@@ -141,7 +142,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
         found = observations.images(
             observation,
             data.cameras,
-            lambda image: stretch(image, *data.image_size),
+            lambda image: resized(image, *data.image_size, filter=FILTER),
             rows=rows,
             single=single,
             may_be_off=True,

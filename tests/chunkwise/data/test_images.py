@@ -3,12 +3,23 @@
 import io
 import struct
 import zlib
+from typing import get_args
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from chunkwise.data.images import decode, encode_jpeg, picture_size, resize_with_pad
+from chunkwise.data.images import (
+    Filter,
+    decode,
+    decode_into,
+    decode_same_size_into,
+    encode_jpeg,
+    picture_size,
+    resize_into,
+    resize_with_pad,
+    resized,
+)
 from chunkwise.errors import DataError
 from chunkwise.files.png import require_whole
 
@@ -139,3 +150,38 @@ def test_a_flipped_bit_anywhere_in_a_png_is_refused():
         flipped[at] ^= 4
         with pytest.raises(DataError):
             decode(bytes(flipped), source="s")
+
+
+def test_both_filters_by_hand() -> None:
+    """Four columns become two: their means in pairs, or triangles of half-width 2 around x = 1 and x = 3."""
+    image = np.zeros((2, 4, 3), np.uint8)
+    image[:, :, 0] = [0, 80, 120, 200]
+    found = {}
+    for name in get_args(Filter):
+        found[name] = np.full((2, 2, 3), 9, np.uint8)
+        resize_into(image, found[name], filter=name)
+        np.testing.assert_array_equal(resized(image, 2, 2, filter=name), found[name])
+        assert resized(image, 2, 4, filter=name) is image
+        assert not found[name][:, :, 1:].any()
+    assert found["area"][0, :, 0].tolist() == [40, 160]
+    weights = np.array([0.75, 0.75, 0.25]) / 1.75  # of pixels at distance 0.5, 0.5, 1.5
+    expected = [weights @ [0, 80, 120], weights @ [200, 120, 80]]
+    np.testing.assert_allclose(found["bilinear"][0, :, 0], expected, atol=0.51)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("size", [(16, 24), (8, 8), (40, 10)])
+def test_decoding_into_a_place_is_decoding_and_resizing(kind: str, size: tuple[int, int]) -> None:
+    """Where the JPEG decoder has no smaller scale to offer, it is this to the bit."""
+    data = io.BytesIO()
+    y, x = np.mgrid[:16, :24]
+    Image.fromarray(np.stack([8 * y, 8 * x, 4 * (x + y)], -1).astype(np.uint8)).save(data, kind)
+    whole = decode(data.getvalue(), source="x")
+    for name in get_args(Filter):
+        out = np.zeros((*size, 3), np.uint8)
+        decode_into(data.getvalue(), out, source="x", filter=name)
+        if size != (8, 8) or kind == "PNG":
+            np.testing.assert_array_equal(out, resized(whole, *size, filter=name))
+        again = np.zeros_like(out)
+        decode_same_size_into(data.getvalue(), again, source="x", filter=name)
+        np.testing.assert_array_equal(again, out)

@@ -8,8 +8,9 @@ import simplejpeg
 from jaxtyping import UInt8
 from PIL import Image
 
+from chunkwise.data.images import decode_into, decode_same_size_into
 from chunkwise.errors import DataError
-from driving.data.images import decode_into, decode_same_size
+from driving.data.images import FILTER
 from tests.driving.drives import picture
 
 SIZE = (16, 24)
@@ -29,7 +30,7 @@ def decoded(decode: object, data: bytes) -> UInt8[np.ndarray, "h w 3"]:
     """What lands in one row of a batch; its neighbours must stay as they are."""
     batch = np.full((3, *SIZE, 3), 7, np.uint8)
     assert callable(decode)
-    decode(memoryview(data), batch[1], source="here")
+    decode(memoryview(data), batch[1], source="here", filter=FILTER)
     assert (batch[[0, 2]] == 7).all()
     return batch[1]
 
@@ -49,10 +50,10 @@ def decoded(decode: object, data: bytes) -> UInt8[np.ndarray, "h w 3"]:
     ],
 )
 def test_in_one_call_or_two_the_picture_is_the_same(data: bytes):
-    np.testing.assert_array_equal(decoded(decode_same_size, data), decoded(decode_into, data))
+    np.testing.assert_array_equal(decoded(decode_same_size_into, data), decoded(decode_into, data))
 
 
 @pytest.mark.parametrize("data", [jpeg(SIZE)[:300], b"\xff\xd8\xff" + bytes(40), b"", b"no picture at all"])
 def test_damage_is_named(data: bytes):
     with pytest.raises(DataError, match="here: expected"):
-        decoded(decode_same_size, data)
+        decoded(decode_same_size_into, data)
