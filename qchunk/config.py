@@ -14,7 +14,7 @@ from chunkwise.config.experiment import (
     require_positive,
 )
 
-Normalization = Literal["none", "mean_std", "quantile"]
+Normalization = Literal["none", "mean_std", "quantile", "min_max"]
 FORMATS = ("aloha_hdf5", "ogbench_npz")
 
 
@@ -70,6 +70,7 @@ class DataConfig(FilesConfig):
     shards: int = 1
     """Pools that are drawn independently, a fixed number whatever the number of processes."""
     action_norm: Normalization = "none"
+    """Policies give out -1 .. 1 of it: min_max alone reaches every recorded action (docs/data_formats.md)."""
     observation_norm: Normalization = "none"
     norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """JSON of statistics to use; None computes them in a streaming pass and keeps them beside the run."""

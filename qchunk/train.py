@@ -10,6 +10,7 @@ from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout
+from chunkwise.printable import say
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
 from chunkwise.train.metrics import Mean
@@ -18,7 +19,7 @@ from qchunk import data
 from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
-from qchunk.data import stream
+from qchunk.data import reach, stream
 from qchunk.envs import run_picture, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
@@ -118,6 +119,7 @@ def main(config: QChunkConfig, name: str) -> None:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
+        processes.run_on_primary(lambda: _say(reach.judge(config, dataset)))
         beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
         folder.kept |= {name: text.encode() for name, text in beside.items()}
         processes.run_on_primary(lambda: require_fit(config, dataset.dims(config.data.observation)))
@@ -142,10 +144,17 @@ def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
             seen.add(name)
 
 
+def _say(notes: tuple[str, ...]) -> None:
+    for note in notes:
+        say(f"data: {note}")
+
+
 def _beside(config: QChunkConfig, dataset: data.Dataset) -> dict[str, str]:
     """Texts, by name, of the files without which the run's policy cannot be loaded."""
-    stats = norm_stats.to_json(data.compute_norm_stats(config))
-    return {NORM_STATS: stats, DIMS: dims_json(dataset.dims(config.data.observation))}
+    stats = data.compute_norm_stats(config)
+    if "min_max" not in (config.data.action_norm, config.data.observation_norm):
+        stats = norm_stats.without_range(stats)  # checkpoints of earlier versions are bound to a text that has none
+    return {NORM_STATS: norm_stats.to_json(stats), DIMS: dims_json(dataset.dims(config.data.observation))}
 
 
 def _record_if_missing(config: QChunkConfig) -> None:

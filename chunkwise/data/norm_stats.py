@@ -1,6 +1,8 @@
-"""Mean, standard deviation and quantiles of each dimension in one streaming pass, stored as openpi stores them.
+"""Mean, standard deviation, quantiles and range of each dimension in one streaming pass, stored as openpi stores them.
 
 JSON: {"norm_stats": {"state": {"mean": [...], "std": [...], "q01": [...], "q99": [...]}, "actions": {...}}}
+
+"min" and "max" stand beside them where they are needed; openpi passes over them.
 """
 
 import dataclasses
@@ -25,7 +27,9 @@ SCALE_FLOOR = 1e-3
 would otherwise blow up the first time it does."""
 MAX_VALUE = float(np.finfo(np.float32).max)
 
+Mode = Literal["mean_std", "quantile", "min_max"]
 _FIELDS = ("mean", "std", "q01", "q99")
+_RANGE = ("min", "max")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,9 @@ class NormStats:
     """Of the population (divided by the count)."""
     q01: Float64[np.ndarray, " d"]
     q99: Float64[np.ndarray, " d"]
+    min: Float64[np.ndarray, " d"] | None = None
+    """Least value of all rows; None, as max is, in files of openpi and of earlier versions."""
+    max: Float64[np.ndarray, " d"] | None = None
 
 
 class RunningStats:
@@ -81,7 +88,8 @@ class RunningStats:
         if not self._count:
             raise ValueError("no rows to compute statistics from")
         q01, q99 = (np.clip([h.quantile(q) for h in self._histograms], self._low, self._high) for q in (0.01, 0.99))
-        return NormStats(mean=self._mean, std=np.sqrt(self._moment / self._count), q01=q01, q99=q99)
+        std = np.sqrt(self._moment / self._count)
+        return NormStats(mean=self._mean, std=std, q01=q01, q99=q99, min=self._low, max=self._high)
 
 
 class _Histogram:
@@ -151,23 +159,41 @@ def identity(width: int) -> Affine:
     return Affine(offset=np.zeros(width), scale=np.ones(width))
 
 
-def normalizer(stats: NormStats, mode: Literal["mean_std", "quantile"], name: str) -> tuple[Affine, tuple[str, ...]]:
-    """Map to mean 0 and deviation 1, or of q01 .. q99 to -1 .. 1; and a note for each floored dimension.
+def normalizer(stats: NormStats, mode: Mode, name: str) -> tuple[Affine, tuple[str, ...]]:
+    """Makes the map to mean 0 and deviation 1, or of a range to -1 .. 1; and a note for each floored dimension.
+
+    A dimension whose scale is below SCALE_FLOOR, as of one that never moved, is divided by SCALE_FLOOR instead. So
+    -1 .. 1 still reaches every value of a range: a constant c becomes 0, and c - 0.001 .. c + 0.001 are in reach.
 
     Args:
       stats: Of the array to normalise.
-      mode: mean_std or quantile; values outside the quantiles are not clipped.
+      mode: mean_std; quantile, where values outside q01 .. q99 are not clipped; min_max, outside which there are none.
       name: Of the array, for the notes.
+
+    Raises:
+      DataError: If min_max is asked for, and the statistics have no min and max.
     """
     if mode == "mean_std":
         offset, scale = stats.mean, stats.std
-    else:
+    elif mode == "quantile":
         offset, scale = (stats.q01 + stats.q99) / 2, (stats.q99 - stats.q01) / 2
+    elif stats.min is None or stats.max is None:
+        raise DataError(
+            f"norm statistics of {name}: expected min and max for min_max normalisation, found none; "
+            "leave data.norm_stats out, which computes them, or choose another normalisation"
+        )
+    else:
+        offset, scale = (stats.min + stats.max) / 2, (stats.max - stats.min) / 2
     notes = tuple(
         f"{name}, dimension {i}: scale {scale[i]:.3g} is below {SCALE_FLOOR:g}, which is used instead"
         for i in np.flatnonzero(scale < SCALE_FLOOR)
     )
     return Affine(offset=offset, scale=np.maximum(scale, SCALE_FLOOR)), notes
+
+
+def without_range(stats: Mapping[str, NormStats]) -> dict[str, NormStats]:
+    """Leaves min and max out, as files of earlier versions do."""
+    return {name: dataclasses.replace(one, min=None, max=None) for name, one in stats.items()}
 
 
 def save(path: Path, stats: Mapping[str, NormStats]) -> None:
@@ -177,7 +203,10 @@ def save(path: Path, stats: Mapping[str, NormStats]) -> None:
 
 def to_json(stats: Mapping[str, NormStats], **beside: Any) -> str:
     """The JSON as text; `beside` are further keys, over which openpi passes."""
-    tree = {name: {field: getattr(s, field).tolist() for field in _FIELDS} for name, s in stats.items()}
+    tree = {
+        name: {field: x.tolist() for field in (*_FIELDS, *_RANGE) if (x := getattr(s, field)) is not None}
+        for name, s in stats.items()
+    }
     return json.dumps({"norm_stats": tree, **beside}, indent=2) + "\n"
 
 
@@ -205,26 +234,28 @@ def load(path: Path) -> dict[str, NormStats]:
 
 
 def require_sensible(stats: NormStats, where: str) -> None:
-    """Refuses what no rows have: values beyond float32, deviations below 0, a low quantile above the high one.
+    """Refuses what no rows have: values beyond float32, deviations below 0, a low quantile or end above the high one.
 
     Quantiles that are NaN, as where a file leaves them out, pass.
 
     Raises:
       DataError: With `where`, the field and its dimension.
     """
-    for field in _FIELDS:
+    for field in (*_FIELDS, *_RANGE):
         value = getattr(stats, field)
-        if (bad := np.flatnonzero(np.abs(value) > MAX_VALUE)).size:
+        if value is not None and (bad := np.flatnonzero(np.abs(value) > MAX_VALUE)).size:
             raise DataError(
                 f"{where}: expected {field} of float32's range, found {value[bad[0]]:g} in dimension {bad[0]}"
             )
     if (bad := np.flatnonzero(stats.std < 0)).size:
         raise DataError(f"{where}: expected std of at least 0, found {stats.std[bad[0]]:g} in dimension {bad[0]}")
-    if (bad := np.flatnonzero(stats.q01 > stats.q99)).size:
-        at = bad[0]
-        raise DataError(
-            f"{where}: expected q01 of at most q99, found {stats.q01[at]:g} > {stats.q99[at]:g} in dimension {at}"
-        )
+    for low, high in (("q01", "q99"), _RANGE):
+        below, above = getattr(stats, low), getattr(stats, high)
+        if below is not None and above is not None and (bad := np.flatnonzero(below > above)).size:
+            at = bad[0]
+            raise DataError(
+                f"{where}: expected {low} of at most {high}, found {below[at]:g} > {above[at]:g} in dimension {at}"
+            )
 
 
 def is_numbers(value: Any) -> bool:
@@ -234,7 +265,7 @@ def is_numbers(value: Any) -> bool:
 
 def _parse(entry: Mapping[str, Any], name: str) -> NormStats:
     fields = {}
-    for field in _FIELDS:
+    for field in (*_FIELDS, *(_RANGE if any(field in entry for field in _RANGE) else ())):
         if not is_numbers(entry[field]):
             raise ValueError(f"{name}: {field} that is no list of numbers: {str(entry[field])[:80]}")
         value = fields[field] = np.array([float(n) for n in entry[field]], np.float64)

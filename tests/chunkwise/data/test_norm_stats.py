@@ -95,6 +95,13 @@ def test_quantiles_become_minus_one_and_one():
     assert len(notes) == 1
 
 
+def test_the_range_becomes_minus_one_and_one_whatever_the_pieces():
+    found = computed(np.array([[3.0], [-1.0]]), np.array([[2.0]]), np.array([[7.0], [0.0]]))
+    affine, notes = norm_stats.normalizer(found, "min_max", "action")
+    np.testing.assert_array_equal(affine.apply(np.array([[-1.0], [3.0], [7.0]])), [[-1.0], [0.0], [1.0]])
+    assert notes == ()
+
+
 def test_identity_keeps_the_bits():
     x = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
     np.testing.assert_array_equal(norm_stats.identity(3).apply(x), x)
@@ -111,6 +118,20 @@ def test_json_has_openpis_layout_and_comes_back(tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["norm_stats.json"]
 
 
+def test_the_range_comes_back_and_without_it_the_text_is_that_of_earlier_versions(tmp_path: Path):
+    file = tmp_path / "norm_stats.json"
+    whole = computed(np.array([[3.0], [-1.0]]))
+    norm_stats.save(file, {"actions": whole})
+    back = norm_stats.load(file)["actions"]
+    assert back.min is not None
+    assert back.max is not None
+    assert (back.min.tolist(), back.max.tolist()) == ([-1.0], [3.0])
+    text = norm_stats.to_json(norm_stats.without_range({"actions": whole}))
+    assert list(json.loads(text)["norm_stats"]["actions"]) == ["mean", "std", "q01", "q99"]
+    with pytest.raises(DataError, match="expected min and max for min_max normalisation, found none"):
+        norm_stats.normalizer(example(), "min_max", "action")
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -124,6 +145,9 @@ def test_json_has_openpis_layout_and_comes_back(tmp_path: Path):
         '{"norm_stats": {"state": {"mean": [1], "std": [true], "q01": [0], "q99": [1]}}}',
         '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [2], "q99": [1]}}}',
         '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [0], "q99": [4e38]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [0], "q99": [1], "min": [0]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [0], "q99": [1], "min": [2], "max": [1]}}}',
+        '{"norm_stats": {"state": {"mean": [1], "std": [1], "q01": [0], "q99": [1], "min": [0], "max": [4e38]}}}',
         '{"norm_stats": {"state": {"mean": [1' + "0" * 400 + '], "std": [1], "q01": [0], "q99": [1]}}}',
     ],
 )

@@ -1,0 +1,77 @@
+"""Recorded actions that the policy cannot give out: it never leaves -1 .. 1 of the normalised actions."""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Int64
+
+from chunkwise.errors import DataError
+from qchunk.config import QChunkConfig
+from qchunk.data.dataset import Dataset, load_episode
+
+TOLERANCE = 1e-3
+"""Beyond -1 .. 1, in normalised units: no action is missed by so little."""
+MAX_SHARE = 0.5
+"""Share of frames out of reach above which a run is refused that could reach them all: mean_std leaves 95 % or more of
+14 joints out of reach, none all of a robot's that counts in other units; quantile a tenth to a quarter."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reach:
+    """How many frames have an action outside of what the policy can give out."""
+
+    frames: int
+    outside: int
+    """Frames with an action that is out of reach in any dimension."""
+    by_dimension: Int64[np.ndarray, " a"]
+    """Frames by dimension."""
+
+    @property
+    def share(self) -> float:
+        """Share of frames out of reach, 0 to 1."""
+        return self.outside / max(self.frames, 1)
+
+
+def count(config: QChunkConfig, dataset: Dataset) -> Reach:
+    """Counts the frames of all good episodes whose action is out of reach; reads them once.
+
+    With min_max of the dataset's own statistics there are none, and nothing is read.
+
+    Raises:
+      DataError: An episode could not be read.
+    """
+    frames = int(dataset.source.lengths.sum())
+    by_dimension = np.zeros(dataset.source.dims["action"], np.int64)
+    outside = 0
+    if config.data.action_norm != "min_max" or config.data.norm_stats is not None:
+        for index in range(len(dataset.source)):
+            beyond = np.abs(dataset.action_norm.apply(load_episode(dataset.source, index).action)) > 1 + TOLERANCE
+            by_dimension += beyond.sum(0)
+            outside += int(beyond.any(1).sum())
+    return Reach(frames=frames, outside=outside, by_dimension=by_dimension)
+
+
+def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
+    """Returns what a run should say of actions out of reach; nothing where there are none.
+
+    A run that goes on, and an agent of one's own, which may not clip, are not refused.
+
+    Raises:
+      DataError: With data.action_norm none or mean_std most frames are out of reach. It says what to change.
+    """
+    reach = count(config, dataset)
+    if not reach.outside:
+        return ()
+    worst = int(reach.by_dimension.argmax())
+    mode = config.data.action_norm
+    instead = "compute the statistics anew: leave data.norm_stats out" if mode == "min_max" else ""
+    said = (
+        f"{100 * reach.share:.1f} % of {reach.frames} frames have an action that the policy cannot give out: outside "
+        f"-1 .. 1 with data.action_norm={mode} (most in dimension {worst}: "
+        f"{100 * reach.by_dimension[worst] / reach.frames:.1f} %); "
+        f"{instead or '--data.action-norm min_max reaches them all'}"
+    )
+    may_refuse = config.agent.factory is None and not config.run.resume
+    if may_refuse and mode in ("none", "mean_std") and reach.share > MAX_SHARE:
+        raise DataError(f"{config.data.path}: {said}. Expected at most {100 * MAX_SHARE:.0f} % of the frames")
+    return (said,)

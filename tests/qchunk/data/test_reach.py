@@ -1,0 +1,113 @@
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chunkwise.config.experiment import RunConfig
+from chunkwise.data import norm_stats
+from chunkwise.errors import DataError
+from qchunk import data, train
+from qchunk.data import reach
+from tests.qchunk.recordings import ACTION, arrays, config, write
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def recorded(root: Path, *episodes: np.ndarray) -> Path:
+    """A folder of episodes with these actions."""
+    for number, actions in enumerate(episodes):
+        content = arrays(len(actions), number) | {"/action": actions.astype(np.float32)}
+        write(root / f"episode_{number}.hdf5", content, success=True)
+    return root
+
+
+def test_min_max_reaches_every_recorded_action(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    scale = np.array([3.0, 0.01, 1e-5, 400.0])
+    episodes = [rng.standard_t(2, size=(n, ACTION)) * scale + 7 for n in (40, 25, 1)]
+    episodes[1][3, 0] = 90.0  # one frame far from all others
+    opened = data.open_dataset(config(recorded(tmp_path, *episodes), action_norm="min_max"))
+    actions = np.concatenate(episodes).astype(np.float32)
+    normalised = opened.action_norm.apply(actions)
+    assert np.abs(normalised).max() <= 1
+    np.testing.assert_array_equal(normalised[:, [0, 1, 3]].min(0), -1)
+    np.testing.assert_array_equal(normalised[:, [0, 1, 3]].max(0), 1)
+    back = opened.action_norm.invert(np.clip(normalised, -1, 1))
+    assert (np.abs(back - actions) <= 1e-6 * np.maximum(np.ptp(actions, axis=0), 1e-3) + 1e-6 * np.abs(actions)).all()
+    np.testing.assert_array_equal(
+        opened.action_norm.invert(np.ones((1, ACTION), np.float32))[0, [0, 1, 3]], actions.max(0)[[0, 1, 3]]
+    )
+
+
+def test_a_constant_dimension_becomes_0_and_is_reached(tmp_path: Path):
+    actions = np.zeros((20, ACTION))
+    actions[:, 1] = 0.5
+    actions[:, 2] = np.linspace(0, 1e-4, 20)
+    opened = data.open_dataset(config(recorded(tmp_path, actions), action_norm="min_max"))
+    normalised = opened.action_norm.apply(actions)
+    np.testing.assert_array_equal(normalised[:, [0, 1, 3]], 0)
+    np.testing.assert_allclose(normalised[:, 2], np.linspace(-0.05, 0.05, 20), atol=1e-6)
+    assert opened.notes[0] == "action, dimension 0: scale 0 is below 0.001, which is used instead"
+
+
+def test_frames_out_of_reach_are_counted_by_frame_and_by_dimension(tmp_path: Path):
+    """By hand: of 7 frames 3 have an action beyond 1, one of them in two dimensions, one by a rounding alone."""
+    first, second = np.zeros((4, ACTION)), np.zeros((3, ACTION))
+    first[1, 2], first[3] = 1.5, [0, -2, 1.1, 0]
+    second[0, 2], second[2, 0] = -1.01, 1.0005
+    cfg = config(recorded(tmp_path, first, second))
+    found = reach.count(cfg, data.open_dataset(cfg))
+    assert (found.frames, found.outside, found.by_dimension.tolist()) == (7, 3, [0, 1, 3, 0])
+    (note,) = reach.judge(cfg, data.open_dataset(cfg))
+    assert note == (
+        "42.9 % of 7 frames have an action that the policy cannot give out: outside -1 .. 1 with "
+        "data.action_norm=none (most in dimension 2: 42.9 %); --data.action-norm min_max reaches them all"
+    )
+
+
+def test_most_frames_out_of_reach_are_refused_for_what_can_not_be_meant(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    root = recorded(tmp_path / "data", rng.normal(size=(400, ACTION)) * 3 + 10)
+    for mode in ("none", "mean_std"):
+        cfg = config(root, action_norm=mode)
+        with pytest.raises(DataError, match=rf"action_norm={mode}.*--data\.action-norm min_max.*at most 50 %"):
+            reach.judge(cfg, data.open_dataset(cfg))
+        goes_on = dataclasses.replace(cfg, run=RunConfig(dir=str(tmp_path / "run"), resume=True))
+        assert len(reach.judge(goes_on, data.open_dataset(cfg))) == 1
+        own = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, factory="my_agent:make"))
+        assert len(reach.judge(own, data.open_dataset(cfg))) == 1
+    for mode, notes in (("quantile", 1), ("min_max", 0)):
+        cfg = config(root, action_norm=mode)
+        assert len(reach.judge(cfg, data.open_dataset(cfg))) == notes
+
+
+def test_statistics_of_other_data_do_not_hide_what_is_out_of_reach(tmp_path: Path):
+    root = recorded(tmp_path / "data", np.full((6, ACTION), 5.0) * np.linspace(0, 1, 6)[:, None])
+    cfg = config(root, action_norm="min_max")
+    file = tmp_path / "stats.json"
+    narrow = data.compute_norm_stats(cfg)
+    stats = narrow["actions"]
+    assert stats.max is not None
+    narrow["actions"] = dataclasses.replace(stats, max=stats.max / 2)
+    norm_stats.save(file, narrow)
+    others = config(root, action_norm="min_max", norm_stats=str(file))
+    found = reach.count(others, data.open_dataset(others))
+    assert (found.outside, found.frames) == (3, 6)
+    (note,) = reach.judge(others, data.open_dataset(others))
+    assert "leave data.norm_stats out" in note
+    norm_stats.save(file, norm_stats.without_range(narrow))
+    with pytest.raises(DataError, match="expected min and max for min_max"):
+        data.open_dataset(others)
+
+
+def test_the_text_beside_a_run_has_the_range_where_it_is_needed_alone(tmp_path: Path):
+    """Checkpoints are bound to the text's hash: that of earlier versions, which know no min_max, must come again."""
+    root = recorded(tmp_path, np.random.default_rng(0).normal(size=(9, ACTION)))
+    for mode, has in (("quantile", False), ("min_max", True)):
+        cfg = config(root, action_norm=mode)
+        text = train._beside(cfg, data.open_dataset(cfg))["norm_stats.json"]
+        assert ('"min"' in text) == ('"max"' in text) == has
