@@ -52,31 +52,6 @@ _CONVERTERS: Mapping[str, Callable[[Path, ConvertSettings], Converter]] = {
 }
 
 
-def convert(
-    source: str | Path,
-    out: str | Path,
-    *,
-    format: Format | None = None,
-    settings: ConvertSettings | None = None,
-    report: Callable[[str], None] = print,
-) -> None:
-    """Converts one dataset.
-
-    Args:
-      source: File or folder.
-      out: Folder to make; it must not exist.
-      format: Of the source; None looks at it.
-      settings: What may be chosen.
-      report: Takes lines of text for a person.
-
-    Raises:
-      ConfigError: `out` exists, or a setting does not fit the source.
-      DataError: The source is bad; every problem is counted, the first ten kinds are listed, and nothing is written.
-      StorageError: The output could not be written.
-    """
-    driver.convert(FORMATS, source, out, format=format, settings=settings, report=report)
-
-
 def detect(source: Path) -> Format:
     """Kind of a dataset by what lies there.
 
@@ -169,6 +144,10 @@ FORMATS = Formats(
     done="converted {count} of {total}",
     add_options=_add_options,
 )
+
+
+convert = functools.partial(driver.convert, FORMATS)
+"""Converts a dataset, as (source, out, *, format, settings, report) of chunkwise/data/convert.py."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

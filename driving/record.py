@@ -27,7 +27,7 @@ from chunkwise.cli import command as cli
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs import recorder
-from chunkwise.envs.recorder import Notes, Recorder, command
+from chunkwise.envs.recorder import Notes, Recorder
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import make_folders, sync_tree, write_durably
 from driving.config import CAMERAS, RecordConfig
@@ -167,19 +167,11 @@ def _require_simulator() -> None:
         raise ConfigError("recording needs MuJoCo, which is not installed: pip install -e '.[sim]'")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Command(RecordConfig):
-    """Record drives through MuJoCo towns. A recording that was stopped goes on where it was."""
-
-    path: str
-    """Folder of the dataset."""
-
-
 def main() -> int:
     """Command line."""
-    import tyro
-
-    return command(RecordConfig, tyro.cli(Command), record)
+    return recorder.command_line(
+        RecordConfig, record, "Record drives through MuJoCo towns. A recording that was stopped goes on where it was."
+    )
 
 
 if __name__ == "__main__":

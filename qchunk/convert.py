@@ -8,6 +8,7 @@ there; a bad source is refused with one list of everything that is wrong with it
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -38,31 +39,6 @@ _READERS: Mapping[str, Callable[[Path, ConvertSettings], Reader]] = {
     "ogbench": OgbenchReader,
     "lerobot": LeRobotReader,
 }
-
-
-def convert(
-    source: str | Path,
-    out: str | Path,
-    *,
-    format: Format | None = None,
-    settings: ConvertSettings | None = None,
-    report: Callable[[str], None] = print,
-) -> None:
-    """Converts one dataset.
-
-    Args:
-      source: File, or folder of a LeRobot dataset.
-      out: Folder to make; it must not exist.
-      format: Of the source; None looks at it.
-      settings: What may be chosen.
-      report: Takes lines of text for a person.
-
-    Raises:
-      ConfigError: `out` exists, or a setting does not fit the source.
-      DataError: The source is bad; every problem is counted, the first ten kinds are listed, and nothing is written.
-      StorageError: The output could not be written.
-    """
-    driver.convert(FORMATS, source, out, format=format, settings=settings, report=report)
 
 
 def detect(source: Path) -> Format:
@@ -242,6 +218,10 @@ FORMATS = Formats(
     done="converted {count} of {total} episodes",
     add_options=_add_options,
 )
+
+
+convert = functools.partial(driver.convert, FORMATS)
+"""Converts a dataset, as (source, out, *, format, settings, report) of chunkwise/data/convert.py."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

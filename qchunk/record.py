@@ -14,7 +14,7 @@ from pathlib import Path
 
 from chunkwise.cli import command as cli
 from chunkwise.envs import recorder
-from chunkwise.envs.recorder import Notes, Recorder, command
+from chunkwise.envs.recorder import Notes, Recorder
 from qchunk.config import RecordConfig
 from qchunk.envs import aloha, aloha_hdf5, play
 
@@ -102,19 +102,13 @@ def _dataset(config: RecordConfig, path: Path) -> recorder.Dataset:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Command(RecordConfig):
-    """Record episodes with scripted policies. A recording that was stopped goes on where it was."""
-
-    path: str
-    """Folder of the dataset."""
-
-
 def main() -> int:
     """Command line."""
-    import tyro
-
-    return command(RecordConfig, tyro.cli(Command), record)
+    return recorder.command_line(
+        RecordConfig,
+        record,
+        "Record episodes with scripted policies. A recording that was stopped goes on where it was.",
+    )
 
 
 if __name__ == "__main__":

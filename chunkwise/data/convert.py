@@ -94,9 +94,9 @@ def convert(
     source: str | Path,
     out: str | Path,
     *,
-    format: str | None,
-    settings: Settings | None,
-    report: Callable[[str], None],
+    format: str | None = None,
+    settings: Settings | None = None,
+    report: Callable[[str], None] = print,
 ) -> None:
     """Converts one dataset.
 
@@ -110,7 +110,7 @@ def convert(
 
     Raises:
       ConfigError: `out` exists, or a setting does not fit the source.
-      DataError: The source is bad; nothing is written.
+      DataError: The source is bad: problems are counted, the first ten kinds listed, and nothing is written.
       StorageError: The output could not be written.
     """
     source, out, settings = Path(source), Path(out), settings or formats.settings()

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from chunkwise.cli.progress import follow
 from chunkwise.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
@@ -357,3 +357,18 @@ def command(kind: type[Settings], made: Any, record: Callable[[Settings, str], N
         print("stopped; the same command goes on with what is missing", file=sys.stderr)
         return 130
     return 0
+
+
+def command_line(kind: type[Settings], record: Callable[[Settings, str], None], about: str) -> int:
+    """Reads settings and the folder from the process's command line, and records; returns the exit code.
+
+    Args:
+      kind: Class of the settings, a frozen dataclass of keywords.
+      record: Records settings into a folder.
+      about: What the command does, in a line.
+    """
+    import tyro
+
+    path = Annotated[str, tyro.conf.arg(help="Folder of the dataset.")]
+    made = dataclasses.make_dataclass("Command", [("path", path)], bases=(kind,), frozen=True, kw_only=True)
+    return command(kind, tyro.cli(made, description=about), record)
