@@ -18,6 +18,7 @@ import numpy as np
 
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
+from chunkwise.data import norm_stats
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import LeRobotPictures
@@ -148,10 +149,7 @@ def _add_statistics(request: Inspection, cameras: dict[str, str], report: Report
     seconds = time.perf_counter() - begin
     for name, of in stats.items():
         report["notes"] += norm.affine(of, "mean_std", width=len(of.mean), name=name)[1]
-    report["stats"] = {
-        name: {field.name: getattr(s, field.name).tolist() for field in dataclasses.fields(s)}
-        for name, s in stats.items()
-    }
+    report["stats"] = {name: norm_stats.as_lists(s) for name, s in stats.items()}
     report |= {"stats_seconds": seconds, "stats_seconds_per_million_frames": seconds * 1e6 / data.table.frames}
     report |= {"source": dict(data.stats_source), "notes": [*report["notes"], *data.notes, *_rollout_notes(data)]}
 

@@ -203,11 +203,13 @@ def save(path: Path, stats: Mapping[str, NormStats]) -> None:
 
 def to_json(stats: Mapping[str, NormStats], **beside: Any) -> str:
     """The JSON as text; `beside` are further keys, over which openpi passes."""
-    tree = {
-        name: {field: x.tolist() for field in (*_FIELDS, *_RANGE) if (x := getattr(s, field)) is not None}
-        for name, s in stats.items()
-    }
+    tree = {name: as_lists(one) for name, one in stats.items()}
     return json.dumps({"norm_stats": tree, **beside}, indent=2) + "\n"
+
+
+def as_lists(stats: NormStats) -> dict[str, list[float]]:
+    """Returns the statistics that there are, by the names of openpi's JSON."""
+    return {field: x.tolist() for field in (*_FIELDS, *_RANGE) if (x := getattr(stats, field)) is not None}
 
 
 def load(path: Path) -> dict[str, NormStats]:

@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Key
 
 from chunkwise.arrays import NumpyTree, PyTree
+from chunkwise.data.norm_stats import as_lists
 from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
@@ -116,7 +117,7 @@ class SupervisedTask:
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of all that makes the batches: files, tables, labels, statistics, tokenizer."""
         rollouts, prompts = self.data.to_ript.rollouts, self.data.table.columns["task_index"]
-        stats = {name: {k: v.tolist() for k, v in vars(one).items()} for name, one in sorted(self.data.stats.items())}
+        stats = {name: as_lists(one) for name, one in sorted(self.data.stats.items())}
         return {
             "files": self.data.files.digest(),
             "tables": self.data.stats_source["fingerprint"],
