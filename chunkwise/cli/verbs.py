@@ -55,6 +55,11 @@ VERBS: dict[str, Verb] = {
         example="chunkwise serve runs/first --port 8000",
         modules={"": "chunkwise.policies.serve"},
     ),
+    "export": Verb(
+        summary="write a policy as StableHLO, weights and a spec that run without this project",
+        example="chunkwise export runs/first exported",
+        modules={"": "chunkwise.policies.export"},
+    ),
     "evaluate": Verb(
         summary="evaluate the newest checkpoint of a run",
         example="chunkwise evaluate runs/qchunk-... --episodes 100",

@@ -199,6 +199,14 @@ class Policy(abc.ABC, Generic[Request]):
         require_finite(actions)
         return {"actions": actions[0] if request.single else actions} | reply
 
+    def exportable(self) -> Any:
+        """Returns what `chunkwise.policies.export` writes.
+
+        Raises:
+          ConfigError: Policies of this package cannot be exported.
+        """
+        raise ConfigError(f"{type(self).__module__}: its policies cannot be exported yet; serve the run instead")
+
     @abc.abstractmethod
     def _prepare(
         self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]

@@ -19,8 +19,10 @@ from chunkwise.checkpoint.weights import Which, read_weights
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.saved import read_config
 from chunkwise.data.images import resized
+from chunkwise.data.norm_stats import identity
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
+from chunkwise.policies.export import Exportable
 from chunkwise.policies.policy import Draw, Prepared
 from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
 from chunkwise.train import rngs
@@ -180,6 +182,25 @@ class WaypointPolicy(policy.Policy[Prepared]):
         if wrong := sorted(set(words) - set(ROUTE_COMMANDS)):
             raise DataError(f"route_command: expected one of {', '.join(ROUTE_COMMANDS)}, found {wrong[0]!r:.80}")
         return np.array([ROUTE_COMMANDS.index(word) for word in words], np.int32)
+
+    def exportable(self) -> Exportable:
+        """Inputs: as the model sees them, `tasks.waypoints.inputs`; nothing is drawn."""
+        data, past = self.config.data, len(_MOTION) * len(PAST_S)
+        return Exportable(
+            program=self._program,
+            params=self._params,
+            inputs={
+                "images": ((len(data.cameras), *data.image_size, 3), "uint8"),
+                "image_valid": ((len(data.cameras),), "bool"),
+                "motion": ((len(_MOTION),), "float32"),
+                "past_motion": ((past,), "float32"),
+                "route_command": ((), "int32"),
+            },
+            normalised={},
+            actions=identity(2),
+            seed=None,
+            spec=self.spec,
+        )
 
     def _compute(self, inputs: Any) -> Any:
         return self._program(self._params, inputs)

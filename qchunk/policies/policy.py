@@ -25,6 +25,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
 from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
+from chunkwise.policies.export import Exportable
 from chunkwise.policies.policy import Draw, Prepared
 from chunkwise.policies.spec import Entry, Spec, image_entry
 from qchunk.agents.base import Agent
@@ -174,6 +175,30 @@ class QChunkPolicy(policy.Policy[Prepared]):
 
     def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
         return self._action_norm.invert(chunk)
+
+    def exportable(self) -> Exportable:
+        """Inputs: `state`, `images` (k, h, w, 3) in the order of data.cameras, and `seed` of what a row draws."""
+        name, dims = self.config.data.observation, self.agent.dims
+        inputs: dict[str, tuple[tuple[int, ...], str]] = {
+            "state": ((dims.observation,), "float32"),
+            "seed": ((), "uint32"),
+        }
+        if self.cameras:
+            inputs["images"] = ((len(self.cameras), *(dims.image_size or ()), 3), "uint8")
+
+        def program(params: PyTree, given: dict[str, Any]) -> Any:
+            seen = {name: given["state"]} | ({"images": given["images"]} if self.cameras else {})
+            return self._program(params, seen, given["seed"])
+
+        return Exportable(
+            program=program,
+            params=self._params,
+            inputs=inputs,
+            normalised={"state": self._observation_norm},
+            actions=self._action_norm,
+            seed="seed",
+            spec=self.spec,
+        )
 
     def _action_stats(self) -> NormStats | None:
         return None if self._stats is None else self._stats.get("actions")

@@ -12,6 +12,7 @@ import simplejpeg
 from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
 from chunkwise.config.saved import flatten
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.policies import export, runner
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
 from driving import evaluate, train
@@ -196,3 +197,12 @@ def test_a_pretraining_has_no_policy(drives: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(flatten(first)))
     with pytest.raises(ConfigError, match="a pretraining, which has no policy; expected a run that learnt waypoints"):
         load_policy(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_export_predicts_alike(drives: Path, run: Path, loaded: WaypointPolicy, tmp_path: Path):
+    assert export.main([str(run), str(tmp_path / "out"), "--platforms", "cpu"]) == 0
+    prepared = loaded.prepare(observation(drives, 3))
+    act = runner.load(tmp_path / "out")
+    one = {name: value[0] for name, value in prepared.inputs.items()}
+    np.testing.assert_array_equal(act(one), loaded.infer(observation(drives, 3))["actions"])

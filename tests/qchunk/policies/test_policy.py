@@ -3,7 +3,10 @@
 import dataclasses
 import functools
 import json
+import os
 import shutil
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from chunkwise.data.images import resize_into
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.evaluate import Evaluation
 from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.policies import export, runner
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
 from qchunk import evaluate
@@ -339,3 +343,40 @@ def test_the_size_of_images_is_the_runs_own(tmp_path: Path):
             read_dims(tmp_path, config, stats)
     with pytest.raises(DataError, match="expected statistics of actions, found"):
         read_dims(tmp_path, config, {"state": stats["state"]})
+
+
+ALONE = """
+import sys
+import numpy as np
+sys.path.insert(0, sys.argv[1])
+from policy import load
+seen = dict(np.load(sys.argv[2]))
+np.save(sys.argv[3], load(sys.argv[1])(seen, seed=7))
+loaded = {name.split(".")[0] for name in sys.modules}
+assert not loaded & {"chunkwise", "qchunk", "flax", "optax", "orbax"}, loaded
+"""
+
+
+@pytest.mark.slow
+def test_an_export_acts_alike_in_a_process_without_this_project(run: Path, loaded: QChunkPolicy, tmp_path: Path):
+    assert export.main([str(run), str(tmp_path / "out"), "--rows", "2"]) == 0
+    seen = shown(2)
+    np.savez(tmp_path / "seen.npz", state=seen["state"], images=seen["images"])
+    paths = [str(tmp_path / name) for name in ("out", "seen.npz", "actions.npy")]
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", ALONE, *paths], check=True, cwd=tmp_path, env=plain)
+    expected = loaded.infer(observation(2), seeds=np.array([7, 8], np.uint32))["actions"]
+    np.testing.assert_array_equal(np.load(tmp_path / "actions.npy"), expected)
+    assert export.main([str(run), str(tmp_path / "out")]) == 64, "nothing is overwritten"
+    act = runner.load(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"images: expected it in the observation, found \['state'\]"):
+        act({"state": seen["state"]})
+    with pytest.raises(ValueError, match=r"images: expected uint8 \[2, "):
+        act({"state": seen["state"], "images": seen["images"].astype(np.float32)})
+    with pytest.raises(ValueError, match=r"state: expected float32 \[2, "):
+        act({"state": seen["state"][:1], "images": seen["images"]})
+
+
+def test_only_platforms_that_jax_compiles_for_are_taken(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert export.main([str(run), str(tmp_path / "out"), "--platforms", "abacus"]) == 64
+    assert "expected some of cpu, cuda, tpu, found abacus" in capsys.readouterr().err
