@@ -89,7 +89,10 @@ class DataConfig(FilesConfig):
                 f"data.format is {self.format!r}; expected {', '.join(FORMATS)}, or module:function of your own"
             )
         if ":" in self.format and (self.task is not None or self.missing_reward != "label"):
-            raise ValueError("data.task and data.missing_reward: a reader of your own, data.format, gives the rewards")
+            raise ValueError(
+                f"data.task is {self.task!r} and data.missing_reward {self.missing_reward!r}; expected None and "
+                "'label', since the reader of your own that data.format names gives the rewards"
+            )
         if (self.cameras or self.depth_cameras) and self.format != "aloha_hdf5":
             raise ValueError(f"data.format is {self.format}, which holds no pictures; expected aloha_hdf5 for cameras")
         if self.base_action and self.format != "aloha_hdf5":

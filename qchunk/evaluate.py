@@ -8,6 +8,7 @@ plays the episodes that the run plays at its end, and writes RUN/evaluations/ste
 import dataclasses
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -215,16 +216,16 @@ def evaluate_run(
         max_steps=max_steps or config.eval.max_steps,
         done=lambda job, rollout: played.update({job.number: rollout}),
     )
-    if video is not None:
-        write_video(name, played, *video)
+    if video is not None and write_video(name, played, *video) is not None:
+        print(f"video: {video[0]}", flush=True)
     return result
 
 
-def write_video(env: str, played: Mapping[int, Rollout], path: Path, count: int) -> None:
-    """Writes a video of some of an evaluation's episodes, successes and failures, where the machine can render."""
+def write_video(env: str, played: Mapping[int, Rollout], path: Path, count: int) -> Path | None:
+    """Writes a video of some of an evaluation's episodes, successes and failures; None if the machine cannot render."""
     rollouts = [played[number] for number in sorted(played)]
     chosen = render.some_of_both([rollout.success for rollout in rollouts], count)
-    render.write_video(functools.partial(simulators.make, env, video=True), [rollouts[i] for i in chosen], path)
+    return render.write_video(functools.partial(simulators.make, env, video=True), [rollouts[i] for i in chosen], path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -254,7 +255,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")
-        out = arguments.out or arguments.run / f"evaluations/step_{policy.step:08d}.json"
+        names = ("env", "seed", "execute", "max_steps")
+        settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+        parts = [f"step_{policy.step:08d}", *(f"{name}_{value}" for name, value in settings.items())]
+        out = arguments.out or arguments.run / f"evaluations/{re.sub(r'[^A-Za-z0-9_-]', '-', '-'.join(parts))}.json"
         result = evaluate_run(
             policy,
             env=arguments.env,
@@ -265,6 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_steps=arguments.max_steps,
             video=None if arguments.video is None else (out.with_suffix(".mp4"), arguments.video),
         )
+        result = dataclasses.replace(result, settings=settings)
         result.save(out)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)

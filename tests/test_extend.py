@@ -161,3 +161,38 @@ def test_what_would_have_no_effect_is_refused(settings: dict, words: str):
 
     with pytest.raises(ValueError, match=words):
         AgentConfig(**settings)
+
+
+@pytest.mark.parametrize("given", [{"action": 1}, [1, 2]])
+def test_what_is_no_episode_is_named_with_its_file(given: object, tmp_path: Path):
+    from qchunk.data.readers import own
+
+    (tmp_path / "a.csv").write_text("x")
+    (report,) = own.examine(tmp_path, "a.csv", lambda path: given, digest="")  # pyright: ignore[reportArgumentType]
+    assert f"a.csv: expected an Episode of numpy arrays from the reader, found {type(given).__name__}" in str(
+        report.problems[0]
+    )
+
+
+def test_an_environment_that_gives_nan_or_a_tuple_is_named():
+    from chunkwise.envs.environment import Step
+    from chunkwise.envs.workers import Run, answer
+    from chunkwise.errors import RunError
+
+    names: dict = {}
+    exec(files_of_page()["my_env.py"], names)
+
+    class Bad(names["Cart"]):
+        def __init__(self, given: object) -> None:
+            self.given = given
+
+        def step(self, action: np.ndarray) -> object:
+            return self.given
+
+    observation = {"state": np.zeros(1, np.float32)}
+    for given, words in (
+        ((observation, 0.0, False, False, {}), r"gave a tuple; expected a Step"),
+        (Step(observation, float("nan"), success=False), r"gave the reward nan, 1 steps after"),
+    ):
+        with pytest.raises(RunError, match=words):
+            answer(Bad(given), Run(np.zeros((2, 1), np.float32)), every_frame=False)  # pyright: ignore

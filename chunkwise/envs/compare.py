@@ -24,7 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("b", type=Path, metavar="B.json")
     found = parser.parse_args(argv)
     try:
-        print(compare_evaluations(Evaluation.load(found.a), Evaluation.load(found.b)))
+        a, b = Evaluation.load(found.a), Evaluation.load(found.b)
+        for name, one, path in (("A", a, found.a), ("B", b, found.b)):
+            print(f"{name}: {path}, step {one.step}" + (f", {one.settings}" if one.settings else ""))
+        print(compare_evaluations(a, b))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -71,6 +71,8 @@ class Evaluation:
     """With which it acted, where it is guided."""
     outcomes: tuple[dict[str, Any], ...]
     """Of each episode: seed, init_hash, success, length, reward."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What differed from the run's own evaluation: its flags on the command line."""
 
     @property
     def successes(self) -> int:

@@ -12,6 +12,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import math
 import multiprocessing
 import os
 import signal
@@ -25,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from chunkwise.envs.environment import Environment, Observation, state_hash
+from chunkwise.envs.environment import Environment, Observation, Step, state_hash
 from chunkwise.errors import RunError, StopRequested
 
 SILENCE = 300.0
@@ -311,6 +312,14 @@ def answer(env: Environment, request: Request, *, every_frame: bool, images: boo
     steps, observations, over = [], [], False
     for action in executed:
         steps.append(step := env.step(action))
+        if not isinstance(step, Step):
+            raise RunError(
+                f"the environment's step() gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step"
+            )
+        if not math.isfinite(step.reward):
+            raise RunError(
+                f"the environment's step() gave the reward {step.reward}, {len(steps)} steps after the last request"
+            )
         over = step.success or step.terminated or step.truncated
         last = over or len(steps) == len(executed)
         if every_frame or last:

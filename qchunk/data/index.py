@@ -201,6 +201,8 @@ def _silent_change(file: str, dataset: str, expected: str, found: str) -> Proble
 
 def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
     """Names of the episode files; DataError where there are none."""
+    if not root.exists() and ":" in kind:
+        raise DataError(f"data.path: {root} does not exist (in {Path.cwd()}); expected what the reader {kind} reads")
     if not root.exists():
         raise DataError(
             f"data.path: {root} does not exist; set --data.path to a folder of HDF5 episodes or an OGBench .npz file"

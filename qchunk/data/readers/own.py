@@ -6,6 +6,7 @@ reader that was mended is believed at once, and every file is read once more at 
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -37,6 +38,9 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
         return [EpisodeReport(**about, id=name, problems=(problem,))]
     if episode is None:
         return []
+    if wrong := _wrong_types(episode):
+        problem = Problem(file=name, expected="an Episode of numpy arrays from the reader", found=wrong)
+        return [EpisodeReport(**about, id=name, problems=(problem,))]
     arrays = {"action": episode.action, **episode.states, "reward": episode.reward, "terminated": episode.terminated}
     names = {key: key for key in arrays}
     problems = []
@@ -60,6 +64,17 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
             problems=tuple(problems),
         )
     ]
+
+
+def _wrong_types(episode: Any) -> str:
+    """What a reader gave instead of an Episode of arrays, in words; empty where it is one."""
+    if not isinstance(episode, Episode):
+        return type(episode).__name__
+    if not isinstance(episode.states, Mapping):
+        return f"states of type {type(episode.states).__name__}"
+    arrays = {"action": episode.action, **episode.states, "reward": episode.reward, "terminated": episode.terminated}
+    other = [f"{key} of type {type(x).__name__}" for key, x in arrays.items() if not isinstance(x, np.ndarray)]
+    return ", ".join(other)
 
 
 class OwnSource:
