@@ -191,7 +191,7 @@ def test_an_environment_that_gives_nan_or_a_tuple_is_named():
 
     observation = {"state": np.zeros(1, np.float32)}
     for given, words in (
-        ((observation, 0.0, False, False, {}), r"gave a tuple; expected a Step"),
+        ((observation, 0.0, False, False, {}), r"gave a tuple; expected a chunkwise"),
         (Step(observation, float("nan"), success=False), r"gave the reward nan, 1 steps after"),
     ):
         with pytest.raises(RunError, match=words):
