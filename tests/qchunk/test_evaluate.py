@@ -234,7 +234,7 @@ def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, in
 def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
 ) -> None:
-    config = recordings.config(recordings.dataset(tmp_path / "data"), observation="qpos")
+    config = recordings.config(recordings.dataset(tmp_path / "data"), observation="qpos", action_norm="min_max")
     part = {
         "eval.env": {"eval": EvalConfig(env=TASK)},
         "online.env": {"online": OnlineConfig(env=TASK, steps=20, start=80, interval=5)},
