@@ -35,7 +35,8 @@ class DataConfig(FilesConfig):
     cameras: tuple[str, ...] = ()
     """Cameras whose pictures enter a batch, in this order: names of /observations/images/<name>."""
     depth_cameras: tuple[str, ...] = ()
-    """Cameras whose depth maps enter a batch: names of /observations/images_depth/<name>."""
+    """Cameras whose depth maps enter a batch: names of /observations/images_depth/<name>,
+    or of /observations/depth_images/<name>."""
     image_size: tuple[int, int] | None = None
     """Height and width of pictures in a batch; None keeps the recorded size, which all cameras must share."""
     jpeg_channels: Literal["rgb", "bgr"] = "rgb"

@@ -104,6 +104,8 @@ def _cameras(good: tuple[EpisodeReport, ...]) -> dict[str, Any]:
             "bytes": sum(one.stored for one in found),
             "episodes": len(found),
         }
+        if any(one.stored_at for one in found):
+            cameras[name]["stored_at"] = sorted({one.stored_at or name for one in found})
     return cameras
 
 
@@ -152,7 +154,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
     for name, one in found["cameras"].items():
         sizes = ", ".join(f"{height} x {width}" for height, width in one["sizes"])
         kinds = f"{'/'.join(one['encodings'])} {'/'.join(one['dtypes'])}"
-        lines.append(f"  camera     {name}: {kinds} {sizes}, {one['bytes'] / 1e6:.1f} MB, {one['episodes']} episode(s)")
+        where = f", stored at {' and '.join(one['stored_at'])}" if "stored_at" in one else ""
+        lines.append(
+            f"  camera     {name}: {kinds} {sizes}, {one['bytes'] / 1e6:.1f} MB, {one['episodes']} episode(s){where}"
+        )
     if found["return"] and found["labels"]["negative"]:
         lines.append(f"             positive {spread('return_positive', '')}; negative {spread('return_negative', '')}")
     if found["environments"]:

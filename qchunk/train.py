@@ -55,7 +55,7 @@ class QChunkTask:
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Batches of the pool, from update `start_step` on, and of the online transitions."""
         batches = stream.open_stream(
-            self.config, self.dataset, shard=shard, num_shards=num_shards, start_step=start_step
+            self.config, self.dataset, shard=shard, num_shards=num_shards, start_step=start_step, next_unseen=True
         )
         if self.online is None:
             return batches
@@ -119,10 +119,10 @@ def main(config: QChunkConfig, name: str) -> None:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
-        processes.run_on_primary(lambda: _say(reach.judge(config, dataset)))
         beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
         folder.kept |= {name: text.encode() for name, text in beside.items()}
         processes.run_on_primary(lambda: require_fit(config, dataset.dims(config.data.observation)))
+        processes.run_on_primary(lambda: _say(reach.judge(config, dataset)))
         task = QChunkTask(config, folder.path, dataset)
         fit(config, task, folder, interaction=task.online)
 

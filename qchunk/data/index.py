@@ -26,7 +26,7 @@ from qchunk.data.readers.report import EpisodeReport, from_json
 from qchunk.data.relabel import single_task
 from qchunk.data.selection import Selection, select
 
-INDEX_VERSION = 4
+INDEX_VERSION = 5
 SECONDS_BETWEEN_LINES = 10.0
 MAX_SKIPPED = 0.01
 """Largest share of bad episodes that on_bad=skip drops."""
@@ -67,7 +67,14 @@ def make_source(selection: Selection, data: DataConfig, files: Files) -> Episode
     if data.format == "ogbench_npz":
         return ogbench.OgbenchSource(path, good, positives, files=files, action=data.action, task=task)
     return aloha.AlohaSource(
-        path, good, positives, files=files, action=data.action, task=task, base_action=data.base_action
+        path,
+        good,
+        positives,
+        files=files,
+        action=data.action,
+        task=task,
+        base_action=data.base_action,
+        success_reward=selection.success_reward,
     )
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from chunkwise.data.episodes import (
     Episode,
@@ -106,13 +106,15 @@ class Pool:
         self._returns = np.zeros((rows, horizon), np.float32)
         # Steps of the chunk at each row that exist, after which bootstrapping is allowed, and before the end.
         self._real, self._alive, self._open = (np.zeros(rows, np.int64) for _ in range(3))
+        self._unseen = np.zeros(rows, bool)
         self._chunks = chunk_view(self._actions, horizon)
         self._steps_f32 = first_steps(horizon).astype(np.float32)
         self._steps_after = ~first_steps(horizon)
 
     def _arrays(self) -> list[np.ndarray]:
         """Every array with a row for each frame and each row of padding."""
-        return [self._actions, self._returns, self._real, self._alive, self._open, *self._states.values()]
+        counts = [self._real, self._alive, self._open, self._unseen]
+        return [self._actions, self._returns, *counts, *self._states.values()]
 
     def _rows(self, place: int) -> slice:
         """Rows of the episode at a place, padding included."""
@@ -141,6 +143,8 @@ class Pool:
         self._real[frames] = np.minimum(real, horizon)
         self._alive[frames] = np.minimum(alive, horizon)
         self._open[frames] = np.minimum(np.minimum(alive, real - 1), horizon)
+        recorded_after = len(episode.states[self._config.data.observation]) > length
+        self._unseen[frames] = (not recorded_after) & (real <= horizon) & (alive >= real)
 
     def __len__(self) -> int:
         """Frames of all episodes: the number of starts."""
@@ -186,6 +190,10 @@ class Pool:
             "is_positive": self._positives.take(episode),
             "final_reward": rewards[:, -1].copy(),
         }
+
+    def next_unseen(self, rows: Int64[np.ndarray, " b"]) -> Bool[np.ndarray, " b"]:
+        """TrainingBatch.next_unseen of the chunks that `locate` found."""
+        return self._unseen.take(rows)
 
     def _observations(self, rows: Int64[np.ndarray, " b"]) -> Observations:
         state = self._states.get("state")

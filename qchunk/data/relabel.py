@@ -18,22 +18,28 @@ from chunkwise.errors import ConfigError, DataError
 
 
 def labelled_outcome(
-    reward: Float64[np.ndarray, " T"] | None, terminated: Bool[np.ndarray, " T"] | None, length: int, positive: bool
+    reward: Float64[np.ndarray, " T"] | None,
+    terminated: Bool[np.ndarray, " T"] | None,
+    length: int,
+    positive: bool,
+    success_reward: float | None = None,
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
     """Completes what a file holds of reward and termination.
 
     Without a reward, a positive episode earns 1 at its last frame, a negative one nothing, and both end terminated.
-    With a reward but no termination the episode counts as cut off by time: nothing in it is terminated.
+    With a reward but no termination the episode ends terminated if its last reward is that of success; else it counts
+    as cut off by time, and nothing in it is terminated.
 
     Args:
       reward: Of the file, or None.
       terminated: Of the file, or None.
       length: T, at least 1.
       positive: The episode's label.
+      success_reward: That ends an episode; None: none does.
     """
     if terminated is None:
         terminated = np.zeros(length, bool)
-        terminated[-1] = reward is None
+        terminated[-1] = reward is None or reward[-1] == success_reward
     if reward is None:
         reward = np.zeros(length, np.float64)
         reward[-1] = float(positive)

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,10 +10,13 @@ from jaxtyping import Bool
 
 from chunkwise.data.problems import Problem
 from qchunk.config import DataConfig
+from qchunk.data.conventions import convention_problems, success_reward
 from qchunk.data.readers import aloha, ogbench
-from qchunk.data.readers.aloha_images import COLOUR, DEPTH
+from qchunk.data.readers.aloha_images import COLOUR, DEPTH, camera_path
 from qchunk.data.readers.report import EpisodeReport, PictureReport
 from qchunk.data.relabel import base_env, needs_buttons
+
+_LIKE_SCORE = re.compile(r"(?i)scores?[ _-]*(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,8 @@ class Selection:
     problems: tuple[Problem, ...]
     bad: tuple[str, ...]
     """Episodes that the problems are of."""
+    success_reward: float | None
+    """Ends an episode whose file has a reward and does not say where it terminated; None: none does."""
     left_out: int
     """Episodes in score folders that are neither positive nor negative."""
     notes: tuple[str, ...]
@@ -57,7 +63,11 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: 
     problems = {
         report.id: [
             *report.problems,
-            *(p for p in report.picture_problems if all_pictures or any(c.startswith(p.key) for c in cameras)),
+            *(
+                p
+                for p in report.picture_problems
+                if all_pictures or any(c.startswith(camera_path(p.key)) for c in cameras)
+            ),
         ]
         for report in taken
     }
@@ -73,20 +83,64 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: 
             )
     elif unlabelled:
         notes.append("no labels (folders score_<n>, or the attribute success): every episode counts as positive")
+    for report in taken:
+        problems[report.id] += _misspelt_score(report)
     whole = [report for report in taken if not problems[report.id]]
+    from_files = data.format == "aloha_hdf5" and data.task is None
+    if from_files and data.missing_reward == "label":
+        for problem in convention_problems(whole):
+            problems[problem.file].append(problem)
     widths, forms = _common_widths(whole, data), _common_forms(whole, data)
     for report in whole:
         problems[report.id] += _needs(report, data) + _width_problems(report, widths)
         problems[report.id] += _picture_problems(report, data, forms)
     good = [not problems[report.id] for report in taken]
+    left = [report for report, ok in zip(taken, good, strict=True) if ok]
+    labels = [label is not False for label, ok in zip(positives, good, strict=True) if ok]
+    if from_files and left and all(report.rewards is None for report in left) and not any(labels):
+        notes.append(_no_positive(data))
+    success = success_reward(left) if from_files else None
+    notes += _ends(left, success) if from_files else []
     return Selection(
-        reports=tuple(report for report, ok in zip(taken, good, strict=True) if ok),
-        positives=np.array([p is not False for p, ok in zip(positives, good, strict=True) if ok], bool),
+        success_reward=success,
+        reports=tuple(left),
+        positives=np.array(labels, bool),
         problems=tuple(problem for report in taken for problem in problems[report.id]),
         bad=tuple(report.id for report, ok in zip(taken, good, strict=True) if not ok),
         left_out=left_out,
         notes=tuple(notes),
     )
+
+
+def _misspelt_score(report: EpisodeReport) -> list[Problem]:
+    """Folders that are meant as score_<n>, and are not called so: their episodes would have no label."""
+    if report.score is not None:
+        return []
+    for folder in report.path.split("/")[:-1]:
+        if match := _LIKE_SCORE.fullmatch(folder):
+            meant = f"a folder score_{int(match[1])}"
+            return [Problem(file=report.id, key=f"folder {folder}", expected=meant, found=folder)]
+    return []
+
+
+def _no_positive(data: DataConfig) -> str:
+    return (
+        "no episode is positive: rewards that are made from labels are 0 everywhere, and the critic learns nothing; "
+        f"put successes into folders score_<n>, n one of data.positive_scores {data.positive_scores}, or give their "
+        "files the attribute success"
+    )
+
+
+def _ends(reports: Sequence[EpisodeReport], success: float | None) -> list[str]:
+    """How episodes end whose files have a reward, and do not say where they terminated."""
+    cut = [report.rewards for report in reports if report.rewards is not None and not report.rewards.terminated]
+    if success is None:
+        return []
+    ended = sum(rewards.high == success for rewards in cut)
+    return [
+        f"{len(cut)} episode(s) without /terminated: {ended} end with the reward of success, {success:g}, and count as "
+        f"terminated there; {len(cut) - ended} were cut off by time"
+    ]
 
 
 def _common_widths(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[str, int | None]:

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from chunkwise.data.sampling import STEPS_PER_BLOCK, block_of_starts
 from chunkwise.printable import say
 from qchunk.config import QChunkConfig
-from qchunk.data.batch import Batch, Observations
+from qchunk.data.batch import Batch, Observations, TrainingBatch
 from qchunk.data.dataset import Dataset
 from qchunk.data.image_store.buffers import LentBuffers
 from qchunk.data.image_store.frames import FrameStore, PictureArrays
@@ -29,11 +29,14 @@ Pools = Mapping[int, Pool]  # by virtual shard
 
 
 def open_stream(
-    config: QChunkConfig, dataset: Dataset, *, shard: int, num_shards: int, start_step: int
+    config: QChunkConfig, dataset: Dataset, *, shard: int, num_shards: int, start_step: int, next_unseen: bool = False
 ) -> Iterator[Batch]:
-    """A Grain iterator over the batches of one process, standing at `start_step`; see qchunk.data.make_batches."""
+    """A Grain iterator over the batches of one process, standing at `start_step`; see qchunk.data.make_batches.
+
+    With `next_unseen` the batches have this entry too, which a run trains on and the specification does not know.
+    """
     threads = config.data.read_threads
-    batches = StepBatches(config, dataset, pieces(config, shard, num_shards), start_step)
+    batches = StepBatches(config, dataset, pieces(config, shard, num_shards), start_step, next_unseen=next_unseen)
     if not threads:
         return InPlaceIterator(batches, start_step)
     iterator = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1)))
@@ -80,8 +83,17 @@ class StepBatches(grain.MapDataset[Batch]):
     which takes 34 us a batch: longer than building it.
     """
 
-    def __init__(self, config: QChunkConfig, dataset: Dataset, cuts: tuple[Piece, ...], start_step: int) -> None:
+    def __init__(
+        self,
+        config: QChunkConfig,
+        dataset: Dataset,
+        cuts: tuple[Piece, ...],
+        start_step: int,
+        *,
+        next_unseen: bool = False,
+    ) -> None:
         super().__init__()
+        self._next_unseen = next_unseen
         self._config, self._dataset, self._cuts = config, dataset, cuts
         self._schedule = schedule(config)
         self._said: set[str] = set()
@@ -121,7 +133,10 @@ class StepBatches(grain.MapDataset[Batch]):
         for cut in self._cuts:
             pool = pools[cut.shard]
             episodes, rows, again = self._draw(cut, place, number, pool)
-            parts.append(pool.gather(episodes, rows))
+            part = pool.gather(episodes, rows)
+            if self._next_unseen:
+                part = TrainingBatch(**part, next_unseen=pool.next_unseen(rows))
+            parts.append(part)
             if pictures is not None:
                 due = np.where(again > 0, step + again, 0)
                 work += pool.pictures(episodes, rows, pictures.rows(row, row + len(rows)), due)

@@ -231,7 +231,8 @@ class Online:
                 starts, before = rng.integers(0, self.replay.starts, count), rows - count
                 own = starts[max(first - before, 0) : max(end - before, 0)]
                 if len(own):
-                    batch = _replace_last(batch, self.replay.gather(own))
+                    seen = {"next_unseen": np.zeros(len(own), bool)}  # the state after every action is in the log
+                    batch = _replace_last(batch, self.replay.gather(own) | seen)
             yield batch
 
 

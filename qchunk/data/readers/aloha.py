@@ -35,7 +35,14 @@ from qchunk.data.readers.hdf5 import (
     require_readable,
     resolve,
 )
-from qchunk.data.readers.report import EpisodeReport, PictureReport, beyond_float32_as_inf, check_finite, check_lengths
+from qchunk.data.readers.report import (
+    EpisodeReport,
+    PictureReport,
+    beyond_float32_as_inf,
+    check_finite,
+    check_lengths,
+    report_rewards,
+)
 from qchunk.data.relabel import SingleTask, labelled_outcome
 
 SUFFIXES = (".hdf5", ".h5")
@@ -101,6 +108,9 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         score=_score(path.relative_to(root)),
         success=None if success is None else bool(success),
         total_reward=float(arrays["reward"].sum()) if "reward" in arrays else None,
+        rewards=report_rewards(arrays["reward"], terminated="terminated" in arrays)
+        if len(arrays.get("reward", ()))
+        else None,
         action_low=tuple(action.min(0).tolist()) if len(action) else (),
         action_high=tuple(action.max(0).tolist()) if len(action) else (),
         problems=tuple(problems),
@@ -179,6 +189,7 @@ class AlohaSource:
         action: str,
         task: SingleTask | None,
         base_action: bool,
+        success_reward: float | None = None,
     ) -> None:
         """Takes episodes that were found good.
 
@@ -190,9 +201,10 @@ class AlohaSource:
           action: Short name of the array that holds the actions, action or qpos.
           task: Replaces the file's reward and termination; None keeps them.
           base_action: Appends the base's action to the arms'.
+          success_reward: Ends an episode whose file does not say where it terminated; None: none does.
         """
         self._root, self._reports, self._positives, self._task = root, reports, positives, task
-        self._files = files
+        self._files, self._success_reward = files, success_reward
         self._actions = (action, "base_action") if base_action else (action,)
         self._states = tuple(name for name in ("qpos", "state") if name in reports[0].dims)
         self._dims = {name: reports[0].dims[name] for name in self._states}
@@ -290,7 +302,8 @@ class AlohaSource:
     ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
         if self._task is not None:
             return self._task.relabel(arrays["sim_qpos"], arrays.get("button_states"))
-        return labelled_outcome(arrays.get("reward"), arrays.get("terminated"), length, positive)
+        reward, terminated = arrays.get("reward"), arrays.get("terminated")
+        return labelled_outcome(reward, terminated, length, positive, self._success_reward)
 
 
 class PictureFile:
@@ -337,7 +350,7 @@ class PictureFile:
         return out
 
     def _dataset(self, name: str) -> h5py.Dataset:
-        dataset = resolve(self._h5, name)
+        dataset = resolve(self._h5, self._expected(name).stored_at or name)
         if dataset is None:
             raise Refused(name, "none")
         if len(dataset) != self._report.length:

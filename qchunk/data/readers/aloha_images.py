@@ -3,7 +3,8 @@
 Colour is raw, uint8 [T, h, w, 3], or JPEG: one row of bytes a frame, padded with zeros to the longest, as uint8 [T, n]
 or as byte strings of n bytes. ALOHA's tools write the real lengths to /compress_len, one row a camera in the order in
 which the *recorder* named them, which no file remembers, and sometimes with rows for depth cameras; so the row of a
-camera is found by its lengths. Depth is raw, [T, h, w], uint16, uint8 or float32.
+camera is found by its lengths. Depth is raw, [T, h, w], uint16, uint8 or float32; it may
+lie in /observations/depth_images/<camera> too.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ from qchunk.data.readers.report import PictureReport
 
 COLOUR = "/observations/images"
 DEPTH = "/observations/images_depth"
+ALSO_DEPTH = "/observations/depth_images"
+"""Where the original loader looks. A camera is named as below DEPTH, wherever its maps lie."""
 LENGTHS = "/compress_len"
 BLOCK = 16
 """Raw frames that are read at once: 15 MB of 480 x 640."""
@@ -52,6 +55,12 @@ class JpegRows:
     def __getitem__(self, frame: int) -> memoryview:
         """The JPEG of one frame."""
         return self.data[self.offsets[frame] : self.offsets[frame + 1]].data
+
+
+def camera_path(name: str) -> str:
+    """Returns the path that names a camera, for the path of its dataset in a file."""
+    inside = name.removeprefix(ALSO_DEPTH)
+    return name if inside == name else DEPTH + inside
 
 
 def is_jpeg(dataset: h5py.Dataset) -> bool:
@@ -176,7 +185,7 @@ def examine_pictures(
     """
     reports: dict[str, PictureReport] = {}
     problems: list[Problem] = []
-    for group in (COLOUR, DEPTH):
+    for group in (COLOUR, DEPTH, ALSO_DEPTH):
         try:
             names = [f"{group}/{name}" for name in members(h5, group)]
         except Refused as refused:
@@ -185,7 +194,10 @@ def examine_pictures(
         require_affordable(h5, names, streamed=True)
         for name in names:
             try:
-                reports[name] = _examine(h5, name, length, workers)
+                if camera_path(name) in reports:
+                    raise Refused(f"depth of a camera in one place, {DEPTH} or {ALSO_DEPTH}", "both")
+                report = _examine(h5, name, length, workers)
+                reports[camera_path(name)] = dataclasses.replace(report, stored_at=name if group == ALSO_DEPTH else "")
             except Refused as refused:
                 problems.append(refused.problem(file, name))
             except UNREADABLE as error:
@@ -198,7 +210,7 @@ def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> Picture
     if dataset is None:  # a group lists names that no path can say: "", ".", "a/b"
         raise Refused("a dataset of this name", "none")
     jpeg = name.startswith(f"{COLOUR}/") and is_jpeg(dataset)
-    if name.startswith(f"{DEPTH}/"):
+    if camera_path(name).startswith(f"{DEPTH}/"):
         require_depth(dataset)
     if len(dataset) != length:
         expected = f"{length} rows, as many as the episode has frames"

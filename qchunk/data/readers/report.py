@@ -8,6 +8,8 @@ import numpy as np
 
 from chunkwise.data.problems import Problem
 
+MOST_REWARDS = 17
+
 
 def beyond_float32_as_inf(x: np.ndarray) -> np.ndarray:
     """Rewards in 64 bits, for which training has 32: what these cannot hold becomes Inf, which is reported as such."""
@@ -28,6 +30,35 @@ class PictureReport:
     """Bytes of the pictures as recorded, padding left out."""
     digest: str
     """SHA-256 of these bytes."""
+    stored_at: str = ""
+    """Path in the file, where it is not the camera's own."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardReport:
+    """Rewards of a file."""
+
+    values: tuple[float, ...]
+    """The distinct ones in order, at most 17 of them: more are a dense reward."""
+    low: float
+    high: float
+    high_to_end: bool
+    """Whether `high`, once reached, stays to the last frame."""
+    terminated: bool
+    """Whether the file says where it terminated."""
+
+
+def report_rewards(reward: np.ndarray, *, terminated: bool) -> RewardReport:
+    """Describes the rewards of a file, at least one."""
+    values, high = np.unique(reward), float(reward.max())
+    reached = np.flatnonzero(reward == high)
+    return RewardReport(
+        values=tuple(values[:MOST_REWARDS].tolist()),
+        low=float(reward.min()),
+        high=high,
+        high_to_end=bool(len(reached) == len(reward) - reached[0]),
+        terminated=terminated,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +83,8 @@ class EpisodeReport:
     """The file's attribute `success`."""
     total_reward: float | None = None
     """Undiscounted; None without a reward in the file."""
+    rewards: RewardReport | None = None
+    """None without a reward in the file, and where another reader gives the rewards."""
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -75,6 +108,11 @@ def from_json(tree: Mapping[str, object]) -> EpisodeReport:
         values = fields[name]
         assert isinstance(values, list)
         fields[name] = tuple(values)
+    rewards = fields.pop("rewards")
+    if rewards is not None:
+        assert isinstance(rewards, dict)
+        rewards["values"] = tuple(rewards["values"])
+        fields["rewards"] = RewardReport(**rewards)
     if pictures is not None:
         assert isinstance(pictures, dict)
         fields["pictures"] = {name: PictureReport(**one) for name, one in pictures.items()}

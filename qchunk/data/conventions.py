@@ -1,0 +1,81 @@
+"""What the rewards in a dataset's files mean: which reward ends an episode as a success, and that all files agree."""
+
+from collections.abc import Sequence
+
+from chunkwise.data.problems import Problem
+from qchunk.data.readers.report import EpisodeReport
+
+MOST_VALUES = 16
+"""Distinct rewards of a dataset that are taken for a sparse reward or for stages; above, the reward is a dense one."""
+
+
+def success_reward(reports: Sequence[EpisodeReport]) -> float | None:
+    """Returns the reward at which an episode without /terminated ends as a success; None where no reward says so.
+
+    It is the greatest of the dataset, if rewards are few values that repeat, and whoever has reached it keeps it to
+    the file's end. A reward that is reached and left again, one that is the same everywhere, and a dense one end
+    nothing: such files were cut off by time.
+
+    Args:
+      reports: Of the episodes that the run takes.
+    """
+    cut = [report for report in reports if report.rewards is not None and not report.rewards.terminated]
+    values = _values(cut)
+    if values is None or len(values) < 2:
+        return None
+    reached = [report.rewards for report in cut if report.rewards is not None and report.rewards.high == values[-1]]
+    return values[-1] if all(rewards.high_to_end for rewards in reached) else None
+
+
+def convention_problems(reports: Sequence[EpisodeReport]) -> list[Problem]:
+    """Finds files whose rewards cannot be meant as those of most others: two conventions make one episode's end worth
+    what another's failure is.
+
+    Args:
+      reports: Of the episodes that the run takes, with the rewards of their files.
+    """
+    kinds: dict[str, list[EpisodeReport]] = {}
+    sparse = _values([report for report in reports if report.rewards is not None]) is not None
+    for report in reports:
+        kind = _kind(report, sparse=sparse)
+        if kind is not None:
+            kinds.setdefault(kind, []).append(report)
+    if len(kinds) < 2:
+        return []
+    usual = max(kinds, key=lambda kind: len(kinds[kind]))
+    named = ", ".join(report.id for report in kinds[usual][:3])
+    expected = (
+        f"one convention in all files: {usual}, as in {len(kinds[usual])} (such as {named}); "
+        "train on each kind alone, or write all rewards alike"
+    )
+    return [
+        Problem(file=report.id, key="/reward", expected=expected, found=kind)
+        for kind, members in kinds.items()
+        if kind != usual
+        for report in members
+    ]
+
+
+def _kind(report: EpisodeReport, *, sparse: bool) -> str | None:
+    """Names the convention of a file; None where it may be of either, as one of zeros alone."""
+    rewards = report.rewards
+    if rewards is None:
+        return "no /reward (rewards are made from labels, 0 and 1)"
+    if not sparse:
+        return "a reward in the file"
+    if rewards.high <= 0 and rewards.low < 0:
+        return "a reward in the file, of at most 0 (as -1 until success, then 0)"
+    if rewards.low >= 0 and rewards.high > 0:
+        return "a reward in the file, of at least 0 (as 0 until success, then 1)"
+    return None
+
+
+def _values(reports: Sequence[EpisodeReport]) -> list[float] | None:
+    """Distinct rewards of some files in order; None where they are too many, or hardly repeat."""
+    values: set[float] = set()
+    for report in reports:
+        if report.rewards is None or len(report.rewards.values) > MOST_VALUES:
+            return None
+        values.update(report.rewards.values)
+    frames = sum(report.length for report in reports)
+    return None if len(values) > MOST_VALUES or frames < 2 * len(values) else sorted(values)
