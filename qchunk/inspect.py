@@ -1,9 +1,11 @@
 """What is in a dataset, what is wrong with it, and its statistics.
 
     python -m qchunk.inspect DIR [--json] [--picture FILE.png] [--allow-links-to DIR]
+    python -m qchunk.inspect DIR --config FILE_OR_NAME [--field value ...]
 
 Reads every file again and decodes every picture, whatever the index remembers. Exit code 0, or 65 if training with the
-default data settings, or with any of the cameras, would refuse the dataset.
+default data settings, or with any of the cameras, would refuse the dataset. With --config it says what training with
+that config and these fields would say of DIR, and exits with 65 exactly where training would refuse it.
 """
 
 import argparse
@@ -20,15 +22,18 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.named_paths import require_reachable
+from chunkwise.config.load import load
+from chunkwise.config.names import find
 from chunkwise.data.episodes import manifest_hash
 from chunkwise.data.problems import Problem, list_problems
-from chunkwise.errors import DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.printable import say
-from qchunk.config import DataConfig
+from qchunk.config import DataConfig, QChunkConfig
 from qchunk.data.index import dataset_files, read_index
 from qchunk.data.readers.report import EpisodeReport
 from qchunk.data.selection import Selection, select
+from qchunk.data.verdict import of_training
 
 
 def inspect(path: str) -> dict[str, Any]:
@@ -53,17 +58,38 @@ class Walked:
     selection: Selection
 
 
-def read(path: str, allow_links_to: Sequence[str] = ()) -> Walked:
-    """Walks a dataset; links in it may lead to some folders outside of it.
+def read_training(name: str, arguments: argparse.Namespace, fields: Sequence[str]) -> QChunkConfig:
+    """Reads a config as training does, for the dataset that is inspected.
+
+    Raises:
+      ConfigError: There is no such config, or it is none of qchunk, or a field is wrong.
+    """
+    links = arguments.allow_links_to
+    more = ["--data.allow-links-to", *links] if links else []
+    words = ["--config", str(find(name)), "--data.path", arguments.dir, *more, *fields]
+    config, _ = load(words, program="python -m qchunk.inspect DIR --config FILE")
+    if not isinstance(config, QChunkConfig):
+        raise ConfigError(f"--config is {name}, of the package {config.package}; expected a config of qchunk")
+    return config
+
+
+def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | None = None) -> Walked:
+    """Walks a dataset, as a config takes it or with the default data settings.
+
+    Links in it may lead to some folders outside of it.
 
     Raises:
       DataError: There is no dataset at all.
     """
     kind = "ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5"
     data = DataConfig(path=path, format=kind, verify="full", allow_links_to=tuple(allow_links_to))
+    if config is not None:
+        data = dataclasses.replace(config.data, verify="full")
     files = dataset_files(data)
     reports = read_index(data, files=files, reread=True, pictures=True)
-    return Walked(data=data, files=files, reports=tuple(reports), selection=select(reports, data, all_pictures=True))
+    return Walked(
+        data=data, files=files, reports=tuple(reports), selection=select(reports, data, all_pictures=config is None)
+    )
 
 
 def describe(walked: Walked, path: str) -> dict[str, Any]:
@@ -184,14 +210,21 @@ def main(argv: list[str] | None = None) -> int:
         metavar="FILE.png",
         help="draw pictures of some episodes and histograms of all into a file",
     )
+    parser.add_argument("--config", metavar="X", help="of training: a file, or a name such as qchunk/own_data")
     add_links_option(parser)
-    arguments = parser.parse_args(argv)
+    arguments, fields = parser.parse_known_args(argv)
+    if fields and arguments.config is None:
+        parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
     if arguments.picture is not None and arguments.picture.suffix != ".png":
         parser.error(f"--picture is {arguments.picture}; expected a file whose name ends in .png")
     try:
         require_reachable({"DIR": arguments.dir}, allowed=(errno.ENOENT, errno.ENOTDIR))
-        walked = read(arguments.dir, arguments.allow_links_to)
+        config = None if arguments.config is None else read_training(arguments.config, arguments, fields)
+        walked = read(arguments.dir, arguments.allow_links_to, config)
         found = describe(walked, arguments.dir)
+        if config is not None:
+            verdict = of_training(config)
+            found |= {"notes": list(verdict.notes), "refused": verdict.refusal is not None, "refusal": verdict.refusal}
         if arguments.picture is not None:
             from qchunk.data.overview import draw  # matplotlib takes a second to import
 
@@ -208,7 +241,10 @@ def main(argv: list[str] | None = None) -> int:
     else:
         for line in _lines(found):
             say(line)
-        if found["problems"]:
+        if config is not None:
+            for line in (found["refusal"] or "training with this config takes this dataset").splitlines():
+                say(line)
+        elif found["problems"]:
             print(f"\n{len(found['problems'])} problem(s); training refuses this dataset:")
             for line in list_problems((Problem(**problem) for problem in found["problems"]), all_by="--json"):
                 print(f"  {line}")

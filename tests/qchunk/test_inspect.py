@@ -220,3 +220,49 @@ def test_skip_drops_up_to_one_percent_and_says_which(tmp_path: Path):
     write(root / "episode_0.hdf5", bad, success=True)
     with pytest.raises(DataError, match=r"2 of 100 episodes are bad; data\.on_bad=skip leaves out at most 1 %"):
         index.open_source(DataConfig(path=str(root), on_bad="skip"))
+
+
+def own_data(root: Path, *fields: str) -> list[str]:
+    return [str(root), "--config", "qchunk/own_data", "--data.episodes-per-epoch", "4", *fields]
+
+
+def test_with_a_config_it_says_what_training_would(tmp_path: Path, capsys: pytest.CaptureFixture):
+    """The same notes and refusals as of the run, of fields that the default settings know nothing of."""
+    root = dataset(tmp_path, lengths=(300, 400, 200))
+    assert inspect.main(own_data(root)) == 0
+    assert "training with this config takes this dataset" in capsys.readouterr().out
+    assert inspect.main([*own_data(root), "--data.action-norm", "quantile", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["refused"]
+    assert "of 900 frames have an action that the policy cannot give out" in found["notes"][0]
+    for fields, words in (
+        (("--data.action-norm", "none"), "--data.action-norm min_max reaches them all"),
+        (("--data.base-action",), "/base_action: expected this array, for data.base_action"),
+        (("--data.depth-cameras", "cam_high"), "/observations/images_depth/cam_high: expected pictures"),
+        (("--data.norm-stats", str(tmp_path / "none.json")), "none.json"),
+    ):
+        assert inspect.main(own_data(root, *fields)) == 65
+        assert words in capsys.readouterr().out
+
+
+def test_a_camera_that_the_config_does_not_name_is_no_reason_to_refuse(tmp_path: Path, capsys: pytest.CaptureFixture):
+    root = pictures.dataset(tmp_path, lengths=(30, 40))
+    with h5py.File(root / "episode_1.hdf5", "r+") as h5:
+        rows = np.asarray(h5["/observations/images/cam_high"])
+        rows[3, 100:] = 0
+        del h5["/observations/images/cam_high"], h5["compress_len"]
+        h5["/observations/images/cam_high"] = rows
+    assert inspect.main([str(root)]) == 65
+    capsys.readouterr()
+    assert inspect.main(own_data(root)) == 0
+    assert inspect.main(own_data(root, "--data.depth-cameras", "cam_high")) == 65
+
+
+def test_fields_without_a_config_or_of_another_package_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture):
+    root = str(dataset(tmp_path, lengths=(3, 4)))
+    with pytest.raises(SystemExit) as caught:
+        inspect.main([root, "--data.action-norm", "none"])
+    assert caught.value.code == 64
+    assert inspect.main([root, "--config", "driving/debug"]) == 64
+    assert inspect.main([root, "--config", "qchunk/own_data", "--data.action-nrm", "none"]) == 64
+    assert "action-norm" in capsys.readouterr().err
