@@ -1,10 +1,12 @@
 """QC-FQL on your own ALOHA-layout HDF5 folder, from cameras and joints: chunks of 50 actions, for a GPU.
 
+Chunks of 50 and the sizes are those of aloha_sim_images.py, which has not been trained yet: no figure is promised. From
+states and with layers of 512, chunks of 20 had learnt after 7,000 updates and chunks of 50 not after 8,000
+(docs/aloha_sim.md): --agent.horizon 20 --agent.alpha 5000 are the settings that were measured there.
+
 Name your cameras: those of /observations/images that `python -m qchunk.inspect path/to/episodes` lists. Critic, flow
-and one-step policy have encoders of their own, a residual network a camera. Sizes are those of aloha_sim_images.py,
-which has not been trained yet: no figure is promised. What was measured, from states, is in own_data.py and
-docs/aloha_sim.md: a flow that predicts chunks, and an alpha that grows with the size of a chunk. Recorders that hand
-RGB to OpenCV, as ALOHA's do, need --data.jpeg-channels bgr.
+and one-step policy have encoders of their own, a residual network a camera. Recorders that hand RGB to OpenCV, as
+ALOHA's do, need --data.jpeg-channels bgr.
 
     python launch.py --config configs/qchunk/own_data_images.py --data.path path/to/episodes \
         --data.cameras cam_high cam_left_wrist cam_right_wrist

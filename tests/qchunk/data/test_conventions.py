@@ -85,13 +85,13 @@ def targets(root: Path, value: float, horizon: int) -> dict[int, tuple[float, bo
 
 
 def test_targets_at_an_end_by_time_bootstrap_from_a_state_that_exists(tmp_path: Path):
-    """By hand: rewards 1, 2, 4, 8, discount 1/2, chunks of 2, every state worth 16.
+    """By hand: rewards 1, 2, 4, 8, discount 1/2, chunks of 2, every state worth 32.
 
-    Frame 0: 1 + 2/2 + 16/4. Frame 1: 2 + 4/2 + 16/4. Frame 2: the state after its second action, of frame 3, is not
-    recorded, so that one step counts: 4 + 16/2. Frame 3: nothing after it is known.
+    Frame 0: 1 + 2/2 + 32/4. Frame 1: 2 + 4/2 + 32/4. Frame 2: the state after its second action, of frame 3, is not
+    recorded, so that one step counts: 4 + 32/2. Frame 3: nothing after it is known.
     """
-    found = targets(rewarded(tmp_path, [1, 2, 4, 8]), 16.0, 2)
-    assert {frame: found[frame] for frame in (0, 1, 2)} == {0: (6.0, True), 1: (8.0, True), 2: (12.0, True)}
+    found = targets(rewarded(tmp_path, [1, 2, 4, 8]), 32.0, 2)
+    assert {frame: found[frame] for frame in (0, 1, 2)} == {0: (10.0, True), 1: (12.0, True), 2: (20.0, True)}
     assert found[3][1] is False
 
 
@@ -102,11 +102,11 @@ def test_targets_at_the_reward_of_success_do_not_bootstrap(tmp_path: Path):
 
 
 def test_chunks_longer_than_the_episode_at_an_end_by_time(tmp_path: Path):
-    """By hand, chunks of 6: frame 0: 1 + 2/2 + 4/4 + 16/8."""
-    found = targets(rewarded(tmp_path, [1, 2, 4, 8]), 16.0, 6)
-    assert found[0] == (5.0, True)
-    assert found[1] == (2 + 2 + 4.0, True)
-    assert found[2] == (12.0, True)
+    """By hand, chunks of 6: frame 0: 1 + 2/2 + 4/4 + 32/8."""
+    found = targets(rewarded(tmp_path, [1, 2, 4, 8]), 32.0, 6)
+    assert found[0] == (7.0, True)
+    assert found[1] == (12.0, True)
+    assert found[2] == (20.0, True)
     assert found[3][1] is False
 
 
