@@ -55,7 +55,7 @@ class QChunkTask:
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Batches of the pool, from update `start_step` on, and of the online transitions."""
         batches = stream.open_stream(
-            self.config, self.dataset, shard=shard, num_shards=num_shards, start_step=start_step, next_unseen=True
+            self.config, self.dataset, shard=shard, num_shards=num_shards, start_step=start_step, training=True
         )
         if self.online is None:
             return batches

@@ -180,34 +180,21 @@ def chunk_td_target(batch: Batch, next_value: Float[Array, " b"], *, discount: f
     m is the number of real steps of the chunk, h inside an episode; alive is 0 if the episode terminated inside the
     chunk.
 
-    Where the batch says `next_unseen`, the state after the chunk's last real step was not recorded, and the one before
-    that step stands in `next_observations`: the sum ends one step earlier, and m is one less. A chunk of one real step
-    would then be worth what it is worth: `kept_rows` leaves it out.
-
     Args:
-      batch: Its `rewards` hold the discounted sum up to each step of the chunk.
+      batch: Of its `rewards` the last column is read, which holds the discounted sum over the chunk.
       next_value: Of the state after the chunk.
       discount: Of one environment step.
     """
-    real, rewards = batch["valid"].sum(axis=-1), batch["rewards"]
-    total = rewards[:, -1]
-    if "next_unseen" in batch:
-        before = jnp.take_along_axis(rewards, jnp.maximum(real - 2, 0).astype(jnp.int32)[:, None], axis=1)[:, 0]
-        total = jnp.where(batch["next_unseen"], before, total)
-        real = jnp.where(batch["next_unseen"], real - 1, real)
-    return total + discount**real * batch["masks"][:, -1] * next_value
+    after_chunk = discount ** batch["valid"].sum(axis=-1) * batch["masks"][:, -1]
+    return batch["rewards"][:, -1] + after_chunk * next_value
 
 
 def kept_rows(batch: Batch, steps: int, partial_chunks: Literal["use", "drop"]) -> Bool[Array, " b"]:
     """Returns the rows that a loss on the chunk's first `steps` actions takes: with "drop" those without padding.
 
-    The official code leaves rows out too, but divides by all of them; a mean here divides by the rows that stay. The
-    last frame of a recording that time cut off is no start: nothing of what came after it is known.
+    The official code leaves rows out too, but divides by all of them; a mean here divides by the rows that stay.
     """
-    kept = batch["valid"][:, steps - 1 if partial_chunks == "drop" else 0] > 0
-    if "next_unseen" in batch:
-        kept &= ~batch["next_unseen"] | (batch["valid"].sum(axis=-1) > 1)
-    return kept
+    return batch["valid"][:, steps - 1 if partial_chunks == "drop" else 0] > 0
 
 
 def squared_td_error(

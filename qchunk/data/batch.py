@@ -49,14 +49,6 @@ class Batch(TypedDict):
     """rewards[:, -1]."""
 
 
-class TrainingBatch(Batch):
-    """What a run trains on: a batch, and an entry that the specification does not know."""
-
-    next_unseen: Bool[np.ndarray, " b"]
-    """True where the chunk reaches the end of an episode that time cut off, and the state after its last action was not
-    recorded: next_observations hold the one before that action."""
-
-
 def specification_batch(batch: Batch, *, layout: Layout = "kchw") -> dict[str, Any]:
     """The batch with pictures as the pool loader's specification gives them: float32 on the host.
 

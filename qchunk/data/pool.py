@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 
 from chunkwise.data.episodes import (
     Episode,
@@ -191,9 +191,21 @@ class Pool:
             "final_reward": rewards[:, -1].copy(),
         }
 
-    def next_unseen(self, rows: Int64[np.ndarray, " b"]) -> Bool[np.ndarray, " b"]:
-        """TrainingBatch.next_unseen of the chunks that `locate` found."""
-        return self._unseen.take(rows)
+    def training(self, batch: Batch, rows: Int64[np.ndarray, " b"]) -> Batch:
+        """Changes the batch that `gather` made of these rows into what a run trains on.
+
+        Where a chunk reaches the end of an episode that time cut off, and the state after its last action was not
+        recorded, next_observations hold the state before that action: rewards and `valid` end there too. An entry more
+        in the batch would change the bits of compiled updates with the number of updates a call.
+        """
+        steps = self._real.take(rows) - self._unseen.take(rows)
+        sums = batch["rewards"][np.arange(len(rows)), np.maximum(steps - 1, 0)]
+        ended = np.where(steps > 0, sums, np.float32(0))[:, None]
+        valid = self._steps_f32.take(steps, axis=0)
+        cut = self._unseen.take(rows)[:, None] & (valid == 0)
+        batch["rewards"] = np.where(cut, ended, batch["rewards"])
+        batch["valid"], batch["final_reward"] = valid, batch["rewards"][:, -1].copy()
+        return batch
 
     def _observations(self, rows: Int64[np.ndarray, " b"]) -> Observations:
         state = self._states.get("state")

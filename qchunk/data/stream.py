@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from chunkwise.data.sampling import STEPS_PER_BLOCK, block_of_starts
 from chunkwise.printable import say
 from qchunk.config import QChunkConfig
-from qchunk.data.batch import Batch, Observations, TrainingBatch
+from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset
 from qchunk.data.image_store.buffers import LentBuffers
 from qchunk.data.image_store.frames import FrameStore, PictureArrays
@@ -29,14 +29,14 @@ Pools = Mapping[int, Pool]  # by virtual shard
 
 
 def open_stream(
-    config: QChunkConfig, dataset: Dataset, *, shard: int, num_shards: int, start_step: int, next_unseen: bool = False
+    config: QChunkConfig, dataset: Dataset, *, shard: int, num_shards: int, start_step: int, training: bool = False
 ) -> Iterator[Batch]:
     """A Grain iterator over the batches of one process, standing at `start_step`; see qchunk.data.make_batches.
 
-    With `next_unseen` the batches have this entry too, which a run trains on and the specification does not know.
+    With `training` they are what a run trains on (Pool.training), which is not the specification's everywhere.
     """
     threads = config.data.read_threads
-    batches = StepBatches(config, dataset, pieces(config, shard, num_shards), start_step, next_unseen=next_unseen)
+    batches = StepBatches(config, dataset, pieces(config, shard, num_shards), start_step, training=training)
     if not threads:
         return InPlaceIterator(batches, start_step)
     iterator = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1)))
@@ -90,10 +90,10 @@ class StepBatches(grain.MapDataset[Batch]):
         cuts: tuple[Piece, ...],
         start_step: int,
         *,
-        next_unseen: bool = False,
+        training: bool = False,
     ) -> None:
         super().__init__()
-        self._next_unseen = next_unseen
+        self._training = training
         self._config, self._dataset, self._cuts = config, dataset, cuts
         self._schedule = schedule(config)
         self._said: set[str] = set()
@@ -134,8 +134,8 @@ class StepBatches(grain.MapDataset[Batch]):
             pool = pools[cut.shard]
             episodes, rows, again = self._draw(cut, place, number, pool)
             part = pool.gather(episodes, rows)
-            if self._next_unseen:
-                part = TrainingBatch(**part, next_unseen=pool.next_unseen(rows))
+            if self._training:
+                part = pool.training(part, rows)
             parts.append(part)
             if pictures is not None:
                 due = np.where(again > 0, step + again, 0)

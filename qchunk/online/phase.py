@@ -231,8 +231,7 @@ class Online:
                 starts, before = rng.integers(0, self.replay.starts, count), rows - count
                 own = starts[max(first - before, 0) : max(end - before, 0)]
                 if len(own):
-                    seen = {"next_unseen": np.zeros(len(own), bool)}  # the state after every action is in the log
-                    batch = _replace_last(batch, self.replay.gather(own) | seen)
+                    batch = _replace_last(batch, self.replay.gather(own))
             yield batch
 
 

@@ -70,7 +70,7 @@ def targets(root: Path, value: float, horizon: int) -> dict[int, tuple[float, bo
     A frame is known by its first action.
     """
     cfg = config(root, batch=32, horizon=horizon, discount=0.5, episodes_per_epoch=1, positive_ratio=1.0)
-    batches = stream.open_stream(cfg, open_dataset(cfg), shard=0, num_shards=1, start_step=0, next_unseen=True)
+    batches = stream.open_stream(cfg, open_dataset(cfg), shard=0, num_shards=1, start_step=0, training=True)
     content = arrays(4, 0)["/action"]
     found = {}
     for _ in range(3):
@@ -110,8 +110,11 @@ def test_chunks_longer_than_the_episode_at_an_end_by_time(tmp_path: Path):
     assert found[3][1] is False
 
 
-def test_what_others_take_of_the_loader_has_the_specifications_entries_alone(tmp_path: Path):
-    assert "next_unseen" not in next(make_batches(config(rewarded(tmp_path, [1, 2, 4, 8]), positive_ratio=1.0)))
+def test_what_others_take_of_the_loader_is_the_specifications(tmp_path: Path):
+    root = rewarded(tmp_path, [1, 2, 4, 8])
+    batch = next(make_batches(config(root, batch=32, horizon=2, episodes_per_epoch=1, positive_ratio=1.0)))
+    assert (batch["valid"][:, 0] == 1).all()
+    assert (batch["rewards"][:, 0].max(), batch["final_reward"].max()) == (8, np.float32(4 + 0.9 * 8))
 
 
 def refused(root: Path) -> str:
