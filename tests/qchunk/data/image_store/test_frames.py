@@ -1,6 +1,8 @@
 import gc
 import os
 import threading
+import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -316,10 +318,15 @@ class TestNothingIsOverwritten:
         addresses = set()
         for _ in range(20):
             batch: Any = next(batches)
-            addresses.add(batch["observations"]["images"].ctypes.data)
-            on_device = jax.device_put(batch["observations"]["images"])
-            del batch, on_device
-            gc.collect()
+            images = batch["observations"]["images"]
+            addresses.add(images.ctypes.data)
+            lent, on_device = weakref.ref(images), jax.device_put(images)
+            del batch, images, on_device
+            for _ in range(500):  # JAX lets go of the host's memory in its own time
+                gc.collect()
+                if lent() is None:
+                    break
+                time.sleep(0.01)
         assert len(addresses) <= 4
 
 
