@@ -68,6 +68,9 @@ class DataConfig(FilesConfig):
     """Parts of a rolling refresh; memory then holds one pool and a part, where epoch holds two pools."""
     positive_ratio: float = 0.6
     """Share of positive episodes in the pool."""
+    holdout: float = 0.0
+    """Share of the episodes of each label that no pool draws, at least one; evaluations measure policy and critic on
+    them (qchunk/policies/offline_metrics.py). 0: none, as the specification has it."""
     shards: int = 1
     """Pools that are drawn independently, a fixed number whatever the number of processes."""
     action_norm: Normalization = "none"
@@ -81,6 +84,8 @@ class DataConfig(FilesConfig):
     def __post_init__(self) -> None:
         require_positive(self, "episodes_per_epoch", "steps_per_epoch", "shards", "refresh_parts", "memory_gib")
         require_fraction(self, "positive_ratio")
+        if not 0 <= self.holdout < 1:
+            raise ValueError(f"data.holdout is {self.holdout}; expected 0 or above, and below 1")
         require_non_negative(self, "read_threads", "decode_threads")
         for name in ("cameras", "depth_cameras"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):

@@ -23,6 +23,7 @@ from qchunk.data import reach, stream
 from qchunk.envs import run_picture, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
+from qchunk.policies.offline_metrics import OfflineMetrics, summary
 from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, dims_json
 from qchunk.record import MADE_BY, NOTES, record
 
@@ -40,6 +41,7 @@ class QChunkTask:
             simulators.require_images(config.eval.env, view)
         self._policy = self._acting("policy")
         self._cloning = self._acting("behaviour_cloning") if isinstance(self.agent, QCAgent) else None
+        self._measured: OfflineMetrics | None = None  # loaded at the first evaluation, by the process that evaluates
         self.online: Online | None = None
         if config.online is not None:
             self.online = Online(config, dataset, folder, lambda state: _asked(self._policy, state), view)
@@ -70,11 +72,14 @@ class QChunkTask:
         return {"manifest": self.dataset.fingerprint, "files": self.dataset.files.digest()}
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a video."""
-        settings = self.config.eval
+        """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a video.
+
+        Before that, what data.holdout keeps for it.
+        """
+        settings, metrics = self.config.eval, self._offline(state)
         if settings.env is None:
-            return {}
-        policies, metrics = {"policy": self._policy}, dict[str, float]()
+            return metrics
+        policies = {"policy": self._policy}
         if self.config.online is not None:
             metrics["env_steps"] = float(self.config.env_steps(int(state.step)))
         elif final and self._cloning is not None:  # online, the flow imitates the policy too
@@ -98,6 +103,19 @@ class QChunkTask:
         if final and settings.videos:
             path = self.folder / f"videos/step_{int(state.step)}.mp4"
             write_video(settings.env, played["policy"], path, settings.videos)
+        return metrics
+
+    def _offline(self, state: TrainState) -> dict[str, float]:
+        """Metrics on the episodes held out; none without data.holdout."""
+        if not self.config.data.holdout:
+            return {}
+        if self._measured is None:
+            self._measured = OfflineMetrics(self.config, self.dataset)
+        policies = {"policy": self._policy} | ({"behaviour_cloning": self._cloning} if self._cloning else {})
+        metrics = self._measured.measure(
+            {name: policy.with_weights(state.params, int(state.step)) for name, policy in policies.items()}
+        )
+        print(f"step {int(state.step)}: {summary(metrics, self._measured.episodes)}", flush=True)
         return metrics
 
     def _acting(self, way: Way) -> QChunkPolicy:

@@ -4,8 +4,8 @@ Actions are absolute joint angles, which the policy gives out in -1 .. 1: min_ma
 (statistics are kept in the run folder as norm_stats.json). The flow predicts chunks, alpha is 5000 and layers are 512
 wide, as in aloha_sim.py. There, in simulation, 15,000 updates with quantile reached 78 % of 100 episodes, and a flow
 that predicts the velocity 1 %. With min_max 7,000 updates reached 35 % of 60; with chunks of 50 (700 numbers) 8,000
-reached none (docs/aloha_sim.md). There is no simulator of your robot, so there is no evaluation; watch `q` and the
-losses in metrics.jsonl.
+reached none (docs/aloha_sim.md). There is no simulator of your robot: every 5,000 updates policy and critic are
+measured on a tenth of the episodes, which training never sees (docs/qchunk.md, "Without a simulator").
 
     python -m qchunk.inspect path/to/episodes
     python launch.py --config configs/qchunk/own_data.py --data.path path/to/episodes
@@ -18,8 +18,8 @@ from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 def get_config() -> QChunkConfig:
     """The pool loader's own settings: 32 episodes, 60 % of them positive, refreshed every 5000 updates."""
     return QChunkConfig(
-        train=TrainConfig(steps=100_000, batch_size=128, updates_per_call=10, log_every=500),
-        data=DataConfig(path="episodes", action_norm="min_max", observation_norm="quantile"),
+        train=TrainConfig(steps=100_000, batch_size=128, updates_per_call=10, log_every=500, eval_every=5000),
+        data=DataConfig(path="episodes", action_norm="min_max", observation_norm="quantile", holdout=0.1),
         agent=AgentConfig(horizon=20, hidden_sizes=(512, 512, 512), alpha=5000.0, flow_steps=5, flow_predicts="chunk"),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine"),
         checkpoint=CheckpointConfig(every=5000),

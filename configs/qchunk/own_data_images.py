@@ -19,13 +19,14 @@ from qchunk.config import AgentConfig, AugmentConfig, DataConfig, EncoderConfig,
 def get_config() -> QChunkConfig:
     """Three cameras at 120 x 160 take 173 kB a frame: two pools of 32 episodes of 400 frames 4.4 GB."""
     return QChunkConfig(
-        train=TrainConfig(steps=200_000, batch_size=256, updates_per_call=10, log_every=1000),
+        train=TrainConfig(steps=200_000, batch_size=256, updates_per_call=10, log_every=1000, eval_every=10_000),
         data=DataConfig(
             path="episodes",
             cameras=("cam_high", "cam_left_wrist", "cam_right_wrist"),
             image_size=(120, 160),
             action_norm="min_max",
             observation_norm="quantile",
+            holdout=0.1,
         ),
         agent=AgentConfig(
             horizon=50,

@@ -120,6 +120,13 @@ class Agent(abc.ABC):
         """
         return self._unflatten(self.policy(params, observations, key))
 
+    def critic_value(
+        self, params: PyTree, observations: Mapping[str, Any], chunks: Float[Array, "b t a"]
+    ) -> Float[Array, " b"]:
+        """Returns Q(s, a), the mean or the least of the ensemble as agent.q_aggregation says."""
+        s = self.encode(params, "critic", observations)
+        return self._aggregate(self._q(params["critic"], s, chunks.reshape(-1, self.chunk_size)))
+
     def _q(self, params: PyTree, s: Float[Array, "*#b s"], a: Float[Array, "*#b d"]) -> Float[Array, "e *b"]:
         return apply(self.critic, params, s, a)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from chunkwise.data import norm_stats
 from chunkwise.data.episodes import Episode, EpisodeSource
 from chunkwise.data.norm_stats import Affine, NormStats, RunningStats
@@ -12,6 +14,7 @@ from chunkwise.errors import DataError
 from chunkwise.files.identity import Check, Files, any_files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
+from qchunk.data.holdout import held_out
 from qchunk.data.image_store.frames import picture_form
 from qchunk.data.index import dataset_files, open_source
 from qchunk.data.readers.aloha import AlohaSource
@@ -83,6 +86,9 @@ def open_dataset(config: QChunkConfig, *, check: Check = any_files) -> Dataset:
 
 def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tuple[str, ...]) -> Dataset:
     stats = None
+    if data.holdout:
+        held = held_out(data, source)
+        notes += (f"data.holdout {data.holdout:g}: {held.sum()} of {len(held)} episodes are kept for evaluation alone",)
     if (data.action_norm, data.observation_norm) != ("none", "none"):
         stats = _norm_stats(data, source)
     action, floored = affine(stats, data.action_norm, "actions", source.dims["action"], name="action")
@@ -122,7 +128,8 @@ def affine(
 def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
     """Statistics of "state" (the array that data.observation names) and "actions", in openpi's keys.
 
-    Read from data.norm_stats if that is set, else computed in one pass over all frames of all good episodes.
+    Read from data.norm_stats if that is set, else computed in one pass over all frames of all good episodes
+    that are not held out.
 
     Raises:
       DataError: The dataset or the JSON is missing or bad.
@@ -134,8 +141,8 @@ def _norm_stats(data: DataConfig, source: EpisodeSource) -> dict[str, NormStats]
     widths = {"state": source.dims[data.observation], "actions": source.dims["action"]}
     if data.norm_stats is None:
         running = {name: RunningStats() for name in widths}
-        for index in range(len(source)):
-            episode = load_episode(source, index)
+        for index in np.flatnonzero(~held_out(data, source)):
+            episode = load_episode(source, int(index))
             running["state"].update(episode.states[data.observation])
             running["actions"].update(episode.action)
         return {name: stats.result() for name, stats in running.items()}

@@ -23,6 +23,7 @@ from chunkwise.data.episodes import (
     pad_with_last,
     steps_to_termination,
 )
+from chunkwise.data.sampling import EpisodeDraw
 from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations
@@ -52,6 +53,7 @@ class Pool:
         dataset: Dataset | None = None,
         store: FrameStore | None = None,
         previous: "Pool | None" = None,
+        episodes: EpisodeDraw | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
         """Draws and loads the episodes: a function of run.seed, epoch, part and shard.
@@ -64,6 +66,7 @@ class Pool:
           dataset: From `open_dataset(config)`, which is called if this is None.
           store: From `open_store`, which is called if this is None and there are cameras.
           previous: A pool of the same run; episodes that it holds are taken from it and not from their files.
+          episodes: To hold, in place of those that are drawn.
           cancelled: Once set, loading stops.
 
         Raises:
@@ -77,7 +80,7 @@ class Pool:
         source = dataset.source
         if store is None and (dataset.cameras or dataset.depth_cameras):
             store = open_store(config, source, pools=1, rows=config.train.batch_size)
-        drawn = episodes_of_pool(config, source, epoch, part, shard)
+        drawn = episodes or episodes_of_pool(config, source, epoch, part, shard)
         self._config, self._epoch, self._shard, self._part, self._notes = config, epoch, shard, part, drawn.notes
         self._indices = [int(index) for index in drawn.indices]
         self.ids = tuple(source.ids[index] for index in self._indices)

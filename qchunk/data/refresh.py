@@ -20,6 +20,7 @@ from jaxtyping import Int64
 from chunkwise.data.episodes import EpisodeSource
 from chunkwise.data.sampling import EpisodeDraw, draw_episodes
 from qchunk.config import QChunkConfig
+from qchunk.data.holdout import held_out
 from qchunk.data.image_store.workers import step_back
 
 Loaded = TypeVar("Loaded")
@@ -77,10 +78,12 @@ def episodes_of_pool(config: QChunkConfig, source: EpisodeSource, epoch: int, pa
       shard: Virtual shard.
     """
 
+    drawn = ~held_out(config.data, source)
+
     def draw(epoch: int) -> EpisodeDraw:
         return draw_episodes(
-            np.flatnonzero(source.positives),
-            np.flatnonzero(~source.positives),
+            np.flatnonzero(source.positives & drawn),
+            np.flatnonzero(~source.positives & drawn),
             count=config.data.episodes_per_epoch,
             positive_ratio=config.data.positive_ratio,
             seed=config.run.seed,

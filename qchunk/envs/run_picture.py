@@ -4,6 +4,7 @@ python -m qchunk.envs.run_picture RUN          # draws RUN/summary.png again
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ def draw(run: Path) -> Path:
         strip.imshow(np.concatenate(_frames(videos[-1]), axis=1))
         strip.set_axis_off()
         strip.set_title("rollouts of the trained policy: green succeeded, red failed", fontsize=10)
-    _draw_success(figure.add_subplot(grid[-1, 0]), [row for row in rows if row["split"] == "eval"])
+    evaluations = [row for row in rows if row["split"] == "eval"]
+    draw_evaluations = _draw_success if any("policy/success" in row for row in evaluations) else _draw_errors
+    draw_evaluations(figure.add_subplot(grid[-1, 0]), evaluations)
     _draw_losses(figure.add_subplot(grid[-1, 1]), [row for row in rows if row["split"] == "train"])
     path = run / "summary.png"
     figure.savefig(path)
@@ -55,6 +58,19 @@ def _draw_success(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xlabel("updates")
     axes.grid(alpha=0.3)
     if names:
+        axes.legend()
+
+
+def _draw_errors(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Mean error of an action on the episodes held out, for each policy."""
+    for name in sorted({key for row in rows for key in row if re.fullmatch("holdout/[^/]*/error", key)}):
+        points = [row for row in rows if name in row]
+        label = name.split("/")[1].replace("_", " ")
+        axes.plot([row["step"] for row in points], [row[name] for row in points], marker="o", label=label)
+    axes.set_title("error of an action on episodes held out, in recorded units", fontsize=10)
+    axes.set_xlabel("updates")
+    axes.grid(alpha=0.3)
+    if axes.lines:
         axes.legend()
 
 

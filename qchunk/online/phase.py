@@ -20,6 +20,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import Batch, Dataset
+from qchunk.data.holdout import held_out
 from qchunk.envs import simulators
 from qchunk.evaluate import Policy
 from qchunk.online.replay import Log, Records, Replay
@@ -52,7 +53,8 @@ class Online:
         if view is not None:
             simulators.require_images(config.online.env, view)
         self._config, self._online, self._policy, self._view = config, config.online, policy, view
-        self._offline_starts = int(dataset.source.lengths.sum())
+        drawn = ~held_out(config.data, dataset.source)
+        self._offline_starts = int(dataset.source.lengths[drawn].sum())
         self.replay = Replay(config, dataset, config.online.steps)
         self._log = Log(folder / "replay", self.replay.dtype)
         self._queue: deque[np.ndarray] = deque()  # actions of the chunk under way that are still to be executed

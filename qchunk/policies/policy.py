@@ -89,7 +89,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         choose = agent.act
         if isinstance(agent, QCAgent) and way == "behaviour_cloning":
             choose = agent.act_flow
-        self._program = by_row(choose)
+        self._program, self._value = by_row(choose), jax.jit(agent.critic_value)
 
     def with_weights(self, params: PyTree, step: int) -> "QChunkPolicy":
         """Returns the same policy with other weights, and the programs that are compiled already."""
@@ -141,6 +141,19 @@ class QChunkPolicy(policy.Policy[Prepared]):
         if self.cameras:
             observation["image"] = {name: seen["images"][:, k] for k, name in enumerate(self.cameras)}
         return self._denormalised(self.act([self.prepare(observation, seeds=seeds)])[0])
+
+    def values(self, seen: Mapping[str, np.ndarray], chunks: Float32[np.ndarray, "b t a"]) -> Float32[np.ndarray, " b"]:
+        """Returns the critic's value of each chunk.
+
+        Args:
+          seen: As of `chunks`.
+          chunks: In recorded units, of the policy's length.
+        """
+        name = self.config.data.observation
+        inputs = {name: self._observation_norm.apply(seen[name])}
+        if self.cameras:
+            inputs["images"] = seen["images"]
+        return np.asarray(self._value(self._params, inputs, self._action_norm.apply(chunks)))
 
     def _prepare(
         self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]

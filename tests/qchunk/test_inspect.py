@@ -223,7 +223,7 @@ def test_skip_drops_up_to_one_percent_and_says_which(tmp_path: Path):
 
 
 def own_data(root: Path, *fields: str) -> list[str]:
-    return [str(root), "--config", "qchunk/own_data", "--data.episodes-per-epoch", "4", *fields]
+    return [str(root), "--config", "qchunk/own_data", "--data.episodes-per-epoch", "4", "--data.holdout", "0", *fields]
 
 
 def test_with_a_config_it_says_what_training_would(tmp_path: Path, capsys: pytest.CaptureFixture):

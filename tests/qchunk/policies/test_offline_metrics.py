@@ -1,0 +1,106 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.config import RunConfig
+from qchunk import train
+from qchunk.data import open_dataset
+from qchunk.data.dataset import load_episode
+from qchunk.data.holdout import held_out
+from qchunk.policies.offline_metrics import OfflineMetrics, calibration, returns_to_go
+from tests.qchunk.recordings import ACTION, arrays, config, write
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def test_returns_stop_at_terminations_and_are_unknown_where_time_ends():
+    found = returns_to_go(np.array([1.0, 2, 4, 8, 16]), np.array([0, 0, 1, 0, 0], bool), 0.5)
+    np.testing.assert_array_equal(found, [1 + 0.5 * (2 + 0.5 * 4), 2 + 0.5 * 4, 4, np.nan, np.nan])
+
+
+def test_calibration_by_hand():
+    found = calibration(np.array([1.0, 2, 4, 100]), np.array([0.0, 2, 1, np.nan]))
+    assert found["holdout/critic_starts"] == 0.75
+    assert found["holdout/critic_bias"] == pytest.approx((1 + 0 + 3) / 3)
+    assert found["holdout/critic_rmse"] == pytest.approx(np.sqrt((1 + 0 + 9) / 3))
+    assert found["holdout/critic_correlation"] == pytest.approx(1 / np.sqrt(42 / 9 * 2))
+    assert "holdout/critic_correlation" not in calibration(np.ones(2), np.array([0.0, 1]))
+    assert calibration(np.ones(2), np.full(2, np.nan)) == {"holdout/critic_starts": 0.0}
+
+
+class Recorded:
+    """Answers with the recorded chunk of the frame that it is shown, and more; a value is the first action."""
+
+    def __init__(self, root: Path, more: np.ndarray, horizon: int) -> None:
+        source = open_dataset(config(root)).source
+        self.more, self.chunks_of, self.asked = more, {}, []
+        for episode in (load_episode(source, i) for i in range(len(source))):
+            padded = np.concatenate([episode.action, np.repeat(episode.action[-1:], horizon, axis=0)])
+            for s, qpos in enumerate(episode.states["qpos"]):
+                self.chunks_of[qpos.tobytes()] = padded[s : s + horizon]
+
+    def chunks(self, seen: Any, seeds: np.ndarray) -> np.ndarray:
+        self.asked += seeds.tolist()
+        return np.stack([self.chunks_of[qpos.tobytes()] for qpos in seen["qpos"]]) + self.more
+
+    def values(self, seen: Any, chunks: np.ndarray) -> np.ndarray:
+        return chunks[:, 0, 0]
+
+
+def test_errors_by_step_and_dimension_are_those_of_recorded_units(tmp_path: Path):
+    horizon, lengths = 3, (9, 9, 9, 9)
+    for number, length in enumerate(lengths):
+        content = arrays(length, number, terminated=False) | {"/terminated": np.arange(length) == length - 1}
+        write(tmp_path / f"episode_{number}.hdf5", content, success=number % 2 == 0)
+    cfg = config(tmp_path, horizon=horizon, holdout=0.5, batch=6, action_norm="mean_std", observation_norm="mean_std")
+    more = np.arange(horizon)[:, None] * 10.0 + np.arange(ACTION)
+    policy = Recorded(tmp_path, more.astype(np.float32), horizon)
+    metrics = OfflineMetrics(cfg, open_dataset(cfg)).measure({"policy": policy})  # pyright: ignore[reportArgumentType]
+    assert policy.asked == list(range(18))  # two episodes of nine frames, in batches of six
+    real = np.array([18, 16, 14])  # steps that exist of the chunks of both
+    by_step = more.mean(axis=1)
+    for k in range(horizon):
+        assert metrics[f"holdout/policy/error_step_{k}"] == pytest.approx(by_step[k], rel=1e-5)
+    for d in range(ACTION):
+        expected = (real * more[:, d]).sum() / real.sum()
+        assert metrics[f"holdout/policy/error_dim_{d}"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["holdout/policy/error"] == pytest.approx((real * by_step).sum() / real.sum(), rel=1e-5)
+    source = open_dataset(cfg).source
+    held = [load_episode(source, int(i)) for i in np.flatnonzero(held_out(cfg.data, source))]
+    q = np.concatenate([episode.action[:, 0] for episode in held]).astype(float)
+    returns = np.concatenate([returns_to_go(episode.reward, episode.terminated, 0.9) for episode in held])
+    assert metrics["holdout/recorded/q"] == pytest.approx(q.mean(), rel=1e-5)
+    assert metrics["holdout/policy/q"] == pytest.approx(q.mean(), rel=1e-5, abs=1e-6)
+    assert metrics["holdout/critic_starts"] == 1
+    assert metrics["holdout/critic_bias"] == pytest.approx((q - returns).mean(), rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["distill", "best_of_n", "gaussian"])
+def test_a_run_without_a_simulator_writes_them(tmp_path: Path, policy: Any):
+    for number in range(6):
+        content = arrays(12, number) | {"/action": np.tanh(arrays(12, number)["/action"])}
+        write(tmp_path / f"data/episode_{number}.hdf5", content, success=number % 2 == 0)
+    cfg = config(tmp_path / "data", holdout=0.2)
+    cfg = dataclasses.replace(
+        cfg,
+        run=RunConfig(dir=str(tmp_path / "run")),
+        train=dataclasses.replace(cfg.train, steps=4, eval_every=2, log_every=2),
+        agent=dataclasses.replace(cfg.agent, policy=policy, hidden_sizes=(8,), flow_steps=2, num_samples=2),
+    )
+    train.main(cfg, "holdout")
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    found = [line for line in lines if line["split"] == "eval"]
+    assert [line["step"] for line in found] == [2, 4]
+    assert (tmp_path / "run/summary.png").stat().st_size > 10_000
+    cloned = "holdout/behaviour_cloning/error" in found[0]
+    assert cloned == (policy != "gaussian")
+    assert 0 < found[0]["holdout/policy/error"] < 2
+    assert found[0]["holdout/recorded/q"] != found[1]["holdout/recorded/q"]
