@@ -28,6 +28,8 @@ class Purpose(enum.Enum):
 
     POOL_EPISODES = ("Philox", 0)
     POOL_STARTS = ("Philox", 1)
+    POOL_ITEM = ("Philox", 2)
+    """Start of one transition of the specification's dataset: (seed, epoch), the rank, and its index as the step."""
     AUGMENTATION = ("Philox, driving", 0)
     """Of one sample: (seed, epoch), and its index in the epoch as the step."""
 

@@ -8,6 +8,8 @@ pool.py       episodes in memory, chunks cut from them
 image_store/  their pictures, decoded once or when drawn; memory.py chooses by the budget
 refresh.py    which pool is in use at a step, and loading the next one behind it
 stream.py     Grain
+holdout.py    episodes that no pool draws
+dataloader_v3.py  the specification by its own names, for a training loop of your own
 """
 
 from collections.abc import Iterator

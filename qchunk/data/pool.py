@@ -85,7 +85,7 @@ class Pool:
         self._indices = [int(index) for index in drawn.indices]
         self.ids = tuple(source.ids[index] for index in self._indices)
         self.lengths = source.lengths[drawn.indices]
-        self._positives = source.positives[drawn.indices]
+        self.positives = source.positives[drawn.indices]
         self._cumulative = cumulative_lengths(self.lengths)
         self._first_rows = self._cumulative - self.lengths + np.arange(len(self.lengths)) * config.agent.horizon
         self._allocate(source, config.agent.horizon)
@@ -190,7 +190,7 @@ class Pool:
             "masks": self._steps_f32.take(self._alive.take(rows), axis=0),
             "valid": self._steps_f32.take(self._real.take(rows), axis=0),
             "terminals": self._steps_after.take(self._open.take(rows), axis=0),
-            "is_positive": self._positives.take(episode),
+            "is_positive": self.positives.take(episode),
             "final_reward": rewards[:, -1].copy(),
         }
 
@@ -271,7 +271,7 @@ class Pool:
         return {
             "total_possible_starts": len(self),
             "loaded_episodes": len(self.lengths),
-            "positive_ratio": float(self._positives.mean()),
+            "positive_ratio": float(self.positives.mean()),
             "distinct_episodes": len(set(self._indices)),
             "lengths": {
                 "min": int(self.lengths.min()),

@@ -1,0 +1,230 @@
+"""The pool loader's specification by its own names, for those who bring a training loop of their own.
+
+    from qchunk.data.dataloader_v3 import create_qc_dataloader_v3
+    train_dataset, train_dataloader = create_qc_dataloader_v3(dataset_dir, camera_names, norm_stats, chunk_size=50)
+    batches = iter(train_dataloader)
+    for epoch in range(epochs):
+        train_dataset.refresh_epoch(epoch)
+        for _ in range(5000):
+            batch = next(batches)
+
+The pool is that of every run here (qchunk/data/pool.py), so is the law by which starts are drawn: batch k after
+`refresh_epoch(e)` is a function of (e, rank, k). It differs from the specification in three things. Ranks draw
+independently by a keyed generator: `epoch_seed + rank * 1000` makes epoch 1000 of rank 0 that of rank 1. `dataset[idx]`
+is uniform over all starts whatever idx is, and a function of it, so that workers of another loader, each with a copy of
+the dataset, draw different transitions. The loader does not end with a pass, since there is none.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.data.norm_stats import Affine
+from chunkwise.data.sampling import STEPS_PER_BLOCK, EpisodeDraw, Purpose, block_of_starts, philox
+from chunkwise.errors import ConfigError, DataError
+from qchunk.config import AgentConfig, DataConfig, QChunkConfig
+from qchunk.data.batch import SpecificationForm
+from qchunk.data.dataset import Dataset, open_dataset
+from qchunk.data.holdout import held_out
+from qchunk.data.image_store.memory import open_store
+from qchunk.data.pool import Pool
+
+
+class QCSimpleDatasetV3:
+    """A pool of whole episodes, any frame of which can start a chunk."""
+
+    def __init__(self, config: QChunkConfig, dataset: Dataset, *, rank: int, epoch_seed: int, validation: bool) -> None:
+        """Loads the pool; `create_qc_dataloader_v3` calls this."""
+        self._config, self._dataset, self._rank = config, dataset, rank
+        self._store = None
+        if dataset.cameras:
+            rows = config.train.batch_size // config.data.shards
+            self._store = open_store(config, dataset.source, pools=1, rows=rows)
+        self._held = None
+        if validation:
+            self._held = EpisodeDraw(indices=np.flatnonzero(held_out(config.data, dataset.source)), notes=())
+        self._form = SpecificationForm(layout="kchw", threads=config.data.decode_threads)
+        self.pool: Pool
+        self.refresh_epoch(epoch_seed)
+
+    def refresh_epoch(self, new_epoch_seed: int) -> None:
+        """Takes the episodes of another epoch; those that both have are not read again.
+
+        Raises:
+          DataError: A file changed since it was indexed, or could not be read.
+        """
+        self.epoch, self.step = new_epoch_seed, 0
+        self.pool = Pool(
+            self._config,
+            new_epoch_seed,
+            self._rank,
+            dataset=self._dataset,
+            store=self._store,
+            previous=getattr(self, "pool", None),
+            episodes=self._held,
+        )
+
+    @property
+    def total_starts(self) -> int:
+        """Frames of all loaded episodes."""
+        return len(self.pool)
+
+    @property
+    def loaded_episodes(self) -> tuple[str, ...]:
+        """Files of the loaded episodes, by path in the dataset."""
+        return self.pool.ids
+
+    @property
+    def episode_lengths(self) -> Int64[np.ndarray, " episodes"]:
+        """Frames of each."""
+        return self.pool.lengths
+
+    @property
+    def episode_labels(self) -> Bool[np.ndarray, " episodes"]:
+        """True for the positive ones."""
+        return self.pool.positives
+
+    def get_stats(self) -> dict[str, Any]:
+        """Returns total_possible_starts, loaded_episodes, positive_ratio, and what else the pool knows (Pool.stats)."""
+        return self.pool.stats()
+
+    def __len__(self) -> int:
+        return self.total_starts
+
+    def __getitem__(self, idx: int) -> dict[str, Any]:
+        """Returns a transition that starts at a frame drawn from all, with the specification's keys and no batch axis.
+
+        Args:
+          idx: 0 to len(self) - 1. It seeds the draw and says nothing else.
+        """
+        if not 0 <= idx < len(self):
+            raise IndexError(f"idx is {idx}; expected 0 to {len(self) - 1}")
+        rng = philox(Purpose.POOL_ITEM, self._config.run.seed, self.epoch, shard=self._rank, step=idx)
+        one = self._form(self.pool.batch(rng.integers(0, len(self), size=1)))
+        return _first(one) | {"is_positive": bool(one["is_positive"][0]), "final_reward": float(one["final_reward"][0])}
+
+    def next_batch(self) -> dict[str, Any]:
+        """Returns the next batch of this epoch."""
+        block, row = divmod(self.step, STEPS_PER_BLOCK)
+        if row == 0:
+            self._starts = block_of_starts(
+                len(self),
+                self._config.train.batch_size // self._config.data.shards,
+                seed=self._config.run.seed,
+                epoch=self.epoch,
+                shard=self._rank,
+                block=block,
+            )
+        self.step += 1
+        return self._form(self.pool.batch(self._starts[row]))
+
+
+@dataclasses.dataclass(frozen=True)
+class QCDataLoaderV3:
+    """Endless batches of a dataset; after `refresh_epoch` every iterator goes on with the new pool."""
+
+    dataset: QCSimpleDatasetV3
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            yield self.dataset.next_batch()
+
+
+def create_qc_dataloader_v3(
+    dataset_dir: str,
+    camera_names: Sequence[str],
+    norm_stats: Mapping[str, Any] | None,
+    chunk_size: int,
+    episodes_per_epoch: int = 32,
+    positive_ratio: float = 0.6,
+    batch_size: int = 128,
+    rank: int = 0,
+    world_size: int = 1,
+    epoch_seed: int = 0,
+    dataset_type: Literal["train", "val"] = "train",
+    num_workers: int = 8,
+    *,
+    discount: float = 0.99,
+    holdout: float = 0.0,
+    **data: Any,
+) -> tuple[QCSimpleDatasetV3, QCDataLoaderV3]:
+    """Makes the pool of one rank, and its batches: the keys of `Batch`, images as float32 (b, k, 3, h, w) in 0 to 1.
+
+    Args:
+      dataset_dir: Folder of ALOHA-layout HDF5 episodes.
+      camera_names: Cameras in a batch; none: images are None.
+      norm_stats: ALOHA's `qpos_mean`, `qpos_std`, `action_mean` and `action_std`, by which both are normalised; None or
+        empty: they stay as recorded.
+      chunk_size: Actions of a chunk.
+      episodes_per_epoch: Whole episodes in memory.
+      positive_ratio: Share of positive ones, 0 to 1.
+      batch_size: Rows of this rank's batch.
+      rank: Of this process or GPU, 0 to world_size - 1. Ranks draw independently, and may draw the same episode.
+      world_size: Ranks.
+      epoch_seed: Of the first pool; 0 or above, as in `refresh_epoch`.
+      dataset_type: "train", or "val" for the episodes held out.
+      num_workers: Threads that decode images; 0: one a core.
+      discount: Of the cumulative rewards.
+      holdout: Share of the episodes of each label that "train" never draws (data.holdout).
+      **data: Other fields of `DataConfig`: image_size, jpeg_channels, memory_gib, ...
+
+    Raises:
+      ConfigError: An argument is out of range, or "val" without `holdout`.
+      DataError: The dataset is bad, or norm_stats lack an entry or have another width.
+    """
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank is {rank}; expected 0 to {world_size - 1} (world_size)")
+    if dataset_type not in ("train", "val") or (dataset_type == "val" and not holdout):
+        raise ConfigError(f"dataset_type is {dataset_type!r}, holdout {holdout}; expected train, or val with a holdout")
+    try:
+        config = QChunkConfig(
+            run=RunConfig(seed=0),
+            train=TrainConfig(steps=1, batch_size=batch_size * world_size),
+            data=DataConfig(
+                path=str(dataset_dir),
+                cameras=tuple(camera_names),
+                episodes_per_epoch=episodes_per_epoch,
+                positive_ratio=positive_ratio,
+                shards=world_size,
+                decode_threads=num_workers,
+                holdout=holdout,
+                **data,
+            ),
+            agent=AgentConfig(horizon=chunk_size, discount=discount),
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    dataset = open_dataset(config)
+    if norm_stats:
+        dataset = dataclasses.replace(
+            dataset,
+            observation_norm=_affine(norm_stats, "qpos", dataset.source.dims["qpos"]),
+            action_norm=_affine(norm_stats, "action", dataset.source.dims["action"]),
+        )
+    pool = QCSimpleDatasetV3(config, dataset, rank=rank, epoch_seed=epoch_seed, validation=dataset_type == "val")
+    return pool, QCDataLoaderV3(pool)
+
+
+def _affine(stats: Mapping[str, Any], name: str, width: int) -> Affine:
+    """Returns the map of ALOHA's statistics of an array to mean 0 and deviation 1."""
+    found = {}
+    for key in (f"{name}_mean", f"{name}_std"):
+        if key not in stats:
+            raise DataError(f"norm_stats: expected {key!r}, found {sorted(stats)}")
+        found[key] = np.asarray(stats[key], np.float64)
+        if found[key].shape != (width,) or not np.isfinite(found[key]).all():
+            raise DataError(f"norm_stats[{key!r}]: expected {width} finite numbers, found shape {found[key].shape}")
+    scale = found[f"{name}_std"]
+    if (scale <= 0).any():
+        raise DataError(f"norm_stats['{name}_std']: expected numbers above 0, found {scale.min():g}")
+    return Affine(offset=found[f"{name}_mean"], scale=scale)
+
+
+def _first(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _first(value) for key, value in tree.items()}
+    return None if tree is None else tree[0]

@@ -1,0 +1,167 @@
+import itertools
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import simplejpeg
+
+from chunkwise.errors import ConfigError, DataError
+from qchunk.data.dataloader_v3 import QCSimpleDatasetV3, create_qc_dataloader_v3
+from tests.qchunk import pictures
+from tests.qchunk.recordings import ACTION, QPOS, assert_same, dataset, plain_transition
+
+CHUNK = 5
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def frames(root: Path) -> dict[bytes, tuple[Path, int]]:
+    """File and frame of each qpos."""
+    found = {}
+    for file in sorted(root.glob("*.hdf5")):
+        with h5py.File(file) as h5:
+            found |= {row.tobytes(): (file, t) for t, row in enumerate(np.asarray(h5["/observations/qpos"]))}
+    return found
+
+
+def make(root: Path, **more: Any) -> tuple[QCSimpleDatasetV3, Any]:
+    settings: dict[str, Any] = {"episodes_per_epoch": 4, "batch_size": 6, "num_workers": 1, "discount": 0.9}
+    return create_qc_dataloader_v3(str(root), (), None, CHUNK, **(settings | more))
+
+
+def test_every_transition_is_the_specifications(tmp_path: Path):
+    root = dataset(tmp_path)
+    pool, loader = make(root)
+    where = frames(root)
+    assert len(pool) == pool.total_starts == pool.episode_lengths.sum() == pool.get_stats()["total_possible_starts"]
+    assert pool.get_stats()["loaded_episodes"] == len(pool.loaded_episodes) == len(pool.episode_labels) == 4
+    rows = [pool[i] for i in range(len(pool))]
+    for batch in itertools.islice(loader, 5):
+        rows += [
+            {key: x[k] for key, x in batch.items() if key not in ("observations", "next_observations")}
+            | {key: {"qpos": batch[key]["qpos"][k]} for key in ("observations", "next_observations")}
+            for k in range(6)
+        ]
+    for row in rows:
+        file, start = where[row["observations"]["qpos"].tobytes()]
+        expected = plain_transition(file, start, horizon=CHUNK, discount=0.9)
+        np.testing.assert_allclose(row["rewards"], expected["rewards"], rtol=1e-6)
+        for key in ("actions", "masks", "valid", "terminals", "is_positive"):
+            np.testing.assert_array_equal(row[key], expected[key])
+        np.testing.assert_array_equal(row["next_observations"]["qpos"], expected["next_observations"]["qpos"])
+        assert row["final_reward"] == row["rewards"][-1]
+    assert isinstance(rows[0]["is_positive"], bool)
+    assert isinstance(rows[0]["final_reward"], float)
+
+
+def test_images_are_float_chw_of_the_cameras_asked_for(tmp_path: Path):
+    jpegs = pictures.write_episode(tmp_path / "episode_0.hdf5", 6, 0, success=True)
+    cameras = ["cam_high", "cam_left_wrist", "cam_right_wrist"]
+    pool, loader = create_qc_dataloader_v3(
+        dataset_dir=str(tmp_path),
+        camera_names=cameras,
+        norm_stats=None,
+        chunk_size=CHUNK,
+        episodes_per_epoch=2,
+        batch_size=4,
+        rank=0,
+        world_size=8,
+        epoch_seed=0,
+    )
+    batch, one = next(iter(loader)), pool[3]
+    assert batch["observations"]["images"].shape == (4, 3, 3, pictures.HEIGHT, pictures.WIDTH)
+    assert batch["observations"]["images"].dtype == np.float32
+    assert batch["observations"]["depth_images"] is None
+    where = frames(tmp_path)
+    shown = [(batch["observations"]["qpos"][k], batch["observations"]["images"][k]) for k in range(4)]
+    for qpos, images in [*shown, (one["observations"]["qpos"], one["observations"]["images"])]:
+        _, start = where[qpos.tobytes()]
+        for camera, image in zip(cameras, images, strict=True):
+            expected = simplejpeg.decode_jpeg(jpegs[camera][start]).transpose(2, 0, 1)
+            np.testing.assert_array_equal(image, expected.astype(np.float32) / np.float32(255))
+
+
+def test_a_batch_is_a_function_of_epoch_rank_and_its_number(tmp_path: Path):
+    root = dataset(tmp_path)
+    first, loader = make(root, epoch_seed=3, world_size=2)
+    batches = list(itertools.islice(loader, 70))  # past a block of draws
+    again, other = make(root, epoch_seed=0, world_size=2)
+    ahead = iter(other)
+    next(ahead)
+    again.refresh_epoch(3)
+    assert_same(list(itertools.islice(ahead, 70))[69], batches[69])
+    assert_same(again[4], first[4])
+    elsewhere = make(root, epoch_seed=3, world_size=2, rank=1)[1]
+    assert not np.array_equal(next(iter(elsewhere))["actions"], batches[0]["actions"])
+    later = first[4]
+    first.refresh_epoch(4)
+    assert not np.array_equal(later["actions"], first[4]["actions"])
+
+
+def test_an_index_seeds_a_draw_over_all_frames(tmp_path: Path):
+    root = dataset(tmp_path, lengths=(50, 50))
+    pool, _ = make(root, episodes_per_epoch=2, positive_ratio=0.5)
+    where = frames(root)
+    starts = [where[pool[i]["observations"]["qpos"].tobytes()] for i in range(100)]
+    # 100 draws of 100 with replacement meet 63 in the mean, with a deviation of 3; a pass in order would meet all.
+    assert 48 < len(set(starts)) < 79
+    assert {file.name for file, _ in starts} == {"episode_0.hdf5", "episode_1.hdf5"}
+    for idx in (-1, 100):
+        with pytest.raises(IndexError, match=rf"idx is {idx}; expected 0 to 99"):
+            pool[idx]
+
+
+def test_statistics_by_alohas_names(tmp_path: Path):
+    root = dataset(tmp_path)
+    rng = np.random.default_rng(0)
+    stats = {
+        "qpos_mean": rng.normal(size=QPOS),
+        "qpos_std": rng.uniform(0.5, 2, QPOS),
+        "action_mean": rng.normal(size=ACTION).astype(np.float32),
+        "action_std": rng.uniform(0.5, 2, ACTION).tolist(),
+    }
+    plain = make(root)[0][2]
+    pool, _ = create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, discount=0.9)
+    expected = (plain["actions"] - stats["action_mean"]) / np.array(stats["action_std"])
+    np.testing.assert_allclose(pool[2]["actions"], expected, rtol=1e-5, atol=1e-6)
+    seen = (plain["observations"]["qpos"] - stats["qpos_mean"]) / stats["qpos_std"]
+    np.testing.assert_allclose(pool[2]["observations"]["qpos"], seen, rtol=1e-5, atol=1e-6)
+    for broken, message in (
+        ({**stats, "action_std": np.zeros(ACTION)}, r"norm_stats\['action_std'\]: expected numbers above 0"),
+        ({**stats, "qpos_mean": np.zeros(2)}, r"norm_stats\['qpos_mean'\]: expected 6 finite numbers"),
+        ({"qpos_mean": stats["qpos_mean"]}, "expected 'qpos_std'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            create_qc_dataloader_v3(str(root), (), broken, CHUNK, 4)
+
+
+def test_validation_has_the_episodes_that_training_never_draws(tmp_path: Path):
+    root = dataset(tmp_path)
+    train, _ = make(root, holdout=0.3)
+    drawn = set(train.loaded_episodes)
+    for epoch in range(1, 8):
+        train.refresh_epoch(epoch)
+        drawn |= set(train.loaded_episodes)
+    assert (
+        set(make(root, holdout=0.3, dataset_type="val")[0].loaded_episodes)
+        == {file.name for file in root.glob("*.hdf5")} - drawn
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank is 2; expected 0 to 1"),
+        ({"dataset_type": "val"}, "dataset_type is 'val'"),
+        ({"dataset_type": "test"}, "dataset_type is 'test'"),
+        ({"positive_ratio": 1.5}, "positive_ratio"),
+    ],
+)
+def test_arguments_out_of_range(tmp_path: Path, more: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        make(dataset(tmp_path), **more)
