@@ -110,8 +110,8 @@ def evaluate(
     jobs = [
         Job(
             number=episode,
-            seed=seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, episode),
-            draw=tuple(words(Purpose.QCHUNK_EVALUATION_ACTION, seed, step, episode)),
+            seed=scene_seed(seed, episode),
+            draw=_draw(seed, step, episode),
             path=Path(f"episode_{episode:04d}"),
         )
         for episode in range(episodes)
@@ -119,6 +119,27 @@ def evaluate(
     actor = _Acting(policy, horizon, view, step)
     collector = _collector(env_id, num_envs, view, execute, max_steps)
     return evaluation.evaluate(collector, actor, jobs, done=done)
+
+
+def scene_seed(seed: int, episode: int) -> int:
+    """Returns the seed with which an evaluation resets the environment for an episode."""
+    return seed_of(Purpose.QCHUNK_EVALUATION_SCENE, seed, episode)
+
+
+def action_seed(seed: int, step: int, episode: int, chunk: int) -> int:
+    """Returns the seed that an evaluation gives the policy for a chunk of an episode; `infer(..., seed=...)` takes it.
+
+    Args:
+      seed: Of the evaluation.
+      step: Updates behind the policy.
+      episode: Its number, from 0 on.
+      chunk: Its number in the episode, from 0 on.
+    """
+    return seed_of_draw((*_draw(seed, step, episode), chunk))
+
+
+def _draw(seed: int, step: int, episode: int) -> tuple[int, ...]:
+    return tuple(words(Purpose.QCHUNK_EVALUATION_ACTION, seed, step, episode))
 
 
 @functools.lru_cache(maxsize=1)

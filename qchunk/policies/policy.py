@@ -44,10 +44,13 @@ Way = Literal["policy", "behaviour_cloning"]
 class QChunkPolicy(policy.Policy[Prepared]):
     """The chunk that the run's way of choosing gives: best of N, one-step policy, Gaussian, or the flow alone.
 
-    Option of a call in this process:
-      seeds: uint32, one a row, of what the row draws; by default they are functions of `draw`.
+    Options of a call:
+      seed: 0 to 2^32 - 1, of what a single observation draws; a client may send it. What an evaluation sent is
+        qchunk.evaluate.action_seed.
+      seeds: uint32, one a row, in this process alone; by default they are functions of `draw`.
     """
 
+    options = ("seed",)
     local_options = ("seeds",)
 
     def __init__(
@@ -170,6 +173,8 @@ class QChunkPolicy(policy.Policy[Prepared]):
             )
             sent["images"] = np.stack([image for image in images.values() if image is not None], axis=1)
         seeds = options.get("seeds", self._row_seeds(draw, rows))
+        if "seed" in options:
+            seeds = _one_seed(options["seed"], rows)
         if seeds.shape != (rows,) or seeds.dtype != np.uint32:
             raise DataError(f"seeds: expected {rows} of uint32, found {seeds.dtype} {list(seeds.shape)}")
         return Prepared(inputs=(sent, seeds), rows=rows, single=single)
@@ -215,6 +220,13 @@ class QChunkPolicy(policy.Policy[Prepared]):
 
     def _action_stats(self) -> NormStats | None:
         return None if self._stats is None else self._stats.get("actions")
+
+
+def _one_seed(seed: float, rows: int) -> UInt32[np.ndarray, " 1"]:
+    """Returns the option `seed` of a request with one row."""
+    if rows != 1 or not 0 <= seed < 2**32 or seed != int(seed):
+        raise DataError(f"seed: expected a whole number of 0 to 2^32 - 1 and one row, found {seed:g} and {rows}")
+    return np.array([int(seed)], np.uint32)
 
 
 def by_row(act: Callable[[PyTree, Mapping[str, Any], Any], jax.Array]) -> Callable[..., jax.Array]:
