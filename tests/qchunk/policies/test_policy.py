@@ -188,8 +188,15 @@ def test_draws_are_by_call_seed_and_row(run: Path, loaded: QChunkPolicy):
     np.testing.assert_array_equal(listed[0], placed["actions"][1])
     with pytest.raises(DataError, match="draw: expected the numbers of 3 rows, found those of 1"):
         loaded.infer(rows, draw=[(9,)])
-    with pytest.raises(ConfigError, match="guidance_scale: expected an option of this policy: seeds"):
+    with pytest.raises(ConfigError, match="guidance_scale: expected an option of this policy: seed, seeds"):
         loaded.infer(one, guidance_scale=2.0)
+    asked = [loaded.infer(one, seed=float(seed))["actions"] for seed in (7, 7, 8)]  # as the server hands it on
+    np.testing.assert_array_equal(asked[0], asked[1])
+    np.testing.assert_array_equal(asked[0], loaded.infer(one, seeds=np.array([7], np.uint32))["actions"])
+    assert np.abs(asked[2] - asked[0]).max() > 1e-4
+    for seed, many in ((-1, one), (2**32, one), (0.5, one), (7, rows)):
+        with pytest.raises(DataError, match="seed: expected a whole number of 0 to 2"):
+            loaded.infer(many, seed=seed)
 
 
 def _rolled(rows: dict[str, Any]) -> dict[str, np.ndarray]:
