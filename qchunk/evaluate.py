@@ -29,6 +29,7 @@ from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.files import trust
+from chunkwise.policies.execution import HOWS, Committed, Execution, execution_of
 from chunkwise.policies.load import load_policy
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
@@ -42,31 +43,45 @@ Observations are float32 (b, s) under their names in the recordings, `qpos` and 
 (b, k, h, w, 3) as `images`. A row's seed, 0 to 2^32 - 1, seeds whatever the policy draws for that row, and differs from
 chunk to chunk. Actions outside the environment's bounds are clipped."""
 
+CompletingPolicy = Callable[[Observation, UInt32[np.ndarray, " b"], Sequence[Committed] | None], np.ndarray]
+"""A policy whose chunks can be completed from what is committed in each row."""
+
 
 @dataclasses.dataclass
 class _Acting:
     """A policy as the collector calls it."""
 
-    policy: Policy
+    policy: Callable[..., np.ndarray]
     horizon: int
     view: simulators.View | None
     step: int
     weights: str = ""
 
     def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Float32[np.ndarray, "b t a"]:
+        return self._checked(self.policy(*self._given(observations, draws)), len(draws))
+
+    def complete(
+        self, observations: Observation, draws: Sequence[Draw | None], committed: Sequence[Committed]
+    ) -> Float32[np.ndarray, "b t a"]:
+        return self._checked(self.policy(*self._given(observations, draws), committed), len(draws))
+
+    def _given(
+        self, observations: Observation, draws: Sequence[Draw | None]
+    ) -> tuple[Observation, UInt32[np.ndarray, " b"]]:
         seen = {name: observations[name] for name in ("qpos", "state") if name in observations}
         if self.view is not None:
             seen["images"] = simulators.stacked_images(observations, self.view)
-        seeds = np.array([0 if draw is None else seed_of_draw(draw) for draw in draws], np.uint32)
-        chunks = self.policy(seen, seeds)
-        if chunks.ndim != 3 or chunks.shape[:2] != (len(draws), self.horizon):
-            expected = f"({len(draws)}, {self.horizon}, actions)"
+        return seen, np.array([0 if draw is None else seed_of_draw(draw) for draw in draws], np.uint32)
+
+    def _checked(self, chunks: np.ndarray, rows: int) -> Float32[np.ndarray, "b t a"]:
+        if chunks.ndim != 3 or chunks.shape[:2] != (rows, self.horizon):
+            expected = f"({rows}, {self.horizon}, actions)"
             raise ValueError(f"the policy returned shape {chunks.shape}; expected {expected}")
         return np.asarray(chunks, np.float32)
 
 
 def evaluate(
-    policy: Policy,
+    policy: Policy | CompletingPolicy,
     env_id: str,
     *,
     seed: int,
@@ -75,7 +90,7 @@ def evaluate(
     num_envs: int,
     horizon: int,
     view: simulators.View | None = None,
-    execute: int | None = None,
+    execution: Execution | None = None,
     max_steps: int | None = None,
     done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
 ) -> Evaluation:
@@ -89,7 +104,8 @@ def evaluate(
     the next episode, and where there is none left another row's observation fills its row.
 
     Args:
-      policy: Maps observations to chunks of `horizon` actions.
+      policy: Maps observations to chunks of `horizon` actions; for real-time chunking it is given, behind the seeds,
+        what each row's chunk is completed from.
       env_id: Of the environment (simulators.make).
       seed: Of the initial states and, with `step`, of the policy's draws.
       step: Updates behind the policy.
@@ -98,12 +114,13 @@ def evaluate(
         the time, about 1 ms a step on one core.
       horizon: Actions of one chunk.
       view: Images that the policy sees, rendered when it is asked; None: none.
-      execute: Actions of each chunk that are executed before the policy is asked again; None: all of them.
+      execution: How chunks are executed; None: each as a whole, without delay.
       max_steps: Steps after which an episode is cut; None: where the environment says that it ends.
       done: Called with each episode, whose actions are kept and whose observations are not, when it has ended.
 
     Raises:
-      ConfigError: If the environment is unknown, the simulator is not installed, or it cannot render what is asked for.
+      ConfigError: If the environment is unknown, the simulator is not installed, it cannot render what is asked for,
+        or chunks are too short for the execution.
       NonFiniteError: If the policy gave NaN or Inf.
       ValueError: If the policy's chunks have the wrong shape.
     """
@@ -117,7 +134,9 @@ def evaluate(
         for episode in range(episodes)
     ]
     actor = _Acting(policy, horizon, view, step)
-    collector = _collector(env_id, num_envs, view, execute, max_steps)
+    execution = execution or Execution()
+    execution.interval(horizon)
+    collector = _collector(env_id, num_envs, view, execution, max_steps)
     return evaluation.evaluate(collector, actor, jobs, done=done)
 
 
@@ -144,11 +163,11 @@ def _draw(seed: int, step: int, episode: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _collector(
-    env_id: str, num_envs: int, view: simulators.View | None, execute: int | None, max_steps: int | None
+    env_id: str, num_envs: int, view: simulators.View | None, execution: Execution, max_steps: int | None
 ) -> Collector:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
     workers = ThreadWorkers(lambda: simulators.make(env_id, view), num_envs, name=env_id)
-    return Collector(workers, execute=execute, max_steps=max_steps)
+    return Collector(workers, execution=execution, max_steps=max_steps)
 
 
 def rollouts(
@@ -193,7 +212,7 @@ def evaluate_run(
     episodes: int | None = None,
     seed: int | None = None,
     num_envs: int | None = None,
-    execute: int | None = None,
+    execution: Execution | None = None,
     max_steps: int | None = None,
     video: tuple[Path, int] | None = None,
 ) -> Evaluation:
@@ -205,7 +224,7 @@ def evaluate_run(
       episodes: None: eval.final_episodes.
       seed: Of scenes and draws; None: the run's.
       num_envs: Environments at once; None: eval.num_envs.
-      execute: Actions of each chunk that are executed before the policy is asked again; None: all.
+      execution: How chunks are executed; None: each as a whole, without delay.
       max_steps: Steps after which an episode is cut; None: eval.max_steps.
       video: Where to write one, and of how many episodes; None: nowhere.
 
@@ -219,9 +238,8 @@ def evaluate_run(
     if env is None and ":" in name:
         trust.refuse_code(f"eval.env of the run is {name!r}; expected it in --env, where you trust it")
     widths = (config.data.observation, policy.agent.dims.observation)
-    horizon = policy.agent.action_horizon
-    if execute is not None and execute > horizon:
-        raise ConfigError(f"--execute is {execute}; a chunk of this policy has {horizon} actions")
+    if execution is not None and execution.how == "realtime":
+        policy.require_completing()
     played: dict[int, Rollout] = {}
     simulators.require_widths("--env", name, config.data.path, observation=widths, action=policy.agent.dims.action)
     result = evaluate(
@@ -231,9 +249,9 @@ def evaluate_run(
         step=policy.step,
         episodes=episodes or config.eval.final_episodes,
         num_envs=num_envs or config.eval.num_envs,
-        horizon=horizon,
+        horizon=policy.agent.action_horizon,
         view=view_of(config, policy.agent.dims),
-        execute=execute,
+        execution=execution,
         max_steps=max_steps or config.eval.max_steps,
         done=lambda job, rollout: played.update({job.number: rollout}),
     )
@@ -260,7 +278,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, help="default: eval.final_episodes of the run")
     parser.add_argument("--env", metavar="ID", help="default: eval.env of the run")
     parser.add_argument("--seed", type=int, help="of scenes and draws; default: the run's")
-    parser.add_argument("--execute", type=int, metavar="N", help="actions of a chunk that are executed; default: all")
+    parser.add_argument(
+        "--how",
+        choices=HOWS,
+        help="how chunks are executed; default: open_loop, each as a whole, and with --execute every N steps a new one",
+    )
+    parser.add_argument("--execute", type=int, metavar="N", help="steps until the next chunk is begun")
+    parser.add_argument("--delay", type=int, metavar="D", help="steps that are executed while a chunk is computed")
     parser.add_argument("--max-steps", type=int, metavar="N", help="cut episodes after so many steps")
     parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once; no outcome depends on it")
     parser.add_argument("--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON")
@@ -276,7 +300,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")
-        names = ("env", "seed", "execute", "max_steps")
+        execution = execution_of(arguments.how, arguments.execute, arguments.delay)
+        names = ("env", "seed", "how", "execute", "delay", "max_steps")
         settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
         parts = [f"step_{policy.step:08d}", *(f"{name}_{value}" for name, value in settings.items())]
         out = arguments.out or arguments.run / f"evaluations/{re.sub(r'[^A-Za-z0-9_-]', '-', '-'.join(parts))}.json"
@@ -286,7 +311,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             episodes=arguments.episodes,
             seed=arguments.seed,
             num_envs=arguments.num_envs,
-            execute=arguments.execute,
+            execution=execution,
             max_steps=arguments.max_steps,
             video=None if arguments.video is None else (out.with_suffix(".mp4"), arguments.video),
         )

@@ -30,7 +30,7 @@ ARROWS: dict[str, set[str]] = {
     "data": {"config", "distributed"},
     "models": {"config", "distributed"},
     "train": {"config", "distributed", "checkpoint", "cli"},
-    "envs": {"config", "distributed", "checkpoint", "cli", "data", "models", "train", "reports"},
+    "envs": {"config", "distributed", "checkpoint", "cli", "data", "models", "train", "reports", "policies"},
     "policies": {"config", "distributed", "checkpoint", "cli", "data", "models", "train"},
     "reports": {"config", "distributed", "checkpoint", "data", "models", "train"},
 }

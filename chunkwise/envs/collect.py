@@ -20,7 +20,8 @@ from chunkwise.envs.environment import Observation
 from chunkwise.envs.recorder import MAX_DEATHS
 from chunkwise.envs.rollout import Rollout, append_frames, save
 from chunkwise.envs.workers import Reset, Run, Start, Stretch, WorkerDiedError, Workers
-from chunkwise.errors import NonFiniteError, RunError
+from chunkwise.errors import ConfigError, NonFiniteError, RunError
+from chunkwise.policies.execution import NOTHING, Committed, Execution, Plan
 
 Draw = tuple[int, ...]
 """Words that seed what a policy draws for one chunk: those of its rollout, then the number of the chunk."""
@@ -59,11 +60,23 @@ class Actor(Protocol):
         ...
 
 
+@runtime_checkable
+class CompletingActor(Actor, Protocol):
+    """A policy whose chunks can be completed from actions that are committed already, for real-time chunking."""
+
+    def complete(
+        self, observations: Observation, draws: Sequence[Draw | None], committed: Sequence[Committed]
+    ) -> Float32[np.ndarray, "b t a"]:
+        """Returns chunks for a batch, each completed from what is committed in its row."""
+        ...
+
+
 @dataclasses.dataclass
 class _Slot:
     """A rollout under way."""
 
     job: Job
+    plan: Plan
     frames: list[Observation]
     """Observed so far, with a leading axis; where only the last frame is wanted, that one alone."""
     stretches: list[Stretch] = dataclasses.field(default_factory=list)
@@ -84,7 +97,7 @@ class Collector:
         *,
         groups: int = 1,
         fixed_slots: bool = False,
-        execute: int | None = None,
+        execution: Execution | None = None,
         max_steps: int | None = None,
         prompt: str = "",
     ) -> None:
@@ -95,7 +108,7 @@ class Collector:
           groups: How many batches take turns, 1 or 2; with a single slot both are one.
           fixed_slots: Whether a rollout's number decides its slot, so that its row of the batch is the same whatever
             else is played. Otherwise a slot that is free takes the next, which keeps all of them busy.
-          execute: Actions of each chunk that are executed; None: all.
+          execution: How chunks are executed; None: each as a whole.
           max_steps: Steps after which a rollout ends; None: where its environment ends it.
           prompt: The task in words, noted in each rollout.
         """
@@ -106,7 +119,8 @@ class Collector:
         """Rows of a batch."""
         self._groups = [range(self.rows * i, min(self.rows * (i + 1), workers.count)) for i in range(groups)]
         self._fixed_slots = fixed_slots
-        self._execute, self._max_steps, self._prompt = execute, max_steps, prompt
+        self._execution = execution or Execution()
+        self._max_steps, self._prompt = max_steps, prompt
 
     def play(
         self,
@@ -130,6 +144,7 @@ class Collector:
           StopRequested: It was stopped while a worker did not answer.
           NonFiniteError: The policy gave NaN or Inf; the rollout so far is written beside job.path, and named, if
             frames are kept.
+          ConfigError: The policy's chunks are too short for how they are executed, or cannot be completed.
           RunError: An environment failed, or workers keep dying in one rollout.
         """
         lines = Lines(len(jobs), "played {count} of {total} rollouts")
@@ -189,7 +204,7 @@ class Collector:
 
     def _begin(self, slot: int, job: Job) -> _Slot:
         self.workers.submit(slot, Reset(job.seed))
-        return _Slot(job, [])
+        return _Slot(job, Plan(self._execution), [])
 
     def _answer(
         self, asked: Sequence[int], slots: Sequence[_Slot | None], stopping: Callable[[], bool]
@@ -209,7 +224,7 @@ class Collector:
                         f"enough memory for env.num_envs {self.workers.count}?"
                     ) from error
                 print(f"\nan environment worker died; {slot.job.path.stem} is played again", flush=True)
-                slot.frames, slot.stretches = [], []
+                slot.plan, slot.frames, slot.stretches = Plan(self._execution), [], []
                 self.workers.submit(error.slot, Reset(slot.job.seed))
 
     def _receive(
@@ -241,13 +256,22 @@ class Collector:
             return
         draws = [None if slot is None else (*slot.job.draw, len(slot.stretches)) for slot in slots]
         latest = [{name: value[-1] for name, value in (slot or active[0][1]).frames[-1].items()} for slot in slots]
-        chunks = actor({name: np.stack([row[name] for row in latest]) for name in latest[0]}, draws)
+        observations = {name: np.stack([row[name] for row in latest]) for name in latest[0]}
+        committed = [NOTHING if slot is None else slot.plan.begin() for slot in slots]
+        if self._execution.how == "realtime":
+            if not isinstance(actor, CompletingActor):
+                raise ConfigError(
+                    f"--how realtime: a {type(actor).__name__} cannot complete chunks; choose another way"
+                )
+            chunks = actor.complete(observations, draws, [one or NOTHING for one in committed])
+        else:
+            chunks = actor(observations, draws)
         for row, slot in active:
-            limits = [self._execute, None if self._max_steps is None else self._max_steps - slot.length]
-            chunk = chunks[row, : min((limit for limit in limits if limit is not None), default=None)]
-            if not np.isfinite(chunk).all():
+            if not np.isfinite(chunks[row]).all():
                 raise self._non_finite(slot, actor)
-            self.workers.submit(first + row, Run(np.ascontiguousarray(chunk, np.float32)))
+            stretch = slot.plan.stretch(np.asarray(chunks[row], np.float32))
+            left = None if self._max_steps is None else self._max_steps - slot.length
+            self.workers.submit(first + row, Run(np.ascontiguousarray(stretch[:left])))
 
     def _rollout(self, slot: _Slot, actor: Actor) -> Rollout:
         actions = [stretch.actions for stretch in slot.stretches]

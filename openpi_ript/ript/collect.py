@@ -17,6 +17,7 @@ from chunkwise.envs.collect import Draw, Job
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ProcessWorkers
+from chunkwise.policies.execution import Execution
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import spec_of
@@ -64,12 +65,13 @@ class _Seen:
 class Collector(collect.Collector):
     """Plays jobs in the environment of a config."""
 
-    def __init__(self, config: EnvConfig, *, allow_code: bool = False) -> None:
+    def __init__(self, config: EnvConfig, *, allow_code: bool = False, execution: Execution | None = None) -> None:
         """Starts nothing yet.
 
         Args:
           config: Which environment, and how the policy acts in it.
           allow_code: Whether the user named `module:factory`, if that is what env.suite is.
+          execution: How chunks are executed; None: env.execute actions of each.
 
         Raises:
           ConfigError: env.suite is code that the user did not name.
@@ -83,7 +85,7 @@ class Collector(collect.Collector):
             workers,
             groups=2,
             fixed_slots=True,
-            execute=config.execute,
+            execution=Execution(how="every", execute=config.execute) if execution is None else execution,
             max_steps=config.max_steps,
             prompt=config.prompt,
         )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from chunkwise.arrays import PyTree
-from chunkwise.models.flow_matching import euler, straight_path
+from chunkwise.models.flow_matching import euler, inpainting, straight_path
 from chunkwise.train.gradients import weighted
 from chunkwise.train.metrics import mean_of
 from qchunk.agents.base import Agent, Batch, Metrics, chunk_td_target, kept_rows, squared_td_error
@@ -24,6 +24,9 @@ from qchunk.models.networks import ChunkPolicy, apply
 TILE_ROWS = 1024
 # Below which 1 - t is not divided by, as in arXiv:2511.13720: at t = 1 the chunk is reached, nothing is left to learn.
 MIN_TIME_LEFT = 0.05
+
+Goal = tuple[Float[Array, "*#b d"], Float[Array, "*#b d"]]
+"""What is known of flat chunks, and the weight of each number."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +126,34 @@ class QCAgent(Agent):
         z = jax.random.normal(key, (s.shape[0], self.chunk_size))
         return self._unflatten(self._flow_chunks(params["flow"], s, z))
 
-    def _best_of_n(self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""]) -> Float[Array, "b d"]:
+    def complete(
+        self,
+        params: PyTree,
+        observations: Mapping[str, Any],
+        key: Key[Array, ""],
+        known: Float[Array, "b t a"],
+        weights: Float[Array, "b t"],
+        *,
+        behaviour_cloning: bool = False,
+    ) -> Float[Array, "b t a"]:
+        """Returns a chunk for each row that agrees with what is known of it, for real-time chunking.
+
+        Args:
+          known: Actions, in [-1, 1].
+          weights: Of each, 0 to 1; 0 where nothing is known.
+          behaviour_cloning: As `act_flow`, and not the best of N; nothing else has a flow of several steps.
+        """
+        flat = known.reshape(-1, self.chunk_size)
+        goal = flat, jnp.repeat(weights, self.dims.action, axis=1)
+        if not behaviour_cloning:
+            return self._unflatten(self._best_of_n(params, observations, key, goal))
+        s = self.encode(params, "flow", observations)
+        z = jax.random.normal(key, flat.shape)
+        return self._unflatten(self._flow_chunks(params["flow"], s, z, goal))
+
+    def _best_of_n(
+        self, params: PyTree, observations: Mapping[str, Any], key: Key[Array, ""], goal: Goal | None = None
+    ) -> Float[Array, "b d"]:
         """Returns, of N chunks of the flow for each row, the one that the critic values most.
 
         Each network sees the observation once, whatever N is.
@@ -133,7 +163,7 @@ class QCAgent(Agent):
         tiles = next((k for k in range(1, n) if n % k == 0 and n // k * b <= TILE_ROWS), n)
 
         def tile(z: Array) -> tuple[Array, Array]:
-            a = self._flow_chunks(params["flow"], s_flow, z)
+            a = self._flow_chunks(params["flow"], s_flow, z, goal and (goal[0][None], goal[1][None]))
             return a, self._aggregate(self._q(params["critic"], s_critic, a))
 
         z = jax.random.normal(key, (n, b, self.chunk_size))
@@ -141,13 +171,16 @@ class QCAgent(Agent):
         best = q.reshape(n, b).argmax(axis=0)
         return jnp.take_along_axis(a.reshape(z.shape), best[None, :, None], axis=0)[0]
 
-    def _flow_chunks(self, params: PyTree, s: Float[Array, "*#b s"], z: Float[Array, "*#b d"]) -> Float[Array, "*b d"]:
+    def _flow_chunks(
+        self, params: PyTree, s: Float[Array, "*#b s"], z: Float[Array, "*#b d"], goal: Goal | None = None
+    ) -> Float[Array, "*b d"]:
         """Integrates the behaviour flow by Euler steps from noise z, t = 0, to a chunk, t = 1, clipped to [-1, 1]."""
 
         def velocity(x: Array, t: Array) -> Array:
             return self._velocity(params, s, x, t.reshape((1,) * x.ndim))
 
-        return jnp.clip(euler(velocity, z, steps=self.config.agent.flow_steps), -1, 1)
+        field = velocity if goal is None else inpainting(velocity, *goal)
+        return jnp.clip(euler(field, z, steps=self.config.agent.flow_steps), -1, 1)
 
     def _velocity(
         self, params: PyTree, s: Float[Array, "*#b s"], x: Float[Array, "*b d"], t: Float[Array, "*#b 1"]

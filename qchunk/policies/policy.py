@@ -5,8 +5,9 @@ actions = policy.infer({"state": state, "image": {"top": image}})["actions"]
 """
 
 import copy
+import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
 from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
+from chunkwise.policies.execution import Committed, padded
 from chunkwise.policies.export import Exportable
 from chunkwise.policies.policy import Draw, Prepared
 from chunkwise.policies.spec import Entry, Spec, image_entry
@@ -48,10 +50,12 @@ class QChunkPolicy(policy.Policy[Prepared]):
       seed: 0 to 2^32 - 1, of what a single observation draws; a client may send it. What an evaluation sent is
         qchunk.evaluate.action_seed.
       seeds: uint32, one a row, in this process alone; by default they are functions of `draw`.
+      committed: in this process alone, what the chunk is completed from, for real-time chunking (`Committed`); for a
+        batch, of each row.
     """
 
     options = ("seed",)
-    local_options = ("seeds",)
+    local_options = ("seeds", "committed")
 
     def __init__(
         self,
@@ -89,9 +93,13 @@ class QChunkPolicy(policy.Policy[Prepared]):
         """Whose images the networks see."""
         self._params, self._stats = params, stats
         self._observation_norm, self._action_norm = observation_norm, action_norm
-        choose = agent.act
-        if isinstance(agent, QCAgent) and way == "behaviour_cloning":
-            choose = agent.act_flow
+        choose, cloning = agent.act, way == "behaviour_cloning"
+        self._completing: Callable[..., jax.Array] | None = None
+        """The program that completes chunks; None where the policy makes one in a single step."""
+        if isinstance(agent, QCAgent):
+            choose = agent.act_flow if cloning else agent.act
+            if cloning or agent.config.agent.policy == "best_of_n":
+                self._completing = by_row(functools.partial(agent.complete, behaviour_cloning=cloning))
         self._program, self._value = by_row(choose), jax.jit(agent.critic_value)
 
     def with_weights(self, params: PyTree, step: int) -> "QChunkPolicy":
@@ -133,12 +141,18 @@ class QChunkPolicy(policy.Policy[Prepared]):
             "state_dim": self.agent.dims.observation,
         }
 
-    def chunks(self, seen: Mapping[str, np.ndarray], seeds: UInt32[np.ndarray, " b"]) -> Float32[np.ndarray, "b t a"]:
+    def chunks(
+        self,
+        seen: Mapping[str, np.ndarray],
+        seeds: UInt32[np.ndarray, " b"],
+        committed: Sequence[Committed] | None = None,
+    ) -> Float32[np.ndarray, "b t a"]:
         """Returns what `infer` does for what a simulator shows. They may hold NaN: whoever plays looks.
 
         Args:
           seen: Rows of `qpos`, `state`, and `images` (b, k, h, w, 3) in the order of data.cameras.
           seeds: Of what each row draws.
+          committed: What each row's chunk is completed from; None: chunks are not completed.
         """
         observation: dict[str, Any] = {"state": seen[self.config.data.observation]}
         if self.cameras:
@@ -177,7 +191,26 @@ class QChunkPolicy(policy.Policy[Prepared]):
             seeds = _one_seed(options["seed"], rows)
         if seeds.shape != (rows,) or seeds.dtype != np.uint32:
             raise DataError(f"seeds: expected {rows} of uint32, found {seeds.dtype} {list(seeds.shape)}")
-        return Prepared(inputs=(sent, seeds), rows=rows, single=single)
+        inputs: tuple[Any, ...] = (sent, seeds)
+        if (committed := options.get("committed")) is not None:
+            inputs += self._known([committed] if single else committed, rows)
+        return Prepared(inputs=inputs, rows=rows, single=single)
+
+    def require_completing(self) -> None:
+        """Raises ConfigError if chunks cannot be completed from actions: the policy makes one in a single step."""
+        if self._completing is None:
+            raise ConfigError(
+                f"--how realtime: agent.policy is {self.config.agent.policy}, which makes a chunk in a single step; "
+                "expected one that samples by the steps of a flow (best_of_n). Choose open_loop, every or ensemble"
+            )
+
+    def _known(self, committed: Sequence[Committed], rows: int) -> tuple[Float32[np.ndarray, "b t a"], Any]:
+        """What is committed in the units of the networks, and its weights."""
+        self.require_completing()
+        if len(committed) != rows:
+            raise DataError(f"committed: expected what is committed in {rows} rows, found {len(committed)}")
+        actions, weights = padded(committed, self.agent.action_horizon, self.agent.dims.action)
+        return self._action_norm.apply(actions), weights
 
     def _resized(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
         """As the pool resizes what it decodes."""
@@ -189,7 +222,9 @@ class QChunkPolicy(policy.Policy[Prepared]):
         return out
 
     def _compute(self, inputs: Any) -> Any:
-        return self._program(self._params, *inputs)
+        program = self._program if len(inputs) == 2 else self._completing
+        assert program is not None
+        return program(self._params, *inputs)
 
     def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
         return self._action_norm.invert(chunk)
@@ -229,17 +264,18 @@ def _one_seed(seed: float, rows: int) -> UInt32[np.ndarray, " 1"]:
     return np.array([int(seed)], np.uint32)
 
 
-def by_row(act: Callable[[PyTree, Mapping[str, Any], Any], jax.Array]) -> Callable[..., jax.Array]:
-    """Compiles a policy in which each row draws from a seed of its own: (weights, observations, seeds) -> chunks.
+def by_row(act: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Compiles a policy in which each row draws from a seed of its own: (weights, observations, seeds, ...) -> chunks.
 
     What a row draws is what a batch of that row alone would draw.
     """
 
-    def one(params: PyTree, seen: Mapping[str, Array], seed: Array) -> Array:
+    def one(params: PyTree, seen: Mapping[str, Array], seed: Array, rest: tuple[Array, ...]) -> Array:
         rows = {name: array[None] for name, array in seen.items()}
-        return act(params, rows, jax.random.key(seed))[0]
+        return act(params, rows, jax.random.key(seed), *(array[None] for array in rest))[0]
 
-    return jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
+    program = jax.jit(jax.vmap(one, in_axes=(None, 0, 0, 0)))
+    return lambda params, seen, seeds, *rest: program(params, seen, seeds, rest)
 
 
 def dims_json(dims: Dims) -> str:

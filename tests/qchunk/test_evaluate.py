@@ -17,6 +17,7 @@ from chunkwise.envs import render
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.workers import Run, Stretch, answer
 from chunkwise.errors import ConfigError, NonFiniteError
+from chunkwise.policies.execution import Execution
 from qchunk import evaluate, train
 from qchunk.config import EvalConfig, OnlineConfig
 from qchunk.envs import simulators
@@ -144,6 +145,33 @@ def test_draws_depend_on_seed_step_episode_and_chunk_alone(countdowns: list[Coun
     assert drawn(1, 4, 1) == drawn(1, 4, 2) == drawn(1, 4, 3) == expected
     assert not set(expected.values()) & set(drawn(1, 5, 2).values())
     assert not set(expected.values()) & set(drawn(2, 4, 2).values())
+
+
+def test_a_policy_is_late_and_is_told_what_runs_meanwhile(countdowns: list[Countdown]) -> None:
+    """Episode 101 lasts 9 steps: chunks of 3, begun every 2 steps, one step late."""
+    told: list[Any] = []
+
+    class Completed(Recorder):
+        def __call__(self, observations: Any, seeds: Any, committed: Any = None) -> np.ndarray:
+            told.append(
+                [
+                    (np.round(one.actions[:, 1:2].astype(float), 3).ravel().tolist(), one.weights.tolist())
+                    for one in committed
+                ]
+            )
+            return super().__call__(observations, seeds)
+
+    policy = Completed()
+    execution = Execution(how="realtime", execute=2, delay=1)
+    settings: Any = {"seed": 1, "step": 0, "episodes": 2, "num_envs": 2, "horizon": 3}
+    evaluate.evaluate(policy, TASK, **settings, execution=execution)
+    assert [call[0][-1].tolist() for call in policy.calls] == [[101, t] for t in (0, 2, 4, 6, 8)]
+    # Action i of a chunk is (seed / 1000, t / 1000, 5), t the step at which it was begun.
+    made = [round(1000 * action[1]) for seed, action in countdowns[-1].log if seed == 101]
+    assert made == [0, 0, 0, 2, 2, 4, 4, 6, 6], "three of the first chunk, then two of each"
+    assert [row[-1] for row in told] == [([], []), *(([t / 1000], [1.0]) for t in (0, 2, 4, 6))]
+    with pytest.raises(ConfigError, match="--delay is 2 and an inference begins every 1 steps"):
+        evaluate.evaluate(policy, TASK, **settings, execution=Execution(delay=2))
 
 
 def test_bad_chunks_are_refused(countdowns: list[Countdown]) -> None:
@@ -323,6 +351,19 @@ def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: py
     assert Evaluation.load(tmp_path / "o").outcomes[0]["length"] == 3
     assert evaluate.main([str(run), "--execute", "6"]) == 64
     assert "a chunk of this policy has 5 actions" in capsys.readouterr().err
+    short = ["--episodes", "1", "--max-steps", "5"]
+    assert evaluate.main([str(run), *short, "--how", "ensemble", "--delay", "1"]) == 0
+    found = Evaluation.load(run / "evaluations/step_00000004-how_ensemble-delay_1-max_steps_5.json")
+    assert found.settings == {"how": "ensemble", "delay": 1, "max_steps": 5}
+    capsys.readouterr()
+    for flags, message in [
+        (["--how", "realtime"], "--how realtime: agent.policy is distill, which makes a chunk in a single step"),
+        (["--how", "every"], "--how every: expected the number of steps in --execute N, found none"),
+        (["--delay", "3"], "--delay is 3 and an inference begins every 2 steps"),
+        (["--delay", "-1"], "--delay is -1; expected a number of steps, 0 or above"),
+    ]:
+        assert evaluate.main([str(run), *short, *flags]) == 64
+        assert message in capsys.readouterr().err
     assert evaluate.main([str(run), "--env", "puzzle-3x3-play-singletask-task1-v0"]) == 64
     assert "expected the widths of the dataset" in capsys.readouterr().err
     assert evaluate.main([str(tmp_path)]) == 64

@@ -1,6 +1,8 @@
 """The collector: rollouts are functions of their jobs, whatever the number of environments, their order and speed."""
 
 import functools
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from chunkwise.envs.collect import Collector, Job
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.workers import ProcessWorkers, Workers
-from chunkwise.errors import NonFiniteError
+from chunkwise.errors import ConfigError, NonFiniteError
+from chunkwise.policies.execution import Committed, Execution
 from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, actions_of, jobs, threads
 
 
@@ -72,11 +75,69 @@ def test_fixed_slots_keep_rows_by_number() -> None:
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:
-    finished = play(threads(2), jobs([1, 6]), execute=2, max_steps=5)
+    finished = play(threads(2), jobs([1, 6]), execution=Execution(how="every", execute=2), max_steps=5)
     assert [finished[n].length for n in (0, 1)] == [5, 5]
     chunks = [np.random.default_rng((5, 0, c)).normal(0, 2, (3, 3))[:2] for c in range(3)]
     expected = np.clip(np.concatenate(chunks)[:5], -1, 1).astype(np.float32)
     np.testing.assert_array_equal(finished[0].actions, expected)
+
+
+class Completing(Drawn):
+    """Keeps what was committed, by row and call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed: list[list[Any]] = []
+
+    def complete(self, observations: Any, draws: Any, committed: Sequence[Committed]) -> Any:
+        self.committed.append([one.actions.tolist() for one in committed])
+        return self(observations, draws)
+
+
+def test_a_chunk_is_late_by_the_delay_and_is_given_what_runs_meanwhile() -> None:
+    """Chunks of three, an inference every 2 steps, one step late: 0 1 2 of the first, then 1 2 of each."""
+    actor = Completing()
+    execution = Execution(how="realtime", execute=2, delay=1)
+    finished = play(threads(2), jobs([1, 6]), actor, execution=execution, max_steps=5)
+    for n in (0, 1):
+        first, second, third = (np.random.default_rng((5, n, c)).normal(0, 2, (3, 3)) for c in range(3))
+        expected = np.stack([*first, *second[1:]])
+        np.testing.assert_array_equal(finished[n].actions, np.clip(expected, -1, 1).astype(np.float32))
+        left = [[], first[2:].astype(np.float32).tolist(), second[2:].astype(np.float32).tolist()]
+        assert [committed[n] for committed in actor.committed] == left, "as the policy gave them, not as executed"
+        assert third.shape == (3, 3)
+    states = [observations["state"][:, 1].tolist() for observations, _ in actor.calls]
+    assert states == [[0, 0], [2, 2], [4, 4]], "each inference begins with what is seen then"
+
+
+def test_another_way_asks_for_no_completion() -> None:
+    actor = Completing()
+    play(threads(1), jobs([3]), actor, execution=Execution(how="ensemble"))
+    assert not actor.committed
+    assert len(actor.calls) == 9, "a chunk a step"
+    with pytest.raises(ConfigError, match="--how realtime: a Drawn cannot complete chunks"):
+        play(threads(1), jobs([3]), execution=Execution(how="realtime"))
+
+
+def test_a_rollout_that_is_played_again_begins_without_chunks(tmp_path: Path) -> None:
+    """Its worker died: what was planned before is forgotten."""
+    opener = functools.partial(DiesOnce, EnvSpec(suite="own", task=str(tmp_path / "died")))
+    execution = Execution(how="ensemble")
+    found = play(ProcessWorkers(opener, 1, name="countdown"), jobs([3]), execution=execution)
+    again = play(ProcessWorkers(opener, 1, name="countdown"), jobs([3]), execution=execution)
+    assert (tmp_path / "died").exists()
+    np.testing.assert_array_equal(found[0].actions, again[0].actions)
+
+
+class DiesOnce(Countdown):
+    """Ends its process at the third step, unless a file is there."""
+
+    def step(self, action: Any) -> Any:
+        mark = Path(self.spec.task)
+        if self.t == 2 and not mark.exists():
+            mark.touch()
+            os._exit(1)
+        return super().step(action)
 
 
 def test_processes_keep_every_frame_and_can_be_loaded(tmp_path: Path) -> None:

@@ -385,15 +385,60 @@ def test_the_best_of_n_goes_through_the_networks_in_as_few_parts_as_1024_rows_al
     agent, seen = agent_of(policy="best_of_n", num_samples=samples), []
     flow_chunks = agent._flow_chunks
 
-    def watched(params: Any, s: Any, z: Any) -> Any:
+    def watched(params: Any, s: Any, z: Any, goal: Any) -> Any:
         seen.append(z.shape)
-        return flow_chunks(params, s, z)
+        return flow_chunks(params, s, z, goal)
 
     monkeypatch.setattr(type(agent), "_flow_chunks", lambda self, *arguments: watched(*arguments))
     params, _ = weights(agent)
     shape = jax.eval_shape(agent.policy, params, {"qpos": jnp.zeros((batch, S))}, KEY)
     assert shape.shape == (batch, agent.chunk_size)
     assert set(seen) == {(at_once, batch, agent.chunk_size)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("predicts", ["velocity", "chunk"])
+def test_a_chunk_is_completed_from_what_is_known(predicts):
+    """numpy's flow with guidance, its Jacobian by differences; of the completed samples the critic's best."""
+    agent = agent_of(policy="best_of_n", num_samples=3, flow_predicts=predicts)
+    params, _ = weights(agent)
+    rng = np.random.default_rng(5)
+    s, known = rng.normal(size=(2, S)), rng.uniform(-0.5, 0.5, (2, H, A))
+    steps = np.array([[1.0, 1.0, 0.4, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    per_number = np.repeat(steps, A, axis=1)
+
+    def completed(z: np.ndarray) -> np.ndarray:
+        rows = []
+        for row in range(2):
+            x = z[row].astype(np.float64)
+            for i in range(3):
+                t = i / 3
+
+                def arrival(x: np.ndarray, t: float = t, row: int = row) -> tuple[np.ndarray, np.ndarray]:
+                    v = numpy_networks.velocity(params["flow"], s[row], x, np.array([t]), predicts)
+                    return x + (1 - t) * v, v
+
+                end, v = arrival(x)
+                h = 1e-6 * np.eye(len(x))
+                jacobian = np.stack([(arrival(x + d)[0] - arrival(x - d)[0]) / 2e-6 for d in h], axis=1)
+                scale = 5.0 if t == 0 else min(5.0, (t**2 + (1 - t) ** 2) / (t * (1 - t)))
+                x = x + (v + scale * jacobian.T @ (per_number[row] * (known[row].ravel() - end))) / 3
+            rows.append(np.clip(x, -1, 1))
+        return np.stack(rows)
+
+    noise = np.asarray(jax.random.normal(KEY, (3, 2, H * A)))
+    samples = np.stack([completed(z) for z in noise])
+    q = np.stack([numpy_networks.critic(params["critic"], s, a).mean(axis=0) for a in samples])
+    expected = samples[q.argmax(axis=0), [0, 1]]
+    inputs = {"qpos": s.astype(np.float32)}, KEY, known.astype(np.float32), steps.astype(np.float32)
+    found = quick(agent.complete)(params, *inputs)
+    np.testing.assert_allclose(found, expected.reshape(2, H, A), atol=2e-4)
+    alone = quick(functools.partial(agent.complete, behaviour_cloning=True))(params, *inputs)
+    z = np.asarray(jax.random.normal(KEY, (2, H * A)))
+    np.testing.assert_allclose(alone, completed(z).reshape(2, H, A), atol=2e-4)
+    free = quick(agent.act)(params, inputs[0], KEY)
+    np.testing.assert_allclose(found[1], free[1], atol=1e-5)  # nothing is known of it
+    assert np.abs(found[0] - free[0]).max() > 0.05
 
 
 def test_observation_names_the_array_that_is_seen():

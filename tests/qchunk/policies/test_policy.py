@@ -24,6 +24,7 @@ from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.evaluate import Evaluation
 from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.policies import export, runner
+from chunkwise.policies.execution import NOTHING, Committed
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
 from qchunk import evaluate
@@ -188,7 +189,7 @@ def test_draws_are_by_call_seed_and_row(run: Path, loaded: QChunkPolicy):
     np.testing.assert_array_equal(listed[0], placed["actions"][1])
     with pytest.raises(DataError, match="draw: expected the numbers of 3 rows, found those of 1"):
         loaded.infer(rows, draw=[(9,)])
-    with pytest.raises(ConfigError, match="guidance_scale: expected an option of this policy: seed, seeds"):
+    with pytest.raises(ConfigError, match="guidance_scale: expected an option of this policy: seed, seeds, committed"):
         loaded.infer(one, guidance_scale=2.0)
     asked = [loaded.infer(one, seed=float(seed))["actions"] for seed in (7, 7, 8)]  # as the server hands it on
     np.testing.assert_array_equal(asked[0], asked[1])
@@ -234,6 +235,47 @@ def test_each_row_draws_what_it_would_draw_alone(loaded: QChunkPolicy):
         np.testing.assert_allclose(found[row], alone[0], atol=1e-5)
     with pytest.raises(DataError, match=r"seeds: expected 3 of uint32, found int64 \[3\]"):
         loaded.infer(observation(3), seeds=SEEDS.astype(np.int64))
+
+
+@pytest.mark.slow
+def test_chunks_are_completed_from_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the robot's units; a row of which nothing is committed is what it is without; the same seeds, the same bits"""
+    trained(tmp_path, monkeypatch, policy="best_of_n", num_samples=4, flow_steps=5)
+    policy = load_policy(tmp_path / "run")
+    rows = observation(3, images=False)
+    free = policy.infer(rows, seeds=SEEDS)["actions"]
+    wanted = policy.infer(rows, seeds=SEEDS + np.uint32(7))["actions"]
+    weights = np.array([1, 0.5], np.float32)
+    committed = [NOTHING, *(Committed(actions=wanted[row, :2], weights=weights) for row in (1, 2))]
+    found = policy.infer(rows, seeds=SEEDS, committed=committed)["actions"]
+    np.testing.assert_array_equal(policy.infer(rows, seeds=SEEDS, committed=committed)["actions"], found)
+    scale = np.abs(free).max()
+    np.testing.assert_allclose(found[0], free[0], atol=1e-5 * scale)
+    away, left = (np.abs(chunks[1:, 0] - wanted[1:, 0]).mean() for chunks in (free, found))
+    assert left < 0.25 * away
+    one = {name: value[1] for name, value in rows.items()}
+    single = policy.infer(one, seeds=SEEDS[1:2], committed=committed[1])["actions"]
+    np.testing.assert_allclose(single, found[1], atol=1e-5 * scale)
+    with pytest.raises(DataError, match="committed: expected what is committed in 3 rows, found 2"):
+        policy.infer(rows, committed=committed[:2])
+    with pytest.raises(ConfigError, match=f"committed: expected at most 3 actions of {ACTION} numbers"):
+        policy.infer(
+            one, committed=Committed(actions=np.zeros((4, ACTION), np.float32), weights=np.ones(4, np.float32))
+        )
+
+
+@pytest.mark.slow
+def test_a_policy_of_one_step_completes_nothing(loaded: QChunkPolicy):
+    with pytest.raises(ConfigError, match=r"--how realtime: agent\.policy is distill, which makes a chunk in a single"):
+        loaded.infer(observation(), committed=NOTHING)
+    cloning = QChunkPolicy(
+        loaded.agent,
+        loaded._params,
+        observation_norm=loaded._observation_norm,
+        action_norm=loaded._action_norm,
+        way="behaviour_cloning",
+    )
+    assert cloning.infer(observation(), committed=NOTHING)["actions"].shape == (3, ACTION)
 
 
 @pytest.mark.slow
