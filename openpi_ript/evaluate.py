@@ -1,7 +1,7 @@
 """Evaluates a run's policy in its environment, or compares two evaluations.
 
     python -m openpi_ript.evaluate run RUN [--episodes 100] [--manifest FILE] [--guidance-scale 1.0] [--video 9]
-                                        [--allow-env my_sim:Env]
+                                        [--how realtime] [--execute 8] [--delay 2] [--allow-env my_sim:Env]
     python -m openpi_ript.evaluate compare A.json B.json
 
 The first writes RUN/evaluations/step_<n>.json (or --out), on the initial states of RUN/manifest.json unless another
@@ -9,12 +9,14 @@ manifest is given; with --video a grid of the first episodes, successes framed g
 """
 
 import argparse
+import dataclasses
 import sys
 from pathlib import Path
 
 from chunkwise.cli import command
-from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
+from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of
 from chunkwise.errors import ConfigError, RunError
+from chunkwise.policies.execution import add_flags, execution_of
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 
@@ -39,7 +41,12 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     config = read_config(run)
     if config.env is None or config.eval is None:
         raise ConfigError(f"{run}: expected a run with env and eval, found one without an environment")
-    collector = Collector(config.env, allow_code=arguments.allow_env == config.env.suite)
+    execute = arguments.execute
+    if arguments.how in (None, "every") and execute is None:
+        execute = config.env.execute
+    execution = execution_of(arguments.how, execute, arguments.delay)
+    execution.interval(config.model.action_horizon)
+    collector = Collector(config.env, allow_code=arguments.allow_env == config.env.suite, execution=execution)
     step, params = read_run_weights(run, config)
     policy = ActingPolicy(config, read_stats(run, config))
     policy.use(params, step)
@@ -50,7 +57,9 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     episodes = arguments.episodes or config.eval.final_episodes
     try:
         manifest = initial_states(collector, run, arguments.manifest, seed=config.eval.seed, episodes=episodes)
-        out: Path = arguments.out or run / f"evaluations/step_{step:08d}.json"
+        names = ("how", "execute", "delay")
+        settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+        out: Path = arguments.out or file_of(run, step, settings)
         result = evaluate(
             collector,
             policy,
@@ -62,6 +71,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         )
     finally:
         collector.close()
+    result = dataclasses.replace(result, settings=settings)
     result.save(out)
     print(f"step {step}: {result}\n{out}")
     if arguments.video:
@@ -80,6 +90,7 @@ def main(argv: list[str]) -> int:
     run.add_argument("--episodes", type=int, help="initial states (default: eval.final_episodes)")
     run.add_argument("--manifest", type=Path, help="initial states to use (default: RUN/manifest.json)")
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
+    add_flags(run, "env.execute actions of each chunk")
     run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
     run.add_argument("--allow-env", help="env.suite of the run, where it is a module:factory that you trust")
     run.add_argument("--video", type=int, default=0, help="episodes in a grid video beside it")

@@ -8,7 +8,6 @@ plays the episodes that the run plays at its end, and writes RUN/evaluations/ste
 import dataclasses
 import functools
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.files import trust
-from chunkwise.policies.execution import HOWS, Committed, Execution, execution_of
+from chunkwise.policies.execution import Committed, Execution, add_flags, execution_of
 from chunkwise.policies.load import load_policy
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
@@ -278,13 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, help="default: eval.final_episodes of the run")
     parser.add_argument("--env", metavar="ID", help="default: eval.env of the run")
     parser.add_argument("--seed", type=int, help="of scenes and draws; default: the run's")
-    parser.add_argument(
-        "--how",
-        choices=HOWS,
-        help="how chunks are executed; default: open_loop, each as a whole, and with --execute every N steps a new one",
-    )
-    parser.add_argument("--execute", type=int, metavar="N", help="steps until the next chunk is begun")
-    parser.add_argument("--delay", type=int, metavar="D", help="steps that are executed while a chunk is computed")
+    add_flags(parser, "open_loop, each as a whole, and with --execute every N steps a new one")
     parser.add_argument("--max-steps", type=int, metavar="N", help="cut episodes after so many steps")
     parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once; no outcome depends on it")
     parser.add_argument("--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON")
@@ -303,8 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         execution = execution_of(arguments.how, arguments.execute, arguments.delay)
         names = ("env", "seed", "how", "execute", "delay", "max_steps")
         settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-        parts = [f"step_{policy.step:08d}", *(f"{name}_{value}" for name, value in settings.items())]
-        out = arguments.out or arguments.run / f"evaluations/{re.sub(r'[^A-Za-z0-9_-]', '-', '-'.join(parts))}.json"
+        out = arguments.out or evaluation.file_of(arguments.run, policy.step, settings)
         result = evaluate_run(
             policy,
             env=arguments.env,

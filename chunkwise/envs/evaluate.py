@@ -9,7 +9,8 @@ the same noise. `init_hash` is compared at every rollout: another simulator vers
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,12 @@ class Evaluation:
             return cls(**(tree | {"outcomes": tuple(tree["outcomes"])}))
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}: expected an evaluation, found {error}") from error
+
+
+def file_of(run: Path, step: int, settings: Mapping[str, Any]) -> Path:
+    """Returns the file of an evaluation in a run's folder; what differed from the run's own is in its name."""
+    parts = [f"step_{step:08d}", *(f"{name}_{value}" for name, value in settings.items())]
+    return run / f"evaluations/{re.sub(r'[^A-Za-z0-9_-]', '-', '-'.join(parts))}.json"
 
 
 def evaluate(

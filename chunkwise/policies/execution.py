@@ -13,6 +13,7 @@ at which its inference began, so what is over when it arrives is never executed.
 Evaluation and the loop of a real robot ask one `Plan` for each episode. numpy alone: worker processes import this.
 """
 
+import argparse
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -93,6 +94,18 @@ class Execution:
                 f"expected at least {self.delay}, since one is computed at a time"
             )
         return steps
+
+
+def add_flags(parser: argparse.ArgumentParser, default: str) -> None:
+    """Adds --how, --execute and --delay.
+
+    Args:
+      parser: Of the command.
+      default: How chunks are executed without these, in words.
+    """
+    parser.add_argument("--how", choices=HOWS, help=f"how chunks are executed; default: {default}")
+    parser.add_argument("--execute", type=int, metavar="N", help="steps until the next chunk is begun")
+    parser.add_argument("--delay", type=int, metavar="D", help="steps that are executed while a chunk is computed")
 
 
 def execution_of(how: How | None, execute: int | None, delay: int | None) -> Execution:

@@ -16,6 +16,7 @@ from chunkwise.train.metrics import Mean, mean_of
 from openpi_ript.config.experiment import GuidanceConfig, Optimality
 from openpi_ript.model.pi0 import (
     Context,
+    Known,
     Observation,
     Pi0,
     draw_noise_and_time,
@@ -128,6 +129,7 @@ def guided_sample(
     *,
     scale: float | Float[Array, ""] | Float[Array, " b"],
     steps: int | Int[Array, ""],
+    known: Known | None = None,
 ) -> Float32[Array, "b t a"]:
     """Chunks along v = v_none + w (v_positive - v_none), from noise to action.
 
@@ -141,6 +143,7 @@ def guided_sample(
       noise: Sample at t = 1.
       scale: w, one for all or one a sample; may be traced.
       steps: Euler steps; may be traced.
+      known: As `integrate`.
     """
     b = noise.shape[0]
     conditions = jnp.stack([jnp.full((b,), c, jnp.int32) for c in (Optimality.NONE, Optimality.POSITIVE)])
@@ -154,4 +157,4 @@ def guided_sample(
         none, positive = jax.vmap(under)(conditions)
         return (1 - w) * none + w * positive
 
-    return integrate(field, noise, steps)
+    return integrate(field, noise, steps, known)

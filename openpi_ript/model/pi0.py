@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, UInt8
 
-from chunkwise.models.flow_matching import straight_path
+from chunkwise.models.flow_matching import inpainting, straight_path
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import ModelConfig, Optimality
@@ -24,6 +24,9 @@ from openpi_ript.model.siglip import Siglip
 
 # Wavelengths of the time embedding; time is in [0, 1].
 MIN_PERIOD, MAX_PERIOD = 4e-3, 4.0
+
+Field = Callable[[Float32[Array, "b t a"], Float32[Array, " b"]], Float32[Array, "b t a"]]
+"""Velocity at a point and a time per sample."""
 
 
 class Observation(NamedTuple):
@@ -296,17 +299,30 @@ def flow_loss(
     return error.value(), {"flow_loss": error}
 
 
+class Known(NamedTuple):
+    """What is known of chunks, normalised, and how much each number counts, 0 to 1."""
+
+    actions: Float32[Array, "b t a"]
+    weights: Float32[Array, "b t a"]
+
+
 def sample_actions(
-    model: Pi0, params: Any, context: Context, noise: Float32[Array, "b t a"], steps: int | Int[Array, ""]
+    model: Pi0,
+    params: Any,
+    context: Context,
+    noise: Float32[Array, "b t a"],
+    steps: int | Int[Array, ""],
+    known: Known | None = None,
 ) -> Float32[Array, "b t a"]:
     """Chunks of a policy without condition, from an encoded observation: `integrate` over its velocity."""
-    return integrate(lambda x, time: velocity(model, params, context, x, time, None), noise, steps)
+    return integrate(lambda x, time: velocity(model, params, context, x, time, None), noise, steps, known)
 
 
 def integrate(
-    field: Callable[[Float32[Array, "b t a"], Float32[Array, " b"]], Float32[Array, "b t a"]],
+    field: Field,
     noise: Float32[Array, "b t a"],
     steps: int | Int[Array, ""],
+    known: Known | None = None,
 ) -> Float32[Array, "b t a"]:
     """Euler from noise (t = 1) to action (t = 0).
 
@@ -317,7 +333,10 @@ def integrate(
       field: Velocity at a point and a time per sample.
       noise: Sample at t = 1.
       steps: At least 1; may be traced, so that one compiled sampler serves any number.
+      known: What chunks are completed from, for real-time chunking; None: nothing.
     """
+    if known is not None:
+        field = _completing(field, known)
     dt = jnp.float32(-1.0) / jnp.asarray(steps, jnp.float32)
 
     def advance(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -326,3 +345,9 @@ def integrate(
 
     chunk, _ = jax.lax.fori_loop(0, steps, advance, (noise, jnp.ones(noise.shape[:1], jnp.float32)))
     return chunk
+
+
+def _completing(field: Field, known: Known) -> Field:
+    """The field guided towards what is known. `inpainting` has its time the other way round, noise at 0."""
+    guided = inpainting(lambda x, time: -field(x, 1 - time), known.actions, known.weights)
+    return lambda x, time: -guided(x, 1 - time)

@@ -5,7 +5,7 @@ actions = policy.infer({"image": {"base_0_rgb": picture}, "state": state, "promp
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
+from chunkwise.policies.execution import Committed, padded
 from chunkwise.policies.policy import Draw
 from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
 from openpi_ript.data.inputs import make_inputs
-from openpi_ript.data.transforms import ToOpenPi, absolute_action, adapt_state
+from openpi_ript.data.transforms import ToOpenPi, absolute_action, adapt_state, relative_action
 from openpi_ript.model.guidance import guided_sample
-from openpi_ript.model.pi0 import Observation, Pi0, encode, sample_actions
+from openpi_ript.model.pi0 import Known, Observation, Pi0, encode, sample_actions
 from openpi_ript.policies import saved
 
 SAMPLE_STEPS = 10
@@ -50,10 +51,11 @@ class Policy(policy.Policy[Prepared]):
     Options of a call:
       guidance_scale: w of the guidance, 0 or above; by default guidance.scale of the config. Refused without guidance.
       noise: where sampling starts, [t, model.action_dim] a row; by default it is drawn.
+      committed: what the chunk is completed from, for real-time chunking (`Committed`); for a batch, of each row.
     """
 
     options = ("guidance_scale",)
-    local_options = ("noise",)
+    local_options = ("noise", "committed")
 
     def __init__(
         self, config: OpenpiRiptConfig, params: Any, stats: Mapping[str, NormStats], *, step: int = 0, seed: int = 0
@@ -188,11 +190,28 @@ class Policy(policy.Policy[Prepared]):
         noise = self._noise(options.get("noise"), rows, draw)
         scales = np.full(rows, scale, np.float32)
         sent = {"observation": inputs, "noise": noise, "scale": scales}
+        if (committed := options.get("committed")) is not None:
+            sent["known"] = self._known([committed] if single else committed, raw_state)
         return Prepared(inputs=sent, raw_state=raw_state, rows=rows, single=single)
 
     def _compute(self, inputs: Any) -> Any:
         observed = Observation(**inputs["observation"])
-        return self._sample(self._params, observed, inputs["noise"], inputs["scale"], self._steps)
+        known = Known(**inputs["known"]) if "known" in inputs else None
+        return self._sample(self._params, observed, inputs["noise"], inputs["scale"], self._steps, known)
+
+    def _known(
+        self, committed: Sequence[Committed], raw_state: Float32[np.ndarray, "b s"]
+    ) -> dict[str, Float32[np.ndarray, "b t n"]]:
+        """What is committed as the model has it: relative, normalised, nothing in the dimensions that are padding."""
+        if len(committed) != len(raw_state):
+            raise DataError(f"committed: expected what is committed in {len(raw_state)} rows, found {len(committed)}")
+        model, robot = self.config.model, self.config.data.robot
+        actions, weights = padded(committed, model.action_horizon, robot.action_dim)
+        relative = relative_action(actions, raw_state, robot.relative_dims)
+        own = [(0, 0), (0, 0), (0, model.action_dim - robot.action_dim)]
+        normal = np.pad(self._to_openpi.action.apply(relative), own)
+        per_number = np.repeat(weights[..., None], robot.action_dim, axis=-1)
+        return {"actions": normal, "weights": np.pad(per_number, own)}
 
     def _denormalised(self, chunk: Float32[np.ndarray, "b t d"]) -> Float32[np.ndarray, "b t a"]:
         return self._to_openpi.action.invert(chunk[..., : self.config.data.robot.action_dim])
@@ -210,11 +229,12 @@ class Policy(policy.Policy[Prepared]):
         noise: Float32[Array, "b t a"],
         scale: Float[Array, " b"],
         steps: Int[Array, ""],
+        known: Known | None,
     ) -> Float32[Array, "b t a"]:
         context = encode(self._model, params, observation)
         if self.config.guidance is None:
-            return sample_actions(self._model, params, context, noise, steps)
-        return guided_sample(self._model, params, context, noise, scale=scale, steps=steps)
+            return sample_actions(self._model, params, context, noise, steps, known)
+        return guided_sample(self._model, params, context, noise, scale=scale, steps=steps, known=known)
 
     @property
     def _steps(self) -> Int[np.ndarray, ""]:

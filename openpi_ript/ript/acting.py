@@ -1,7 +1,7 @@
 """A run's policy between updates: one compiled sampler for the weights of every round."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ from jaxtyping import Float32
 
 from chunkwise.arrays import PyTree
 from chunkwise.data.norm_stats import NormStats
+from chunkwise.policies.execution import Committed
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.policies.policy import Policy
 
@@ -33,13 +34,21 @@ class ActingPolicy(Policy):
         self._params = {}
 
     def __call__(
-        self, observation: dict[str, Any], noise: Float32[np.ndarray, "b t n"]
+        self,
+        observation: dict[str, Any],
+        noise: Float32[np.ndarray, "b t n"],
+        committed: Sequence[Committed] | None = None,
     ) -> Float32[np.ndarray, "b t a"]:
         """Chunks for a batch of observations; `guidance_scale` None takes the config's.
 
         They may hold NaN: the collector looks, and keeps what the policy saw.
+
+        Args:
+          observation: Rows of the policy's inputs.
+          noise: From which each row is sampled.
+          committed: What each row's chunk is completed from; None: chunks are not completed.
         """
-        prepared = self.prepare(observation, guidance_scale=self.guidance_scale, noise=noise)
+        prepared = self.prepare(observation, guidance_scale=self.guidance_scale, noise=noise, committed=committed)
         chunk = self.act([prepared])[0][..., : self.config.data.robot.action_dim]
         return self._to_openpi.observed_action(chunk, prepared.raw_state)
 

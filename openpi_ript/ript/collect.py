@@ -17,7 +17,7 @@ from chunkwise.envs.collect import Draw, Job
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ProcessWorkers
-from chunkwise.policies.execution import Execution
+from chunkwise.policies.execution import Committed, Execution
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import spec_of
@@ -50,6 +50,17 @@ class _Seen:
     weights: str
 
     def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Float32[np.ndarray, "b t a"]:
+        return self.actor(*self._given(observations, draws))
+
+    def complete(
+        self, observations: Observation, draws: Sequence[Draw | None], committed: Sequence[Committed]
+    ) -> Float32[np.ndarray, "b t a"]:
+        actor: Any = self.actor  # one that completes chunks takes what is committed behind the noise
+        return actor(*self._given(observations, draws), committed)
+
+    def _given(
+        self, observations: Observation, draws: Sequence[Draw | None]
+    ) -> tuple[dict[str, Any], Float32[np.ndarray, "b t n"]]:
         noise = np.zeros((len(draws), *self.actor.chunk), np.float32)
         for row, draw in zip(noise, draws, strict=True):
             if draw is not None:
@@ -59,7 +70,7 @@ class _Seen:
             "image": {name: observations[shown] for name, shown in self.config.cameras.items()},
             "prompt": [self.config.prompt] * len(draws),
         }
-        return self.actor(batch, noise)
+        return batch, noise
 
 
 class Collector(collect.Collector):

@@ -15,11 +15,13 @@ from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError, MismatchError, NonFiniteError
 from chunkwise.policies.bounds import Bounds, OutOfBoundsError
+from chunkwise.policies.execution import NOTHING, Committed
+from openpi_ript.config.experiment import Optimality
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.point import render
 from openpi_ript.model.guidance import guided_sample
-from openpi_ript.model.pi0 import Observation, Pi0, encode
+from openpi_ript.model.pi0 import Observation, Pi0, encode, velocity
 from openpi_ript.policies import policy, saved
 from openpi_ript.policies.policy import Policy
 from openpi_ript.train import main
@@ -87,6 +89,52 @@ def test_actions_are_absolute_and_in_the_datasets_units(acting: Policy):
     expected = chunk * (stats["actions"].std + 1e-6) + stats["actions"].mean
     expected[:, :2] += seen["state"]
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_chunk_is_completed_from_what_is_committed(acting: Policy):
+    """The sampler step by step, in openpi's time: what is committed is made relative and normalised by hand."""
+    seen, model, data = observation(), Pi0(acting.config.model), open_data(acting.config.data)
+    state, stats = seen["state"], data.stats
+    wanted = acting.infer(seen, noise=noise()[0] + 1)["actions"][:3]
+    weights = np.array([1, 1, 0.5], np.float32)
+    got = acting.infer(seen, noise=noise(), committed=Committed(actions=wanted, weights=weights))["actions"]
+
+    relative = wanted.copy()
+    relative[:, :2] -= state
+    width = acting.config.model.action_dim
+    goal, weight = np.zeros((1, 8, width), np.float32), np.zeros((1, 8, width), np.float32)
+    goal[0, :3, :3] = (relative - stats["actions"].mean) / (stats["actions"].std + 1e-6)
+    weight[0, :3, :3] = weights[:, None]
+    prepared = acting.prepare(seen, noise=noise())
+    inputs = jax.tree.map(jnp.asarray, prepared.inputs["observation"])
+    context = jax.jit(encode, static_argnums=0)(model, acting._params, Observation(**inputs))
+
+    @jax.jit
+    def step(x: jax.Array, time: Any) -> jax.Array:
+        def under(x: jax.Array) -> jax.Array:
+            v = [
+                velocity(model, acting._params, context, x, time[None], jnp.array([c]))
+                for c in (Optimality.NONE, Optimality.POSITIVE)
+            ]
+            return -2.0 * v[0] + 3.0 * v[1]  # guidance.scale is 3
+
+        end, pull_back = jax.vjp(lambda x: x - time * under(x), x)
+        (correction,) = pull_back(weight * (goal - end))
+        scale = jnp.where(time == 1, 5.0, jnp.minimum(5.0, (time**2 + (1 - time) ** 2) / (time * (1 - time) + 1e-12)))
+        return x - (under(x) - scale * correction) / 4
+
+    x = jnp.asarray(noise())
+    for i in range(4):
+        x = step(x, jnp.float32(1 - i / 4))
+    expected = np.asarray(x)[0, :, :3] * (stats["actions"].std + 1e-6) + stats["actions"].mean
+    expected[:, :2] += state
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    free = acting.infer(seen, noise=noise())["actions"]
+    assert np.abs(got[:2] - wanted[:2]).mean() < 0.5 * np.abs(free[:2] - wanted[:2]).mean()
+    np.testing.assert_allclose(acting.infer(seen, noise=noise(), committed=NOTHING)["actions"], free, atol=1e-4)
+    with pytest.raises(DataError, match="committed: expected what is committed in 2 rows, found 1"):
+        acting.infer(stacked(seen, seen), committed=[NOTHING])
 
 
 @pytest.mark.slow

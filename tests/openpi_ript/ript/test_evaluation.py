@@ -97,7 +97,8 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
         return evaluate(collector, actor, manifest, **more)
 
     settings = SimpleNamespace(seed=0, final_episodes=2)
-    config = SimpleNamespace(env=point(), eval=settings, guidance=SimpleNamespace(scale=1.5))
+    chunk = SimpleNamespace(action_horizon=Straight().chunk[0])
+    config = SimpleNamespace(env=point(), eval=settings, guidance=SimpleNamespace(scale=1.5), model=chunk)
     monkeypatch.setattr(saved, "read_config", lambda _: config)
     monkeypatch.setattr(saved, "read_run_weights", lambda *_: (7, {}))
     monkeypatch.setattr(saved, "read_stats", lambda *_: {})
@@ -107,6 +108,10 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
     assert scales == [expected]
     written = Evaluation.load(tmp_path / "evaluations/step_00000007.json")
     assert (written.guidance_scale, len(written.outcomes)) == (expected[1], 2)
+    assert command.main(["run", str(tmp_path), "--how", "ensemble", "--delay", "1"]) == 0
+    late = Evaluation.load(tmp_path / "evaluations/step_00000007-how_ensemble-delay_1.json")
+    assert late.settings == {"how": "ensemble", "delay": 1}
+    assert command.main(["run", str(tmp_path), "--execute", "100"]) == 64
 
 
 @pytest.mark.parametrize("given", [(), ("--allow-env", "other:Env"), ("--allow-env", "evil:Env")])
@@ -114,6 +119,7 @@ def test_code_that_a_run_names_is_imported_where_the_user_names_it_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
 ):
     config = SimpleNamespace(env=point(suite="evil:Env"), eval=SimpleNamespace(seed=0, final_episodes=2), guidance=None)
+    config.model = SimpleNamespace(action_horizon=8)
     monkeypatch.setattr(saved, "read_config", lambda _: config)
     monkeypatch.setattr(saved, "read_run_weights", lambda *_: pytest.fail("weights were read"))
     if given == ("--allow-env", "evil:Env"):
