@@ -20,7 +20,7 @@ from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import reach, stream
-from qchunk.envs import run_picture, simulators
+from qchunk.envs import run_summary, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
 from qchunk.policies.offline_metrics import OfflineMetrics, summary
@@ -65,7 +65,7 @@ class QChunkTask:
 
     def finish(self) -> None:
         """Draws the run's picture."""
-        print(f"picture: {run_picture.draw(self.folder)}", flush=True)
+        print(f"picture: {run_summary.draw(self.folder)}", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of the good episodes, and of all files."""

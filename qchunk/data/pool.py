@@ -30,7 +30,7 @@ from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset, load_episode, open_dataset, read_again
 from qchunk.data.image_store.buffers import aligned
 from qchunk.data.image_store.frames import EpisodeFrames, FrameStore, PictureArrays, Work
-from qchunk.data.image_store.kept_pictures import draw
+from qchunk.data.image_store.kept_images import draw
 from qchunk.data.image_store.memory import open_store
 from qchunk.data.refresh import episodes_of_pool
 
@@ -234,7 +234,7 @@ class Pool:
         out: PictureArrays,
         due: Int64[np.ndarray, "b 2"],
     ) -> list[Work]:
-        """What fills `out` with the pictures of the chunks that `locate` found; `kept_pictures.draw` does it.
+        """What fills `out` with the pictures of the chunks that `locate` found; `kept_images.draw` does it.
 
         `due` has the steps that draw them, and the next ones, again; 0 for none.
         """

@@ -19,7 +19,7 @@ from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset
 from qchunk.data.image_store.buffers import LentBuffers
 from qchunk.data.image_store.frames import FrameStore, PictureArrays
-from qchunk.data.image_store.kept_pictures import KeptPictures, draw, steps_until_again
+from qchunk.data.image_store.kept_images import KeptPictures, draw, steps_until_again
 from qchunk.data.image_store.memory import open_store
 from qchunk.data.image_store.workers import Workers
 from qchunk.data.pool import Pool

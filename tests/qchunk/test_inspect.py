@@ -13,7 +13,7 @@ from qchunk import inspect
 from qchunk.config import DataConfig
 from qchunk.data import index
 from qchunk.data.readers import aloha
-from tests.qchunk import pictures
+from tests.qchunk import image_recordings
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, dataset, write
 
 
@@ -69,11 +69,11 @@ def test_a_bad_dataset_is_described_and_exits_65(tmp_path: Path, capsys: pytest.
 
 
 def test_cameras_are_described_and_every_picture_is_decoded(tmp_path: Path, capsys: pytest.CaptureFixture):
-    root = pictures.dataset(tmp_path, lengths=(6, 7), depth=True)
+    root = image_recordings.dataset(tmp_path, lengths=(6, 7), depth=True)
     assert inspect.main([str(root), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["cameras"]
     assert list(found) == [
-        *(f"/observations/images/{name}" for name in pictures.CAMERAS),
+        *(f"/observations/images/{name}" for name in image_recordings.CAMERAS),
         "/observations/images_depth/cam_high",
     ]
     depth = found["/observations/images_depth/cam_high"]
@@ -109,7 +109,7 @@ def test_the_picture(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
     elif kind == "state":
         dataset(path, lengths=(5, 9, 7))
     else:
-        pictures.dataset(path, lengths=(5, 9, 7), jpeg=kind == "jpeg", depth=kind == "raw")
+        image_recordings.dataset(path, lengths=(5, 9, 7), jpeg=kind == "jpeg", depth=kind == "raw")
     assert inspect.main([str(path), "--picture", str(out), "--json"]) == 0
     json.loads(capsys.readouterr().out)
     drawn = np.asarray(Image.open(out).convert("RGB"))
@@ -246,7 +246,7 @@ def test_with_a_config_it_says_what_training_would(tmp_path: Path, capsys: pytes
 
 
 def test_a_camera_that_the_config_does_not_name_is_no_reason_to_refuse(tmp_path: Path, capsys: pytest.CaptureFixture):
-    root = pictures.dataset(tmp_path, lengths=(30, 40))
+    root = image_recordings.dataset(tmp_path, lengths=(30, 40))
     with h5py.File(root / "episode_1.hdf5", "r+") as h5:
         rows = np.asarray(h5["/observations/images/cam_high"])
         rows[3, 100:] = 0

@@ -11,7 +11,7 @@ from chunkwise.errors import DataError
 from qchunk.agents.base import chunk_td_target, kept_rows
 from qchunk.config import DataConfig
 from qchunk.data import index, make_batches, open_dataset, stream
-from tests.qchunk import pictures
+from tests.qchunk import image_recordings
 from tests.qchunk.recordings import arrays, config, write
 
 
@@ -160,7 +160,10 @@ def test_a_folder_nearly_called_score_is_named(tmp_path: Path, folder: str):
 
 
 def test_depth_is_found_where_the_original_looks(tmp_path: Path):
-    here, there = pictures.dataset(tmp_path / "here", depth=True), pictures.dataset(tmp_path / "there", depth=True)
+    here, there = (
+        image_recordings.dataset(tmp_path / "here", depth=True),
+        image_recordings.dataset(tmp_path / "there", depth=True),
+    )
     for file in sorted(there.glob("*.hdf5")):
         with h5py.File(file, "r+") as h5:
             h5.move("/observations/images_depth", "/observations/depth_images")

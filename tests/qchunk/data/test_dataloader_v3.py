@@ -9,7 +9,7 @@ import simplejpeg
 
 from chunkwise.errors import ConfigError, DataError
 from qchunk.data.dataloader_v3 import QCSimpleDatasetV3, create_qc_dataloader_v3
-from tests.qchunk import pictures
+from tests.qchunk import image_recordings
 from tests.qchunk.recordings import ACTION, QPOS, assert_same, dataset, plain_transition
 
 CHUNK = 5
@@ -60,7 +60,7 @@ def test_every_transition_is_the_specifications(tmp_path: Path):
 
 
 def test_images_are_float_chw_of_the_cameras_asked_for(tmp_path: Path):
-    jpegs = pictures.write_episode(tmp_path / "episode_0.hdf5", 6, 0, success=True)
+    jpegs = image_recordings.write_episode(tmp_path / "episode_0.hdf5", 6, 0, success=True)
     cameras = ["cam_high", "cam_left_wrist", "cam_right_wrist"]
     pool, loader = create_qc_dataloader_v3(
         dataset_dir=str(tmp_path),
@@ -74,7 +74,7 @@ def test_images_are_float_chw_of_the_cameras_asked_for(tmp_path: Path):
         epoch_seed=0,
     )
     batch, one = next(iter(loader)), pool[3]
-    assert batch["observations"]["images"].shape == (4, 3, 3, pictures.HEIGHT, pictures.WIDTH)
+    assert batch["observations"]["images"].shape == (4, 3, 3, image_recordings.HEIGHT, image_recordings.WIDTH)
     assert batch["observations"]["images"].dtype == np.float32
     assert batch["observations"]["depth_images"] is None
     where = frames(tmp_path)

@@ -35,7 +35,7 @@ from qchunk.data.dataset import Dims
 from qchunk.envs.simulators import View
 from qchunk.policies.policy import QChunkPolicy, dims_json, read_dims
 from tests.chunkwise.policies.serving import ask, client, read, running
-from tests.qchunk import pictures as recorded
+from tests.qchunk import image_recordings as recorded
 from tests.qchunk import recordings
 
 ACTION, STATE = recordings.ACTION, recordings.STATE
@@ -85,7 +85,7 @@ def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, *, images: bool = Fal
     monkeypatch.setattr(qchunk.train, "evaluate", evaluate)
     monkeypatch.setattr(qchunk.train, "require_fit", lambda *_: None)
     monkeypatch.setattr(qchunk.train.simulators, "require_images", lambda *_: None)
-    monkeypatch.setattr(qchunk.train.run_picture, "draw", lambda *_: "none")
+    monkeypatch.setattr(qchunk.train.run_summary, "draw", lambda *_: "none")
     qchunk.train.main(config_of(root, folder / "run", agent=agent, images=images), "test")
     return answers
 

@@ -21,7 +21,7 @@ from qchunk.data.image_store import frames as frames_lib
 from qchunk.data.image_store.buffers import LentBuffers
 from qchunk.data.image_store.frames import Planes
 from qchunk.data.image_store.workers import Workers
-from tests.qchunk.pictures import CAMERAS, HEIGHT, WIDTH, dataset, write_episode
+from tests.qchunk.image_recordings import CAMERAS, HEIGHT, WIDTH, dataset, write_episode
 from tests.qchunk.recordings import ACTION, assert_same, config
 
 SMALL = (10, 14)

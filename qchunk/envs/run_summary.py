@@ -1,6 +1,6 @@
 """One picture of a run: frames of its video above, success in the environment and losses over the updates below.
 
-python -m qchunk.envs.run_picture RUN          # draws RUN/summary.png again
+python -m qchunk.envs.run_summary RUN          # draws RUN/summary.png again
 """
 
 import json
@@ -89,5 +89,5 @@ def _draw_losses(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help") or not (Path(sys.argv[1]) / "metrics.jsonl").exists():
-        sys.exit("usage: python -m qchunk.envs.run_picture RUN\n\nDraws RUN/summary.png.")
+        sys.exit("usage: python -m qchunk.envs.run_summary RUN\n\nDraws RUN/summary.png.")
     print(draw(Path(sys.argv[1])))

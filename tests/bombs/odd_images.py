@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.bombs import Command, case
 from tests.bombs.hdf5 import good_episode
-from tests.bombs.pictures import chunk, drive, png
+from tests.bombs.images import chunk, drive, png
 from tests.bombs.programs import driving_validate, openpi_inspect, qchunk_convert, qchunk_inspect, train_lerobot
 from tests.lerobot_files import CAMERAS, record, write_v21
 

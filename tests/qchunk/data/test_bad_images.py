@@ -18,7 +18,7 @@ from qchunk.data import index
 from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers import aloha, aloha_images
 from qchunk.data.selection import select
-from tests.qchunk.pictures import CAMERAS, dataset, scene, write_episode
+from tests.qchunk.image_recordings import CAMERAS, dataset, scene, write_episode
 
 HIGH = "/observations/images/cam_high"
 DEPTH = "/observations/images_depth/cam_high"

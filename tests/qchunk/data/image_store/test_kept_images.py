@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qchunk.data import make_batches
-from qchunk.data.image_store.kept_pictures import KeptPictures, steps_until_again
-from tests.qchunk.pictures import CAMERAS, dataset
+from qchunk.data.image_store.kept_images import KeptPictures, steps_until_again
+from tests.qchunk.image_recordings import CAMERAS, dataset
 from tests.qchunk.recordings import assert_same, config
 
 SIZE = (2, 3)
