@@ -17,7 +17,7 @@ pyav needs no more than the above. --without-peer measures this side alone, on a
 
 Ratios count, of one run: every way is measured once a round, one after another, and the table has the median of the
 rounds. Both sides take rows of one dataset in random order, in batches, and the first batches are not counted. LeRobot
-gives float32 pictures and absolute actions; this side gives layer 3, resized, normalised and relative.
+gives float32 images and absolute actions; this side gives layer 3, resized, normalised and relative.
 """
 
 import argparse
@@ -44,22 +44,22 @@ WAYS = {"raw": "packed, raw", "jpeg": "packed, JPEG", "image": "images", "video"
 
 
 def episode(number: int) -> Iterator[dict[str, Any]]:
-    """Frames of moving, textured pictures: neither noise, which no codec can hold, nor a flat colour."""
+    """Frames of moving, textured images: neither noise, which no codec can hold, nor a flat colour."""
     rng = np.random.default_rng(number)
     texture = rng.integers(0, 256, (len(CAMERAS), SIZE // 8, SIZE // 8, 3))
     texture = texture.repeat(8, axis=1).repeat(8, axis=2).astype(np.uint8)
     state = rng.normal(size=(FRAMES, STATE)).cumsum(0).astype(np.float32) * np.float32(0.01)
     for t in range(FRAMES):
-        pictures = {key: np.roll(texture[camera], 2 * t, axis=1) for camera, key in enumerate(CAMERAS)}
-        yield {**pictures, "observation.state": state[t], "action": state[t, :ACTION] + np.float32(0.01)}
+        images = {key: np.roll(texture[camera], 2 * t, axis=1) for camera, key in enumerate(CAMERAS)}
+        yield {**images, "observation.state": state[t], "action": state[t, :ACTION] + np.float32(0.01)}
 
 
 def write_with_lerobot(root: Path, storage: str) -> None:
     """A v3.0 dataset by LeRobot's own writer (runs in the peer's environment)."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset  # pyright: ignore[reportMissingImports]
 
-    picture = {"dtype": storage, "shape": (SIZE, SIZE, 3), "names": ["height", "width", "channels"]}
-    features: dict[str, Any] = dict.fromkeys(CAMERAS, picture)
+    feature = {"dtype": storage, "shape": (SIZE, SIZE, 3), "names": ["height", "width", "channels"]}
+    features: dict[str, Any] = dict.fromkeys(CAMERAS, feature)
     features["observation.state"] = {"dtype": "float32", "shape": (STATE,), "names": None}
     features["action"] = {"dtype": "float32", "shape": (ACTION,), "names": None}
     dataset = LeRobotDataset.create("bench/set", FPS, features, root=root, use_videos=storage == "video")

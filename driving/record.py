@@ -121,7 +121,7 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
 
 def pictures_taken(config: RecordConfig, episode: int, frames: int) -> Int64[np.ndarray, "frames k"]:
     """Per frame and camera: 1 a picture, 0 a picture that was lost, -1 the camera was out; see RecordConfig.missing."""
-    rng = generator(Purpose.LOST_PICTURES, config.seed, episode)
+    rng = generator(Purpose.LOST_IMAGES, config.seed, episode)
     share = config.missing / 2
     taken = np.where(rng.random((frames, len(CAMERAS))) < share, 0, 1)
     taken[_outages(rng, frames, share, config.rate_hz)] = -1

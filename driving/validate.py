@@ -35,7 +35,7 @@ from driving.data.episodes import episode_names
 from driving.data.images import read_bytes
 from driving.data.index import ABSENT, PRESENT, Index, concatenate
 from driving.data.scan import scan_file
-from driving.data.shards import PackedPictures, load_index, read_manifest
+from driving.data.shards import PackedImages, load_index, read_manifest
 from driving.data.split import SPLIT_FILE, check_manifest, load_manifest
 
 Report = dict[str, Any]
@@ -170,7 +170,7 @@ def _look(index: Index, picture: Any, file: str, found: Findings) -> Look:
 def _walk_pack(path: Path, walk: _Walk) -> None:
     manifest = read_manifest(path)
     whole = load_index(path, manifest)
-    store = PackedPictures(path, whole, whole.cameras)
+    store = PackedImages(path, whole, whole.cameras)
     shape = (len(whole.cameras), *manifest["image_size"], 3)
     for episode in walk.follow(range(len(whole.ids)), len(whole.ids)):
         index, found, first = whole.one(episode), Findings(), whole.rows(episode).start

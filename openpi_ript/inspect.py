@@ -1,9 +1,9 @@
 """What is in a LeRobot dataset or a pack, what is wrong with it, and its statistics.
 
-    python -m openpi_ript.inspect DIR [--json] [--no-pictures] [--relative-dims 0 1 2] [--write-stats FILE]
+    python -m openpi_ript.inspect DIR [--json] [--no-images] [--relative-dims 0 1 2] [--write-stats FILE]
                                       [--allow-links-to DIR]
 
-Exit code 65 if training would refuse it. Every episode is walked and every picture decoded, unless told otherwise.
+Exit code 65 if training would refuse it. Every episode is walked and every image decoded, unless told otherwise.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data import norm_stats
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
-from chunkwise.data.lerobot.video import LeRobotPictures
-from chunkwise.data.pack import PackedPictures, PictureReader, read_manifest, read_pack_table
+from chunkwise.data.lerobot.video import LeRobotImages
+from chunkwise.data.pack import ImageReader, PackedImages, read_manifest, read_pack_table
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import add_pack, is_pack
 from chunkwise.errors import ConfigError, DataError
@@ -46,8 +46,8 @@ class Inspection:
     action_key: str = "action"
     relative_dims: tuple[int, ...] = ()
     horizon: int = 50
-    pictures: bool = True
-    """Decode every picture; otherwise only files, times and headers are checked."""
+    images: bool = True
+    """Decode every image; otherwise only files, times and headers are checked."""
     allow_links_to: tuple[str, ...] = ()
     """Folders outside of the dataset that links in it may lead to."""
 
@@ -78,11 +78,11 @@ def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
     report |= {"kind": f"LeRobot {meta.version}", "robot": meta.robot_type, "fps": meta.fps, "features": features}
     report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
     report["frames"] = sum(episode.length for episode in meta.episodes)
-    pictures = LeRobotPictures(meta, meta.cameras)
+    reader = LeRobotImages(meta, meta.cameras)
     for episode in iter_tables(meta, numeric_columns(meta)):
-        problems = [*episode.problems, *(pictures.check(episode.meta.index, last=True) if episode.columns else ())]
-        if request.pictures and not problems:
-            problems += _decode_all(pictures, episode.meta.file, episode.meta.index, episode.meta.length, report)
+        problems = [*episode.problems, *(reader.check(episode.meta.index, last=True) if episode.columns else ())]
+        if request.images and not problems:
+            problems += _decode_all(reader, episode.meta.file, episode.meta.index, episode.meta.length, report)
         report["episodes"].append(_episode_entry(meta, episode, problems))
         report["problems"] += [str(problem) for problem in problems]
     return {f"camera_{n}": key for n, key in enumerate(meta.cameras)}
@@ -96,28 +96,28 @@ def _walk_pack(request: Inspection, report: Report) -> dict[str, str]:
     report |= {"cameras": manifest["cameras"], "tasks": {str(index): task for index, task in table.tasks.items()}}
     files = Files(Bounds(request.path, request.allow_links_to))
     add_pack(files, "tables.npz")
-    pictures = PackedPictures(request.path, table, manifest["cameras"], files=files)
+    reader = PackedImages(request.path, table, manifest["cameras"], files=files)
     for index, length in zip(table.episodes.tolist(), table.lengths.tolist(), strict=True):
-        problems = _decode_all(pictures, "pictures", index, length, report) if request.pictures else []
+        problems = _decode_all(reader, "images", index, length, report) if request.images else []
         verdict = "bad" if problems else "good"
         report["episodes"].append({"index": index, "length": length, "verdict": verdict})
         report["problems"] += [str(problem) for problem in problems]
     return {f"camera_{n}": key for n, key in enumerate(manifest["cameras"])}
 
 
-def _decode_all(pictures: PictureReader, file: str, episode: int, length: int, report: Report) -> list[Problem]:
-    """Decodes every picture of an episode up to the first that fails; notes cameras that never show anything."""
+def _decode_all(reader: ImageReader, file: str, episode: int, length: int, report: Report) -> list[Problem]:
+    """Decodes every image of an episode up to the first that fails; notes cameras that never show anything."""
     brightest: dict[str, int] = {}
     for frame in range(length):
         try:
-            images = pictures.read(episode, frame)
+            images = reader.read(episode, frame)
         except DataError as error:
             found = str(error)
-            return [Problem(file=file, episode=episode, row=frame, expected="whole pictures", found=found)]
+            return [Problem(file=file, episode=episode, row=frame, expected="whole images", found=found)]
         for camera, image in images.items():
             brightest[camera] = max(brightest.get(camera, 0), int(image.max()))
     report["notes"] += [
-        f"episode {episode}, {camera}: no value above {value} in {length} pictures; floats in 0..1 cast to uint8?"
+        f"episode {episode}, {camera}: no value above {value} in {length} images; floats in 0..1 cast to uint8?"
         for camera, value in brightest.items()
         if value <= 1
     ]
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m openpi_ript.inspect", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path, metavar="DIR", help="LeRobot dataset (v2.1, v3.0), or a pack")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
-    parser.add_argument("--no-pictures", action="store_true", help="decode no picture")
+    parser.add_argument("--no-images", "--no-pictures", action="store_true", help="decode no image")
     parser.add_argument("--state-key", default="observation.state")
     parser.add_argument("--action-key", default="action")
     parser.add_argument("--relative-dims", nargs="*", type=int, default=[], help="as data.robot.relative_dims")
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action_key=args.action_key,
         relative_dims=tuple(args.relative_dims),
         horizon=args.horizon,
-        pictures=not args.no_pictures,
+        images=not args.no_images,
         allow_links_to=tuple(args.allow_links_to),
     )
     report = inspect(request)

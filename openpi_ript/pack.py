@@ -12,7 +12,7 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.data.lerobot.meta import Feature, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import load_table
-from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import write_pack
 from chunkwise.data.problems import list_problems
 from chunkwise.data.shards import PackSettings, counting_frames, pack_parser, say_packed, settings_of
@@ -46,7 +46,7 @@ def pack(
       dataset: LeRobot dataset, v2.1 or v3.0.
       out: Folder to make.
       cameras: Camera keys; empty takes all.
-      settings: Picture size and encoding.
+      settings: Image size and encoding.
       on_bad: "refuse" or "skip", as data.on_bad.
       threads: Shards written at a time.
       quiet: Print no progress.
@@ -57,10 +57,10 @@ def pack(
     """
     meta = read_meta(dataset, bounds=Bounds(dataset, allow_links_to))
     keys = tuple(cameras) or meta.cameras
-    checker = LeRobotPictures(meta, keys)
+    checker = LeRobotImages(meta, keys)
     table, skipped = load_table(meta, numeric_columns(meta), on_bad=on_bad, check=checker.check)
     with counting_frames(table.frames, images=len(keys), quiet=quiet) as advance:
-        write_pack(out, table, lambda: LeRobotPictures(meta, keys), keys, settings, threads=threads, progress=advance)
+        write_pack(out, table, lambda: LeRobotImages(meta, keys), keys, settings, threads=threads, progress=advance)
     if not quiet:
         for line in list_problems(skipped):
             print(f"skipped {line}")

@@ -71,10 +71,10 @@ def opening(config: str, place: str, **changes: Any) -> Case:
 QCHUNK_DEBUG, DRIVING_DEBUG = "configs/qchunk/debug.py", "configs/driving/debug.py"
 PI0_DEBUG, RIPT_DEBUG = "configs/openpi_ript/debug.py", "configs/openpi_ript/debug_ript.py"
 RIPT = ["--train.steps", "340", "--eval.episodes", "4", "--eval.final-episodes", "4"]
-POOL, PICTURE, FRAME = (
+POOL, DRIVING_IMAGE, FRAME = (
     "qchunk.data.pool:Pool._fill",
     "driving.data.images:read_bytes",
-    "chunkwise.data.lerobot.video:LeRobotPictures.read",
+    "chunkwise.data.lerobot.video:LeRobotImages.read",
 )
 BATCH = "tests.train:MatrixTask.batches"
 TOY = "tests/train.py"
@@ -95,10 +95,10 @@ CASES: dict[str, Case] = {
     "reader_qchunk": reader(QCHUNK_DEBUG, POOL, QCHUNK),
     "reader_openpi_ript": reader(PI0_DEBUG, FRAME, []),
     "reader_openpi_ript_main_thread": reader(PI0_DEBUG, FRAME, ["--data.read-threads", "0"]),
-    "reader_driving": reader(DRIVING_DEBUG, PICTURE, DRIVING),
-    "reader_driving_main_thread": reader(DRIVING_DEBUG, PICTURE, [*DRIVING, "--data.read-threads", "0"]),
-    "reader_driving_sigint": reader(DRIVING_DEBUG, PICTURE, DRIVING, act="SIGINT"),
-    "reader_python": reader(DRIVING_DEBUG, PICTURE, [*DRIVING, "--data.read-threads", "0"], how="python"),
+    "reader_driving": reader(DRIVING_DEBUG, DRIVING_IMAGE, DRIVING),
+    "reader_driving_main_thread": reader(DRIVING_DEBUG, DRIVING_IMAGE, [*DRIVING, "--data.read-threads", "0"]),
+    "reader_driving_sigint": reader(DRIVING_DEBUG, DRIVING_IMAGE, DRIVING, act="SIGINT"),
+    "reader_python": reader(DRIVING_DEBUG, DRIVING_IMAGE, [*DRIVING, "--data.read-threads", "0"], how="python"),
     "reader_after_interaction": reader(TOY, BATCH, []),
     "evaluation": reader(TOY, "tests.train:MatrixTask.evaluate", []),
     "evaluation_driving": reader(DRIVING_DEBUG, "driving.evaluate:quick", DRIVING, when="always"),
@@ -126,12 +126,14 @@ CASES: dict[str, Case] = {
         code=74,
         said=r"error: .*/checkpoints\b(?!_)",
     ),
-    "reader_fails": reader(DRIVING_DEBUG, PICTURE, DRIVING, how="raise", act="", code=1, said="broken", resumes=False),
+    "reader_fails": reader(
+        DRIVING_DEBUG, DRIVING_IMAGE, DRIVING, how="raise", act="", code=1, said="broken", resumes=False
+    ),
     "evaluation_fails": Case(
         config=TOY, options=[], place="tests.train:MatrixTask.evaluate", how="raise", act="", code=1, said="broken"
     ),
     "fails_beside_a_blocked_thread": reader(
-        DRIVING_DEBUG, PICTURE, DRIVING, how="raise beside", act="", code=1, said="broken", resumes=False
+        DRIVING_DEBUG, DRIVING_IMAGE, DRIVING, how="raise beside", act="", code=1, said="broken", resumes=False
     ),
 }
 

@@ -34,7 +34,7 @@ class Recorded:
 
 
 def record(lengths: Sequence[int] = (7, 5, 9), *, seed: int = 0, state_dim: int = 6, size=(24, 32)) -> list[Recorded]:
-    """Episodes with smooth pictures whose brightness tells episode and frame."""
+    """Episodes with smooth images whose brightness tells episode and frame."""
     rng = np.random.default_rng(seed)
     episodes = []
     for episode, length in enumerate(lengths):
@@ -47,7 +47,7 @@ def record(lengths: Sequence[int] = (7, 5, 9), *, seed: int = 0, state_dim: int 
                 state=state,
                 action=target,
                 task=np.full(length, episode % 2, np.int64),
-                images={key: _pictures(length, episode, camera, size) for camera, key in enumerate(CAMERAS)},
+                images={key: _images(length, episode, camera, size) for camera, key in enumerate(CAMERAS)},
                 success=success,
                 reward=success.astype(np.float32),
                 timestamp=(np.arange(length) / FPS).astype(np.float32),
@@ -56,7 +56,7 @@ def record(lengths: Sequence[int] = (7, 5, 9), *, seed: int = 0, state_dim: int 
     return episodes
 
 
-def _pictures(length: int, episode: int, camera: int, size: tuple[int, int]) -> np.ndarray:
+def _images(length: int, episode: int, camera: int, size: tuple[int, int]) -> np.ndarray:
     height, width = size
     y, x = np.mgrid[:height, :width]
     plane = 2 * y + x + 40 * camera

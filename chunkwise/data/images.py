@@ -37,30 +37,30 @@ def decode(data: bytes | memoryview, *, source: str) -> UInt8[np.ndarray, "h w 3
 
     Args:
       data: The file's bytes.
-      source: Names the picture in errors, e.g. "episode 3, observation.images.base, frame 17".
+      source: Names the image in errors, e.g. "episode 3, observation.images.base, frame 17".
 
     Raises:
       DataError: If the bytes are neither, are cut short or damaged, lack rows, cost more than a limit, or hold 16-bit
         depth.
     """
-    height, width = picture_size(data, source=source)
+    height, width = read_image_size(data, source=source)
     try:
         if data[:3] == _JPEG:
             require_few_scans(data, source=source)
             return simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
         png.require_whole(data)
         # Not Image.open, which has a limit of pixels of its own. Texts and profiles are bounded by Pillow.
-        with PngImagePlugin.PngImageFile(io.BytesIO(data)) as picture:
-            if picture.mode not in ("RGB", "RGBA", "L", "P"):
-                raise DataError(f"{source}: expected an 8-bit picture, found PNG mode {picture.mode} (a depth map?)")
-            return np.asarray(picture.convert("RGB"))
+        with PngImagePlugin.PngImageFile(io.BytesIO(data)) as png_file:
+            if png_file.mode not in ("RGB", "RGBA", "L", "P"):
+                raise DataError(f"{source}: expected an 8-bit image, found PNG mode {png_file.mode} (a depth map?)")
+            return np.asarray(png_file.convert("RGB"))
     except (ValueError, OSError, SyntaxError, EOFError, OverflowError, struct.error, zlib.error) as error:
         raise DataError(
             f"{source}: expected a whole JPEG or PNG of {height} x {width}, found damaged data: {error}"
         ) from error
 
 
-def picture_size(data: bytes | memoryview, *, source: str) -> tuple[int, int]:
+def read_image_size(data: bytes | memoryview, *, source: str) -> tuple[int, int]:
     """Height and width from the header alone. Raises DataError for other formats and above the limit of pixels."""
     if data[:3] == _JPEG:
         try:
@@ -79,13 +79,13 @@ def picture_size(data: bytes | memoryview, *, source: str) -> tuple[int, int]:
 def require_pixels(height: int, width: int, source: str) -> None:
     """Raises DataError for a size of 0, and above the limit of pixels."""
     if not height > 0 < width:
-        raise DataError(f"{source}: expected a picture of at least 1 pixel, found {height} x {width}")
+        raise DataError(f"{source}: expected an image of at least 1 pixel, found {height} x {width}")
     if height * width > budget.current().image_pixels:
         raise budget.LimitError(source, "image_pixels", f"{height} x {width}")
 
 
 def require_uint8(image: np.ndarray, name: str) -> None:
-    """Raises DataError unless an array is a [h, w, 3] uint8 picture; says what to do with floats in 0..1."""
+    """Raises DataError unless an array is a [h, w, 3] uint8 image; says what to do with floats in 0..1."""
     if image.dtype != np.uint8:
         low, high = (image.min(), image.max()) if image.size else (0, 0)
         hint = "; multiply floats in 0..1 by 255 and cast" if image.dtype.kind == "f" else ""
@@ -95,7 +95,7 @@ def require_uint8(image: np.ndarray, name: str) -> None:
 
 
 def require_few_scans(data: bytes | memoryview, *, source: str) -> None:
-    """Refuses a JPEG that passes over its picture more often than the limit says, before it is decoded.
+    """Refuses a JPEG that passes over its image more often than the limit says, before it is decoded.
 
     A camera's JPEG has one scan with all components, and a look at its head is all that it costs: 2 microseconds. In
     any other, and wherever something odd comes before the first scan, the marks of scans are counted; in a scan's own
@@ -186,7 +186,7 @@ def decode_jpeg_into(
     """
     height, width = out.shape[:2]
     colours = "BGR" if bgr else "RGB"
-    size = picture_size(data, source=source)
+    size = read_image_size(data, source=source)
     require_few_scans(data, source=source)
     try:
         if size == (height, width):
@@ -245,7 +245,7 @@ def resized(
 
 
 def resize_with_pad(image: UInt8[np.ndarray, "h w 3"], height: int, width: int) -> UInt8[np.ndarray, "h2 w2 3"]:
-    """Fits a picture into height x width without distortion; what is left over is black, shared by both sides.
+    """Fits an image into height x width without distortion; what is left over is black, shared by both sides.
 
     Bilinear with antialiasing, sizes cut to whole pixels: the result of openpi's client (image_tools) to the bit.
     """

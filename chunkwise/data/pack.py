@@ -37,11 +37,11 @@ FORMAT = "chunkwise-pack-1"
 
 
 @runtime_checkable
-class PictureReader(Protocol):
-    """The cameras of any frame; made by LeRobotPictures and by PackedPictures."""
+class ImageReader(Protocol):
+    """The cameras of any frame; made by LeRobotImages and by PackedImages."""
 
     def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
-        """Pictures by camera key; `episode` is the index in the dataset."""
+        """Images by camera key; `episode` is the index in the dataset."""
         ...
 
 
@@ -64,7 +64,7 @@ _MANIFEST: Checks = {
 def write_pack(
     out: Path,
     table: FrameTable,
-    open_images: Callable[[], PictureReader],
+    open_images: Callable[[], ImageReader],
     cameras: Sequence[str],
     settings: PackSettings,
     *,
@@ -83,7 +83,7 @@ def write_pack(
       progress: Called after each frame, from any thread.
 
     Raises:
-      DataError: If `out` exists, or a picture is bad.
+      DataError: If `out` exists, or an image is bad.
       BusyError, StorageError: As `new_folder`.
     """
     if out.exists():
@@ -112,8 +112,8 @@ def write_pack(
         write_manifest(scratch, manifest)
 
 
-class PackedPictures:
-    """Reads a pack's pictures at random; safe to call from several threads.
+class PackedImages:
+    """Reads a pack's images at random; safe to call from several threads.
 
     Args:
       path: The pack.
@@ -154,7 +154,7 @@ class PackedPictures:
 
 
 def read_pack_table(path: Path) -> FrameTable:
-    """All frames of a pack, without pictures. Raises DataError if manifest or tables are missing or damaged."""
+    """All frames of a pack, without images. Raises DataError if manifest or tables are missing or damaged."""
     manifest = read_manifest(path)
     file = path / "tables.npz"
     try:

@@ -73,7 +73,7 @@ class Purpose(enum.Enum):
     DRIVE = ("recording of a town", 0)
     """(seed, episode)."""
     TOWN = ("recording of a town", 1)
-    LOST_PICTURES = ("recording of a town", 2)
+    LOST_IMAGES = ("recording of a town", 2)
 
     @property
     def word(self) -> int | None:

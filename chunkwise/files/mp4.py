@@ -15,7 +15,7 @@ _PIECE = 1 << 20
 
 
 def require_plain_tables(path: Path) -> None:
-    """Refuses tables that are deflated; reads all of a file but the pictures themselves.
+    """Refuses tables that are deflated; reads all of a file but the images themselves.
 
     Any other file, whose first bytes are no box of an mp4, is searched as a whole.
 

@@ -7,7 +7,7 @@ _HEADER = struct.Struct(">IIBBBBB")
 _SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Of a pixel, by the type of colour."""
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""Of an interlaced picture: first column and row, and steps to the next ones. https://www.w3.org/TR/png-3/#8Interlace"""
+"""Of an interlaced image: first column and row, and steps to the next ones. https://www.w3.org/TR/png-3/#8Interlace"""
 _PIECE = 1 << 20
 
 

@@ -38,7 +38,7 @@ class Limits:
     clients: int = 16
     """Connected at once."""
     message_mib: int = 96
-    """Largest message; three 4K pictures are 75."""
+    """Largest message; three 4K images are 75."""
     rows: int = 16
     """Of one request."""
     idle_s: float = 3600.0
@@ -274,7 +274,7 @@ class PolicyServer:
         return self._policy.finish(prepared, chunk) | {"server_timing": {"infer_ms": took}}
 
     def _prepare(self, message: str | bytes, draw: tuple[int, int]) -> Prepared:
-        """Reads and checks a request; in a thread, since pictures are resized."""
+        """Reads and checks a request; in a thread, since images are resized."""
         if isinstance(message, str):
             raise MessageError("request: expected a binary frame, found text")
         observation = rename(unpack(message), self._names)

@@ -86,7 +86,7 @@ class Task(Protocol):
         ...
 
     def finish(self) -> None:
-        """Called once after the last metrics are written, for pictures of the run; on the first process alone."""
+        """Called once after the last metrics are written, for figures of the run; on the first process alone."""
         ...
 
     def data_fingerprint(self) -> dict[str, Any]:

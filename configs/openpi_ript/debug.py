@@ -23,7 +23,7 @@ PATH = "datasets/openpi_ript/debug"
 
 
 def get_config() -> OpenpiRiptConfig:
-    """Settings small enough for one CPU core: 86,000 weights, pictures of 28 x 28, chunks of 8."""
+    """Settings small enough for one CPU core: 86,000 weights, images of 28 x 28, chunks of 8."""
     return OpenpiRiptConfig(
         train=TrainConfig(steps=200, batch_size=16, ema_decay=0.99, log_every=10, updates_per_call=5),
         optim=OptimConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=1.0),

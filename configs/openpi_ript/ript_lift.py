@@ -38,7 +38,7 @@ MODEL = ModelConfig(
 
 
 def get_config() -> OpenpiRiptConfig:
-    """State only; for pictures see docs/ript.md."""
+    """State only; for images see docs/ript.md."""
     return OpenpiRiptConfig(
         train=TrainConfig(steps=1000, batch_size=64, ema_decay=0.98, log_every=50, updates_per_call=50, eval_every=400),
         optim=OptimConfig(learning_rate=1e-3, warmup_steps=50, clip_norm=1.0),

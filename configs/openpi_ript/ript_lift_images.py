@@ -1,6 +1,6 @@
-"""RIPT on robosuite's Lift from pictures: two cameras of 84 x 84 and the arm's own state, the cube is only seen.
+"""RIPT on robosuite's Lift from images: two cameras of 84 x 84 and the arm's own state, the cube is only seen.
 
-The pictures' encoder starts from nothing. One seed, 100 held-out initial states: 36 % (27 to 46) after 500 supervised
+The images' encoder starts from nothing. One seed, 100 held-out initial states: 36 % (27 to 46) after 500 supervised
 updates on 150 demonstrations, 62 % (52 to 71) after 6 rounds. 36 minutes on two busy CPU cores, of which 8 recorded the
 demonstrations; most of the rest is rendering.
 

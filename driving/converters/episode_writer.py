@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from chunkwise.data import convert
-from chunkwise.data.images import picture_size
+from chunkwise.data.images import read_image_size
 from chunkwise.data.problems import Problem, problem_of
 from chunkwise.errors import ConfigError, DataError
 from driving.converters.trajectory import Pose
@@ -137,7 +137,7 @@ class EpisodeWriter:
           size: (height, width) that the calibration says.
         """
         try:
-            found = picture_size(data, source=source)
+            found = read_image_size(data, source=source)
         except DataError as error:
             self.problems.append(problem_of(error, source))
             return None

@@ -17,7 +17,7 @@ import numpy as np
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import load_table
-from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
@@ -91,7 +91,7 @@ class LerobotConverter:
             )
         self._check_columns(source)
         cameras = tuple(self._names) if self._images else ()
-        self._pictures = LeRobotPictures(self._meta, cameras)
+        self._pictures = LeRobotImages(self._meta, cameras)
         keys = tuple(dict.fromkeys(column.key for column in self._columns.values()))
         self._table, _ = load_table(self._meta, keys, on_bad="refuse", check=self._pictures.check)
 

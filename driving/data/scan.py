@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from chunkwise.data.images import picture_size
+from chunkwise.data.images import read_image_size
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files import budget, cache
@@ -214,10 +214,10 @@ def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
         handle.seek(max(status.st_size - TAIL_BYTES, 0))
         tail = handle.read()
         try:
-            size = picture_size(head, source=str(file))
+            size = read_image_size(head, source=str(file))
         except DataError:  # perhaps a preview of more than HEAD_BYTES comes first
             handle.seek(0)
-            size = picture_size(handle.read(MAX_HEADER_BYTES), source=str(file))
+            size = read_image_size(handle.read(MAX_HEADER_BYTES), source=str(file))
     if not any(marker in tail for marker in END_MARKERS):
         raise DataError(
             f"expected the end marker of a picture in its last KiB, found none in {status.st_size} bytes: cut short"

@@ -61,7 +61,7 @@ def _drives(index: Index) -> str:
     return hashlib.sha256("".join(index.drive_hashes).encode()).hexdigest()
 
 
-def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tuple[Index, "PackedPictures"]:
+def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tuple[Index, "PackedImages"]:
     """Index and pictures of a pack.
 
     Args:
@@ -82,10 +82,10 @@ def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tup
         )
     if files is not None:
         files.require_unchanged(files.place(INDEX_FILE))
-    return index, PackedPictures(path, index, config.cameras, files)
+    return index, PackedImages(path, index, config.cameras, files)
 
 
-class PackedPictures:
+class PackedImages:
     """Reads a pack's pictures at random; safe to call from several threads.
 
     Args:

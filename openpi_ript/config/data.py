@@ -90,7 +90,7 @@ class DataConfig(FilesConfig):
     """Folder of the dataset, or of the pack that `python -m openpi_ript.pack` wrote."""
     robot: RobotConfig
     cameras: dict[str, str] = dataclasses.field(default_factory=default_cameras)
-    """openpi's name of each image to the dataset's key; empty: no pictures are read."""
+    """openpi's name of each image to the dataset's key; empty: no images are read."""
     state_key: str = "observation.state"
     action_key: str = "action"
     reward_key: str = "next.reward"
@@ -105,7 +105,7 @@ class DataConfig(FilesConfig):
     fps: float | None = None
     """Rate that the dataset must have; None takes it as it is."""
     image_size: tuple[int, int] = (224, 224)
-    """Height and width that pictures are resized to, with padding."""
+    """Height and width that images are resized to, with padding."""
     state_norm: Normalization = "mean_std"
     action_norm: Normalization = "none"
     """The specification leaves actions as they are; pi0's weights expect mean_std, those of pi0.5 quantile."""

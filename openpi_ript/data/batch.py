@@ -1,6 +1,6 @@
 """Layers 3 and 4: samples -> training batch -> episodes and back, and the documents' exact dicts.
 
-The documents hold channel-first pictures in torch tensors. `document_sample` and `document_batch` give those dicts with
+The documents hold channel-first images in torch tensors. `document_sample` and `document_batch` give those dicts with
 numpy arrays, key for key; `from_document_*` take them.
 """
 
@@ -43,7 +43,7 @@ def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
     """Layer 3 from layer 2.
 
     Raises:
-      DataError: If a sample lacks `optimality`, its pictures are not uint8, its shapes differ from the first one's,
+      DataError: If a sample lacks `optimality`, its images are not uint8, its shapes differ from the first one's,
         or its advantages are not one finite number repeated.
     """
     for row, sample in enumerate(samples):
@@ -60,18 +60,18 @@ def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
 
 
 def document_sample(sample: OpenPiSample) -> dict[str, Any]:
-    """The specification's dict of layer 1, or of layer 2 where the sample is one: its keys, pictures [3, h, w]."""
+    """The specification's dict of layer 1, or of layer 2 where the sample is one: its keys, images [3, h, w]."""
     extensions = ("advantages", "init_hash", "rollout_success", "rollout_reward", "episode_length")
     keys = ("state", "action", "action_is_pad", "prompt", *(key for key in extensions if key in sample))
-    picture = {name: np.ascontiguousarray(image.transpose(2, 0, 1)) for name, image in sample["image"].items()}
-    return {"image": picture, **{key: sample[key] for key in keys}}
+    images = {name: np.ascontiguousarray(image.transpose(2, 0, 1)) for name, image in sample["image"].items()}
+    return {"image": images, **{key: sample[key] for key in keys}}
 
 
 def document_batch(batch: TrainingBatch) -> dict[str, Any]:
-    """The specification's dict of layer 3: its keys, pictures [b, 3, h, w]."""
+    """The specification's dict of layer 3: its keys, images [b, 3, h, w]."""
     keys = ("state", "action", "action_is_pad", "prompt", "advantages")
-    picture = {name: np.ascontiguousarray(image.transpose(0, 3, 1, 2)) for name, image in batch["image"].items()}
-    return {"image": picture, **{key: batch[key] for key in keys}}
+    images = {name: np.ascontiguousarray(image.transpose(0, 3, 1, 2)) for name, image in batch["image"].items()}
+    return {"image": images, **{key: batch[key] for key in keys}}
 
 
 def from_document_sample(document: Mapping[str, Any], *, optimality: int) -> RiptSample:
@@ -81,10 +81,10 @@ def from_document_sample(document: Mapping[str, Any], *, optimality: int) -> Rip
       DataError: If an entry is missing, or of another type or shape than the specification's.
     """
     _require_keys(document, DOCUMENT_KEYS, "document")
-    picture = {name: _channels_last(image, name) for name, image in document["image"].items()}
+    images = {name: _channels_last(image, name) for name, image in document["image"].items()}
     sample: Any = {key: value for key, value in document.items() if key != "image"}
     sample |= {key: np.asarray(document[key]) for key in ("state", "action", "action_is_pad", "advantages")}
-    sample |= {"image": picture, "optimality": optimality}
+    sample |= {"image": images, "optimality": optimality}
     _check_sample(sample, sample, 0)
     return sample
 
@@ -211,8 +211,8 @@ def episodes_to_batch(
       horizon: Steps of a window in the batch.
 
     Raises:
-      DataError: If an entry is missing or of another shape, an episode has not one observation for each chunk, or a
-        picture is not uint8.
+      DataError: If an entry is missing or of another shape, an episode has not one observation for each chunk, or an
+        image is not uint8.
     """
     layout.require(state_dim)
     samples: list[Any] = []
@@ -265,13 +265,13 @@ def _require_keys(mapping: Mapping[str, Any], keys: Sequence[str], where: str) -
 
 
 def _channels_last(image: Any, name: str) -> UInt8[np.ndarray, "h w 3"]:
-    """A picture of the documents, [3, h, w], as [h, w, 3]."""
-    picture = np.asarray(image)
-    if picture.ndim != 3:
-        raise DataError(f"image {name}: expected [3, height, width], found shape {picture.shape}")
-    picture = picture.transpose(1, 2, 0)
-    require_uint8(picture, name)
-    return picture
+    """An image of the documents, [3, h, w], as [h, w, 3]."""
+    array = np.asarray(image)
+    if array.ndim != 3:
+        raise DataError(f"image {name}: expected [3, height, width], found shape {array.shape}")
+    array = array.transpose(1, 2, 0)
+    require_uint8(array, name)
+    return array
 
 
 def _pad_chunk(

@@ -19,9 +19,9 @@ from jaxtyping import Int64
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
-from chunkwise.data.lerobot.video import LeRobotPictures, file_names
+from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.data.norm_stats import NormStats
-from chunkwise.data.pack import PackedPictures, PictureReader, read_pack_table
+from chunkwise.data.pack import ImageReader, PackedImages, read_pack_table
 from chunkwise.data.problems import Problem, list_problems
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.data.shards import add_pack, is_pack
@@ -58,7 +58,7 @@ class TrainingData:
     files: Files
     """That it was read from, and the data.norm_stats that it uses."""
     table: FrameTable
-    pictures: PictureReader
+    images: ImageReader
     stats: Mapping[str, NormStats]
     """Of "state" and "actions"; empty if nothing is normalised."""
     stats_source: Mapping[str, Any]
@@ -85,7 +85,7 @@ class TrainingData:
         start = int(table.starts[episode])
         frames, is_pad = window(np.asarray(row - start), np.asarray(table.lengths[episode]), self.deltas)
         return {
-            "images": self.pictures.read(int(table.episodes[episode]), row - start),
+            "images": self.images.read(int(table.episodes[episode]), row - start),
             "state": table.columns[config.state_key][row],
             "action": table.columns[config.action_key][start + frames],
             "action_is_pad": is_pad,
@@ -111,7 +111,7 @@ class TrainingData:
 
         Raises:
           ConfigError: If the shards do not divide the batch.
-          DataError: While iterating, if a picture turns out to be damaged.
+          DataError: While iterating, if an image turns out to be damaged.
         """
         import grain  # 1 s, and imports jax
 
@@ -176,11 +176,11 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
     Raises:
       DataError: If the dataset is bad (all problems in one error), does not fit the config, has no outcome to compute
         advantages from, or the statistics are another dataset's.
-      ConfigError: If the pack's picture size is not the config's, or no frame is left to draw.
+      ConfigError: If the pack's image size is not the config's, or no frame is left to draw.
     """
     budget.use(config.limits)
     files = open_files(config.path, config)
-    table, pictures, skipped = _open_source(config, files, check)
+    table, images, skipped = _open_source(config, files, check)
     _check_against_config(table, config)
     notes = [f"skipped {line}" for line in list_problems(skipped)]
     notes += [config.robot.adaptation, *_relative_notes(table, config)]
@@ -202,7 +202,7 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
         config=config,
         files=files,
         table=table,
-        pictures=pictures,
+        images=images,
         stats=stats,
         stats_source=source,
         to_openpi=to_openpi,
@@ -213,7 +213,7 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
     )
 
 
-def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameTable, PictureReader, Sequence[Problem]]:
+def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameTable, ImageReader, Sequence[Problem]]:
     path, cameras = Path(config.path), tuple(config.cameras.values())
     skipped: Sequence[Problem] = ()
     if config.norm_stats is not None:
@@ -222,20 +222,20 @@ def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameT
         add_pack(files, "tables.npz")
         check(files)
         table = read_pack_table(path)
-        pictures = PackedPictures(path, table, cameras, files=files)
-        if pictures.image_size != config.image_size:
+        images = PackedImages(path, table, cameras, files=files)
+        if images.image_size != config.image_size:
             raise ConfigError(
-                f"data.image_size is {config.image_size}, and {path} was packed at {pictures.image_size}; change the "
+                f"data.image_size is {config.image_size}, and {path} was packed at {images.image_size}; change the "
                 "field, or pack again"
             )
     else:
         meta = read_meta(path, bounds=files.bounds)
         files.require(file_names(meta, cameras))
         check(files)
-        pictures = LeRobotPictures(meta, cameras, tolerance_s=config.tolerance_s, files=files)
+        images = LeRobotImages(meta, cameras, tolerance_s=config.tolerance_s, files=files)
         outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
         keys = (config.state_key, config.action_key, *([config.init_key] if config.init_key else []), *outcomes)
-        table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=pictures.check)
+        table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=images.check)
     for name in files.names:  # what was read just now is what was hashed
         if name.endswith((".parquet", ".npz", ".json", ".jsonl")):
             files.require_unchanged(files.place(name))
@@ -245,7 +245,7 @@ def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameT
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
     for key in (config.state_key, config.action_key):
         columns[key] = columns[key].astype(np.float32).reshape(table.frames, -1)
-    return dataclasses.replace(table, columns=columns), pictures, skipped
+    return dataclasses.replace(table, columns=columns), images, skipped
 
 
 def _check_against_config(table: FrameTable, config: DataConfig) -> None:

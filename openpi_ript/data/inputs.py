@@ -90,7 +90,7 @@ class ToModel:
             raise DataError(f"image: expected the cameras {list(self.cameras)}, found {sorted(images)}")
         size = (self.model.image_size, self.model.image_size, 3)
         black = np.zeros((len(state), *size), np.uint8)
-        # Without any camera the model still takes one picture, which nothing attends to.
+        # Without any camera the model still takes one image, which nothing attends to.
         stack = [images[name] for name in self.cameras] or [None]
         for name, image in zip(self.cameras, stack, strict=False):
             if image is not None and (image.dtype != np.uint8 or image.shape != black.shape):

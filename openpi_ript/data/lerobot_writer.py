@@ -1,4 +1,4 @@
-"""Writes LeRobot v2.1 datasets that are recorded here: one parquet file an episode, pictures as PNG in the tables."""
+"""Writes LeRobot v2.1 datasets that are recorded here: one parquet file an episode, images as PNG in the tables."""
 
 import dataclasses
 import io
@@ -25,8 +25,8 @@ class Recorded:
 
     columns: Mapping[str, np.ndarray]
     """By LeRobot's key: [T] or [T, width]; float32 or bool."""
-    pictures: Mapping[str, Sequence[np.ndarray]]
-    """By LeRobot's key: T pictures of one size, uint8 [h, w, 3]."""
+    images: Mapping[str, Sequence[np.ndarray]]
+    """By LeRobot's key: T images of one size, uint8 [h, w, 3]."""
     task: str
     """In words."""
 
@@ -127,8 +127,8 @@ def train_tokenizer(sentences: Sequence[str]) -> bytes:
 def _features(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     channels = ["height", "width", "channels"]
     features: dict[str, Any] = {
-        camera: {"dtype": "image", "shape": list(pictures[0].shape), "names": channels}
-        for camera, pictures in episode.pictures.items()
+        camera: {"dtype": "image", "shape": list(images[0].shape), "names": channels}
+        for camera, images in episode.images.items()
     }
     for key, values in episode.columns.items():
         shape = list(values.shape[1:]) or [1]
@@ -138,10 +138,10 @@ def _features(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[str
 
 
 def _table(episode: Recorded, features: Mapping[str, Any], *, fps: int, index: int, start: int, task: int) -> pa.Table:
-    """One episode as LeRobot writes it, with the note from which Hugging Face datasets knows the pictures."""
+    """One episode as LeRobot writes it, with the note from which Hugging Face datasets knows the images."""
     arrays: dict[str, Any] = {}
-    for camera, pictures in episode.pictures.items():
-        cells = [{"bytes": _png(one), "path": f"frame_{frame:06d}.png"} for frame, one in enumerate(pictures)]
+    for camera, images in episode.images.items():
+        cells = [{"bytes": _png(one), "path": f"frame_{frame:06d}.png"} for frame, one in enumerate(images)]
         arrays[camera] = pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
     for key, values in episode.columns.items():
         flat = pa.array(values.ravel())
@@ -162,9 +162,9 @@ def _note(feature: Mapping[str, Any]) -> dict[str, Any]:
     return value if feature["shape"] == [1] else {"feature": value, "length": feature["shape"][0], "_type": "Sequence"}
 
 
-def _png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
+def _png(image: UInt8[np.ndarray, "h w 3"]) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
+    Image.fromarray(image).save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -11,7 +11,7 @@ as rollouts of RIPT do.
   next.success, next.reward          true and 1 in the last frame of an episode that reached its disc
   observation.images.base            the world; observation.images.wrist: what is near the point
 
-The files are LeRobot v2.1, pictures as PNG in the tables; beside them lies a small sentencepiece model of the prompts,
+The files are LeRobot v2.1, images as PNG in the tables; beside them lies a small sentencepiece model of the prompts,
 which stands in for PaliGemma's tokenizer.
 """
 
@@ -35,8 +35,8 @@ DISCS = {"red": (0.2, 0.8), "blue": (0.8, 0.8)}
 PROMPTS = {colour: f"move to the {colour} disc" for colour in DISCS}
 NOISE = 0.01
 """Standard deviation of what is added to each commanded position: no two episodes are the same."""
-PICTURE = 28
-"""Rows and columns of a picture."""
+IMAGE_SIZE = 28
+"""Rows and columns of an image."""
 TOKENIZER = "tokenizer.model"
 
 CAMERAS = {"observation.images.base": 1.0, "observation.images.wrist": 0.4}
@@ -89,14 +89,14 @@ def render(position: Float[np.ndarray, " s"], camera: str) -> UInt8[np.ndarray, 
     """The world around its centre, or around the point."""
     span = CAMERAS[camera]
     centre = np.full(2, 0.5) if span == 1 else position
-    offsets = ((np.arange(PICTURE) + 0.5) / PICTURE - 0.5) * span
+    offsets = ((np.arange(IMAGE_SIZE) + 0.5) / IMAGE_SIZE - 0.5) * span
     x, y = np.meshgrid(centre[0] + offsets, centre[1] - offsets)
     inside = (x >= 0) & (x <= 1) & (y >= 0) & (y <= 1)
-    picture = np.where(inside[..., None], 90, 20) * np.ones(3)
+    image = np.where(inside[..., None], 90, 20) * np.ones(3)
     for colour, (disc_x, disc_y) in DISCS.items():
-        picture[np.hypot(x - disc_x, y - disc_y) < ON_DISC] = _COLOURS[colour]
-    picture[np.hypot(x - position[0], y - position[1]) < 0.05] = 240
-    return picture.astype(np.uint8)
+        image[np.hypot(x - disc_x, y - disc_y) < ON_DISC] = _COLOURS[colour]
+    image[np.hypot(x - position[0], y - position[1]) < 0.05] = 240
+    return image.astype(np.uint8)
 
 
 def play(config: RecordConfig, group: int, rollout: int) -> tuple[dict[str, np.ndarray], str]:
@@ -128,5 +128,5 @@ def play(config: RecordConfig, group: int, rollout: int) -> tuple[dict[str, np.n
 def _episode(config: RecordConfig, group: int, rollout: int) -> Recorded:
     columns, prompt = play(config, group, rollout)
     states = columns["observation.state"]
-    pictures = {camera: [render(state, camera) for state in states] for camera in CAMERAS}
-    return Recorded(columns=columns, pictures=pictures, task=prompt)
+    images = {camera: [render(state, camera) for state in states] for camera in CAMERAS}
+    return Recorded(columns=columns, images=images, task=prompt)

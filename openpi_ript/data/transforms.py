@@ -1,6 +1,6 @@
 """Layers 1 and 2 of the data specification: a dataset's frame -> openpi sample -> RIPT sample.
 
-Each layer is a typed dict and a callable that makes it, used as a Grain transform. Pictures are height x width x RGB
+Each layer is a typed dict and a callable that makes it, used as a Grain transform. Images are height x width x RGB
 uint8 here; openpi_ript/data/batch.py has layers 3 and 4, and the documents' channel-first dicts.
 """
 
@@ -98,7 +98,7 @@ def absolute_action(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToOpenPi:
-    """Layer 1 from a dataset's frame: pictures resized, state normalised and adapted, action relative, prompt."""
+    """Layer 1 from a dataset's frame: images resized, state normalised and adapted, action relative, prompt."""
 
     cameras: Mapping[str, str]
     """openpi's name to the dataset's key."""
@@ -111,7 +111,7 @@ class ToOpenPi:
     default_prompt: str | None = None
 
     def __call__(self, raw: RawSample) -> OpenPiSample:
-        """Raises DataError for a sample that went through here before, float pictures, wrong widths, no prompt."""
+        """Raises DataError for a sample that went through here before, float images, wrong widths, no prompt."""
         if "prompt" in raw or "image" in raw:
             raise DataError(
                 "ToOpenPi: expected a dataset's frame with an absolute action, found a sample that is in openpi's "
@@ -131,7 +131,7 @@ class ToOpenPi:
             raise DataError(f"episode {raw['episode']}: expected a task, found ''; set data.default_prompt")
         action = relative_action(raw["action"], raw["state"], self.robot.relative_dims)
         return {
-            "image": {name: self._picture(raw["images"][key], key) for name, key in self.cameras.items()},
+            "image": {name: self._image(raw["images"][key], key) for name, key in self.cameras.items()},
             "state": adapt_state(self.state.apply(raw["state"]), self.robot),
             "action": self.action.apply(action),
             "action_is_pad": raw["action_is_pad"],
@@ -139,7 +139,7 @@ class ToOpenPi:
             "episode": raw["episode"],
         }
 
-    def _picture(self, image: np.ndarray, key: str) -> np.ndarray:
+    def _image(self, image: np.ndarray, key: str) -> np.ndarray:
         require_uint8(image, key)
         return resize_with_pad(image, *self.image_size)
 

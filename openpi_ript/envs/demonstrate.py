@@ -140,5 +140,5 @@ def _recorded(
         config.data.success_key: outcome,
         config.data.reward_key: outcome.astype(np.float32),
     }
-    pictures = {key: [frame[name] for frame in frames] for key, name in shown.items()}
-    return Recorded(columns=columns, pictures=pictures, task=env.prompt)
+    images = {key: [frame[name] for frame in frames] for key, name in shown.items()}
+    return Recorded(columns=columns, images=images, task=env.prompt)

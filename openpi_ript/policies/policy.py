@@ -1,7 +1,7 @@
 """A trained policy to call: what the robot sees in, a chunk of actions in the robot's own units out.
 
 policy = Policy.from_checkpoint("runs/openpi_ript-cfg_ript-...")
-actions = policy.infer({"image": {"base_0_rgb": picture}, "state": state, "prompt": "pick the cube"})["actions"]
+actions = policy.infer({"image": {"base_0_rgb": image}, "state": state, "prompt": "pick the cube"})["actions"]
 """
 
 import dataclasses

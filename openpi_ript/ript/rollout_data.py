@@ -46,8 +46,8 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RolloutPictures:
-    """A PictureReader of rollouts in memory."""
+class RolloutImages:
+    """An ImageReader of rollouts in memory."""
 
     rollouts: Sequence[Rollout]
     cameras: Mapping[str, str]
@@ -109,7 +109,7 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
     return dataclasses.replace(
         data,
         table=table,
-        pictures=RolloutPictures(rollouts=rollouts, cameras=cameras),
+        images=RolloutImages(rollouts=rollouts, cameras=cameras),
         to_ript=ToRipt(rollouts=facts),
         rows=np.arange(table.frames),
         replaced=replaced,

@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import load_table
-from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
 from qchunk.converters.recording import (
@@ -50,7 +50,7 @@ class LeRobotReader:
             vectors = [key for key, feature in meta.features.items() if len(feature.shape) == 1]
             raise ConfigError(f"{path}: there are no features {missing}; the dataset has {sorted(vectors)}")
         self._cameras = _cameras(meta, settings)
-        self._pictures = LeRobotPictures(meta, tuple(self._cameras))
+        self._pictures = LeRobotImages(meta, tuple(self._cameras))
         present = [key for key in _OUTCOME if key in meta.features]
         self._table, _ = load_table(
             meta, (*self._keys, "action", *present), on_bad="refuse", check=self._pictures.check

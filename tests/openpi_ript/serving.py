@@ -28,5 +28,5 @@ def toy_policy(folder: Path) -> Iterator[Policy]:
 
 def request(policy: Policy, **changes: Any) -> bytes:
     example = policy.example()
-    image = {name: wire(picture) for name, picture in example["image"].items()}
+    image = {name: wire(one) for name, one in example["image"].items()}
     return msgpack.packb({"image": image, "state": wire(example["state"]), "prompt": "move"} | changes)  # pyright: ignore[reportReturnType]

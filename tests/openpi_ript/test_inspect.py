@@ -81,11 +81,11 @@ def test_every_bad_episode_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert report["refused"]
 
 
-def test_a_picture_damaged_inside_shows_only_when_decoded(tmp_path: Path) -> None:
+def test_an_image_damaged_inside_shows_only_when_decoded(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", record(), "image_file")
     image = root / f"images/{CAMERAS[0]}/episode_000001/frame_000002.png"
     image.write_bytes(image.read_bytes()[:80])
-    assert not inspect(Inspection(path=root, pictures=False))["refused"]
+    assert not inspect(Inspection(path=root, images=False))["refused"]
     report = inspect(Inspection(path=root))
     assert len(report["problems"]) == 1
     assert f"episode 1, {CAMERAS[0]}, row 2" in report["problems"][0]
@@ -95,7 +95,7 @@ def test_a_camera_of_floats_cast_to_bytes_is_noted(tmp_path: Path) -> None:
     episodes = record()
     episodes[1].images[CAMERAS[0]][:] = 1
     report = inspect(Inspection(path=write_v21(tmp_path / "set", episodes, "image")))
-    assert any(f"episode 1, {CAMERAS[0]}: no value above 1 in 5 pictures" in note for note in report["notes"])
+    assert any(f"episode 1, {CAMERAS[0]}: no value above 1 in 5 images" in note for note in report["notes"])
 
 
 def test_a_dimension_that_never_moves_is_named(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_pack_keeps_every_numeric_column_and_only_the_cameras_asked_for(tmp_
         open_data(config(tmp_path / "pack"))
 
 
-def test_another_picture_size_is_refused(tmp_path: Path) -> None:
+def test_another_image_size_is_refused(tmp_path: Path) -> None:
     pack(write_v21(tmp_path / "set", record(), "image"), tmp_path / "pack", settings=PackSettings(image_size=(16, 16)))
     with pytest.raises(ConfigError, match=r"image_size is \(28, 28\), and .* was packed at \(16, 16\)"):
         open_data(config(tmp_path / "pack"))

@@ -142,8 +142,8 @@ def test_clients_of_other_robots_work_by_renaming(acting: Policy):
     with running(acting, options={"guidance_scale": 1.0}, names=names) as port, client(port) as connection:
         connection.recv()
         example = acting.example()
-        picture, state = wire(example["image"]["base_0_rgb"]), wire(example["state"].astype(np.float64))
-        sent = {"observation/image": picture, "observation/wrist_image": picture, "observation/state": state}
+        image, state = wire(example["image"]["base_0_rgb"]), wire(example["state"].astype(np.float64))
+        sent = {"observation/image": image, "observation/wrist_image": image, "observation/state": state}
         connection.send(msgpack.packb(sent | {"prompt": "move"}) or b"")
         assert read(connection.recv())["actions"].shape == (8, 3)
 
@@ -156,7 +156,7 @@ def test_rename_moves_entries_and_names_what_is_missing():
 
 
 def test_rename_finds_nested_entries_and_changes_nothing_that_it_was_given():
-    """openpi's ALOHA client nests its pictures."""
+    """openpi's ALOHA client nests its images."""
     sent = {"images": {"cam_high": 1, "cam_low": 2}, "state": 3, b"raw": 4}
     moved = rename(sent, {"images/cam_high": "image/base_0_rgb", "images/cam_low": "image/left_wrist_0_rgb"})
     assert moved == {"images": {}, "image": {"base_0_rgb": 1, "left_wrist_0_rgb": 2}, "state": 3, b"raw": 4}

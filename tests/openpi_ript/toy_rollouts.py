@@ -64,7 +64,7 @@ def jobs(count: int, folder: Path) -> list[Job]:
 
 
 def make_rollout(length: int = 5, *, success: bool = True, init_hash: str = "a" * 16, seed: int = 3) -> Rollout:
-    """Random numbers in the shape of a rollout, pictures included."""
+    """Random numbers in the shape of a rollout, images included."""
     rng = np.random.default_rng([seed, length])
     rows = length + 1
     rewards = np.zeros(length, np.float32)

@@ -6,7 +6,7 @@
 
 v2.0 is read as v2.1: they differ in the files of statistics alone, which are not used here.
 
-Tables are read by chunkwise/data/lerobot/tables.py, pictures by chunkwise/data/lerobot/video.py.
+Tables are read by chunkwise/data/lerobot/tables.py, images by chunkwise/data/lerobot/video.py.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from chunkwise.files.strict_json import read_json, read_json_lines
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 DEFAULT_IMAGE_PATH = "images/{image_key}/episode_{episode_index:06d}/frame_{frame_index:06d}.png"
-"""Where v2.1 keeps pictures that are neither in the table nor in a video."""
+"""Where v2.1 keeps images that are neither in the table nor in a video."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class LeRobotMeta:
 
 
 def read_meta(root: str | Path, *, bounds: Bounds | None = None) -> LeRobotMeta:
-    """Opens a dataset: reads and checks meta/, touches no table and no picture.
+    """Opens a dataset: reads and checks meta/, touches no table and no image.
 
     Args:
       root: The dataset.

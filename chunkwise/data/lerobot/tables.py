@@ -1,4 +1,4 @@
-"""The tables of a LeRobot dataset: read once, file by file, checked row by row, never decoding a picture."""
+"""The tables of a LeRobot dataset: read once, file by file, checked row by row, never decoding an image."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ class EpisodeTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FrameTable:
-    """All frames of a dataset in order, without pictures; the same whether read from LeRobot files or from a pack."""
+    """All frames of a dataset in order, without images; the same whether read from LeRobot files or from a pack."""
 
     fps: float
     lengths: Int64[np.ndarray, " e"]
@@ -109,7 +109,7 @@ def load_table(
       meta: The opened dataset.
       keys: Columns to keep besides the index columns.
       on_bad: "refuse" raises; "skip" drops bad episodes, as long as they are at most 1 %.
-      check: More to find wrong with an episode whose table could be read, such as its pictures.
+      check: More to find wrong with an episode whose table could be read, such as its images.
 
     Returns:
       The good episodes, and the problems of those that were skipped.

@@ -1,4 +1,4 @@
-"""The pictures of a LeRobot dataset: frames of mp4 files by time, and images kept in the tables or beside them."""
+"""The images of a LeRobot dataset: frames of mp4 files by time, and images kept in the tables or beside them."""
 
 import bisect
 import collections
@@ -29,7 +29,7 @@ TABLES = 65_536
 """Tables whose layout is remembered; LeRobot 2.1 writes one an episode."""
 IMAGE_BYTES = 1 << 29
 """Encoded images that are kept in memory, by whole row groups. Rows are drawn at random: where a dataset is larger, a
-row group is read and thrown away for nearly every picture, and a pack is many times faster."""
+row group is read and thrown away for nearly every image, and a pack is many times faster."""
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 """Containers that are videos themselves. Others, such as playlists, name further files, and those would be read."""
 
@@ -192,7 +192,7 @@ def _read_layout(path: Path) -> _Table:
         return _Table(frozenset(file.schema_arrow.names), [0, *itertools.accumulate(rows)])
 
 
-class LeRobotPictures:
+class LeRobotImages:
     """Reads the cameras of any frame of a dataset; safe to call from several threads.
 
     Args:
@@ -234,7 +234,7 @@ class LeRobotPictures:
         """All cameras of one frame, at the size they were recorded.
 
         Raises:
-          DataError: If a picture is missing or damaged; names episode, camera and frame.
+          DataError: If an image is missing or damaged; names episode, camera and frame.
         """
         file = self.meta.episodes[episode]
 
@@ -246,10 +246,10 @@ class LeRobotPictures:
         except (OSError, pa.ArrowException) as error:  # pyarrow's damaged page is both
             where = f"{self.meta.root}: episode {episode}, {file.file}, row {frame}"
             found = f"{one_line(error)} in up to {TRIES} tries"
-            raise DataError(f"{where}: expected pictures of {list(self.cameras)}, found {found}") from error
+            raise DataError(f"{where}: expected images of {list(self.cameras)}, found {found}") from error
 
     def check(self, episode: int, *, last: bool = False) -> list[Problem]:
-        """What is wrong with an episode's pictures, as far as it shows without decoding them.
+        """What is wrong with an episode's images, as far as it shows without decoding them.
 
         Of a video: the file, and a frame at the time of every row. Of images: the first and the last one. With `last`
         the last frame of each video is decoded as well.
@@ -264,7 +264,7 @@ class LeRobotPictures:
             except (DataError, OSError, pa.ArrowException) as error:
                 file = meta.videos[camera].file if camera in meta.videos else meta.file
                 found = one_line(error)
-                problems.append(Problem(file=file, episode=episode, key=camera, expected="pictures", found=found))
+                problems.append(Problem(file=file, episode=episode, key=camera, expected="images", found=found))
         return problems
 
     def _check_camera(self, episode: EpisodeMeta, camera: str) -> list[Problem]:

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
 
-from chunkwise.data.images import decode_jpeg_into, picture_size, require_pixels
+from chunkwise.data.images import decode_jpeg_into, read_image_size, require_pixels
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
@@ -269,7 +269,7 @@ def common_size(rows: JpegRows) -> tuple[int, int]:
     first: tuple[int, int] | None = None
     for frame in range(len(rows)):
         try:
-            size = picture_size(rows[frame], source="")
+            size = read_image_size(rows[frame], source="")
         except DataError as error:
             raise Refused("a JPEG", str(error).partition("found ")[2], row=frame) from error
         first = first or size

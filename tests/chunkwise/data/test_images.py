@@ -15,7 +15,7 @@ from chunkwise.data.images import (
     decode_into,
     decode_same_size_into,
     encode_jpeg,
-    picture_size,
+    read_image_size,
     resize_into,
     resize_with_pad,
     resized,
@@ -58,7 +58,7 @@ def test_jpeg_is_within_its_bound() -> None:
 
 
 @pytest.mark.parametrize("encode", [png, lambda image: encode_jpeg(image, quality=90)])
-def test_a_truncated_picture_is_named_and_never_half_decoded(encode) -> None:
+def test_a_truncated_image_is_named_and_never_half_decoded(encode) -> None:
     data = encode(smooth(64, 64))
     with pytest.raises(DataError, match=r"episode 3, row 5.*64 x 64.*damaged"):
         decode(data[: len(data) // 2], source="episode 3, row 5")
@@ -68,7 +68,7 @@ def test_a_header_that_declares_too_much_is_refused_before_decoding() -> None:
     data = bytearray(png(smooth(8, 8)))
     data[16:24] = (10_000).to_bytes(4, "big") * 2
     with pytest.raises(DataError, match="10000 x 10000"):
-        picture_size(bytes(data), source="x")
+        read_image_size(bytes(data), source="x")
 
 
 def test_other_formats_and_depth_maps_are_refused() -> None:

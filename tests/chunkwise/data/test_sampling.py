@@ -189,7 +189,7 @@ def test_what_is_drawn_online_and_in_an_evaluation_never_coincides():
         (Purpose.POINT, (7, 1), [3, 7, 1]),
         (Purpose.DRIVE, (7,), [3, 7, 0]),
         (Purpose.TOWN, (7,), [3, 7, 1]),
-        (Purpose.LOST_PICTURES, (7,), [3, 7, 2]),
+        (Purpose.LOST_IMAGES, (7,), [3, 7, 2]),
     ],
 )
 def test_runs_and_recordings_of_earlier_versions_go_on_with_the_same_numbers(

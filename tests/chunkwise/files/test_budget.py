@@ -36,7 +36,7 @@ def refused(do: Callable[[], object], name: str) -> str:
 
 
 def jpeg(**settings: object) -> bytes:
-    """A picture of 6 x 10 pixels."""
+    """An image of 6 x 10 pixels."""
     out = io.BytesIO()
     Image.new("RGB", (10, 6), (90, 120, 60)).save(out, "JPEG", **settings)
     return out.getvalue()
@@ -179,7 +179,7 @@ def test_memory_of_a_table(tmp_path: Path) -> None:
         refused(lambda: read_columns(file, open_parquet(file), ["a"]), "expansion")
 
 
-def test_pixels_of_a_picture() -> None:
+def test_pixels_of_an_image() -> None:
     with budget.using(image_pixels=60):
         assert decode(jpeg(), source="a").shape == (6, 10, 3)
     with budget.using(image_pixels=59):

@@ -11,8 +11,8 @@ from chunkwise.data import norm_stats
 from chunkwise.data.images import decode
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.lerobot.tables import iter_tables, load_table
-from chunkwise.data.lerobot.video import LeRobotPictures
-from chunkwise.data.pack import PackedPictures, PackSettings, open_shards, read_manifest, read_pack_table, write_pack
+from chunkwise.data.lerobot.video import LeRobotImages
+from chunkwise.data.pack import PackedImages, PackSettings, open_shards, read_manifest, read_pack_table, write_pack
 from chunkwise.files import budget
 from chunkwise.files.npz import read_npz
 from tests.fuzz import attack, attempt, damaged
@@ -47,10 +47,10 @@ def test_a_damaged_file_of_a_lerobot_dataset(version: str, tmp_path: Path) -> No
 
     def read() -> None:
         meta = read_meta(root)
-        pictures = LeRobotPictures(meta, meta.cameras)
+        images = LeRobotImages(meta, meta.cameras)
         for episode in iter_tables(meta, ["action"]):
-            pictures.check(episode.meta.index)
-        pictures.read(0, 0)
+            images.check(episode.meta.index)
+        images.read(0, 0)
 
     attack(root, read, TRIES)
 
@@ -63,7 +63,7 @@ def test_a_damaged_pack(encoding: Any, tmp_path: Path) -> None:
     write_pack(
         tmp_path / "pack",
         table,
-        lambda: LeRobotPictures(meta, meta.cameras),
+        lambda: LeRobotImages(meta, meta.cameras),
         meta.cameras,
         PackSettings(image_size=(8, 10), encoding=encoding),
         threads=1,
@@ -72,10 +72,10 @@ def test_a_damaged_pack(encoding: Any, tmp_path: Path) -> None:
 
     def read() -> None:
         table = read_pack_table(tmp_path / "pack")
-        pictures = PackedPictures(tmp_path / "pack", table, read_manifest(tmp_path / "pack")["cameras"])
+        images = PackedImages(tmp_path / "pack", table, read_manifest(tmp_path / "pack")["cameras"])
         for episode, length in zip(table.episodes.tolist(), table.lengths.tolist(), strict=True):
             for frame in range(length):
-                pictures.read(episode, frame)
+                images.read(episode, frame)
 
     read()
     attack(tmp_path / "pack", read, 2 * TRIES)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from chunkwise.data.lerobot.meta import read_meta
-from chunkwise.data.lerobot.video import LeRobotPictures
+from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.errors import DataError
 from chunkwise.files import mp4
 from chunkwise.files.mp4 import require_plain_tables
@@ -49,7 +49,7 @@ def test_packed_tables_are_refused_wherever_they_are(tmp_path: Path, data: bytes
             require_plain_tables(file)
 
 
-def test_pictures_and_the_letters_alone_are_none(tmp_path: Path):
+def test_images_and_the_letters_alone_are_none(tmp_path: Path):
     file = tmp_path / "a.mp4"
     file.write_bytes(box(b"mdat", PACKED) + box(b"moov", b"cmov dcom") + b"\0\0")
     require_plain_tables(file)
@@ -64,18 +64,18 @@ def test_a_video_that_changes_its_size_is_named_when_it_is_decoded_and_checked(t
         stream: Any = container.add_stream("mjpeg", rate=10)
         stream.height, stream.width, stream.pix_fmt = 24, 32, "yuvj420p"
         for n in range(7):
-            picture = io.BytesIO()
-            Image.new("RGB", (32, 24) if n < 3 else (64, 48)).save(picture, "JPEG")
-            packet: Any = av.Packet(picture.getvalue())
+            jpeg = io.BytesIO()
+            Image.new("RGB", (32, 24) if n < 3 else (64, 48)).save(jpeg, "JPEG")
+            packet: Any = av.Packet(jpeg.getvalue())
             packet.stream, packet.pts, packet.dts, packet.time_base = stream, n, n, Fraction(1, 10)
             packet.is_keyframe = True
             container.mux(packet)
-    pictures = LeRobotPictures(read_meta(root), CAMERAS)
-    assert pictures.read(0, 2)[CAMERAS[0]].shape == (24, 32, 3)
+    images = LeRobotImages(read_meta(root), CAMERAS)
+    assert images.read(0, 2)[CAMERAS[0]].shape == (24, 32, 3)
     with pytest.raises(DataError, match="frame 3, found damaged data: a frame of 48 x 64 in a video of 24 x 32"):
-        pictures.read(0, 3)
-    assert pictures.check(0) == []
-    (problem,) = pictures.check(0, last=True)
+        images.read(0, 3)
+    assert images.check(0) == []
+    (problem,) = images.check(0, last=True)
     assert "48 x 64" in problem.found
 
 

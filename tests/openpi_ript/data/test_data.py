@@ -310,7 +310,7 @@ def test_a_task_without_words_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_picture_that_turns_out_damaged_ends_training_with_its_name(tmp_path: Path, threads: int) -> None:
+def test_an_image_that_turns_out_damaged_ends_training_with_its_name(tmp_path: Path, threads: int) -> None:
     root = write_v21(tmp_path / "set", rollouts(), "image_file")
     image = root / f"images/{CAMERAS[0]}/episode_000003/frame_000001.png"
     image.write_bytes(image.read_bytes()[:70])

@@ -29,10 +29,10 @@ def inputs(
 
 def make_batch(rows: int = 2, steps: int = 8, size: int = 28) -> TrainingBatch:
     rng = np.random.default_rng(0)
-    pictures = {name: rng.integers(0, 256, (rows, size, size, 3)).astype(np.uint8) for name in CAMERAS}
+    images = {name: rng.integers(0, 256, (rows, size, size, 3)).astype(np.uint8) for name in CAMERAS}
     state = np.pad(rng.normal(size=(rows, 3)), ((0, 0), (0, 1))).astype(np.float32)
     return {
-        "image": pictures,
+        "image": images,
         "state": state,
         "action": rng.normal(size=(rows, steps, 2)).astype(np.float32),
         "action_is_pad": np.arange(steps)[None] >= np.array([[5], [8]]),
@@ -86,7 +86,7 @@ def test_a_camera_that_is_off_is_black_and_masked(tokenizer: str):
     assert seen["image_mask"].tolist() == [[False, True]] * 2
 
 
-def test_a_dataset_without_pictures_gives_one_masked_picture(tokenizer: str):
+def test_a_dataset_without_images_gives_one_masked_image(tokenizer: str):
     batch = make_batch() | {"image": {}}
     seen = inputs(tokenizer, cameras=())(batch)["observation"]  # pyright: ignore[reportArgumentType]
     assert seen["images"].shape == (2, 1, 28, 28, 3)

@@ -39,7 +39,7 @@ def test_the_expert_goes_straight_and_stops():
     np.testing.assert_allclose(move(np.array([0.97, 0.5]), np.array([2.0, 0.5])), [1.0, 0.5])
 
 
-def test_pictures_show_point_and_discs():
+def test_images_show_point_and_discs():
     base = render(np.array([0.5, 0.5]), "observation.images.base")
     assert base.shape == (28, 28, 3)
     assert base[14, 14].tolist() == [240, 240, 240]

@@ -115,10 +115,10 @@ def test_a_second_relative_transform_is_refused() -> None:
         transform(cast(Any, {**raw(UR5E), "prompt": "x"}))
 
 
-def test_float_pictures_are_refused() -> None:
-    picture = np.random.default_rng(0).random((8, 8, 3)).astype(np.float32)
+def test_float_images_are_refused() -> None:
+    image = np.random.default_rng(0).random((8, 8, 3)).astype(np.float32)
     with pytest.raises(DataError, match=r"image top: expected uint8 in 0\.\.255, found float32 in 0\.\d+.*multiply"):
-        layer1(UR5E)(raw(UR5E, images={"top": picture}))
+        layer1(UR5E)(raw(UR5E, images={"top": image}))
     with pytest.raises(DataError, match=r"expected \[height, width, 3\], found shape \(3, 8, 8\)"):
         layer1(UR5E)(raw(UR5E, images={"top": np.zeros((3, 8, 8), np.uint8)}))
 

@@ -77,7 +77,7 @@ def test_actions_are_absolute_and_in_the_datasets_units(acting: Policy):
     stats = open_data(config.data).stats
     state = np.zeros((1, 4), np.float32)
     state[0, :2] = (seen["state"] - stats["state"].mean) / (stats["state"].std + 1e-6)
-    images = {name: picture[None] for name, picture in seen["image"].items()}
+    images = {name: image[None] for name, image in seen["image"].items()}
     inputs: Any = acting._inputs.observation(images, state, [seen["prompt"]])
 
     @jax.jit
@@ -309,13 +309,13 @@ def test_every_row_of_a_request_has_noise_of_its_own_numbers(acting: Policy):
     np.testing.assert_array_equal(ready.prepare(observation(), draw=(1, 2)).inputs["noise"], expected(1, 2)[:1])
 
 
-def test_pictures_of_any_size_and_either_layout(acting: Policy):
+def test_images_of_any_size_and_either_layout(acting: Policy):
     seen, start = observation(), noise()[0]
     wide = np.random.default_rng(3).integers(0, 256, (30, 60, 3)).astype(np.uint8)
     seen["image"]["base_0_rgb"] = resize_with_pad(wide, 28, 28)
     expected = acting.infer(seen, noise=start)["actions"]
-    for picture in (wide, wide.transpose(2, 0, 1)):
-        seen["image"]["base_0_rgb"] = picture
+    for image in (wide, wide.transpose(2, 0, 1)):
+        seen["image"]["base_0_rgb"] = image
         np.testing.assert_array_equal(acting.infer(seen, noise=start)["actions"], expected)
     seen["image"]["base_0_rgb"] = None
     off = acting.infer(seen, noise=start)["actions"]
@@ -353,7 +353,7 @@ def test_a_bad_observation_is_refused(acting: Policy, change: dict[str, Any], me
         acting.infer(observation() | change)
 
 
-def test_bad_pictures_noise_and_missing_entries_are_refused(acting: Policy):
+def test_bad_images_noise_and_missing_entries_are_refused(acting: Policy):
     floats = observation()
     floats["image"]["base_0_rgb"] = floats["image"]["base_0_rgb"] / 255
     with pytest.raises(DataError, match=r"image base_0_rgb: expected uint8 in 0\.\.255, found float64 in 0\."):

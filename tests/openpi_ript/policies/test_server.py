@@ -81,7 +81,7 @@ def test_after_the_start_nothing_compiles(acting: Policy, port: int):
     with compilations() as counted, client(port) as connection:
         connection.recv()
         for rows in (1, 2, 3, 5, 16):
-            image = {name: wire(np.stack([picture] * rows)) for name, picture in example["image"].items()}
+            image = {name: wire(np.stack([one] * rows)) for name, one in example["image"].items()}
             state = wire(np.stack([example["state"]] * rows))
             connection.send(request(acting, image=image, state=state, guidance_scale=float(rows)))
             assert read(connection.recv())["actions"].shape == (rows, 8, 3)

@@ -239,7 +239,7 @@ def test_what_an_environment_refuses_is_said(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_pictures_reach_the_policy(tmp_path: Path):
+def test_images_reach_the_policy(tmp_path: Path):
     cameras = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
     collector, actor = Collector(point(cameras=cameras, image_size=(20, 24), num_envs=1, max_steps=4)), Straight()
     (rollout,) = play(collector, jobs(1, tmp_path), actor).values()

@@ -112,7 +112,7 @@ def test_rejection_imitates_all_successes_and_nothing_else(root: Path, tmp_path:
     assert data.to_ript.rollouts.advantage.tolist() == [1.0] * 3
 
 
-def test_pictures_of_rollouts_are_read_by_frame(root: Path, tmp_path: Path):
+def test_images_of_rollouts_are_read_by_frame(root: Path, tmp_path: Path):
     config = make_config(root, tmp_path)
     cameras = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
     data_config = dataclasses.replace(config.data, cameras=cameras, image_size=(12, 12))
@@ -121,8 +121,8 @@ def test_pictures_of_rollouts_are_read_by_frame(root: Path, tmp_path: Path):
     assert config.rollout is not None
     data = training_data(open_data(data_config), groups, point(cameras=shown), config.rollout)
     for camera, name in shown.items():
-        picture = groups[0].rollouts[1].observations[name][2]
-        np.testing.assert_array_equal(data.sample(4 + 2)["image"][camera], picture)
+        image = groups[0].rollouts[1].observations[name][2]
+        np.testing.assert_array_equal(data.sample(4 + 2)["image"][camera], image)
 
 
 def test_rollouts_of_different_initial_states_are_no_group():

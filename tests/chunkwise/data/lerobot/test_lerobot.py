@@ -1,4 +1,4 @@
-"""LeRobot datasets of both versions from disk, windows, pictures by time, packs, and bad datasets."""
+"""LeRobot datasets of both versions from disk, windows, images by time, packs, and bad datasets."""
 
 import dataclasses
 import json
@@ -13,8 +13,8 @@ import pytest
 
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, iter_tables, load_table, window
-from chunkwise.data.lerobot.video import LeRobotPictures, VideoFile
-from chunkwise.data.pack import PackedPictures, PackSettings, read_pack_table, write_pack
+from chunkwise.data.lerobot.video import LeRobotImages, VideoFile
+from chunkwise.data.pack import PackedImages, PackSettings, read_pack_table, write_pack
 from chunkwise.errors import DataError
 from tests.lerobot_files import CAMERAS, FPS, TASKS, Recorded, Storage, record, write_v21, write_v30
 
@@ -48,14 +48,14 @@ def test_what_was_recorded_is_what_is_read(tmp_path: Path, write: Write, storage
     for key, name in zip(KEYS, ("state", "action", "success"), strict=True):
         np.testing.assert_array_equal(table.columns[key], np.concatenate([getattr(e, name) for e in episodes]))
     assert table.starts.tolist() == [0, 7, 12]
-    pictures = LeRobotPictures(meta, CAMERAS)
+    images = LeRobotImages(meta, CAMERAS)
     order = [(e, f) for e, episode in enumerate(episodes) for f in range(len(episode.state))]
     for number in np.random.default_rng(0).permutation(len(order)):
         episode, frame = order[number]
-        for camera, image in pictures.read(episode, frame).items():
+        for camera, image in images.read(episode, frame).items():
             error = np.abs(image.astype(int) - episodes[episode].images[camera][frame])
             assert error.max() == 0 if storage != "video" else error.mean() < 2  # neighbours are 9 apart
-    assert [pictures.check(episode) for episode in range(3)] == [[], [], []]
+    assert [images.check(episode) for episode in range(3)] == [[], [], []]
 
 
 def test_both_versions_have_one_fingerprint_and_other_data_another(tmp_path: Path) -> None:
@@ -97,27 +97,27 @@ def test_a_video_frame_is_found_by_time_in_any_order(tmp_path: Path) -> None:
         video.frame_at(1.4, 1e-4)
 
 
-def make_pack(root: Path, out: Path, encoding: str, size: tuple[int, int] = (24, 32)) -> PackedPictures:
+def make_pack(root: Path, out: Path, encoding: str, size: tuple[int, int] = (24, 32)) -> PackedImages:
     meta = read_meta(root)
     settings = PackSettings(image_size=size, encoding=encoding)  # pyright: ignore[reportArgumentType]
     done: list[None] = []
     write_pack(
         out,
         good_table(root),
-        lambda: LeRobotPictures(meta, CAMERAS),
+        lambda: LeRobotImages(meta, CAMERAS),
         CAMERAS,
         settings,
         threads=2,
         progress=lambda: done.append(None),
     )
     assert len(done) == 21
-    return PackedPictures(out, read_pack_table(out), CAMERAS)
+    return PackedImages(out, read_pack_table(out), CAMERAS)
 
 
 @pytest.mark.parametrize(("write", "storage"), LAYOUTS[1:3])
 def test_raw_and_packed_agree(tmp_path: Path, write: Write, storage: Storage) -> None:
     root = write(tmp_path / "set", record(), storage)
-    unpacked = LeRobotPictures(read_meta(root), CAMERAS)
+    unpacked = LeRobotImages(read_meta(root), CAMERAS)
     exact = make_pack(root, tmp_path / "raw", "raw")
     jpeg = make_pack(root, tmp_path / "jpeg", "jpeg")
     table = read_pack_table(tmp_path / "raw")
@@ -127,18 +127,18 @@ def test_raw_and_packed_agree(tmp_path: Path, write: Write, storage: Storage) ->
         for camera in CAMERAS:
             np.testing.assert_array_equal(exact.read(episode, frame)[camera], wanted[camera])
             error = np.abs(jpeg.read(episode, frame)[camera].astype(int) - wanted[camera])
-            assert error.mean() <= 1.5  # the bound of quality 95 on smooth pictures
+            assert error.mean() <= 1.5  # the bound of quality 95 on smooth images
             assert error.max() <= 12
 
 
 def test_shards_hold_whole_episodes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chunkwise.data.pack.FRAMES_PER_SHARD", 12)
     root = write_v21(tmp_path / "set", record(), "image")
-    pictures = make_pack(root, tmp_path / "pack", "raw")
+    images = make_pack(root, tmp_path / "pack", "raw")
     manifest = json.loads((tmp_path / "pack/manifest.json").read_text())
     assert [shard["rows"] for shard in manifest["shards"]] == [12, 9]
-    wanted = LeRobotPictures(read_meta(root), CAMERAS).read(2, 3)[CAMERAS[1]]
-    np.testing.assert_array_equal(pictures.read(2, 3)[CAMERAS[1]], wanted)
+    wanted = LeRobotImages(read_meta(root), CAMERAS).read(2, 3)[CAMERAS[1]]
+    np.testing.assert_array_equal(images.read(2, 3)[CAMERAS[1]], wanted)
 
 
 def test_a_damaged_pack_is_never_read_silently(tmp_path: Path) -> None:
@@ -150,15 +150,15 @@ def test_a_damaged_pack_is_never_read_silently(tmp_path: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[data.index(image.tobytes()) + 100] ^= 1
     shard.write_bytes(data)
-    pictures = PackedPictures(tmp_path / "pack", read_pack_table(tmp_path / "pack"), CAMERAS)
+    images = PackedImages(tmp_path / "pack", read_pack_table(tmp_path / "pack"), CAMERAS)
     with pytest.raises(DataError, match=r"episode 1, row 2: expected a whole record, found .*hash mismatch"):
-        pictures.read(1, 2)
-    assert set(pictures.read(1, 3)) == set(CAMERAS)
+        images.read(1, 2)
+    assert set(images.read(1, 3)) == set(CAMERAS)
     shard.write_bytes(bytes(data[: len(data) // 2]))
     with pytest.raises(DataError, match="ArrayRecord"):
-        PackedPictures(tmp_path / "pack", read_pack_table(tmp_path / "pack"), CAMERAS)
+        PackedImages(tmp_path / "pack", read_pack_table(tmp_path / "pack"), CAMERAS)
     with pytest.raises(DataError, match=r"cameras.*'top'"):
-        PackedPictures(tmp_path / "pack", read_pack_table(tmp_path / "pack"), ["top"])
+        PackedImages(tmp_path / "pack", read_pack_table(tmp_path / "pack"), ["top"])
     (tmp_path / "pack/tables.npz").write_bytes((tmp_path / "pack/tables.npz").read_bytes()[:500])
     with pytest.raises(DataError, match=r"tables\.npz"):
         read_pack_table(tmp_path / "pack")
@@ -420,26 +420,26 @@ def test_a_video_with_too_few_frames_is_named_with_both_counts(tmp_path: Path, w
     frames = episodes[2].images[CAMERAS[0]][:6] if write is write_v21 else episodes[1].images[CAMERAS[0]][:5]
     write_video(film, frames)
     meta = read_meta(root)
-    problems = [str(problem) for e in range(3) for problem in LeRobotPictures(meta, CAMERAS).check(e)]
+    problems = [str(problem) for e in range(3) for problem in LeRobotImages(meta, CAMERAS).check(e)]
     assert len(problems) == 1
     assert problems[0].startswith("episode 2, videos/")
     assert "expected 9 frames" in problems[0]
     assert f"among the {len(frames)} frames of the video" in problems[0]
 
 
-def test_missing_and_damaged_pictures_are_named(tmp_path: Path) -> None:
+def test_missing_and_damaged_images_are_named(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", record())
     film = root / f"videos/chunk-000/{CAMERAS[1]}/episode_000001.mp4"
     film.write_bytes(film.read_bytes()[:200])
     (root / f"videos/chunk-000/{CAMERAS[0]}/episode_000002.mp4").unlink()
     meta = read_meta(root)
-    pictures = LeRobotPictures(meta, CAMERAS)
-    assert f"episode 1, videos/chunk-000/{CAMERAS[1]}/episode_000001.mp4" in str(pictures.check(1)[0])
-    assert "no such file" in str(pictures.check(2)[0])
+    images = LeRobotImages(meta, CAMERAS)
+    assert f"episode 1, videos/chunk-000/{CAMERAS[1]}/episode_000001.mp4" in str(images.check(1)[0])
+    assert "no such file" in str(images.check(2)[0])
     with pytest.raises(DataError, match="to be a camera"):
-        LeRobotPictures(meta, ["action"])
+        LeRobotImages(meta, ["action"])
     with pytest.raises(DataError, match=r"expected feature 'top', found"):
-        LeRobotPictures(meta, ["top"])
+        LeRobotImages(meta, ["top"])
 
 
 def test_a_truncated_image_in_a_table_is_named(tmp_path: Path) -> None:
@@ -447,18 +447,18 @@ def test_a_truncated_image_in_a_table_is_named(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", episodes, "image_file")
     image = root / f"images/{CAMERAS[0]}/episode_000001/frame_000003.png"
     image.write_bytes(image.read_bytes()[:60])
-    pictures = LeRobotPictures(read_meta(root), CAMERAS)
+    images = LeRobotImages(read_meta(root), CAMERAS)
     with pytest.raises(DataError, match=rf"episode 1, {CAMERAS[0]}, row 3: expected a whole JPEG or PNG of 24 x 32"):
-        pictures.read(1, 3)
+        images.read(1, 3)
     image.unlink()
     with pytest.raises(DataError, match=r"row 3: expected the image images/.*found no file"):
-        pictures.read(1, 3)
+        images.read(1, 3)
 
 
 def test_a_disk_that_hiccups_is_tried_four_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    pictures = LeRobotPictures(read_meta(write_v21(tmp_path / "set", record(), "image")), CAMERAS)
-    good, calls = pictures._read_camera, []
+    images = LeRobotImages(read_meta(write_v21(tmp_path / "set", record(), "image")), CAMERAS)
+    good, calls = images._read_camera, []
 
     def hiccup(*args: object):
         calls.append(args)
@@ -466,16 +466,14 @@ def test_a_disk_that_hiccups_is_tried_four_times(tmp_path: Path, monkeypatch: py
             raise OSError("stale file handle")
         return good(*args)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(pictures, "_read_camera", hiccup)
+    monkeypatch.setattr(images, "_read_camera", hiccup)
     limit = 4
-    assert set(pictures.read(0, 0)) == set(CAMERAS)
+    assert set(images.read(0, 0)) == set(CAMERAS)
     calls.clear()
     limit = 10
-    words = (
-        r"set: episode 0, data/.*000000\.parquet, row 1: expected pictures .*found stale file handle in up to 4 tries"
-    )
+    words = r"set: episode 0, data/.*000000\.parquet, row 1: expected images .*found stale file handle in up to 4 tries"
     with pytest.raises(DataError, match=words):
-        pictures.read(0, 1)
+        images.read(0, 1)
 
 
 def test_a_damaged_page_of_images_is_named_when_it_is_read(tmp_path: Path) -> None:
@@ -489,7 +487,7 @@ def test_a_damaged_page_of_images_is_named_when_it_is_read(tmp_path: Path) -> No
     data = bytearray(path.read_bytes())
     data[chunk.data_page_offset : chunk.data_page_offset + 24] = b"\xff" * 24
     path.write_bytes(data)
-    pictures = LeRobotPictures(read_meta(root), CAMERAS)
-    assert pictures.check(1) == []
-    with pytest.raises(DataError, match=r"set: episode 1, data/.*000001\.parquet, row 2: expected pictures of .*found"):
-        pictures.read(1, 2)
+    images = LeRobotImages(read_meta(root), CAMERAS)
+    assert images.check(1) == []
+    with pytest.raises(DataError, match=r"set: episode 1, data/.*000001\.parquet, row 2: expected images of .*found"):
+        images.read(1, 2)
