@@ -8,7 +8,7 @@ from chunkwise.errors import DataError
 from qchunk.data import Pool, compute_norm_stats, open_dataset
 from qchunk.data.dataset import load_episode
 from qchunk.data.holdout import held_out
-from tests.qchunk.recordings import config, dataset
+from tests.qchunk.recordings import arrays, config, dataset, write
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,13 @@ def test_the_share_of_each_label_is_held_out_the_same_for_every_seed_and_copy(tm
     assert names(root, 0.5) > held
     assert names(root, 0.0) == set()
     assert len(names(root, 0.99)) == 18  # one of each label stays
+
+
+def test_another_episode_moves_at_most_one(tmp_path: Path):
+    root = dataset(tmp_path, lengths=(5,) * 20)
+    for before, number in ((names(root, 0.3), 20), (names(root, 0.3), 22)):
+        write(root / f"episode_1{number}.hdf5", arrays(5, number), success=True)  # second in the order of names
+        assert len(before - names(root, 0.3)) <= 1
 
 
 def test_at_least_one_of_a_label_with_two(tmp_path: Path):
