@@ -37,7 +37,7 @@ from chunkwise.config.saved import fingerprint, flatten, resume_rules
 from chunkwise.distributed import host, processes, stopping
 from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
-from chunkwise.train import dry_run, machine, rngs
+from chunkwise.train import dry_run, machine, provenance, rngs
 from chunkwise.train import sharding as mesh_lib
 from chunkwise.train.clock import Clock
 from chunkwise.train.compile_cache import keep_programs
@@ -237,6 +237,9 @@ class _Run:
             self.folder.cut_metrics(progress.metrics_bytes)
             print(f"resumed from step {self.step}", flush=True)
         machine.note(self.folder.path, self.step)
+        if processes.is_primary():
+            data = self.task.data_fingerprint()
+            provenance.note(self.folder.path, step=self.step, seed=self.config.run.seed, data=data)
         if self.interaction is not None:
             self.interaction.rewind(position)
         self.clock.charge("start", self.began)

@@ -6,6 +6,8 @@ metrics.jsonl    {"step": int, "split": "train"|"eval", name: float ...} a line;
                  that was killed and resumed writes the same bytes as one that was not
 timing.jsonl     where the wall-clock time went; differs from run to run
 machine.json     on which cores, devices and versions, chunkwise/train/machine.py
+starts.jsonl     command, commit, versions, host and dataset of every start, chunkwise/train/provenance.py
+log.txt          what was printed, chunkwise/train/log_file.py
 checkpoints/     chunkwise/checkpoint/manager.py
 dataset_files.gz chunkwise/files/dataset_files.py
 done.json        the line that a finished run prints
@@ -34,6 +36,7 @@ from chunkwise.files.durable import make_folders, sweep, write_durably
 from chunkwise.files.identity import Files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
+from chunkwise.train import log_file
 
 
 class RunFolder:
@@ -103,6 +106,7 @@ class RunFolder:
             self._require_same_config(config)
         sweep(self.path)
         write_durably(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
+        self._files.enter_context(log_file.logged(self.path))
         self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab", buffering=0)))
         self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab", buffering=0)))
 
@@ -137,7 +141,7 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self._files.close()
+        self._files.__exit__(kind, error, trace)
 
     def require_same_files(self, files: Files) -> None:
         """Compares the files of a dataset with those that the run was started with, or notes them at its first start.
