@@ -1,0 +1,116 @@
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkwise.config.experiment import RunConfig
+from chunkwise.errors import PreemptedError
+from chunkwise.train import log_file, provenance
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyTask, toy_config
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    provenance._repository.cache_clear()
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    git(folder, "init")
+    (folder / "a.txt").write_text("a")
+    git(folder, "add", "a.txt")
+    git(folder, "commit", "-m", "first")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_commit_and_whether_it_is_what_runs(repository: Path):
+    found = provenance.describe()["folder_commit"]
+    head = (repository / ".git/refs/heads").iterdir()
+    assert found == {"commit": next(head).read_text().strip(), "clean": True}
+    (repository / "more.txt").write_text("not tracked")
+    provenance._repository.cache_clear()
+    assert provenance.describe()["folder_commit"]["clean"] is True
+    (repository / "a.txt").write_text("b")
+    provenance._repository.cache_clear()
+    assert provenance.describe()["folder_commit"]["clean"] is False
+
+
+def test_nothing_that_a_repository_names_is_started(repository: Path, tmp_path: Path):
+    script = tmp_path / "monitor.sh"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    script.chmod(0o755)
+    git(repository, "config", "core.fsmonitor", str(script))
+    assert provenance.describe()["folder_commit"] is not None
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_git_and_without_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    provenance._repository.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = provenance.describe()
+    assert (found["commit"], found["folder_commit"]) == (None, None)
+    assert found["folder"] == str(tmp_path)
+    assert found["versions"]["jax"] is not None
+    provenance._repository.cache_clear()
+
+
+def run(config: Any) -> None:
+    with RunFolder(config, "toy") as folder:
+        fit(config, ToyTask(config), folder)
+
+
+def test_every_start_leaves_a_line_and_the_log_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = toy_config(tmp_path / "run", dataset=7)
+
+    def stop(step: int) -> None:
+        if step == 9:
+            os.kill(os.getpid(), 15)
+
+    with pytest.raises(PreemptedError), RunFolder(config, "toy") as folder:
+        fit(config, ToyTask(config, on_batch=stop), folder)
+    first = (tmp_path / "run" / log_file.NAME).read_text()
+    run(dataclasses.replace(config, run=RunConfig(dir=config.run.dir, resume=True)))
+    lines = [json.loads(line) for line in (tmp_path / "run" / provenance.NAME).read_text().splitlines()]
+    assert lines[0]["step"] == 0
+    assert lines[1]["step"] >= 9
+    assert [line["dataset"] for line in lines] == [{"dataset": 7}] * 2
+    assert [line["seed"] for line in lines] == [0, 0]
+    log = (tmp_path / "run" / log_file.NAME).read_text()
+    assert log.startswith(first)
+    assert "PreemptedError: " in first.splitlines()[-1]
+    assert f"resumed from step {lines[1]['step']}" in log
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[2] for line in log.splitlines() if "PreemptedError" not in line] == printed
+
+
+def test_what_cannot_be_written_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run" / provenance.NAME).mkdir(parents=True)
+    run(toy_config(tmp_path / "run"))
+    assert "starts.jsonl: not written: " in capsys.readouterr().err
+
+
+def test_a_log_shows_lines_as_they_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with log_file.logged(tmp_path):
+        print("a", end="")
+        print("b\x1b[31mc")
+        print("10 %\r20 %\rdone")
+        print("no end", end="")
+    assert [line.partition(" ")[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == [
+        r"ab\x1b[31mc",
+        "done",
+        "no end",
+    ]
+    assert capsys.readouterr().out.startswith("ab\x1b[31mc\n")
+    print("after")
+    assert "after" not in (tmp_path / "log.txt").read_text()
