@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import sys
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,7 +17,7 @@ NAME = "log.txt"
 class _Tee:
     """A stream that also writes whole lines into a file."""
 
-    def __init__(self, stream: TextIO, file: TextIO) -> None:
+    def __init__(self, stream: TextIO, file: FileIO) -> None:
         self._stream, self._file, self._line = stream, file, ""
 
     def write(self, text: str) -> int:
@@ -35,11 +36,9 @@ class _Tee:
     def _add(self, line: str) -> None:
         shown = line.rpartition("\r")[2]  # of a bar that was drawn over, its last state
         # What does not fit on the disk has been printed; the save that follows says why the run ends.
-        with contextlib.suppress(*SYSTEM, ValueError):
-            self._file.write(
-                f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')} {printable(shown)}\n"
-            )
-            self._file.flush()
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        with contextlib.suppress(*SYSTEM):
+            self._file.write(f"{now} {printable(shown)}\n".encode(errors="backslashreplace"))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -48,7 +47,7 @@ class _Tee:
 @contextlib.contextmanager
 def logged(run: Path) -> Iterator[None]:
     """Copies standard output and error into log.txt, as long as the context is open; an error that ends it too."""
-    with open(run / NAME, "a", encoding="utf-8", errors="backslashreplace") as file:
+    with open(run / NAME, "ab", buffering=0) as file:  # no buffer, which would fail again when it is closed
         before = sys.stdout, sys.stderr
         tees = _Tee(sys.stdout, file), _Tee(sys.stderr, file)
         sys.stdout, sys.stderr = tees  # pyright: ignore[reportAttributeAccessIssue]
