@@ -192,7 +192,7 @@ def test_an_environment_that_gives_nan_or_a_tuple_is_named():
     observation = {"state": np.zeros(1, np.float32)}
     for given, words in (
         ((observation, 0.0, False, False, {}), r"gave a tuple; expected a chunkwise"),
-        (Step(observation, float("nan"), success=False), r"gave the reward nan, 1 steps after"),
+        (Step(observation, float("nan"), success=False), r"^step\(\) gave the reward nan"),
     ):
         with pytest.raises(RunError, match=words):
             answer(Bad(given), Run(np.zeros((2, 1), np.float32)), every_frame=False)  # pyright: ignore

@@ -97,6 +97,7 @@ class ProgressLine:
         """Starts at step `start` of `total`."""
         self._start, self._total = start, total
         self._began = time.monotonic()
+        self._warm: tuple[int, float] | None = None  # first step and its time: before it, the program was compiled
         self._last_line = 0.0
         self._step = start
         self._bar: Progress | None = None
@@ -116,12 +117,15 @@ class ProgressLine:
             self._bar.stop()
 
     def _speed(self) -> float:
-        """Updates per second since the start."""
-        return (self._step - self._start) / max(time.monotonic() - self._began, 1e-9)
+        """Updates per second since the first were done; with no more than these, since the start."""
+        step, began = (self._start, self._began) if self._warm is None or self._step == self._warm[0] else self._warm
+        return (self._step - step) / max(time.monotonic() - began, 1e-9)
 
     def update(self, step: int) -> None:
         """Moves to `step`."""
         self._step = step
+        if self._warm is None:
+            self._warm = step, time.monotonic()
         if self._bar is not None:
             self._bar.update(self._bar_task, completed=step, speed=f"{self._speed():.0f}/s")
 

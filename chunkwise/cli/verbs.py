@@ -22,6 +22,13 @@ EXIT_CODES = (
     "failed,\n75 stopped and saved, 76 another process ended, 78 not the config or dataset of the checkpoint"
 )
 
+OPTIONS = (
+    "",
+    "qchunk and openpi_ript:",
+    "  --episodes N    --max-steps N (qchunk)    --video N    --out FILE",
+    "  --how open_loop|...  --execute N  --delay D    how chunks are executed",
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verb:
@@ -35,6 +42,8 @@ class Verb:
     """What says which package is meant, where no word does: the dataset or run that the first path names."""
     first: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Words that a package's program takes before the user's."""
+    options: tuple[str, ...] = ()
+    """Those that people look for, a line each with the packages that have them."""
     of_json: str = ""
     """Module where the first path is a .json file; empty: none."""
 
@@ -66,6 +75,7 @@ VERBS: dict[str, Verb] = {
         modules={"qchunk": "qchunk.evaluate", "openpi_ript": "openpi_ript.evaluate", "driving": "driving.evaluate"},
         told_by="run",
         first={"openpi_ript": ("run",), "driving": ("--again",)},
+        options=OPTIONS,
     ),
     "compare": Verb(
         summary="compare two evaluations (A.json B.json), or runs of driving",
@@ -99,7 +109,7 @@ VERBS: dict[str, Verb] = {
         told_by="data",
     ),
     "checkpoint": Verb(
-        summary="list, verify or prune the checkpoints of a run",
+        summary="ls, verify or prune: the checkpoints of a run",
         example="chunkwise checkpoint verify runs/first",
         modules={"": "chunkwise.checkpoint"},
     ),
@@ -172,7 +182,8 @@ def _help(name: str, rest: Sequence[str]) -> str | None:
         return None
     ways = [f"  chunkwise {name} {package} ...    is  python -m {module}" for package, module in verb.modules.items()]
     told = {"data": "Without the word, by what the dataset is.", "run": "Without the word, by the run.", "word": ""}
-    lines = [f"chunkwise {name}: {verb.summary}", "", *ways, told[verb.told_by], "", f"example: {verb.example}"]
+    lines = [f"chunkwise {name}: {verb.summary}", "", *ways, told[verb.told_by], *verb.options]
+    lines += ["", f"example: {verb.example}"]
     more = f"`chunkwise {name} {next(iter(verb.modules))} --help` has the options of one."
     return "\n".join([*(line for line in lines if line or line == ""), more, EXIT_CODES])
 

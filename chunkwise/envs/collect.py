@@ -23,6 +23,9 @@ from chunkwise.envs.workers import Reset, Run, Start, Stretch, WorkerDiedError, 
 from chunkwise.errors import ConfigError, NonFiniteError, RunError
 from chunkwise.policies.execution import NOTHING, Committed, Execution, Plan
 
+ENDLESS = 10_000
+"""Steps of an episode without a limit, after which the flag that sets one is named."""
+
 Draw = tuple[int, ...]
 """Words that seed what a policy draws for one chunk: those of its rollout, then the number of the chunk."""
 
@@ -121,6 +124,7 @@ class Collector:
         self._fixed_slots = fixed_slots
         self._execution = execution or Execution()
         self._max_steps, self._prompt = max_steps, prompt
+        self._said_endless = False
 
     def play(
         self,
@@ -234,6 +238,13 @@ class Collector:
         i, answer = self._answer(asked, slots, stopping)
         slot = slots[i]
         assert slot is not None
+        if self._max_steps is None and slot.length > ENDLESS and not self._said_endless:
+            self._said_endless = True
+            print(
+                f"{slot.job.path.stem} has not ended after {slot.length} steps; if its environment has no time limit, "
+                "cut episodes with --max-steps N (eval.max_steps N in a config)",
+                flush=True,
+            )
         if isinstance(answer, Start):
             slot.frames = [{name: value[None] for name, value in answer.observation.items()}]
             slot.init_hash = answer.init_hash

@@ -12,7 +12,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
-from chunkwise.errors import ConfigError
+from chunkwise.envs.failures import failure
+from chunkwise.errors import ConfigError, RunError
 from chunkwise.files import trust
 
 Observation = dict[str, np.ndarray]
@@ -121,10 +122,16 @@ def make(spec: EnvSpec) -> Environment:
     Raises:
       ConfigError: If the suite, its task or a camera is unknown, a package or its assets are missing, the machine
         cannot render, or code is named by somebody else than the user.
+      RunError: The factory raised something else.
     """
     require_allowed(spec)
     factory = find_factory(SUITES.get(spec.suite, spec.suite))
-    env = factory(spec)
+    try:
+        env = factory(spec)
+    except RunError:
+        raise
+    except Exception as error:  # whatever the user's constructor raises is the user's to mend
+        raise failure(f"{spec.suite} could not be made", error) from error
     if not isinstance(env, Environment):
         offered = [name for name in dir(Environment) if not name.startswith("_")]
         missing = [name for name in offered if not hasattr(env, name)]

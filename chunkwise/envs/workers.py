@@ -17,8 +17,7 @@ import multiprocessing
 import os
 import signal
 import time
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, runtime_checkable
@@ -27,6 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from chunkwise.envs.environment import Environment, Observation, Step, state_hash
+from chunkwise.envs.failures import failure, require_finite
 from chunkwise.errors import RunError, StopRequested
 
 SILENCE = 300.0
@@ -208,15 +208,17 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[variable] = "1"
     try:
-        env = opener()
+        with told(f"the environment {name} could not be made"):
+            env = opener()
+        seat = Seat(env, name)
         while True:
-            pipe.send(answer(env, pipe.recv(), every_frame=every_frame))
+            pipe.send(seat.answer(pipe.recv(), every_frame=every_frame))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the parent is gone; EGL's exit handlers would complain to nobody
     except RunError as error:
         pipe.send(error)
-    except Exception:  # anything a simulator raises: unsent, the parent would see a death and play the rollout again
-        pipe.send(_failure(name))
+    except Exception as error:  # unsent, the parent would see a death and play the rollout again
+        pipe.send(failure(f"the environment {name} failed", error))
 
 
 class ThreadWorkers:
@@ -238,14 +240,15 @@ class ThreadWorkers:
         """
         self.count = count
         self._opener, self._name = opener, name
-        self._envs: list[Environment | None] = [None] * count
+        self._seats: list[Seat | None] = [None] * count
         self._answers: dict[int, concurrent.futures.Future[Start | Stretch]] = {}
 
     def submit(self, slot: int, request: Request) -> None:
-        env = self._envs[slot]
-        if env is None:
-            env = self._envs[slot] = self._opener()
-        self._answers[slot] = _threads().submit(answer, env, request, every_frame=False, images=False)
+        seat = self._seats[slot]
+        if seat is None:
+            with told(f"the environment {self._name} could not be made"):
+                seat = self._seats[slot] = Seat(self._opener(), self._name)
+        self._answers[slot] = _threads().submit(seat.answer, request, every_frame=False, images=False)
 
     def receive(
         self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
@@ -263,26 +266,22 @@ class ThreadWorkers:
     def close(self) -> None:
         concurrent.futures.wait(self._answers.values())
         self._answers.clear()
-        for slot, env in enumerate(self._envs):
-            if env is not None:
-                env.close()
-            self._envs[slot] = None
+        for slot, seat in enumerate(self._seats):
+            if seat is not None:
+                seat.env.close()
+            self._seats[slot] = None
 
     def _read(self, slot: int, future: concurrent.futures.Future[Start | Stretch]) -> Start | Stretch:
-        env = self._envs[slot]
-        assert env is not None
-        try:
-            found = future.result()
+        seat = self._seats[slot]
+        assert seat is not None
+        found = future.result()
+        with told(f"{seat} failed to show images"):
             if isinstance(found, Start):
-                return dataclasses.replace(found, observation=found.observation | env.images())
+                return dataclasses.replace(found, observation=found.observation | seat.env.images())
             if found.over:
                 return found
-            images = {name: image[None] for name, image in env.images().items()}
+            images = {name: image[None] for name, image in seat.env.images().items()}
             return dataclasses.replace(found, observations=found.observations | images)
-        except RunError:
-            raise
-        except Exception as error:  # anything a simulator raises
-            raise _failure(self._name) from error
 
 
 @functools.cache
@@ -290,13 +289,52 @@ def _threads() -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
 
 
-def _failure(name: str) -> RunError:
-    """The error that is being handled, with its traceback."""
-    lines = traceback.format_exc().rstrip().split("\n")
-    return RunError(f"an environment of {name} failed:", *lines)
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Raises what an environment raises in the block as a RunError that begins with `what`."""
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:  # anything a simulator raises
+        raise failure(what, error) from error
 
 
-def answer(env: Environment, request: Request, *, every_frame: bool, images: bool = True) -> Start | Stretch:
+class Seat:
+    """An environment with where it is in its episode, for errors; as text "the environment NAME (seed 3, step 12)"."""
+
+    def __init__(self, env: Environment, name: str) -> None:
+        self.env = env
+        self._name, self._seed, self._steps = name, 0, 0
+
+    def __str__(self) -> str:
+        return f"the environment {self._name} (reset with seed {self._seed}, step {self._steps})"
+
+    def answer(self, request: Request, *, every_frame: bool, images: bool = True) -> Start | Stretch:
+        """As the function. Raises RunError, with name, seed and step, for whatever the environment raises."""
+        if isinstance(request, Reset):
+            self._seed, self._steps = request.seed, 0
+        try:
+            return answer(self.env, request, every_frame=every_frame, images=images, stepped=self._stepped)
+        except RunError as error:
+            if type(error) is not RunError:  # it has an exit code of its own
+                raise
+            raise RunError(f"{self}: {error.args[0]}", *error.args[1:]) from error
+        except Exception as error:  # anything a simulator raises
+            raise failure(f"{self} failed", error) from error
+
+    def _stepped(self) -> None:
+        self._steps += 1
+
+
+def answer(
+    env: Environment,
+    request: Request,
+    *,
+    every_frame: bool,
+    images: bool = True,
+    stepped: Callable[[], None] = lambda: None,
+) -> Start | Stretch:
     """Does what was asked.
 
     Args:
@@ -304,22 +342,25 @@ def answer(env: Environment, request: Request, *, every_frame: bool, images: boo
       request: What was asked.
       every_frame: Whether the observation after every action is wanted, not the last one alone.
       images: Whether the cameras' images are part of what is observed.
+      stepped: Called before each action.
+
+    Raises:
+      RunError: A step gave what is none, or a number that is not finite.
     """
     if isinstance(request, Reset):
         observation = env.reset(request.seed)
+        require_finite("reset()", observation)
         return Start(observation | env.images() if images else observation, state_hash(env.state()))
     executed = [env.clip(action) for action in request.actions]
     steps, observations, over = [], [], False
     for action in executed:
+        stepped()
         steps.append(step := env.step(action))
         if not isinstance(step, Step):
-            raise RunError(
-                f"the environment's step() gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step"
-            )
+            raise RunError(f"step() gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step")
+        require_finite("step()", step.observation)
         if not math.isfinite(step.reward):
-            raise RunError(
-                f"the environment's step() gave the reward {step.reward}, {len(steps)} steps after the last request"
-            )
+            raise RunError(f"step() gave the reward {step.reward}; expected a finite number")
         over = step.success or step.terminated or step.truncated
         last = over or len(steps) == len(executed)
         if every_frame or last:

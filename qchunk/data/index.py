@@ -44,12 +44,15 @@ def open_source(data: DataConfig, *, files: Files | None = None) -> tuple[Episod
       ConfigError: data.task names no task, or the simulator is not installed.
     """
     files = dataset_files(data) if files is None else files
-    selection = select(read_index(data, files=files), data)
+    reports = read_index(data, files=files)
+    selection = select(reports, data)
     notes = list(selection.notes)
     if selection.problems:
         _refuse_or_note(selection, data, notes)
     if not selection.reports:
-        raise DataError(f"{data.path}: no episode is left to train on. {' '.join(selection.notes)}")
+        declined = f"The reader {data.format} returned None for each of {len(files.own)} files."
+        why = selection.notes if reports else (declined,)
+        raise DataError(f"{data.path}: no episode is left to train on. {' '.join(why)}")
     return make_source(selection, data, files), tuple(notes)
 
 

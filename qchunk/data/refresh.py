@@ -116,9 +116,12 @@ def _dealt(positive: np.ndarray) -> Int64[np.ndarray, " n"]:
 class Refreshes:
     """What the refreshes of an epoch cost: the wait for pools after the first, beside the epoch's own duration."""
 
+    SECONDS_BETWEEN_LINES = 30.0
+
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._epoch: int | None = None
+        self._epoch: int | None = None  # with which the last line began
+        self._lines = 0
         self._began = 0.0
         self._before = 0.0  # waited at the first pool, then at the last line
         self._first = 0.0
@@ -126,7 +129,8 @@ class Refreshes:
         """Seconds waited for refreshes so far."""
 
     def note(self, place: Place, waited: float) -> str | None:
-        """A line for the first batch of a run, and for that of each epoch; call it when the pool changes.
+        """A line for the first batch of a run, for the first new epoch, and then for one every 30 s at most; call it
+        when the pool changes.
 
         Args:
           place: Of the batch at hand.
@@ -139,10 +143,13 @@ class Refreshes:
         if place.epoch <= self._epoch:
             return None
         now = time.perf_counter()
-        lasted, lost = now - self._began, waited - self._before
+        lasted, lost, many = now - self._began, waited - self._before, place.epoch - self._epoch
+        if self._lines and lasted < self.SECONDS_BETWEEN_LINES:
+            return None
+        self._lines += 1
         line = (
-            f"epoch {place.epoch} begins; the one before took {lasted:.1f} s, {lost:.3f} s of it waiting for refreshes "
-            f"({100 * lost / max(lasted, 1e-9):.2f} %)"
+            f"epoch {place.epoch} begins; the {'one' if many == 1 else many} before took {lasted:.1f} s, {lost:.3f} s "
+            f"of it waiting for refreshes ({100 * lost / max(lasted, 1e-9):.2f} %)"
         )
         self._epoch, self._began, self._before = place.epoch, now, waited
         return line

@@ -37,3 +37,17 @@ def test_items_are_followed_with_their_speed(seconds: list[float]):
     assert said == [
         f"recorded {count} of 3, 50 transitions a second, {left} s left" for count, left in ((1, 40), (2, 20), (3, 0))
     ]
+
+
+def test_the_time_left_does_not_count_compiling(seconds: list[float], capsys: pytest.CaptureFixture[str]):
+    with progress.ProgressLine(100, 1100) as line:
+        seconds[0] += 500
+        line.update(120)
+        line.show({})  # nothing but the compiled call to go by: 20 updates in 500 s
+        seconds[0] += 40
+        line.update(520)
+        line.show({"loss": 0.5})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 120/1100  0/s  24500 s left  ",
+        "step 520/1100  10/s  58 s left  loss 0.5",
+    ]

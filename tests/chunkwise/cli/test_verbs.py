@@ -153,3 +153,12 @@ def test_import_and_help_load_no_jax():
 
 def test_two_evaluations_are_compared_whatever_made_them():
     assert verbs.resolve(["compare", "a.json", "b.json"]) == ("chunkwise.envs.compare", ["a.json", "b.json"])
+
+
+def test_the_help_of_evaluate_names_the_ways_to_execute(capsys: pytest.CaptureFixture[str]):
+    assert verbs.main(["evaluate", "--help"]) == 0
+    said = capsys.readouterr().out
+    for name in ("--how", "--execute", "--delay", "--max-steps", "--episodes"):
+        assert name in said
+    assert verbs.main(["--help"]) == 0
+    assert "ls, verify or prune" in capsys.readouterr().out, "the words of chunkwise checkpoint"

@@ -17,7 +17,7 @@ from chunkwise.envs.workers import ThreadWorkers
 class Countdown:
     """Its state is (seed, t). It succeeds at step `seed % 7 + 1` if seed is even, and is cut at 9; at 5 of seed 11 it
     terminates without success. An image shows t. The task "slow" takes 50 ms a step if its seed is odd, "broken" fails
-    at seed 4, "deadly" ends its process there.
+    at seed 4, "deadly" ends its process there; "nan" shows NaN from step 3 on.
     """
 
     fps = 10
@@ -62,7 +62,10 @@ class Countdown:
         self.closed = True
 
     def _observe(self) -> Observation:
-        return {"state": self.state().astype(np.float32)}
+        seen = self.state().astype(np.float32)
+        if self.spec.task == "nan" and self.t >= 3:
+            seen[0] = np.nan
+        return {"state": seen}
 
 
 LENGTHS = [1, 9, 3, 9, 5, 9, 7, 9, 2, 9, 4, 5]

@@ -177,3 +177,13 @@ def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"episode_3.nan.npz: .*its file holds what the policy saw"):
         play(workers, [job], Broken())
     assert load(tmp_path / "episode_3.nan.npz").length == 3
+
+
+def test_an_episode_without_end_names_the_flag_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("chunkwise.envs.collect.ENDLESS", 5)
+    Collector(threads(2)).play(jobs([1, 3, 5]), Drawn(), lambda *_: None)
+    assert capsys.readouterr().out.count("has not ended after 6 steps; if its environment has no time limit, ") == 1
+    Collector(threads(2), max_steps=8).play(jobs([1, 3]), Drawn(), lambda *_: None)
+    assert "has not ended" not in capsys.readouterr().out

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs import environment
 from chunkwise.envs.environment import EnvSpec, state_hash
+from chunkwise.envs.failures import require_finite
 from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, ThreadWorkers, WorkerDiedError, answer
 from chunkwise.errors import RunError, StopRequested
 from tests.chunkwise.envs.countdown import Countdown
@@ -91,9 +93,51 @@ def test_a_silent_worker_does_not_keep_a_run_from_stopping(
 def test_what_a_simulator_raises_is_said(make: Callable[..., Any]) -> None:
     workers = make(1, task="broken")
     workers.submit(0, Reset(4))
-    with pytest.raises(RunError, match="an environment of countdown failed:") as error:
+    with pytest.raises(RunError) as error:
         workers.receive([0])
-    assert "ZeroDivisionError: seed 4" in str(error.value)
+    first, *lines = str(error.value).split("\n")
+    assert first == "the environment countdown (reset with seed 4, step 0) failed: ZeroDivisionError: seed 4"
+    assert "countdown.py, line " in lines[-1]
+    assert not [line for line in lines if "concurrent" in line or "chunkwise/envs/workers" in line]
+    assert lines[-1].endswith('in reset: raise ZeroDivisionError("seed 4")')
+
+
+def test_the_step_is_named_and_what_is_not_finite(make: Callable[..., Any]) -> None:
+    workers = make(1, task="nan")
+    workers.submit(0, Reset(1))
+    workers.receive([0])
+    workers.submit(0, Run(ACTIONS[:2]))
+    workers.receive([0])
+    workers.submit(0, Run(ACTIONS))
+    said = (
+        r"^the environment countdown \(reset with seed 1, step 3\): step\(\) observed 'state' with 1 of 2 numbers not "
+        r"finite: \[0\] = nan$"
+    )
+    with pytest.raises(RunError, match=said):
+        workers.receive([0])
+
+
+def test_a_constructor_that_fails_is_named() -> None:
+    def opener() -> Any:
+        raise TypeError("no such argument")
+
+    with pytest.raises(RunError, match="the environment mine could not be made: TypeError: no such argument"):
+        ThreadWorkers(opener, 1, name="mine").submit(0, Reset(0))
+    spec = EnvSpec(suite=f"{__name__}:takes_two", allow_code=True)
+    with pytest.raises(RunError, match=r"takes_two could not be made: TypeError: takes_two\(\) missing 1") as error:
+        environment.make(spec)
+    assert error.value.exit_code == 70
+
+
+def takes_two(spec: EnvSpec, more: str) -> None:
+    """No factory."""
+
+
+def test_only_what_is_not_finite_is_refused() -> None:
+    large = np.full(4, 3e38, np.float32)  # whose sum is infinite
+    require_finite("step()", {"large": large, "pixels": np.zeros((2, 2, 3), np.uint8)})
+    with pytest.raises(RunError, match=r"^step\(\) observed 'x' with 1 of 4 numbers not finite: \[2\] = -inf$"):
+        require_finite("step()", {"x": np.array([[0, 1], [-np.inf, 2]])})
 
 
 def test_a_dead_process_is_named_by_its_slot_and_replaced() -> None:
