@@ -18,6 +18,7 @@ from jaxtyping import UInt8
 
 from chunkwise.data.images import encode_jpeg
 from chunkwise.errors import DataError
+from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
 from qchunk.converters.recording import Pictures, Recording
 
 
@@ -38,15 +39,15 @@ def write_episode(
       OSError: The file could not be written.
     """
     with h5py.File(path, "x") as h5:
-        _write(h5, "/observations/qpos", recording.observation)
+        write_array(h5, "/observations/qpos", recording.observation)
         h5["/observations/state"] = h5["/observations/qpos"]  # a hard link: no second copy
-        _write(h5, "/action", recording.action)
+        write_array(h5, "/action", recording.action)
         if recording.reward is not None:
-            _write(h5, "/reward", recording.reward)
+            write_array(h5, "/reward", recording.reward)
         if recording.terminated is not None:
-            _write(h5, "/terminated", recording.terminated)
+            write_array(h5, "/terminated", recording.terminated)
         for name, x in recording.extra.items():
-            _write(h5, name, x)
+            write_array(h5, name, x)
         h5.attrs["source"] = recording.id
         for name, value in recording.attributes.items():
             h5.attrs[name] = value
@@ -58,10 +59,6 @@ def write_episode(
             _write_raw(h5, recording.id, recording.pictures, len(recording.action))
 
 
-def _write(h5: h5py.File, name: str, x: np.ndarray) -> None:
-    h5.create_dataset(name, data=x, chunks=x.shape, fletcher32=True)
-
-
 def _write_jpeg(h5: h5py.File, source: str, pictures: Pictures, quality: int) -> None:
     rows: dict[str, list[bytes]] = {}
     sizes: dict[str, tuple[int, ...]] = {}
@@ -69,15 +66,7 @@ def _write_jpeg(h5: h5py.File, source: str, pictures: Pictures, quality: int) ->
         for name, image in cameras.items():
             _check_size(source, frame, name, image, sizes)
             rows.setdefault(name, []).append(encode_jpeg(image, quality=quality))
-    names = sorted(rows)
-    lengths = np.array([[len(data) for data in rows[name]] for name in names], np.int64)
-    for name, longest in zip(names, lengths.max(1).tolist(), strict=True):
-        padded = np.zeros((len(rows[name]), longest), np.uint8)
-        for row, data in zip(padded, rows[name], strict=True):
-            row[: len(data)] = np.frombuffer(data, np.uint8)
-        h5.create_dataset(f"/observations/images/{name}", data=padded, chunks=(1, longest), fletcher32=True)
-    _write(h5, "/compress_len", lengths)
-    h5.attrs["compress"] = True
+    write_jpegs(h5, rows)
 
 
 def _write_raw(h5: h5py.File, source: str, pictures: Pictures, length: int) -> None:

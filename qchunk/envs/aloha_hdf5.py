@@ -23,6 +23,7 @@ from jaxtyping import UInt8
 from chunkwise.data.images import encode_jpeg
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.errors import ConfigError
+from chunkwise.files.aloha_hdf5 import COMPRESS_LEN, padded_rows
 from chunkwise.files.durable import make_folders, scratch_file
 from qchunk.config import RecordConfig
 from qchunk.envs import aloha
@@ -76,14 +77,11 @@ def _write_images(file: h5py.File, images: dict[str, list[UInt8[np.ndarray, "h w
     """JPEG rows of each camera, and their lengths."""
     lengths = []
     for camera in sorted(images):
-        rows = [np.frombuffer(encode_jpeg(image, quality=quality), np.uint8) for image in images[camera]]
-        lengths.append([len(row) for row in rows])
-        padded = np.zeros((len(rows), max(lengths[-1])), np.uint8)
-        for row, target in zip(rows, padded, strict=True):
-            target[: len(row)] = row
+        padded, length = padded_rows([encode_jpeg(image, quality=quality) for image in images[camera]])
+        lengths.append(length)
         stored = file.create_dataset(
             f"/observations/images/{camera}", data=padded, chunks=(1, padded.shape[1]), fletcher32=True
         )
         stored.attrs["compress"] = True
     if lengths:
-        file.create_dataset("/compress_len", data=np.array(lengths, np.float64))
+        file.create_dataset(COMPRESS_LEN, data=np.array(lengths, np.float64))
