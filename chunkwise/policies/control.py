@@ -1,0 +1,330 @@
+"""Drives a robot by a policy at a fixed rate: limits, missed deadlines, a watchdog, and a recording of every step.
+
+    from chunkwise.policies.control import Control, Limits
+    episode = Control(robot, policy, rate_hz=50, execution=Execution(how="realtime", execute=8, delay=2)).run(500)
+    episode.save("recordings/score_5/episode_0.hdf5", success=True)
+
+The policy is asked in a thread beside the loop, so that the rate holds however long it takes. A chunk that is early
+waits for its step, so that with an inference of at most `delay` steps the robot does what `chunkwise evaluate --delay`
+does. One that is late is executed from when it is there; until then the old one runs on, and where that ends the robot
+gets no command. If that lasts for `patience_s` the watchdog stops it.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from chunkwise.errors import ConfigError, DataError, one_line
+from chunkwise.policies.bounds import require_finite
+from chunkwise.policies.execution import Execution, Plan
+from chunkwise.policies.recorded import RobotEpisode
+
+LATE = 0.01
+"""Share of a period by which a command may pass the step's end without being called late."""
+Observation = Mapping[str, Any]
+Person = Callable[[Observation], np.ndarray | None]
+"""Gives the action of a person who has taken over, and None while nobody has."""
+
+
+@runtime_checkable
+class Robot(Protocol):
+    """What a robot has to offer."""
+
+    def observe(self) -> Observation:
+        """Returns what is seen now, as the policy takes it, in arrays that are not changed later.
+
+        "qpos", the measured joints, may stand beside it, and whatever else is to be recorded.
+        """
+        ...
+
+    def act(self, action: Float32[np.ndarray, " a"]) -> None:
+        """Commands an action, and returns at once."""
+        ...
+
+    def stop(self) -> None:
+        """Brings the robot to a safe halt. It is called at the end of every episode, however it ends."""
+        ...
+
+
+@runtime_checkable
+class Infers(Protocol):
+    """A policy of this process, or a client of one that is served."""
+
+    def infer(self, observation: Any) -> Any:
+        """Returns {"actions": [t, a]}. For real-time chunking it also takes `committed`, as chunkwise's policies do."""
+        ...
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Time, which tests replace."""
+
+    def now(self) -> float:
+        """Returns seconds since some moment."""
+        ...
+
+    def wait(self, until: float, answer: concurrent.futures.Future[Any] | None = None) -> None:
+        """Waits until a time, or until an answer is there."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's own."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, until: float, answer: concurrent.futures.Future[Any] | None = None) -> None:
+        left = max(until - self.now(), 0.0)
+        if answer is None:
+            time.sleep(left)
+        else:
+            concurrent.futures.wait([answer], left)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the robot may be commanded, dimension by dimension; None: anything."""
+
+    low: Float[np.ndarray, " a"] | None = None
+    high: Float[np.ndarray, " a"] | None = None
+    speed: Float[np.ndarray, " a"] | None = None
+    """Largest change a second from one command to the next, and from the measured joints to the first; for actions
+    that are positions."""
+
+    def apply(
+        self, action: Float32[np.ndarray, " a"], before: np.ndarray | None, seconds: float
+    ) -> tuple[Float32[np.ndarray, " a"], bool]:
+        """Returns the nearest action within the limits, and whether it is another one.
+
+        Args:
+          action: As the policy wants it.
+          before: The last command, or the measured joints; needed for `speed` alone.
+          seconds: Since then.
+
+        Raises:
+          ConfigError: Limits have another width than the action, or there is nothing to measure speed from.
+        """
+        for name in ("low", "high", "speed"):
+            limit = getattr(self, name)
+            if limit is not None and limit.shape != action.shape:
+                raise ConfigError(
+                    f"Limits.{name}: expected {len(action)} numbers, as an action has, found {limit.shape}"
+                )
+        wide = action.astype(np.float64)
+        if self.speed is not None:
+            if before is None or before.shape != action.shape:
+                found = "none" if before is None else f"{len(before)}"
+                raise ConfigError(
+                    f"Limits.speed: expected qpos (or state) of {len(action)} joints in the robot's observation, to "
+                    f"tell how far the first action is from it, found {found}"
+                )
+            wide = np.clip(wide, before - self.speed * seconds, before + self.speed * seconds)
+        wide = np.clip(wide, self.low, self.high)
+        limited = wide.astype(np.float32)
+        return limited, not np.array_equal(limited, action)
+
+
+def in_a_thread(call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+    """Computes beside the loop. One that hangs for ever does not keep the process from ending."""
+    answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # whatever it is, the loop has to hear of it
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="inference", daemon=True).start()
+    return answer
+
+
+class Control:
+    """A loop of fixed rate around a robot and a policy."""
+
+    def __init__(
+        self,
+        robot: Robot,
+        policy: Infers,
+        *,
+        rate_hz: float,
+        execution: Execution | None = None,
+        limits: Limits | None = None,
+        patience_s: float = 0.5,
+        first_s: float = 60.0,
+        person: Person | None = None,
+        clock: Clock | None = None,
+        beside: Callable[[Callable[[], Any]], concurrent.futures.Future[Any]] = in_a_thread,
+    ) -> None:
+        """Commands nothing yet.
+
+        Args:
+          robot: Who acts.
+          policy: Who is asked; nobody else may ask it meanwhile.
+          rate_hz: Steps a second: those of the recordings that the policy was trained on.
+          execution: How chunks are executed; `delay` is the time of an inference in steps. None: each as a whole, and
+            every step waits for an inference that begins with it.
+          limits: Of what is commanded, to the policy and to the person; None: none.
+          patience_s: The robot is stopped after so many seconds without an action.
+          first_s: For the first chunk, while the robot stands; it may have to be compiled.
+          person: Tells whether a person has taken over, and what they do.
+          clock: None: the machine's.
+          beside: Computes beside the loop.
+
+        Raises:
+          ConfigError: A number is out of range, or real-time chunking is asked of a policy that is not told what is
+            committed, such as openpi's client.
+        """
+        for name, value in (("rate_hz", rate_hz), ("patience_s", patience_s), ("first_s", first_s)):
+            if not (np.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} is {value}; expected a number above 0")
+        self._execution, self._limits = execution or Execution(), limits or Limits()
+        if self._execution.how == "realtime":
+            taken = inspect.signature(policy.infer).parameters.values()
+            if not any(one.name == "committed" or one.kind is one.VAR_KEYWORD for one in taken):
+                raise ConfigError(
+                    f"--how realtime: the infer of a {type(policy).__name__} takes no `committed`; expected a policy "
+                    "of this process. Choose open_loop, every or ensemble"
+                )
+        self._robot, self._policy, self._person = robot, policy, person
+        self._rate, self._period = rate_hz, 1 / rate_hz
+        self._patience, self._first = patience_s, first_s
+        self._clock, self._beside = clock or MonotonicClock(), beside
+        self._plan = Plan(self._execution)
+        self._answer: concurrent.futures.Future[Any] | None = None
+        self._unwanted = False
+        self._asked = self._failed = 0
+        self.episode = RobotEpisode(rate_hz=rate_hz)
+        """The last one; also where `run` raised."""
+
+    def run(self, steps: int, *, done: Callable[[Observation], bool] = lambda observation: False) -> RobotEpisode:
+        """Drives the robot for an episode, and stops it.
+
+        Args:
+          steps: At most.
+          done: Told what is seen before each step; true ends the episode.
+
+        Raises:
+          ConfigError: Chunks are too short for the execution, or limits are of another width than actions.
+          Exception: What the robot or the person's device raised, when the robot has been stopped.
+        """
+        self._plan = Plan(self._execution)
+        self._unwanted, self._failed = self._answer is not None, 0
+        self.episode = episode = RobotEpisode(rate_hz=self._rate)
+        try:
+            self._drive(episode, steps, done)
+        except KeyboardInterrupt:
+            episode.ended, episode.reason = "interrupted", "Ctrl-C"
+        except BaseException as error:
+            episode.ended, episode.reason = "error", one_line(error)
+            raise
+        finally:
+            self._robot.stop()
+        return episode
+
+    def _drive(self, episode: RobotEpisode, steps: int, done: Callable[[Observation], bool]) -> None:
+        """The loop; sets how the episode ended."""
+        tick = alive = self._clock.now()
+        number, by_person = 0, False
+        before: np.ndarray | None = None
+        while len(episode) < steps:
+            self._clock.wait(tick)
+            observation = self._robot.observe()
+            if done(observation):
+                episode.ended = "done"
+                return
+            self._receive()
+            action = None if self._person is None else self._person(observation)
+            if action is None:
+                by_person = False
+                action = self._by_policy(observation, tick)
+            elif not by_person:
+                by_person = True
+                self._plan.restart()
+                self._unwanted = self._answer is not None
+            patience = self._patience if len(episode) else self._first
+            if action is not None and np.isfinite(action).all():
+                known = _joints(observation) if before is None else before
+                action, limited = self._limits.apply(np.asarray(action, np.float32), known, self._period)
+                self._robot.act(action)
+                episode.add(number, observation, action, person=by_person)
+                episode.limited += limited
+                before, alive = action, self._clock.now()
+            elif self._clock.now() - alive >= patience:
+                episode.ended, episode.reason = "watchdog", self._why(patience)
+                return
+            over = self._clock.now() - tick - self._period
+            if over > LATE * self._period:  # what was lost is not caught up with
+                episode.missed += len(episode) > 0
+                tick += over
+                number += round(over / self._period)
+            number += 1
+            tick += self._period
+        episode.ended = "steps"
+
+    def _by_policy(self, observation: Observation, tick: float) -> Float32[np.ndarray, " a"] | None:
+        """Begins an inference where one is due; returns the action of this step, None where there is none."""
+        if self._plan.due and self._answer is None:
+            self._ask(observation)
+            if self._execution.delay == 0:
+                self._clock.wait(tick + self._period, self._answer)
+                self._receive()
+        return self._plan.next()
+
+    def _ask(self, observation: Observation) -> None:
+        committed = self._plan.begin()
+        options = {} if committed is None else {"committed": committed}
+        self._asked = self._plan.step
+        self._answer = self._beside(functools.partial(self._policy.infer, observation, **options))
+
+    def _receive(self) -> None:
+        """Takes the answer of the inference under way, if it is there. An unwanted one is forgotten."""
+        if self._answer is None or not self._answer.done():
+            return
+        answer, self._answer = self._answer, None
+        unwanted, self._unwanted = self._unwanted, False
+        if unwanted:
+            return
+        try:
+            actions = _actions(answer.result())
+        except ConfigError:
+            raise
+        except Exception as error:  # a dead server, NaN: there is no chunk, and the next one is asked for
+            self.episode.failures.append(one_line(error))
+            self._failed += 1
+            self._plan.fail()
+            return
+        self._failed = 0
+        self._plan.take(actions)
+        self.episode.delays.append(self._plan.step - self._asked)
+
+    def _why(self, seconds: float) -> str:
+        """Why there was no action."""
+        why = f"no action for {seconds:g} s; "
+        if self._failed:
+            return why + f"the last {self._failed} inferences failed: {self.episode.failures[-1]}"
+        return why + f"the policy has not answered what it was asked at step {self._asked}"
+
+
+def _actions(reply: Any) -> Float32[np.ndarray, "t a"]:
+    """Returns the chunk of an answer. Raises DataError or NonFiniteError for one that must not be executed."""
+    found = reply.get("actions") if isinstance(reply, Mapping) else reply
+    actions = np.asarray(found, np.float32)
+    if actions.ndim != 2 or not actions.size:
+        raise DataError(f"actions: expected [t, a] numbers, found shape {list(actions.shape)}")
+    require_finite(actions[None])
+    return actions
+
+
+def _joints(observation: Observation) -> np.ndarray | None:
+    """Returns the measured joints, where the robot shows them."""
+    found = observation.get("qpos", observation.get("state"))
+    return None if found is None else np.asarray(found, np.float64)

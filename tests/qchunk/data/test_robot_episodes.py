@@ -1,0 +1,169 @@
+"""Episodes that a robot's loop recorded are a dataset; and the program of docs/serving.md, run as it stands there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from chunkwise.errors import DataError
+from chunkwise.policies.control import Control
+from chunkwise.policies.load import load_policy
+from chunkwise.policies.recorded import RobotEpisode
+from qchunk import inspect
+from qchunk.data import open_dataset
+from qchunk.data.dataset import load_episode
+from tests.chunkwise.policies.serving import ask, client, read, running
+from tests.qchunk import recordings
+from tests.qchunk.policies.test_policy import trained
+
+ROOT = Path(__file__).parents[3]
+T = 6
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def episode(seed: int = 0, **more: Any) -> tuple[RobotEpisode, list[dict[str, Any]]]:
+    rng = np.random.default_rng(seed)
+    found, seen = RobotEpisode(rate_hz=20.0, ended="steps", reason="", missed=1), []
+    for step in range(T):
+        image = np.full((16, 24, 3), 40 * step, np.uint8)
+        observation = {"state": rng.normal(size=9), "qpos": rng.normal(size=6), "image": {"top": image, "off": None}}
+        seen.append(observation | more)
+        action = rng.normal(size=4).astype(np.float32)
+        found.add(2 * step, seen[-1], action, person=step in (2, 3))
+    return found, seen
+
+
+def test_training_reads_what_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "data"
+    made = []
+    for number in range(3):
+        recorded, seen = episode(number, prompt="pick it up")
+        recorded.save(root / f"episode_{number}.hdf5", success=number != 1)
+        made.append((recorded, seen))
+    assert inspect.main([str(root)]) == 0
+    assert "episodes   3" in capsys.readouterr().out
+    config = recordings.config(root, observation="state", cameras=("top",), image_size=(16, 24), holdout=0.0)
+    source = open_dataset(config).source
+    assert source.positives.tolist() == [True, False, True]
+    for number, (recorded, seen) in enumerate(made):
+        read = load_episode(source, number)
+        np.testing.assert_array_equal(read.action, np.stack(recorded.actions))
+        for name in ("state", "qpos"):
+            np.testing.assert_array_equal(read.states[name], np.stack([one[name] for one in seen]).astype(np.float32))
+        assert read.reward.tolist() == [0.0] * 5 + [float(number != 1)]
+        assert read.terminated.tolist() == [False] * 5 + [True]
+    with h5py.File(root / "episode_0.hdf5") as h5:
+        assert np.asarray(h5["intervention"]).tolist() == [False, False, True, True, False, False]
+        assert np.asarray(h5["step"]).tolist() == [0, 2, 4, 6, 8, 10]
+        assert dict(h5.attrs) == {
+            "sim": False,
+            "compress": True,
+            "fps": 20.0,
+            "ended": "steps",
+            "reason": "",
+            "missed": 1,
+            "prompt": "pick it up",
+            "success": True,
+        }
+        assert list(h5["observations/images"]) == ["top"]  # pyright: ignore[reportArgumentType]
+
+
+def test_an_array_that_serves_as_both_is_stored_once(tmp_path: Path) -> None:
+    recorded = RobotEpisode(rate_hz=20.0)
+    for step in range(T):
+        recorded.add(step, {"state": np.full(3, step), "note": "x"}, np.zeros(2, np.float32), person=False)
+    path = recorded.save(tmp_path / "episode.hdf5", success=None)
+    with h5py.File(path) as h5:
+        assert h5["observations/qpos"] == h5["observations/state"]
+        assert "success" not in h5.attrs
+        assert sorted(h5["observations"]) == ["qpos", "state"]  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
+    empty = RobotEpisode(rate_hz=20.0, ended="watchdog", reason="the policy has not answered")
+    with pytest.raises(DataError, match=r"the robot executed no action \(watchdog: the policy has not answered\)"):
+        empty.save(tmp_path / "e.hdf5", success=False)
+    recorded, _ = episode()
+    recorded.add(99, {"state": np.zeros(9), "image": {}}, np.zeros(4, np.float32), person=False)
+    with pytest.raises(DataError, match="expected the same arrays and cameras at every step"):
+        recorded.save(tmp_path / "e.hdf5", success=False)
+    blind = RobotEpisode(rate_hz=20.0)
+    blind.add(0, {"joints": np.zeros(3)}, np.zeros(2, np.float32), person=False)
+    with pytest.raises(DataError, match=r"expected state or qpos in the robot's observations, found \['joints'\]"):
+        blind.save(tmp_path / "e.hdf5", success=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_drives_records_and_its_episode_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, monkeypatch)
+    section = (ROOT / "docs/serving.md").read_text().split("## On a robot")[1]
+    program = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    assert "runs/qchunk-..." in program
+    (tmp_path / "drive.py").write_text(program.replace("runs/qchunk-...", str(tmp_path / "run")))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        [sys.executable, "drive.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    stopped, ended = ran.stdout.splitlines()[-2:]
+    assert stopped == "stopped"
+    assert ended.startswith("steps  missed")
+    source = open_dataset(recordings.config(tmp_path / "recordings", observation="state")).source
+    assert (source.lengths.tolist(), source.dims["state"]) == ([100], recordings.STATE)
+
+
+class Still:
+    """A robot that stays where it is."""
+
+    def __init__(self) -> None:
+        self.commands: list[np.ndarray] = []
+
+    def observe(self) -> dict[str, Any]:
+        return {"state": np.zeros(recordings.STATE, np.float32)}
+
+    def act(self, action: np.ndarray) -> None:
+        self.commands.append(action)
+
+    def stop(self) -> None: ...
+
+
+@pytest.mark.slow
+def test_a_policy_that_is_served_drives_a_robot_until_its_server_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path, monkeypatch)
+    policy = load_policy(tmp_path / "run")
+
+    class Client:
+        """As openpi's: a refusal is an error."""
+
+        def infer(self, observation: Any) -> Any:
+            answer = ask(connection, observation)
+            if not isinstance(answer, dict):
+                raise TypeError(answer)
+            return answer
+
+    robot = Still()
+    control = Control(robot, Client(), rate_hz=50.0, patience_s=30.0)
+    with running(policy) as port, client(port) as connection:
+        read(connection.recv())
+        episode = control.run(6)
+        expected = [policy.infer(robot.observe(), draw=(0, count))["actions"] for count in range(2)]
+        np.testing.assert_array_equal(np.stack(robot.commands), np.concatenate(expected))
+        assert (episode.ended, episode.failures) == ("steps", [])
+    episode = Control(robot, Client(), rate_hz=50.0, first_s=0.1).run(6)
+    assert (episode.ended, len(episode), len(robot.commands)) == ("watchdog", 0, 6)
+    assert "inferences failed" in episode.reason
