@@ -57,6 +57,11 @@ class RunConfig:
     compile_cache: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """Folder that keeps compiled programs from one start to the next, those that took more than a second. None: each
     start compiles anew."""
+    loggers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = dataclasses.field(
+        default=(), metadata=FREE_ON_RESUME
+    )
+    """Where the lines of metrics.jsonl go as well: TensorBoard's files in the run folder, W&B (offline with
+    WANDB_MODE=offline), trackio. Each needs its package: pip install 'chunkwise[tb]', [wandb], [trackio]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

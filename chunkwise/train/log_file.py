@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.printable import printable
@@ -17,7 +17,7 @@ NAME = "log.txt"
 class _Tee:
     """A stream that also writes whole lines into a file."""
 
-    def __init__(self, stream: TextIO, file: FileIO) -> None:
+    def __init__(self, stream: Any, file: FileIO) -> None:
         self._stream, self._file, self._line = stream, file, ""
 
     def write(self, text: str) -> int:

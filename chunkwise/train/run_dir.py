@@ -9,6 +9,7 @@ machine.json     on which cores, devices and versions, chunkwise/train/machine.p
 starts.jsonl     command, commit, versions, host and dataset of every start, chunkwise/train/provenance.py
 log.txt          what was printed, chunkwise/train/log_file.py
 checkpoints/     chunkwise/checkpoint/manager.py
+tensorboard/, logger_id   of run.loggers, chunkwise/train/loggers.py
 dataset_files.gz chunkwise/files/dataset_files.py
 done.json        the line that a finished run prints
 """
@@ -36,7 +37,7 @@ from chunkwise.files.durable import make_folders, sweep, write_durably
 from chunkwise.files.identity import Files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
-from chunkwise.train import log_file
+from chunkwise.train import log_file, loggers
 
 
 class RunFolder:
@@ -64,6 +65,8 @@ class RunFolder:
         each checkpoint to their hashes, and refuses to go on where one was changed."""
         self._metrics: Appender | None = None
         self._timing: Appender | None = None
+        self._loggers: loggers.Loggers | None = None
+        self._config = config
         self._resume = config.run.resume
         self.path = Path(processes.broadcast_one_to_all(lambda: self._claim(config, name)))
 
@@ -71,6 +74,7 @@ class RunFolder:
         """Opens the folder for this process, which is the only one that writes; returns its path."""
         if config.run.resume and config.run.dir is None:
             raise ConfigError("--run.resume needs --run.dir, the folder of the run to continue")
+        loggers.require(config.run.loggers)
         if config.run.dry_run:
             if config.run.resume or config.run.dir is not None:
                 raise ConfigError(
@@ -155,8 +159,11 @@ class RunFolder:
 
     def log(self, step: int, split: str, values: dict[str, float]) -> None:
         """Appends a line to metrics.jsonl. Non-finite numbers are written as null, which is valid JSON."""
+        row = {"step": step, "split": split} | {k: _finite(v) for k, v in values.items()}
         if self._metrics is not None:
-            self._metrics.append({"step": step, "split": split} | {k: _finite(v) for k, v in values.items()})
+            self._metrics.append(row)
+        if self._loggers is not None:
+            self._loggers.write(row)
 
     def log_timing(self, step: int, seconds: dict[str, float]) -> None:
         """Appends a line to timing.jsonl."""
@@ -168,13 +175,17 @@ class RunFolder:
         return 0 if self._metrics is None else self._metrics.sync()
 
     def cut_metrics(self, size: int) -> None:
-        """Drops what was written after the checkpoint from which the run goes on.
+        """Drops what was written after the checkpoint from which the run goes on, and opens the loggers behind it.
 
         Raises:
           ConfigError: The file is shorter than it was when the checkpoint was made.
         """
         metrics = self._metrics
         processes.run_on_primary(lambda: metrics and metrics.cut(size))
+        if metrics is not None and self._config.run.loggers and not self._config.run.dry_run:
+            rows = loggers.rows_of((self.path / "metrics.jsonl").read_bytes())
+            self._loggers = loggers.Loggers(self._config.run.loggers, self.path, flatten(self._config), rows)
+            self._files.callback(self._loggers.close)
 
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""
