@@ -1,11 +1,11 @@
-"""Transitions a second and memory of the pool with pictures, against the specification's loader in torch.
+"""Transitions a second and memory of the pool with images, against the specification's loader in torch.
 
     python benchmarks/aloha_loader.py --peer .venv-torch/bin/python
 
 Data: 16 synthetic ALOHA episodes of 200 frames, three cameras of 480 x 640, JPEG rows of about 50 KB as ALOHA's tools
 write them, drawn here (moving shapes, texture, sensor noise; nothing recorded). Both sides read the same files: batch
 32, chunk 50, the next observation too. The peer is written to the letter of the specification: cv2 decodes each sample
-as it is drawn, pictures become float32 in 0 to 1, CHW, and torch.utils.data.DataLoader collates them, with 0 and with
+as it is drawn, images become float32 in 0 to 1, CHW, and torch.utils.data.DataLoader collates them, with 0 and with
 2 workers; the better counts. Its pool is loaded the same way, and its memory is what its processes hold. It needs an
 environment of its own:
 
@@ -13,8 +13,8 @@ environment of its own:
     .venv-torch/bin/pip install torch opencv-python-headless h5py numpy
 
 Ways of the peer: jpeg (kept compressed, as compressed files are), 224 (the same, resized with cv2 to 224 x 224), raw
-(pictures in memory as uint8), state (no pictures). Each row of the table is ours against the peer's way of the same
-content. Memory for the specification's pool is extrapolated: the pictures grow with the frames, the rest of the
+(images in memory as uint8), state (no images). Each row of the table is ours against the peer's way of the same
+content. Memory for the specification's pool is extrapolated: the images grow with the frames, the rest of the
 measured peak (interpreter, indexing, batches under way) does not. --only NAME... measures some rows; every row is a
 process of its own on both sides, so that memory is its own.
 """
@@ -55,7 +55,7 @@ WAYS = {
 # The data ------------------------------------------------------------------------------------------------------------
 
 
-def pictures(rng: np.random.Generator) -> np.ndarray:
+def camera_frames(rng: np.random.Generator) -> np.ndarray:
     """One camera's episode, uint8 [FRAMES, h, w, 3]: a textured table, moving boxes, and noise as of a sensor."""
     y, x = np.mgrid[:HEIGHT, :WIDTH].astype(np.float32)
     table = np.stack([120 + 50 * np.sin(x / 90 + c) + 45 * np.cos(y / 70 - 2 * c) for c in range(3)], -1)
@@ -79,7 +79,7 @@ def write_dataset(folder: Path, *, jpeg: bool, episodes: int) -> float:
 
     folder.mkdir(parents=True)
     total = count = 0
-    variety = [pictures(np.random.default_rng(seed)) for seed in range(2)]
+    variety = [camera_frames(np.random.default_rng(seed)) for seed in range(2)]
     for number in range(episodes):
         rng = np.random.default_rng(number)
         with h5py.File(folder / f"episode_{number}.hdf5", "w") as h5:
@@ -172,12 +172,12 @@ def peer(way: str, folder: Path, seconds: float) -> dict[str, Any]:
             found = {"qpos": episode["/observations/qpos"][frame]}
             images = []
             for frames in episode["images"].values():
-                picture = frames[frame] if way == "raw" else cv2.imdecode(frames[frame], cv2.IMREAD_COLOR)
+                image = frames[frame] if way == "raw" else cv2.imdecode(frames[frame], cv2.IMREAD_COLOR)
                 if way != "raw":
-                    picture = cv2.cvtColor(picture, cv2.COLOR_BGR2RGB)
+                    image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
                 if way == "224":
-                    picture = cv2.resize(picture, (SMALL, SMALL), interpolation=cv2.INTER_AREA)
-                images.append(picture)
+                    image = cv2.resize(image, (SMALL, SMALL), interpolation=cv2.INTER_AREA)
+                images.append(image)
             if images:
                 floats = np.stack(images).astype(np.float32) / 255.0
                 found["images"] = np.ascontiguousarray(np.transpose(floats, (0, 3, 1, 2)))
@@ -232,7 +232,7 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     from qchunk.data.image_store import frames
 
     if name == "raw-copied":
-        frames.LARGE_PICTURE = sys.maxsize
+        frames.LARGE_IMAGE = sys.maxsize
     more: dict[str, Any] = {} if name == "state" else {"cameras": CAMERAS}
     more |= {"frames": {"jpeg": "recorded", "float": "recorded", "224": "decoded"}.get(name, "auto")}
     more |= {"image_size": (SMALL, SMALL)} if name == "224" else {}
@@ -249,15 +249,15 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     next(batches)
     loaded = time.perf_counter() - began
     (pool,) = batches._batches._pools.get(0, 0).values()
-    pictures = pool.stats()["picture_bytes"]
+    images = pool.stats()["picture_bytes"]
     if name == "float":
         batches = specification_batches(batches)
     found, cpu = rate(lambda: next(batches), BATCH, seconds)
-    return {"rate": found, "loading": loaded, "cpu": cpu, "pictures": pictures, "episodes": episodes, **memory()}
+    return {"rate": found, "loading": loaded, "cpu": cpu, "images": images, "episodes": episodes, **memory()}
 
 
 def decoder_limit(folder: Path, seconds: float) -> float:
-    """Transitions a second (six pictures each) of nothing but the decoder, all cores, into memory that is there."""
+    """Transitions a second (six images each) of nothing but the decoder, all cores, into memory that is there."""
     import threading
 
     import simplejpeg
@@ -336,10 +336,10 @@ def show(words: str, best: dict[str, Any], limit: float) -> None:
             f"; peer {theirs['rate']:,.0f}/s ({theirs['workers']} workers, {theirs['resident']:.2f} GB and "
             f"{theirs['children']:.2f} GB in workers): {mine['rate'] / theirs['rate']:.1f} times"
         )
-    if mine["pictures"]:
+    if mine["images"]:
         # The pool of the specification's estimate, 32 episodes of 400 frames, and the next one that loads behind it.
         scale = 32 * 400 / (FRAMES * mine["episodes"])
-        rest, pool = mine["peak"] - mine["pictures"] / 1e9, scale * mine["pictures"] / 1e9
+        rest, pool = mine["peak"] - mine["images"] / 1e9, scale * mine["images"] / 1e9
         line += f"; extrapolated to {SPECIFIED}: {rest + pool:.1f} GB, while the next pool loads {rest + 2 * pool:.1f}"
         line += f", rolling in 8 parts {rest + 9 / 8 * pool:.1f} (the specification says 140)"
     if limit:

@@ -33,23 +33,23 @@ class DataConfig(FilesConfig):
     action: Literal["action", "qpos"] = "action"
     """Array that holds the actions; the original loader took qpos of the same step."""
     cameras: tuple[str, ...] = ()
-    """Cameras whose pictures enter a batch, in this order: names of /observations/images/<name>."""
+    """Cameras whose images enter a batch, in this order: names of /observations/images/<name>."""
     depth_cameras: tuple[str, ...] = ()
     """Cameras whose depth maps enter a batch: names of /observations/images_depth/<name>,
     or of /observations/depth_images/<name>."""
     image_size: tuple[int, int] | None = None
-    """Height and width of pictures in a batch; None keeps the recorded size, which all cameras must share."""
+    """Height and width of images in a batch; None keeps the recorded size, which all cameras must share."""
     jpeg_channels: Literal["rgb", "bgr"] = "rgb"
     """bgr: the recorder handed RGB to OpenCV's encoder, as ALOHA's does, so that its JPEGs show red as blue."""
     base_action: bool = False
     """Appends /base_action (a mobile base's velocities) to the actions."""
     frames: Literal["auto", "decoded", "recorded"] = dataclasses.field(default="auto", metadata=FREE_ON_RESUME)
-    """How the pool keeps pictures: decoded and resized once, while it loads; or as recorded (JPEG, raw), decoded when
+    """How the pool keeps images: decoded and resized once, while it loads; or as recorded (JPEG, raw), decoded when
     drawn. auto: decoded, if that fits memory_gib."""
     memory_gib: float = dataclasses.field(default=16.0, metadata=FREE_ON_RESUME)
-    """Memory for pictures: of the pool in use, of what loads behind it, and of batches (GiB, per process)."""
+    """Memory for images: of the pool in use, of what loads behind it, and of batches (GiB, per process)."""
     decode_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
-    """Threads that decode and copy pictures; 0 takes one a core."""
+    """Threads that decode and copy images; 0 takes one a core."""
     missing_reward: Literal["label", "refuse"] = "label"
     """File without /reward: 1 at the last frame of a positive episode, 0 elsewhere, ending terminated; or an error."""
     positive_scores: tuple[int, ...] = (4, 5)
@@ -100,7 +100,7 @@ class DataConfig(FilesConfig):
                 "'label', since the reader of your own that data.format names gives the rewards"
             )
         if (self.cameras or self.depth_cameras) and self.format != "aloha_hdf5":
-            raise ValueError(f"data.format is {self.format}, which holds no pictures; expected aloha_hdf5 for cameras")
+            raise ValueError(f"data.format is {self.format}, which holds no images; expected aloha_hdf5 for cameras")
         if self.base_action and self.format != "aloha_hdf5":
             raise ValueError(f"data.base_action: data.format {self.format} has none; expected aloha_hdf5")
         if self.image_size is not None and min(self.image_size) < 1:
@@ -114,7 +114,7 @@ class DataConfig(FilesConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """Changes to every training picture, drawn anew at each update; observation and next observation draw apart."""
+    """Changes to every training image, drawn anew at each update; observation and next observation draw apart."""
 
     shift: int = 4
     """Random shift in pixels, up to so many each way; 4 at 84 x 84 is DrQ's (arXiv:2004.13649). 0: none."""
@@ -123,7 +123,7 @@ class AugmentConfig:
     contrast: float = 0.0
     saturation: float = 0.0
     same_for_cameras: bool = False
-    """One draw for all pictures of a row instead of one a picture."""
+    """One draw for all images of a row instead of one an image."""
 
     def __post_init__(self) -> None:
         require_non_negative(self, "shift")
@@ -262,7 +262,7 @@ class AgentConfig:
     partial_chunks: Literal["use", "drop"] = "use"
     """Chunks that run past an episode's end: used with their real steps, or dropped as in the official code."""
     encoder: EncoderConfig | None = None
-    """Encoder of data.cameras; None: the networks see no pictures."""
+    """Encoder of data.cameras; None: the networks see no images."""
     gaussian: GaussianConfig = GaussianConfig()
     decoupled: DecoupledConfig | None = None
     """A shorter chunk for the policy than for the critic; None: one length for both."""
@@ -367,7 +367,7 @@ class AlohaRecordConfig:
     cameras: tuple[str, ...] = ()
     """Cameras that are recorded: top, angle, front_close, left_pillar, right_pillar. None: 0.3 ms a step, not 35."""
     image_size: tuple[int, int] = (480, 640)
-    """Height and width of the pictures."""
+    """Height and width of the images."""
     jpeg_quality: int = 90
     success_score: int = 5
     """Successes are written to the folder score_<n> of this n."""

@@ -1,9 +1,9 @@
 """What is in a dataset, what is wrong with it, and its statistics.
 
-    python -m qchunk.inspect DIR [--json] [--picture FILE.png] [--allow-links-to DIR]
+    python -m qchunk.inspect DIR [--json] [--figure FILE.png] [--allow-links-to DIR]
     python -m qchunk.inspect DIR --config FILE_OR_NAME [--field value ...]
 
-Reads every file again and decodes every picture, whatever the index remembers. Exit code 0, or 65 if training with the
+Reads every file again and decodes every image, whatever the index remembers. Exit code 0, or 65 if training with the
 default data settings, or with any of the cameras, would refuse the dataset. With --config it says what training with
 that config and these fields would say of DIR, and exits with 65 exactly where training would refuse it.
 """
@@ -86,9 +86,9 @@ def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | N
     if config is not None:
         data = dataclasses.replace(config.data, verify="full")
     files = dataset_files(data)
-    reports = read_index(data, files=files, reread=True, pictures=True)
+    reports = read_index(data, files=files, reread=True, images=True)
     return Walked(
-        data=data, files=files, reports=tuple(reports), selection=select(reports, data, all_pictures=config is None)
+        data=data, files=files, reports=tuple(reports), selection=select(reports, data, all_images=config is None)
     )
 
 
@@ -121,8 +121,8 @@ def describe(walked: Walked, path: str) -> dict[str, Any]:
 def _cameras(good: tuple[EpisodeReport, ...]) -> dict[str, Any]:
     """Every camera by the path of its dataset: encodings, sizes and dtypes found, bytes, and episodes that have it."""
     cameras = {}
-    for name in sorted({name for report in good for name in report.pictures or {}}):
-        found = [report.pictures[name] for report in good if report.pictures and name in report.pictures]
+    for name in sorted({name for report in good for name in report.images or {}}):
+        found = [report.images[name] for report in good if report.images and name in report.images]
         cameras[name] = {
             "encodings": sorted({one.encoding for one in found}),
             "sizes": [list(size) for size in sorted({(one.height, one.width) for one in found})],
@@ -205,18 +205,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("dir", metavar="DIR", help="folder of HDF5 episodes, or an OGBench .npz file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
+        "--figure",
         "--picture",
         type=Path,
         metavar="FILE.png",
-        help="draw pictures of some episodes and histograms of all into a file",
+        help="draw images of some episodes and histograms of all into a file",
     )
     parser.add_argument("--config", metavar="X", help="of training: a file, or a name such as qchunk/own_data")
     add_links_option(parser)
     arguments, fields = parser.parse_known_args(argv)
     if fields and arguments.config is None:
         parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
-    if arguments.picture is not None and arguments.picture.suffix != ".png":
-        parser.error(f"--picture is {arguments.picture}; expected a file whose name ends in .png")
+    if arguments.figure is not None and arguments.figure.suffix != ".png":
+        parser.error(f"--figure is {arguments.figure}; expected a file whose name ends in .png")
     try:
         require_reachable({"DIR": arguments.dir}, allowed=(errno.ENOENT, errno.ENOTDIR))
         config = None if arguments.config is None else read_training(arguments.config, arguments, fields)
@@ -225,11 +226,11 @@ def main(argv: list[str] | None = None) -> int:
         if config is not None:
             verdict = of_training(config)
             found |= {"notes": list(verdict.notes), "refused": verdict.refusal is not None, "refusal": verdict.refusal}
-        if arguments.picture is not None:
+        if arguments.figure is not None:
             from qchunk.data.overview import draw  # matplotlib takes a second to import
 
-            draw(walked.selection, walked.data, walked.files, arguments.picture)
-            print(f"picture: {arguments.picture}", file=sys.stderr)
+            draw(walked.selection, walked.data, walked.files, arguments.figure)
+            print(f"figure: {arguments.figure}", file=sys.stderr)
     except RunError as error:
         if arguments.json:
             print(json.dumps({"path": arguments.dir, "refused": True, "error": str(error)}))

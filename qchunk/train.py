@@ -64,8 +64,8 @@ class QChunkTask:
         return self.online.mixed(batches, start_step, shard=shard, num_shards=num_shards)
 
     def finish(self) -> None:
-        """Draws the run's picture."""
-        print(f"picture: {run_summary.draw(self.folder)}", flush=True)
+        """Draws the run's figure."""
+        print(f"figure: {run_summary.draw(self.folder)}", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of the good episodes, and of all files."""

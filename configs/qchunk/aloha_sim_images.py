@@ -1,8 +1,8 @@
 """ALOHA's simulated cube transfer from two cameras and the joints alone: QC-FQL with chunks of 50, for a GPU.
 
-The cube's pose is not in what the networks see: they find it in the pictures, rendered at 240 x 320, seen at 120 x 160.
+The cube's pose is not in what the networks see: they find it in the images, rendered at 240 x 320, seen at 120 x 160.
 Critic, flow and one-step policy have encoders of their own, a residual network a camera. 132 of 400 episodes fail.
-Recording renders 190,000 pictures at 35 ms: an hour on two cores, once. Not trained yet: no figure is promised.
+Recording renders 190,000 images at 35 ms: an hour on two cores, once. Not trained yet: no figure is promised.
 
     MUJOCO_GL=egl python launch.py --config configs/qchunk/aloha_sim_images.py
 """

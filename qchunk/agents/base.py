@@ -22,7 +22,7 @@ from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.sharding import all_gather_params
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
-from qchunk.models.networks import Critic, ReluCritic, apply, pictures, policy_input
+from qchunk.models.networks import Critic, ReluCritic, apply, policy_input, require_images
 from qchunk.models.vision import ImageEncoder, augment
 
 Batch = Mapping[str, Any]  # arrays of a qchunk.data.Batch
@@ -37,7 +37,7 @@ class Agent(abc.ABC):
     dims: Dims
     critic: Critic | ReluCritic
     encoder: ImageEncoder | None
-    """Turns pictures into features, with weights that lie beside those of their network; None: no pictures."""
+    """Turns images into features, with weights that lie beside those of their network; None: no images."""
     optimiser: optax.GradientTransformation
 
     @property
@@ -145,7 +145,7 @@ class Agent(abc.ABC):
         if self.encoder is None:
             return s
         owner = "critic" if self.encoder.config.share_actor_critic else network
-        features = apply(self.encoder, params[owner]["encoder"], pictures(observations))
+        features = apply(self.encoder, params[owner]["encoder"], require_images(observations))
         if owner != network:
             features = jax.lax.stop_gradient(features)
         return jnp.concatenate([features, s], axis=-1)
@@ -157,7 +157,10 @@ class Agent(abc.ABC):
         moments = ("observations", "next_observations")
         keys = jax.random.split(rngs.key(self.config.run.seed, "augment", step), len(moments))
         changed = {
-            moment: {**batch[moment], "images": augment(pictures(batch[moment]), key, self.encoder.config.augment)}
+            moment: {
+                **batch[moment],
+                "images": augment(require_images(batch[moment]), key, self.encoder.config.augment),
+            }
             for moment, key in zip(moments, keys, strict=True)
         }
         return {**batch, **changed}

@@ -1,4 +1,4 @@
-"""Writes one episode in the project's ALOHA layout: docs/data_formats.md, and docs/converting.md for the pictures.
+"""Writes one episode in the project's ALOHA layout: docs/data_formats.md, and docs/converting.md for the images.
 
   /observations/qpos, /observations/state   float32  the observation; two names of one dataset
   /action                                   float32
@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from chunkwise.data.images import encode_jpeg
 from chunkwise.errors import DataError
 from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
-from qchunk.converters.recording import Pictures, Recording
+from qchunk.converters.recording import Images, Recording
 
 
 def write_episode(
@@ -29,13 +29,13 @@ def write_episode(
 
     Args:
       path: The file.
-      recording: What to write; its pictures are read here.
+      recording: What to write; its images are read here.
       success: The episode's label, or None for none.
-      images: How pictures are stored.
+      images: How images are stored.
       quality: JPEG quality.
 
     Raises:
-      DataError: A picture could not be read, or pictures of one camera differ in size.
+      DataError: An image could not be read, or images of one camera differ in size.
       OSError: The file could not be written.
     """
     with h5py.File(path, "x") as h5:
@@ -53,26 +53,26 @@ def write_episode(
             h5.attrs[name] = value
         if success is not None:
             h5.attrs["success"] = success
-        if recording.pictures is not None and images == "jpeg":
-            _write_jpeg(h5, recording.id, recording.pictures, quality)
-        elif recording.pictures is not None and images == "raw":
-            _write_raw(h5, recording.id, recording.pictures, len(recording.action))
+        if recording.images is not None and images == "jpeg":
+            _write_jpeg(h5, recording.id, recording.images, quality)
+        elif recording.images is not None and images == "raw":
+            _write_raw(h5, recording.id, recording.images, len(recording.action))
 
 
-def _write_jpeg(h5: h5py.File, source: str, pictures: Pictures, quality: int) -> None:
+def _write_jpeg(h5: h5py.File, source: str, images: Images, quality: int) -> None:
     rows: dict[str, list[bytes]] = {}
     sizes: dict[str, tuple[int, ...]] = {}
-    for frame, cameras in enumerate(pictures()):
+    for frame, cameras in enumerate(images()):
         for name, image in cameras.items():
             _check_size(source, frame, name, image, sizes)
             rows.setdefault(name, []).append(encode_jpeg(image, quality=quality))
     write_jpegs(h5, rows)
 
 
-def _write_raw(h5: h5py.File, source: str, pictures: Pictures, length: int) -> None:
+def _write_raw(h5: h5py.File, source: str, images: Images, length: int) -> None:
     datasets: dict[str, h5py.Dataset] = {}
     sizes: dict[str, tuple[int, ...]] = {}
-    for frame, cameras in enumerate(pictures()):
+    for frame, cameras in enumerate(images()):
         for name, image in cameras.items():
             _check_size(source, frame, name, image, sizes)
             if name not in datasets:

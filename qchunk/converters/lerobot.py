@@ -20,7 +20,7 @@ from chunkwise.files.links import Bounds
 from qchunk.converters.recording import (
     SUCCESS_REWARD,
     ConvertSettings,
-    Pictures,
+    Images,
     Reading,
     Recording,
     as_float32,
@@ -33,13 +33,13 @@ _OUTCOME = ("next.reward", "next.done", "next.success")
 
 
 class LeRobotReader:
-    """Reads one dataset's tables whole, its pictures frame by frame; a Reader."""
+    """Reads one dataset's tables whole, its images frame by frame; a Reader."""
 
     def __init__(self, path: Path, settings: ConvertSettings) -> None:
         """Opens the dataset and checks every episode.
 
         Raises:
-          DataError: With every problem in meta/, the tables and the pictures, as far as it shows without decoding.
+          DataError: With every problem in meta/, the tables and the images, as far as it shows without decoding.
           ConfigError: A key or camera is not in the dataset.
         """
         meta = read_meta(path, bounds=Bounds(path, settings.allow_links_to))
@@ -50,11 +50,9 @@ class LeRobotReader:
             vectors = [key for key, feature in meta.features.items() if len(feature.shape) == 1]
             raise ConfigError(f"{path}: there are no features {missing}; the dataset has {sorted(vectors)}")
         self._cameras = _cameras(meta, settings)
-        self._pictures = LeRobotImages(meta, tuple(self._cameras))
+        self._images = LeRobotImages(meta, tuple(self._cameras))
         present = [key for key in _OUTCOME if key in meta.features]
-        self._table, _ = load_table(
-            meta, (*self._keys, "action", *present), on_bad="refuse", check=self._pictures.check
-        )
+        self._table, _ = load_table(meta, (*self._keys, "action", *present), on_bad="refuse", check=self._images.check)
 
     def __len__(self) -> int:
         return len(self._meta.episodes)
@@ -69,7 +67,7 @@ class LeRobotReader:
         }
 
     def close(self) -> None:
-        """The pictures' files are closed when they are no longer referenced."""
+        """The images' files are closed when they are no longer referenced."""
 
     def read(self, index: int) -> Reading:
         first, length = int(self._table.starts[index]), int(self._table.lengths[index])
@@ -91,15 +89,15 @@ class LeRobotReader:
             terminated=terminated,
             success=None if success is None else bool(success.any()),
             attributes=attributes,
-            pictures=self._frames(index, length) if self._cameras else None,
+            images=self._frames(index, length) if self._cameras else None,
         )
         return Reading(recording=recording)
 
-    def _frames(self, episode: int, length: int) -> Pictures:
+    def _frames(self, episode: int, length: int) -> Images:
         def frames() -> Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]:
             for frame in range(length):
-                pictures = self._pictures.read(episode, frame)
-                yield {name: pictures[key] for key, name in self._cameras.items()}
+                images = self._images.read(episode, frame)
+                yield {name: images[key] for key, name in self._cameras.items()}
 
         return frames
 

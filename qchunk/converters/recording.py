@@ -16,7 +16,7 @@ from qchunk.data.readers.report import check_finite, check_lengths
 SUCCESS_REWARD = 1.0
 """Reward of a solved task in robosuite, robomimic and LeRobot's simulated sets, shaped rewards included."""
 
-Pictures = Callable[[], Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]]
+Images = Callable[[], Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]]
 """Gives all cameras of one frame after another; called once, when the episode is written."""
 
 
@@ -67,7 +67,7 @@ class Recording:
     extra: Mapping[str, Shaped[np.ndarray, "T ..."]] = dataclasses.field(default_factory=dict)
     """More datasets by their name in the output."""
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    pictures: Pictures | None = None
+    images: Images | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
   data/                     attribute env_args: JSON {env_name, env_type, env_kwargs}
     demo_<i>/               attribute num_samples: frames
-      obs/<key>             [T, d] numbers, or [T, h, w, 3] uint8 pictures
+      obs/<key>             [T, d] numbers, or [T, h, w, 3] uint8 images
       actions [T, a]  rewards [T]  dones [T]      (states, next_obs and the rest are left alone)
   mask/<filter key>         names of episodes
 
@@ -28,7 +28,7 @@ from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import (
     SUCCESS_REWARD,
     ConvertSettings,
-    Pictures,
+    Images,
     Reading,
     Recording,
     as_float32,
@@ -51,7 +51,7 @@ DEFAULT_KEYS = ("object", "robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_q
 """Low-dimensional keys of robomimic's published configs for one arm."""
 LONGEST_NAME = 255
 """Characters of an episode's name, which becomes part of names of files and messages."""
-_FRAMES_READ = 64  # pictures read at a time
+_FRAMES_READ = 64  # images read at a time
 
 
 class RobomimicReader:
@@ -117,7 +117,7 @@ class RobomimicReader:
         if "actions" in arrays:
             problems += check_arrays(name, {key: as_float32(x) for key, x in arrays.items()})
             problems += self._num_samples_problem(name, group, len(arrays["actions"]))
-            problems += self._picture_problems(name, group, len(arrays["actions"]))
+            problems += self._image_problems(name, group, len(arrays["actions"]))
         if problems:
             return Reading(recording=None, problems=tuple(problems))
         reward = arrays["rewards"].astype(np.float64) if "rewards" in arrays else None
@@ -137,7 +137,7 @@ class RobomimicReader:
             reward=reward,
             terminated=terminated,
             attributes=attributes,
-            pictures=self._pictures(group) if self._cameras else None,
+            images=self._images(group) if self._cameras else None,
         )
         return Reading(recording=recording)
 
@@ -198,7 +198,7 @@ class RobomimicReader:
             )
 
     def _choose_cameras(self) -> tuple[dict[str, str], list[str]]:
-        """Pictures to keep, key to name, and observations that are left out; judged by the first episode."""
+        """Images to keep, key to name, and observations that are left out; judged by the first episode."""
         observations = self._observations(self._demos[0])
         cameras = [key for key in observations if self._is_camera(f"data/{self._demos[0]}/obs/{key}")]
         unknown = sorted(set(self._settings.cameras) - set(cameras))
@@ -216,7 +216,7 @@ class RobomimicReader:
             return False
         return dataset is not None and dataset.dtype == np.uint8 and len(dataset.shape) == 4 and dataset.shape[3] == 3
 
-    def _picture_problems(self, name: str, group: str, length: int) -> list[Problem]:
+    def _image_problems(self, name: str, group: str, length: int) -> list[Problem]:
         problems = []
         for key in self._cameras:
             try:
@@ -242,7 +242,7 @@ class RobomimicReader:
             return []
         return [Problem(file=name, key="attribute num_samples", expected=expected, found=f"{said}")]
 
-    def _pictures(self, group: str) -> Pictures:
+    def _images(self, group: str) -> Images:
         def frames() -> Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]:
             datasets: dict[str, Any] = {name: self._file[f"{group}/obs/{key}"] for key, name in self._cameras.items()}
             length = len(next(iter(datasets.values())))
@@ -251,7 +251,7 @@ class RobomimicReader:
                     block = {name: x[start : start + _FRAMES_READ] for name, x in datasets.items()}
                 except UNREADABLE as error:
                     where = f"{self._name}/{group}/obs, rows {start} on"
-                    raise DataError(f"{where}: expected readable pictures, found {one_line(error)}") from error
+                    raise DataError(f"{where}: expected readable images, found {one_line(error)}") from error
                 for i in range(len(next(iter(block.values())))):
                     yield {name: np.asarray(x[i]) for name, x in block.items()}
 

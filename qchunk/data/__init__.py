@@ -5,7 +5,7 @@ file -> EpisodeSource.load -> Pool (once an epoch and shard) -> starts from (see
 batch.py      what a batch holds, and the specification's float form of it
 dataset.py    the indexed dataset and its normalisation
 pool.py       episodes in memory, chunks cut from them
-image_store/  their pictures, decoded once or when drawn; memory.py chooses by the budget
+image_store/  their images, decoded once or when drawn; memory.py chooses by the budget
 refresh.py    which pool is in use at a step, and loading the next one behind it
 stream.py     Grain
 holdout.py    episodes that no pool draws
@@ -49,7 +49,7 @@ def make_batches(config: QChunkConfig, *, shard: int = 0, num_shards: int = 1, s
       start_step: Number of the first batch; any is equally cheap.
 
     Raises:
-      ConfigError: If `num_shards` does not divide the batch, or `shard` is out of range, or the pictures need more
+      ConfigError: If `num_shards` does not divide the batch, or `shard` is out of range, or the images need more
         memory than data.memory_gib.
       DataError: The dataset is bad. Later, from the iterator: an episode could not be read.
     """

@@ -50,14 +50,14 @@ class Batch(TypedDict):
 
 
 def specification_batch(batch: Batch, *, layout: Layout = "kchw") -> dict[str, Any]:
-    """The batch with pictures as the pool loader's specification gives them: float32 on the host.
+    """The batch with images as the pool loader's specification gives them: float32 on the host.
 
     observations and next_observations hold exactly qpos, images and depth_images: images float32 in 0 to 1, depth
     float32 in the unit recorded, None where no camera was asked for. Every other entry is the batch's own array.
     This form takes four times the memory and several times the time of the bytes it is made from.
 
     Args:
-      batch: With pictures or without.
+      batch: With images or without.
       layout: Axes of a row's images: "kchw" (3, h, w for each camera, what torch's networks take) or "khwc", the axes
         in the specification's table of a transition.
     """

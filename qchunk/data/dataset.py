@@ -15,7 +15,7 @@ from chunkwise.files.identity import Check, Files, any_files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
 from qchunk.data.holdout import held_out
-from qchunk.data.image_store.frames import picture_form
+from qchunk.data.image_store.frames import image_form
 from qchunk.data.index import dataset_files, open_source
 from qchunk.data.readers.aloha import AlohaSource
 
@@ -30,7 +30,7 @@ class Dims:
     """Of the array that data.observation names."""
     action: int
     cameras: tuple[str, ...] = ()
-    """Pictures in a batch, in this order."""
+    """Images in a batch, in this order."""
     image_size: tuple[int, int] | None = None
     """Height and width of each; None without cameras."""
 
@@ -48,12 +48,12 @@ class Dataset:
     cameras: tuple[str, ...]
     depth_cameras: tuple[str, ...]
     image_size: tuple[int, int] | None
-    """Height and width of colour pictures in a batch; None without cameras."""
+    """Height and width of colour images in a batch; None without cameras."""
     notes: tuple[str, ...]
     """What a person should know: labels that are missing, episodes skipped, dimensions floored."""
 
     def dims(self, observation: str) -> Dims:
-        """Widths of the array that data.observation names and of an action, and what the pictures are."""
+        """Widths of the array that data.observation names and of an action, and what the images are."""
         return Dims(
             observation=self.source.dims[observation],
             action=self.source.dims["action"],
@@ -103,7 +103,7 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
         observation_norm=observation,
         cameras=data.cameras,
         depth_cameras=data.depth_cameras,
-        image_size=picture_form(data, source.pictures_of[0]).image_size if isinstance(source, AlohaSource) else None,
+        image_size=image_form(data, source.images_of[0]).image_size if isinstance(source, AlohaSource) else None,
         notes=notes,
     )
 

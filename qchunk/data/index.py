@@ -108,7 +108,7 @@ def dataset_files(data: DataConfig) -> Files:
 
 
 def read_index(
-    data: DataConfig, *, files: Files | None = None, reread: bool = False, pictures: bool | None = None
+    data: DataConfig, *, files: Files | None = None, reread: bool = False, images: bool | None = None
 ) -> list[EpisodeReport]:
     """A report on every episode below data.path, from the cache where a file's content is known.
 
@@ -116,7 +116,7 @@ def read_index(
       data: Only `path`, `format` and whether there are cameras matter.
       files: From `dataset_files`, which is called if this is None.
       reread: Read every file again, whatever the cache says.
-      pictures: Decode every picture of every camera; by default where data names a camera.
+      images: Decode every image of every camera; by default where data names a camera.
 
     Raises:
       DataError: As `dataset_files`, or a file changed while it was read.
@@ -125,21 +125,21 @@ def read_index(
     root = Path(data.path)
     files = dataset_files(data) if files is None else files
     known = {} if ":" in data.format else _load_cache(root)
-    pictures = bool(data.cameras or data.depth_cameras) if pictures is None else pictures
-    workers = Workers(data.decode_threads) if pictures and data.format == "aloha_hdf5" else None
+    images = bool(data.cameras or data.depth_cameras) if images is None else images
+    workers = Workers(data.decode_threads) if images and data.format == "aloha_hdf5" else None
     found: dict[str, list[EpisodeReport]] = {}
     to_read = []
     for name in files.own:
         content, before = known.get(name, ("", []))
         untouched = bool(before) and (before[0].size, before[0].mtime_ns) == (files.size(name), files.mtime_ns(name))
-        bad = [str(problem) for report in before for problem in (*report.problems, *report.picture_problems)]
+        bad = [str(problem) for report in before for problem in (*report.problems, *report.image_problems)]
         # The limits may be others now than when a file was found to be above one.
         known_bad = untouched and not any(budget.is_limit(problem) for problem in bad)
         found[name] = before
         same = bool(before) and content == files.hash(name) and (not bad or known_bad)
         if same and not untouched:
             found[name] = [dataclasses.replace(report, mtime_ns=files.mtime_ns(name)) for report in before]
-        if not same or reread or (workers is not None and before[0].pictures is None and before[0].content_hash):
+        if not same or reread or (workers is not None and before[0].images is None and before[0].content_hash):
             to_read.append((name, before if untouched else []))
     for name, before in _progress(to_read):
         fresh = _examine(root, files, name, data, workers)
@@ -181,22 +181,22 @@ def _with_silent_changes(report: EpisodeReport, before: EpisodeReport) -> Episod
     """`report`, with a problem for content that changed although the file's size and time did not.
 
     The old hashes stay, so that the problem is found again until the file is touched. Files above 256 MiB are hashed
-    in part, but their pictures are hashed whole.
+    in part, but their images are hashed whole.
     """
     found = list(report.problems)
     if report.content_hash != before.content_hash:
         found.append(_silent_change(report.id, "", before.content_hash, report.content_hash or "an unreadable file"))
-    pictures = dict(report.pictures or {})
-    for name, old in (before.pictures or {}).items():
-        if name in pictures and pictures[name].digest != old.digest:
+    images = dict(report.images or {})
+    for name, old in (before.images or {}).items():
+        if name in images and images[name].digest != old.digest:
             if report.content_hash == before.content_hash:
-                found.append(_silent_change(report.id, name, old.digest, pictures[name].digest))
-            pictures[name] = old
+                found.append(_silent_change(report.id, name, old.digest, images[name].digest))
+            images[name] = old
     return dataclasses.replace(
         report,
         content_hash=before.content_hash,
         problems=tuple(found),
-        pictures=None if report.pictures is None else pictures,
+        images=None if report.images is None else images,
     )
 
 

@@ -1,4 +1,4 @@
-"""One picture of a dataset: what the cameras of some episodes show, and histograms of length, return and action."""
+"""One figure of a dataset: what the cameras of some episodes show, and histograms of length, return and action."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from qchunk.data.readers.aloha import AlohaSource
 from qchunk.data.selection import Selection
 
 SHOWN = 6
-"""Episodes whose pictures are drawn, half of them of each label where there are both."""
+"""Episodes whose images are drawn, half of them of each label where there are both."""
 READ = 50
 """Episodes whose actions are read, evenly spaced over the dataset."""
 BINS = 60
@@ -71,18 +71,18 @@ def _chosen(selection: Selection) -> list[int]:
 def _sheet(source: AlohaSource, selection: Selection) -> tuple[UInt8[np.ndarray, "h w 3"], list[str], list[str]] | None:
     """First, middle and last frame of each camera, a row an episode; None without cameras. With the labels of both."""
     chosen = _chosen(selection)
-    names = sorted({name for i in chosen for name in source.pictures_of[i]})
+    names = sorted({name for i in chosen for name in source.images_of[i]})
     if not names:
         return None
     rows, labels = [], []
     for i in chosen:
         length, label = int(source.lengths[i]), _WORDS[bool(selection.positives[i])]
         labels.append(f"{source.ids[i]}\n{label}, {length} frames")
-        with source.pictures(i) as file:
+        with source.images(i) as file:
             rows.append(
                 [
-                    [_thumbnail(file.picture(name, frame)) for frame in (0, length // 2, length - 1)]
-                    if name in source.pictures_of[i]
+                    [_thumbnail(file.image(name, frame)) for frame in (0, length // 2, length - 1)]
+                    if name in source.images_of[i]
                     else None
                     for name in names
                 ]
@@ -103,15 +103,15 @@ def _line(thumbnails: list[np.ndarray] | None, width: int) -> UInt8[np.ndarray, 
     return line
 
 
-def _thumbnail(picture: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
+def _thumbnail(image: np.ndarray) -> UInt8[np.ndarray, "h w 3"]:
     """At a common height; depth from black (near) to white, by its 1 % and 99 %."""
-    if picture.ndim == 2:
-        low, high = np.percentile(picture.astype(np.float64), (1, 99))
-        gray = np.clip((picture - low) / max(high - low, 1e-9), 0, 1) * 255
-        picture = np.repeat(gray.astype(np.uint8)[..., None], 3, axis=2)
-    height, width = picture.shape[:2]
+    if image.ndim == 2:
+        low, high = np.percentile(image.astype(np.float64), (1, 99))
+        gray = np.clip((image - low) / max(high - low, 1e-9), 0, 1) * 255
+        image = np.repeat(gray.astype(np.uint8)[..., None], 3, axis=2)
+    height, width = image.shape[:2]
     out = np.empty((_THUMBNAIL, max(1, round(width * _THUMBNAIL / height)), 3), np.uint8)
-    resize_into(picture, out)
+    resize_into(image, out)
     return out
 
 

@@ -29,7 +29,7 @@ from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset, load_episode, open_dataset, read_again
 from qchunk.data.image_store.buffers import aligned
-from qchunk.data.image_store.frames import EpisodeFrames, FrameStore, PictureArrays, Work
+from qchunk.data.image_store.frames import EpisodeFrames, FrameStore, ImageArrays, Work
 from qchunk.data.image_store.kept_images import draw
 from qchunk.data.image_store.memory import open_store
 from qchunk.data.refresh import episodes_of_pool
@@ -39,7 +39,7 @@ class Pool:
     """The episodes of one epoch and virtual shard in memory; any frame of any of them can start a chunk.
 
     Each episode takes its frames plus `horizon` rows of padding in every array, so that chunk, next observation and
-    masks of a start are all found from the one row number `start + episode * horizon`. Pictures are not padded; they
+    masks of a start are all found from the one row number `start + episode * horizon`. Images are not padded; they
     belong to their episode, and pools that hold the same episode share them.
     """
 
@@ -71,7 +71,7 @@ class Pool:
 
         Raises:
           DataError: The dataset is bad, an episode changed since it was indexed, or could not be read 3 times.
-          ConfigError: `shard` is out of range, or the pictures need more than data.memory_gib.
+          ConfigError: `shard` is out of range, or the images need more than data.memory_gib.
           concurrent.futures.CancelledError: `cancelled` was set.
         """
         if not 0 <= shard < config.data.shards:
@@ -162,10 +162,10 @@ class Pool:
         episode, rows = self.locate(starts)
         batch = self.gather(episode, rows)
         if self._store is not None:
-            pictures = PictureArrays.make(self._store.form, len(starts), aligned)
+            images = ImageArrays.make(self._store.form, len(starts), aligned)
             never = np.zeros((len(starts), 2), np.int64)
-            draw(self.pictures(episode, rows, pictures, never), self._store.workers)
-            pictures.put_into(batch)
+            draw(self.images(episode, rows, images, never), self._store.workers)
+            images.put_into(batch)
         return batch
 
     def locate(
@@ -176,7 +176,7 @@ class Pool:
         return episode, starts + episode * self._config.agent.horizon
 
     def gather(self, episode: Int64[np.ndarray, " b"], rows: Int64[np.ndarray, " b"]) -> Batch:
-        """The chunks that `locate` found, without their pictures.
+        """The chunks that `locate` found, without their images.
 
         Every array is new, so that nothing changes under a device that still reads it: jax.device_put on a CPU keeps
         numpy's memory where that is aligned.
@@ -222,19 +222,19 @@ class Pool:
     def shown(
         self, episode: Int64[np.ndarray, "*draws"], rows: Int64[np.ndarray, "*draws"]
     ) -> Int64[np.ndarray, "*draws 2"]:
-        """Rows, in the pool's arrays, of the pictures of the chunks that `locate` found, and of the next ones."""
+        """Rows, in the pool's arrays, of the images of the chunks that `locate` found, and of the next ones."""
         frames = rows - self._first_rows[episode]
         after = np.minimum(frames + self._config.agent.horizon, self.lengths[episode] - 1)
         return np.stack([rows, rows - frames + after], axis=-1)
 
-    def pictures(
+    def images(
         self,
         episode: Int64[np.ndarray, " b"],
         rows: Int64[np.ndarray, " b"],
-        out: PictureArrays,
+        out: ImageArrays,
         due: Int64[np.ndarray, "b 2"],
     ) -> list[Work]:
-        """What fills `out` with the pictures of the chunks that `locate` found; `kept_images.draw` does it.
+        """What fills `out` with the images of the chunks that `locate` found; `kept_images.draw` does it.
 
         `due` has the steps that draw them, and the next ones, again; 0 for none.
         """

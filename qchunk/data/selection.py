@@ -13,7 +13,7 @@ from qchunk.config import DataConfig
 from qchunk.data.conventions import convention_problems, success_reward
 from qchunk.data.readers import aloha, ogbench
 from qchunk.data.readers.aloha_images import COLOUR, DEPTH, camera_path
-from qchunk.data.readers.report import EpisodeReport, PictureReport
+from qchunk.data.readers.report import EpisodeReport, ImageReport
 from qchunk.data.relabel import base_env, needs_buttons
 
 _LIKE_SCORE = re.compile(r"(?i)scores?[ _-]*(\d+)")
@@ -37,13 +37,13 @@ class Selection:
     notes: tuple[str, ...]
 
 
-def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: bool = False) -> Selection:
-    """Judges what was indexed by what this run needs: labels, arrays, pictures, and widths that agree.
+def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bool = False) -> Selection:
+    """Judges what was indexed by what this run needs: labels, arrays, images, and widths that agree.
 
     Args:
       reports: From `read_index`.
       data: Of the run.
-      all_pictures: Damaged pictures of cameras that data does not name are problems too.
+      all_images: Damaged images of cameras that data does not name are problems too.
     """
     taken, positives, left_out, unlabelled = [], [], 0, []
     for report in reports:
@@ -63,11 +63,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: 
     problems = {
         report.id: [
             *report.problems,
-            *(
-                p
-                for p in report.picture_problems
-                if all_pictures or any(c.startswith(camera_path(p.key)) for c in cameras)
-            ),
+            *(p for p in report.image_problems if all_images or any(c.startswith(camera_path(p.key)) for c in cameras)),
         ]
         for report in taken
     }
@@ -93,7 +89,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_pictures: 
     widths, forms = _common_widths(whole, data), _common_forms(whole, data)
     for report in whole:
         problems[report.id] += _needs(report, data) + _width_problems(report, widths)
-        problems[report.id] += _picture_problems(report, data, forms)
+        problems[report.id] += _image_problems(report, data, forms)
     good = [not problems[report.id] for report in taken]
     left = [report for report, ok in zip(taken, good, strict=True) if ok]
     labels = [label is not False for label, ok in zip(positives, good, strict=True) if ok]
@@ -180,31 +176,31 @@ def camera_paths(data: DataConfig) -> list[str]:
 Form = tuple[str, tuple[int, int] | None]  # dtype, and height and width where all must agree
 
 
-def _form(report: PictureReport, data: DataConfig) -> Form:
+def _form(report: ImageReport, data: DataConfig) -> Form:
     return report.dtype, (report.height, report.width) if data.image_size is None else None
 
 
 def _common_forms(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[str, Form | None]:
-    """What most pictures are, of colour and of depth: they share an array, so all must be alike."""
+    """What most images are, of colour and of depth: they share an array, so all must be alike."""
     counts = {group: collections.Counter[Form]() for group in (COLOUR, DEPTH)}
     for report in reports:
         for name in camera_paths(data):
-            if report.pictures is not None and name in report.pictures:
-                counts[name.rpartition("/")[0]][_form(report.pictures[name], data)] += 1
+            if report.images is not None and name in report.images:
+                counts[name.rpartition("/")[0]][_form(report.images[name], data)] += 1
     return {group: count.most_common(1)[0][0] if count else None for group, count in counts.items()}
 
 
-def _picture_problems(report: EpisodeReport, data: DataConfig, forms: Mapping[str, Form | None]) -> list[Problem]:
-    """Cameras that the episode lacks, and pictures unlike most others."""
+def _image_problems(report: EpisodeReport, data: DataConfig, forms: Mapping[str, Form | None]) -> list[Problem]:
+    """Cameras that the episode lacks, and images unlike most others."""
     problems = []
     for name in camera_paths(data):
-        pictures = report.pictures or {}
-        if name not in pictures:
+        images = report.images or {}
+        if name not in images:
             field = "data.cameras" if name.startswith(f"{COLOUR}/") else "data.depth_cameras"
-            found = f"cameras {', '.join(sorted(pictures)) or 'none'}"
-            problems.append(Problem(file=report.id, key=name, expected=f"pictures, for {field}", found=found))
+            found = f"cameras {', '.join(sorted(images)) or 'none'}"
+            problems.append(Problem(file=report.id, key=name, expected=f"images, for {field}", found=found))
             continue
-        form, usual = _form(pictures[name], data), forms[name.rpartition("/")[0]]
+        form, usual = _form(images[name], data), forms[name.rpartition("/")[0]]
         if form != usual and usual is not None:
             expected = f"{_words(usual)}, as of most cameras and episodes (or set data.image_size)"
             problems.append(Problem(file=report.id, key=name, expected=expected, found=_words(form)))

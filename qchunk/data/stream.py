@@ -18,8 +18,8 @@ from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset
 from qchunk.data.image_store.buffers import LentBuffers
-from qchunk.data.image_store.frames import FrameStore, PictureArrays
-from qchunk.data.image_store.kept_images import KeptPictures, draw, steps_until_again
+from qchunk.data.image_store.frames import FrameStore, ImageArrays
+from qchunk.data.image_store.kept_images import KeptImages, draw, steps_until_again
 from qchunk.data.image_store.memory import open_store
 from qchunk.data.image_store.workers import Workers
 from qchunk.data.pool import Pool
@@ -73,7 +73,7 @@ class Block:
     episodes: Int64[np.ndarray, "steps b"]
     rows: Int64[np.ndarray, "steps b"]
     again: Int64[np.ndarray, "steps b 2"]
-    """Steps until the pictures of each, and the next ones, are drawn again, where they are to be kept; else 0."""
+    """Steps until the images of each, and the next ones, are drawn again, where they are to be kept; else 0."""
 
 
 class StepBatches(grain.MapDataset[Batch]):
@@ -104,9 +104,9 @@ class StepBatches(grain.MapDataset[Batch]):
             self._store = open_store(config, dataset.source, pools=len(cuts), rows=self._rows)
             self._say(self._store.notes)
         self._workers, self._buffers = Workers(config.data.decode_threads), LentBuffers()
-        self._kept: KeptPictures | None = None
+        self._kept: KeptImages | None = None
         if self._store is not None and self._store.spare and self._store.form.image_size is not None:
-            self._kept = KeptPictures(self._store.spare, self._store.form.image_size)
+            self._kept = KeptImages(self._store.spare, self._store.form.image_size)
         # Threads build a few steps ahead: the last pool stays until all of them have left it.
         self._pools = PoolLoader(self._load, margin=min(config.data.read_threads, self._schedule.shortest - 1))
         self._refreshes, self._number = Refreshes(self._schedule), -1
@@ -129,7 +129,7 @@ class StepBatches(grain.MapDataset[Batch]):
             self._number = number
             self._say_refresh(place)
         parts, work, row = [], [], 0
-        pictures = None if self._store is None else PictureArrays.make(self._store.form, self._rows, self._buffers.lend)
+        images = None if self._store is None else ImageArrays.make(self._store.form, self._rows, self._buffers.lend)
         for cut in self._cuts:
             pool = pools[cut.shard]
             episodes, rows, again = self._draw(cut, place, number, pool)
@@ -137,16 +137,16 @@ class StepBatches(grain.MapDataset[Batch]):
             if self._training:
                 part = pool.training(part, rows)
             parts.append(part)
-            if pictures is not None:
+            if images is not None:
                 due = np.where(again > 0, step + again, 0)
-                work += pool.pictures(episodes, rows, pictures.rows(row, row + len(rows)), due)
+                work += pool.images(episodes, rows, images.rows(row, row + len(rows)), due)
             row += len(rows)
         batch = parts[0] if len(parts) == 1 else _concatenate(parts)
-        if pictures is not None:
+        if images is not None:
             if self._kept is not None:
                 self._kept.forget(step - self._config.data.read_threads)
             draw(work, self._workers, self._kept)
-            pictures.put_into(batch)
+            images.put_into(batch)
         return batch
 
     @property
@@ -156,7 +156,7 @@ class StepBatches(grain.MapDataset[Batch]):
     def _draw(
         self, cut: Piece, place: Place, number: int, pool: Pool
     ) -> tuple[Int64[np.ndarray, " b"], Int64[np.ndarray, " b"], Int64[np.ndarray, "b 2"]]:
-        """Episode and row of each start of a piece, and how many steps later their pictures are drawn again."""
+        """Episode and row of each start of a piece, and how many steps later their images are drawn again."""
         in_epoch, row = divmod(place.step, STEPS_PER_BLOCK)
         block = self._blocks.get(cut.shard)
         if block is None or block.key != (number, in_epoch):

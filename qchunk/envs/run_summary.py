@@ -1,4 +1,4 @@
-"""One picture of a run: frames of its video above, success in the environment and losses over the updates below.
+"""One figure of a run: frames of its video above, success in the environment and losses over the updates below.
 
 python -m qchunk.envs.run_summary RUN          # draws RUN/summary.png again
 """

@@ -139,14 +139,14 @@ def policy_input(observations: Mapping[str, Any], name: Literal["qpos", "state"]
     return observations[name]
 
 
-def pictures(observations: Mapping[str, Any]) -> Real[Array, "b k h w 3"]:
-    """The cameras' pictures, 0 to 255.
+def require_images(observations: Mapping[str, Any]) -> Real[Array, "b k h w 3"]:
+    """The cameras' images, 0 to 255.
 
     Raises:
       ValueError: If the batch has none.
     """
     if observations["images"] is None:
-        raise ValueError("agent.encoder is set, but the batch has no pictures; name them in data.cameras")
+        raise ValueError("agent.encoder is set, but the batch has no images; name them in data.cameras")
     return observations["images"]
 
 

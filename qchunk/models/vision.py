@@ -1,6 +1,6 @@
-"""What the networks see of pictures: convolutional encoders, and augmentation on the device inside the step.
+"""What the networks see of images: convolutional encoders, and augmentation on the device inside the step.
 
-Pictures are uint8 (b, k, h, w, 3) until they are here; recoloured ones are float32, 0 to 255. Which loss trains which
+Images are uint8 (b, k, h, w, 3) until they are here; recoloured ones are float32, 0 to 255. Which loss trains which
 encoder is decided in qchunk/agents/make.py, `Agent.see`; config.EncoderConfig describes it.
 """
 
@@ -19,7 +19,7 @@ GREY = (0.299, 0.587, 0.114)  # luma of ITU-R BT.601
 
 
 class ImageEncoder(nn.Module):
-    """One vector of a row's pictures: `feature_size` numbers for each camera, in the cameras' order.
+    """One vector of a row's images: `feature_size` numbers for each camera, in the cameras' order.
 
     Each camera has weights of its own, named after it, or all share one set. A loop over the cameras, not a vmap over
     stacked weights, which would turn the convolutions into grouped ones: those are slow on CPUs and GPUs.
@@ -44,7 +44,7 @@ class ImageEncoder(nn.Module):
 
 
 class CameraEncoder(nn.Module):
-    """Pictures of one camera to features within -1 .. 1: trunk, pooling, dense layer, layer norm and tanh (DrQ's)."""
+    """Images of one camera to features within -1 .. 1: trunk, pooling, dense layer, layer norm and tanh (DrQ's)."""
 
     config: EncoderConfig
 
@@ -133,7 +133,7 @@ def spatial_softmax(x: Float[Array, "b h w c"]) -> Float[Array, "b d"]:
 
 
 def augment(images: UInt8[Array, "b k h w 3"], key: Key[Array, ""], config: AugmentConfig) -> Real[Array, "b k h w 3"]:
-    """Random shift and colour jitter, one draw a picture, or a row where `same_for_cameras` is set.
+    """Random shift and colour jitter, one draw an image, or a row where `same_for_cameras` is set.
 
     The draws are a function of `key` alone. uint8 where colours stay as they are, else float32.
     """
@@ -151,7 +151,7 @@ def augment(images: UInt8[Array, "b k h w 3"], key: Key[Array, ""], config: Augm
 
 
 def shift(image: UInt8[Array, "h w 3"], offset: Int[Array, "2"]) -> UInt8[Array, "h w 3"]:
-    """The picture moved up by offset[0] and left by offset[1] pixels, its border repeated.
+    """The image moved up by offset[0] and left by offset[1] pixels, its border repeated.
 
     With offsets drawn from -p .. p this is DrQ's padding by p pixels of the border and crop (arXiv:2004.13649).
     """

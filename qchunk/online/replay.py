@@ -5,7 +5,7 @@
 
 A record is what the environment showed, and for every frame but an episode's first the step that led to it: action,
 reward, ending. Values are as they were executed and seen; normalised is what lies in memory. An episode of L steps
-has L + 1 records. The log only grows, except on resume, when it is cut back to the checkpoint's count. Pictures are in
+has L + 1 records. The log only grows, except on resume, when it is cut back to the checkpoint's count. Images are in
 it as bytes, so that what is drawn is what the policy saw. Of several processes the first writes, the others follow.
 """
 
@@ -29,18 +29,18 @@ Records = np.ndarray
 """One-dimensional structured array of the log's dtype."""
 
 
-def record_dtype(widths: dict[str, int], action: int, pictures: tuple[int, ...] | None) -> np.dtype:
+def record_dtype(widths: dict[str, int], action: int, image_shape: tuple[int, ...] | None) -> np.dtype:
     """Layout of a record.
 
     Args:
       widths: Width of each state array of an observation, by name.
       action: Numbers of an action.
-      pictures: Shape of `images`, (k, h, w, 3); None without.
+      image_shape: Shape of `images`, (k, h, w, 3); None without.
     """
     step = [("action", "<f4", (action,)), ("reward", "<f8"), ("terminated", "?"), ("truncated", "?"), ("success", "?")]
     seen: list[Any] = [(name, "<f4", (width,)) for name, width in widths.items()]
-    if pictures is not None:
-        seen.append(("images", "u1", pictures))
+    if image_shape is not None:
+        seen.append(("images", "u1", image_shape))
     return np.dtype([("first", "?"), *step, *seen])
 
 
@@ -139,12 +139,12 @@ class Replay:
         """
         self._config, self._dataset = config, dataset
         widths = {name: dataset.source.dims[name] for name in ("qpos", "state") if name in dataset.source.dims}
-        pictures = None if dataset.image_size is None else (len(dataset.cameras), *dataset.image_size, 3)
-        self.dtype = record_dtype(widths, dataset.source.dims["action"], pictures)
+        image_shape = None if dataset.image_size is None else (len(dataset.cameras), *dataset.image_size, 3)
+        self.dtype = record_dtype(widths, dataset.source.dims["action"], image_shape)
         rows, horizon = 2 * capacity + 1, config.agent.horizon  # an episode has one frame more than steps
         # By frame: what is seen, and the step taken there.
         self._states = {name: np.empty((rows, width), np.float32) for name, width in widths.items()}
-        self._pictures: list[UInt8[np.ndarray, "k h w 3"]] | None = None if pictures is None else []
+        self._images: list[UInt8[np.ndarray, "k h w 3"]] | None = None if image_shape is None else []
         self._actions = np.empty((rows, dataset.source.dims["action"]), np.float32)
         self._reward = np.empty(rows, np.float64)
         self._terminated, self._positive = np.zeros(rows, bool), np.zeros(rows, bool)
@@ -182,8 +182,8 @@ class Replay:
         rows = slice(self._rows, self._rows + len(records))
         for name, array in self._states.items():
             array[rows] = self._dataset.observation_norm.apply(records[name]) if name == seen else records[name]
-        if self._pictures is not None:
-            self._pictures.extend(records["images"])
+        if self._images is not None:
+            self._images.extend(records["images"])
         self._rows = rows.stop
         taken = slice(self._rows - 1 - len(steps), self._rows - 1)  # the frames at which these steps were taken
         self._actions[taken] = self._dataset.action_norm.apply(steps["action"])
@@ -241,7 +241,7 @@ class Replay:
             return self._states[name].take(rows, axis=0) if name in self._states else None
 
         qpos: Any = taken("qpos")
-        images = None if self._pictures is None else np.stack([self._pictures[row] for row in rows])
+        images = None if self._images is None else np.stack([self._images[row] for row in rows])
         return {"qpos": qpos, "state": taken("state"), "images": images, "depth_images": None}
 
     def unfinished(self, records: Records) -> Records:

@@ -109,8 +109,8 @@ def hdf5_never_written(folder: Path) -> Command:
 
 
 @case
-def hdf5_raw_pictures_of_zeros(folder: Path) -> Command:
-    """3 MB that are 3 GB of raw pictures, a few at a time."""
+def hdf5_raw_images_of_zeros(folder: Path) -> Command:
+    """3 MB that are 3 GB of raw images, a few at a time."""
     with good_episode(folder / "episode_0.hdf5") as h5:
         zeros(h5, "/observations/images/top", (T, 7000, 7000, 3), "u1", chunks=(1, 700, 7000, 3))
     return qchunk_inspect(folder)

@@ -40,11 +40,11 @@ def progressive(scans: int, size: tuple[int, int] = (2000, 2000)) -> bytes:
     return data[:-2] + scan * scans + b"\xff\xd9"
 
 
-def drive(folder: Path, picture: bytes) -> Path:
-    """A driving dataset, the first picture of which is another."""
+def drive(folder: Path, image: bytes) -> Path:
+    """A driving dataset, the first image of which is another."""
     write_drive(folder, "a", frames=4)
     first = sorted((folder / "a_images").glob("*.jpg"))[0]
-    first.write_bytes(picture)
+    first.write_bytes(image)
     return folder
 
 
@@ -65,7 +65,7 @@ def video(path: Path, size: tuple[int, int], frames: int, codec: str = "mpeg4") 
 
 @case
 def jpeg_of_883_scans(folder: Path) -> Command:
-    """A progressive JPEG that passes 883 times over its picture."""
+    """A progressive JPEG that passes 883 times over its image."""
     return driving_validate(drive(folder, progressive(873, (48, 32))))
 
 
@@ -122,8 +122,8 @@ def png_of_more_data_than_pixels(folder: Path) -> Command:
     packer = zlib.compressobj(9)
     data = b"".join(packer.compress(bytes(1 << 20)) for _ in range(2000)) + packer.flush()
     head = struct.pack(">IIBBBBB", 48, 32, 8, 2, 0, 0, 0)
-    picture = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    return driving_validate(drive(folder, picture))
+    image = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return driving_validate(drive(folder, image))
 
 
 @case(may_read=True)
@@ -137,7 +137,7 @@ def png_of_texts(folder: Path) -> Command:
 
 @case
 def png_of_16_bits(folder: Path) -> Command:
-    """A depth map where a picture should be, larger than the limit."""
+    """A depth map where an image should be, larger than the limit."""
     return driving_validate(drive(folder, png(9000, 9000, depth=16, colour=0)))
 
 
@@ -189,7 +189,7 @@ def video_of_endless_samples(folder: Path) -> Command:
 
 
 @case
-def hdf5_rows_that_are_all_one_picture(folder: Path) -> Command:
+def hdf5_rows_that_are_all_one_image(folder: Path) -> Command:
     """JPEG rows of 8K, 6,000 of them in a megabyte."""
     out = io.BytesIO()
     Image.new("RGB", (7680, 4320)).save(out, "JPEG", quality=10)

@@ -94,8 +94,8 @@ def sparse_video_of_a_terabyte(folder: Path) -> Command:
 
 
 @case
-def sparse_picture_of_a_terabyte(folder: Path) -> Command:
-    """A good picture with a terabyte of nothing behind it."""
+def sparse_image_of_a_terabyte(folder: Path) -> Command:
+    """A good image with a terabyte of nothing behind it."""
     write_drive(folder, "a", frames=4)
     sparse(sorted((folder / "a_images").glob("*.jpg"))[0])
     return driving_validate(folder)

@@ -1,4 +1,4 @@
-"""Cases: pictures and videos of rare kinds, and such that change, end or turn."""
+"""Cases: images and videos of rare kinds, and such that change, end or turn."""
 
 import io
 import struct
@@ -18,26 +18,26 @@ from tests.bombs.programs import driving_validate, openpi_inspect, qchunk_conver
 from tests.lerobot_files import CAMERAS, record, write_v21
 
 SIZE = (48, 32)
-"""Width and height of the pictures of tests.driving.drives."""
+"""Width and height of the images of tests.driving.drives."""
 ROWS = (b"\0" + bytes(144)) * 32
 
 
 def encoded(kind: str, mode: str = "RGB", size: tuple[int, int] = SIZE, **settings: Any) -> bytes:
-    """A picture of any format of Pillow."""
+    """An image of any format of Pillow."""
     out = io.BytesIO()
     Image.effect_noise(size, 50).convert(mode).save(out, kind, **settings)
     return out.getvalue()
 
 
-def shown(folder: Path, picture: bytes) -> Command:
-    """The picture in a drive."""
-    return driving_validate(drive(folder, picture))
+def shown(folder: Path, image: bytes) -> Command:
+    """The image in a drive."""
+    return driving_validate(drive(folder, image))
 
 
-def in_hdf5(folder: Path, picture: bytes) -> Command:
-    """The picture as all rows of a camera."""
+def in_hdf5(folder: Path, image: bytes) -> Command:
+    """The image as all rows of a camera."""
     with good_episode(folder / "episode_0.hdf5") as h5:
-        h5["/observations/images/top"] = np.stack([np.frombuffer(picture, np.uint8)] * 20)
+        h5["/observations/images/top"] = np.stack([np.frombuffer(image, np.uint8)] * 20)
     return qchunk_inspect(folder)
 
 
@@ -122,7 +122,7 @@ def jpeg_of_restarts(folder: Path) -> Command:
 
 @case
 def jpeg_of_comments(folder: Path) -> Command:
-    """900 comments of 64 KB, in 59 MB, and half a picture."""
+    """900 comments of 64 KB, in 59 MB, and half an image."""
     data = encoded("JPEG")
     return shown(folder, data[:2] + (b"\xff\xfe\xff\xff" + bytes(65533)) * 900 + data[2 : len(data) // 2] + b"\xff\xd9")
 
@@ -207,14 +207,14 @@ def gif_called_jpg(folder: Path) -> Command:
 
 @case
 def icon_called_jpg(folder: Path) -> Command:
-    """An icon whose picture is a PNG of 30,000 x 30,000."""
+    """An icon whose image is a PNG of 30,000 x 30,000."""
     inner = png(30_000, 30_000)
     head = struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 48, 32, 0, 0, 1, 24, len(inner), 22)
     return shown(folder, head + inner)
 
 
 @case
-def lerobot_picture_of_another_kind(folder: Path) -> Command:
+def lerobot_image_of_another_kind(folder: Path) -> Command:
     """A frame's PNG is 16 bits deep, grey, and of another size."""
     root = write_v21(folder / "data", record((7, 9, 8)), "image_file")
     sorted((root / "images").glob("**/*.png"))[0].write_bytes(png(640, 480, depth=16, colour=0))
@@ -264,7 +264,7 @@ def video_that_leaves_out_its_start(folder: Path) -> Command:
 
 @case(may_read=True)
 def video_that_lies_on_its_side(folder: Path) -> Command:
-    """A matrix that turns the picture by 90 degrees: 24 x 32 is shown as 32 x 24."""
+    """A matrix that turns the image by 90 degrees: 24 x 32 is shown as 32 x 24."""
     root, path = film(folder)
     edited(path, b"tkhd", 40, struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30))
     return openpi_inspect(root)
@@ -272,7 +272,7 @@ def video_that_lies_on_its_side(folder: Path) -> Command:
 
 @case
 def video_that_changes_its_size(folder: Path) -> Command:
-    """The first frame is 24 x 32, the others 4000 x 4000; each is a picture of its own."""
+    """The first frame is 24 x 32, the others 4000 x 4000; each is an image of its own."""
     root, path = film(folder)
     with av.open(str(path), "w", format="mp4") as container:
         stream: Any = container.add_stream("mjpeg", rate=10)
@@ -306,7 +306,7 @@ def video_of_deep_boxes(folder: Path) -> Command:
 
 
 @case
-def video_that_is_a_picture(folder: Path) -> Command:
+def video_that_is_an_image(folder: Path) -> Command:
     """A PNG of 24 x 32 called mp4."""
     root, _ = film(folder, png(32, 24, rows=(b"\0" + bytes(96)) * 24))
     return openpi_inspect(root)

@@ -350,8 +350,8 @@ def drive_of_half_a_letter_in_training(folder: Path) -> Command:
 
 
 @case
-def drive_of_picture_paths(folder: Path) -> Command:
-    """Pictures are called NUL, half a letter, 5,000 letters, a folder, and the JSON itself."""
+def drive_of_image_paths(folder: Path) -> Command:
+    """Images are called NUL, half a letter, 5,000 letters, a folder, and the JSON itself."""
     odd = ("a\0.jpg", "\ud800.jpg", "x" * 5000, ".", "a.json", "a_images", "/dev/zero", "\n")
 
     def change(tree: dict[str, Any]) -> None:

@@ -140,7 +140,7 @@ def tfrecord_whose_segment_climbs_e2e(folder: Path) -> Command:
 
 @case(may_read=True)
 def tfrecord_of_times_that_overflow(folder: Path) -> Command:
-    """Frames at -2**63 and 2**63 - 1 microseconds, of no pictures."""
+    """Frames at -2**63 and 2**63 - 1 microseconds, of no images."""
     frames = []
     for time in (-(1 << 63), (1 << 63) - 1):
         head = waymo.field(1, waymo.context(waymo.SEGMENT)) + waymo.field(2, time)
@@ -202,8 +202,8 @@ def nuscenes_of_samples_that_go_back(folder: Path) -> Command:
 
 
 @case
-def nuscenes_of_pictures_that_climb(folder: Path) -> Command:
-    """A picture is /etc/passwd."""
+def nuscenes_of_images_that_climb(folder: Path) -> Command:
+    """An image is /etc/passwd."""
     return tables(folder, "sample_data", 0, filename="../../../../../../etc/passwd")
 
 

@@ -62,8 +62,8 @@ def pipe_as_drive_in_training(folder: Path) -> Command:
 
 
 @case
-def pipe_as_picture(folder: Path) -> Command:
-    """A FIFO named as a picture."""
+def pipe_as_image(folder: Path) -> Command:
+    """A FIFO named as an image."""
     write_drive(folder, "a", frames=4)
     pipe(sorted((folder / "a_images").glob("*.jpg"))[0])
     return driving_validate(folder)

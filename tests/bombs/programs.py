@@ -11,7 +11,7 @@ DATA = {"qchunk": {"task": None, "observation": "qpos"}}
 
 
 def qchunk_inspect(path: Path) -> Command:
-    """Reads episodes, and decodes their pictures."""
+    """Reads episodes, and decodes their images."""
     return ["-m", "qchunk.inspect", str(path)]
 
 

@@ -1,4 +1,4 @@
-"""Small ALOHA-layout episodes with pictures for the tests, as ALOHA's tools write them."""
+"""Small ALOHA-layout episodes with images for the tests, as ALOHA's tools write them."""
 
 from pathlib import Path
 from typing import Any

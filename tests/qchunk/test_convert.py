@@ -115,8 +115,8 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert sorted(os.listdir(tmp_path)) == ["a.hdf5"]
 
 
-def test_a_damaged_picture_is_refused_and_leaves_nothing(tmp_path: Path):
-    content = demo(5, 0, pictures=True)
+def test_a_damaged_image_is_refused_and_leaves_nothing(tmp_path: Path):
+    content = demo(5, 0, images=True)
     source = write_robomimic(tmp_path / "image.hdf5", {"demo_0": content})
     with h5py.File(source, "r+") as h5:
         del h5["data/demo_0/obs/agentview_image"]
@@ -128,4 +128,4 @@ def test_a_damaged_picture_is_refused_and_leaves_nothing(tmp_path: Path):
     raw[at : at + 100] = bytes(100)
     source.write_bytes(raw)
     text = refused(source, tmp_path / "out")
-    assert "image.hdf5/data/demo_0/obs, rows 0 on: expected readable pictures, found" in text
+    assert "image.hdf5/data/demo_0/obs, rows 0 on: expected readable images, found" in text

@@ -68,7 +68,7 @@ def test_a_bad_dataset_is_described_and_exits_65(tmp_path: Path, capsys: pytest.
     ]
 
 
-def test_cameras_are_described_and_every_picture_is_decoded(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_cameras_are_described_and_every_image_is_decoded(tmp_path: Path, capsys: pytest.CaptureFixture):
     root = image_recordings.dataset(tmp_path, lengths=(6, 7), depth=True)
     assert inspect.main([str(root), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["cameras"]
@@ -98,7 +98,7 @@ def test_cameras_are_described_and_every_picture_is_decoded(tmp_path: Path, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jpeg", "raw", "state", "npz"])
-def test_the_picture(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
+def test_the_figure(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
     from PIL import Image
 
     path, out = tmp_path / "data", tmp_path / "overview.png"
@@ -110,15 +110,17 @@ def test_the_picture(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
         dataset(path, lengths=(5, 9, 7))
     else:
         image_recordings.dataset(path, lengths=(5, 9, 7), jpeg=kind == "jpeg", depth=kind == "raw")
-    assert inspect.main([str(path), "--picture", str(out), "--json"]) == 0
+    assert inspect.main([str(path), "--figure", str(out), "--json"]) == 0
     json.loads(capsys.readouterr().out)
     drawn = np.asarray(Image.open(out).convert("RGB"))
     assert drawn.shape[1] == 1320
     assert drawn.shape[0] > (600 if kind in ("jpeg", "raw") else 300)
     assert len(np.unique(drawn.reshape(-1, 3), axis=0)) > 50
-    with pytest.raises(SystemExit) as caught:
-        inspect.main([str(path), "--picture", "overview.jpg"])
-    assert caught.value.code == 64
+    for flag in ("--figure", "--picture"):  # as it was called before
+        with pytest.raises(SystemExit) as caught:
+            inspect.main([str(path), flag, "overview.jpg"])
+        assert caught.value.code == 64
+        assert "--figure is overview.jpg" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -238,7 +240,7 @@ def test_with_a_config_it_says_what_training_would(tmp_path: Path, capsys: pytes
     for fields, words in (
         (("--data.action-norm", "none"), "--data.action-norm min_max reaches them all"),
         (("--data.base-action",), "/base_action: expected this array, for data.base_action"),
-        (("--data.depth-cameras", "cam_high"), "/observations/images_depth/cam_high: expected pictures"),
+        (("--data.depth-cameras", "cam_high"), "/observations/images_depth/cam_high: expected images"),
         (("--data.norm-stats", str(tmp_path / "none.json")), "none.json"),
     ):
         assert inspect.main(own_data(root, *fields)) == 65

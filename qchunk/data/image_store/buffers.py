@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 
 ALIGNMENT = 4096
 """Bytes: a page. jax.device_put on a CPU takes memory aligned to 64 as it is, and copies other memory; OpenCV bypasses
-the cache (qchunk/data/image_store/frames.py, `Planes`) where a picture begins at a whole vector."""
+the cache (qchunk/data/image_store/frames.py, `Planes`) where an image begins at a whole vector."""
 SPARES = 3
 """Buffers of one shape that wait to be lent again; one is filled while two are under way to the device."""
 

@@ -1,6 +1,6 @@
-"""The pictures of a pool's episodes in memory: decoded and resized once, or as recorded and decoded when drawn.
+"""The images of a pool's episodes in memory: decoded and resized once, or as recorded and decoded when drawn.
 
-Either way a picture in a batch is the same function of the file's bytes and of data.image_size, so what is kept where
+Either way an image in a batch is the same function of the file's bytes and of data.image_size, so what is kept where
 never shows in a batch, only in memory and time.
 """
 
@@ -19,28 +19,28 @@ from chunkwise.data.images import decode_jpeg_into, resize_into
 from qchunk.config import DataConfig
 from qchunk.data.batch import Batch
 from qchunk.data.image_store.workers import Workers
-from qchunk.data.readers.aloha import AlohaSource, PictureFile
+from qchunk.data.readers.aloha import AlohaSource, ImageFile
 from qchunk.data.readers.aloha_images import COLOUR, DEPTH, JpegRows
-from qchunk.data.readers.report import PictureReport
+from qchunk.data.readers.report import ImageReport
 from qchunk.data.selection import camera_paths
 
 Storage: TypeAlias = Literal["decoded", "recorded"]
 
-LARGE_PICTURE = 2**19
-"""Bytes of a colour picture from which `Planes` are faster than a copy: of 480 x 640 1.5 times as many transitions a
+LARGE_IMAGE = 2**19
+"""Bytes of a colour image from which `Planes` are faster than a copy: of 480 x 640 1.5 times as many transitions a
 second, of 224 x 224 0.9 times (benchmarks/aloha_loader.py)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PictureForm:
-    """What the pictures in a batch are."""
+class ImageForm:
+    """What the images in a batch are."""
 
     colour: tuple[str, ...]
     """Paths of the datasets of data.cameras, in order."""
     depth: tuple[str, ...]
     """The same of data.depth_cameras."""
     image_size: tuple[int, int] | None
-    """Height and width of colour pictures; None without cameras."""
+    """Height and width of colour images; None without cameras."""
     depth_size: tuple[int, int] | None
     depth_dtype: np.dtype | None
     bgr: bool
@@ -53,7 +53,7 @@ class PictureForm:
 
     @property
     def colour_bytes(self) -> int:
-        """Of one picture."""
+        """Of one image."""
         return 0 if self.image_size is None else 3 * self.image_size[0] * self.image_size[1]
 
     @property
@@ -64,8 +64,8 @@ class PictureForm:
         return self.depth_size[0] * self.depth_size[1] * self.depth_dtype.itemsize
 
 
-def picture_form(data: DataConfig, pictures: Mapping[str, PictureReport]) -> PictureForm:
-    """Form of a run's pictures, given those of any one of its episodes, which indexing found to be alike."""
+def image_form(data: DataConfig, images: Mapping[str, ImageReport]) -> ImageForm:
+    """Form of a run's images, given those of any one of its episodes, which indexing found to be alike."""
     paths = camera_paths(data)
     colour = tuple(name for name in paths if name.startswith(f"{COLOUR}/"))
     depth = tuple(name for name in paths if name.startswith(f"{DEPTH}/"))
@@ -73,21 +73,21 @@ def picture_form(data: DataConfig, pictures: Mapping[str, PictureReport]) -> Pic
     def size(names: tuple[str, ...]) -> tuple[int, int] | None:
         if not names:
             return None
-        return data.image_size or (pictures[names[0]].height, pictures[names[0]].width)
+        return data.image_size or (images[names[0]].height, images[names[0]].width)
 
-    return PictureForm(
+    return ImageForm(
         colour=colour,
         depth=depth,
         image_size=size(colour),
         depth_size=size(depth),
-        depth_dtype=np.dtype(pictures[depth[0]].dtype) if depth else None,
+        depth_dtype=np.dtype(images[depth[0]].dtype) if depth else None,
         bgr=data.jpeg_channels == "bgr",
     )
 
 
 @runtime_checkable
 class Frames(Protocol):
-    """Pictures of one camera of one episode."""
+    """Images of one camera of one episode."""
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +95,7 @@ class Frames(Protocol):
         ...
 
     def write(self, frame: int, out: np.ndarray) -> None:
-        """Writes one picture, at the size of `out`."""
+        """Writes one image, at the size of `out`."""
         ...
 
     def decodes(self, frame: int) -> bool:
@@ -105,7 +105,7 @@ class Frames(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planes:
-    """Large colour pictures at their size in a batch, red, green and blue each on its own.
+    """Large colour images at their size in a batch, red, green and blue each on its own.
 
     OpenCV weaves three planes together with stores that bypass the cache, into which a batch of these does not fit
     anyway. The C library's copy goes through it.
@@ -117,13 +117,13 @@ class Planes:
     def nbytes(self) -> int:
         return self.planes.nbytes
 
-    def put(self, frame: int, picture: UInt8[np.ndarray, "h2 w2 3"]) -> None:
-        """Keeps a picture, resized where it must be."""
+    def put(self, frame: int, image: UInt8[np.ndarray, "h2 w2 3"]) -> None:
+        """Keeps an image, resized where it must be."""
         plane = self.planes[frame]
-        if picture.shape[:2] == plane.shape[1:]:
-            cv2.split(picture, list(plane))
+        if image.shape[:2] == plane.shape[1:]:
+            cv2.split(image, list(plane))
         else:
-            resize_into(picture, plane.transpose(1, 2, 0))
+            resize_into(image, plane.transpose(1, 2, 0))
 
     def write(self, frame: int, out: np.ndarray) -> None:
         plane = self.planes[frame]
@@ -136,7 +136,7 @@ class Planes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Pictures [T, h, w, 3] or depth maps [T, h, w], at their size in a batch or larger or smaller."""
+    """Images [T, h, w, 3] or depth maps [T, h, w], at their size in a batch or larger or smaller."""
 
     pixels: Shaped[np.ndarray, "T h w *c"]
 
@@ -144,9 +144,9 @@ class Pixels:
     def nbytes(self) -> int:
         return self.pixels.nbytes
 
-    def put(self, frame: int, picture: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
-        """Keeps a picture or a depth map, resized where it must be."""
-        _fit(picture, self.pixels[frame])
+    def put(self, frame: int, image: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
+        """Keeps an image or a depth map, resized where it must be."""
+        _fit(image, self.pixels[frame])
 
     def write(self, frame: int, out: np.ndarray) -> None:
         _fit(self.pixels[frame], out)
@@ -157,11 +157,11 @@ class Pixels:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jpegs:
-    """Pictures as JPEG."""
+    """Images as JPEG."""
 
     rows: JpegRows
     last: UInt8[np.ndarray, "h w 3"]
-    """The last picture, decoded: it is the next observation of every start in an episode's last chunk."""
+    """The last image, decoded: it is the next observation of every start in an episode's last chunk."""
     source: str
     bgr: bool
 
@@ -179,19 +179,19 @@ class Jpegs:
         return frame != len(self.rows) - 1
 
 
-def _fit(picture: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
+def _fit(image: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
     """Copies or resizes; depth maps by the nearest pixel, since a mean of two depths is a place where nothing is."""
-    if picture.shape == out.shape:
-        np.copyto(out, picture)
-    elif picture.ndim == 3:
-        resize_into(picture, out)
+    if image.shape == out.shape:
+        np.copyto(out, image)
+    elif image.ndim == 3:
+        resize_into(image, out)
     else:
-        rows, columns = (((2 * np.arange(n) + 1) * m) // (2 * n) for n, m in zip(out.shape, picture.shape, strict=True))
-        np.copyto(out, picture[rows[:, None], columns[None, :]])
+        rows, columns = (((2 * np.arange(n) + 1) * m) // (2 * n) for n, m in zip(out.shape, image.shape, strict=True))
+        np.copyto(out, image[rows[:, None], columns[None, :]])
 
 
 class EpisodeFrames:
-    """All pictures of one episode that a batch can ask for."""
+    """All images of one episode that a batch can ask for."""
 
     def __init__(self, colour: Sequence[Frames], depth: Sequence[Frames]) -> None:
         self.colour, self.depth = tuple(colour), tuple(depth)
@@ -203,26 +203,26 @@ class EpisodeFrames:
 
 
 class FrameStore:
-    """Loads the pictures of episodes, and gives out again what is still in use in another pool."""
+    """Loads the images of episodes, and gives out again what is still in use in another pool."""
 
     def __init__(
         self,
         source: AlohaSource,
-        form: PictureForm,
+        form: ImageForm,
         storage: Storage,
         workers: Workers,
         *,
         spare: int,
         notes: tuple[str, ...],
     ) -> None:
-        """Loads nothing yet. `spare` is how many decoded pictures may be kept; `notes` say how that was chosen."""
+        """Loads nothing yet. `spare` is how many decoded images may be kept; `notes` say how that was chosen."""
         self.form, self.workers, self.spare, self.notes = form, workers, spare, notes
         self.storage: Storage = storage
         self._source = source
         self._loaded: weakref.WeakValueDictionary[int, EpisodeFrames] = weakref.WeakValueDictionary()
 
     def load(self, index: int, cancelled: threading.Event | None = None) -> EpisodeFrames:
-        """The pictures of one episode of the source.
+        """The images of one episode of the source.
 
         Raises:
           OSError: The file could not be read; worth another try.
@@ -231,7 +231,7 @@ class FrameStore:
         """
         frames = self._loaded.get(index)
         if frames is None:
-            with self._source.pictures(index) as file:
+            with self._source.images(index) as file:
                 name = self._source.ids[index]
                 episode = _Loading(file, name, self.form, self.storage, self.workers, cancelled)
                 frames = EpisodeFrames(
@@ -246,9 +246,9 @@ class FrameStore:
 class _Loading:
     """One episode on its way into memory."""
 
-    file: PictureFile
+    file: ImageFile
     id: str
-    form: PictureForm
+    form: ImageForm
     storage: Storage
     workers: Workers
     cancelled: threading.Event | None
@@ -268,9 +268,9 @@ class _Loading:
 
         def decode(frame: int) -> None:
             self._go_on()
-            picture = np.empty(size, np.uint8)
-            decode_jpeg_into(rows[frame], picture, source=f"{source}, row {frame}", bgr=self.form.bgr)
-            kept.put(frame, picture)
+            image = np.empty(size, np.uint8)
+            decode_jpeg_into(rows[frame], image, source=f"{source}, row {frame}", bgr=self.form.bgr)
+            kept.put(frame, image)
 
         self.workers.run(decode, len(rows))
         return kept
@@ -282,7 +282,7 @@ class _Loading:
         return kept
 
     def _raw_colour(self, name: str, size: tuple[int, int, int]) -> Frames:
-        """Raw pictures at their size in a batch; where they are to be kept as recorded, at their own."""
+        """Raw images at their size in a batch; where they are to be kept as recorded, at their own."""
         own = (*self.file.size(name), 3)
         if self.storage == "recorded" and own != size:
             kept = Pixels(pixels=np.empty((self.file.length, *own), np.uint8))
@@ -292,13 +292,13 @@ class _Loading:
         return kept
 
     def _room(self, size: tuple[int, int, int]) -> Planes | Pixels:
-        """For a camera's pictures at their size in a batch."""
-        if self.form.colour_bytes < LARGE_PICTURE:
+        """For a camera's images at their size in a batch."""
+        if self.form.colour_bytes < LARGE_IMAGE:
             return Pixels(pixels=np.empty((self.file.length, *size), np.uint8))
         return Planes(planes=np.empty((self.file.length, 3, *size[:2]), np.uint8))
 
     def _each(self, name: str, keep: Callable[[int, np.ndarray], None]) -> None:
-        """Calls `keep(frame, picture)` for each picture that the file holds raw, by all workers."""
+        """Calls `keep(frame, image)` for each image that the file holds raw, by all workers."""
         for first, block in self.file.blocks(name):
             self._go_on()
 
@@ -309,22 +309,22 @@ class _Loading:
 
     def _go_on(self) -> None:
         if self.cancelled is not None and self.cancelled.is_set():
-            raise CancelledError(f"loading the pictures of {self.id} was stopped")
+            raise CancelledError(f"loading the images of {self.id} was stopped")
 
 
 Work = tuple[Frames, int, np.ndarray, int]
-"""A picture to be drawn: from where, which frame of it, where to, and the step that draws it again, 0 for none."""
+"""An image to be drawn: from where, which frame of it, where to, and the step that draws it again, 0 for none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PictureArrays:
-    """Arrays for the pictures of one batch, of the observations and of the next ones; empty where there are none."""
+class ImageArrays:
+    """Arrays for the images of one batch, of the observations and of the next ones; empty where there are none."""
 
     colour: tuple[UInt8[np.ndarray, "b k h w 3"], ...]
     depth: tuple[Shaped[np.ndarray, "b _ _ _"], ...]
 
     @classmethod
-    def make(cls, form: PictureForm, rows: int, new: Callable[[tuple[int, ...], Any], np.ndarray]) -> "PictureArrays":
+    def make(cls, form: ImageForm, rows: int, new: Callable[[tuple[int, ...], Any], np.ndarray]) -> "ImageArrays":
         """Arrays with undefined content, from `new(shape, dtype)`."""
         colour, depth = (), ()
         if form.image_size is not None:
@@ -333,9 +333,9 @@ class PictureArrays:
             depth = tuple(new((rows, len(form.depth), *form.depth_size), form.depth_dtype) for _ in range(2))
         return cls(colour=colour, depth=depth)
 
-    def rows(self, first: int, end: int) -> "PictureArrays":
+    def rows(self, first: int, end: int) -> "ImageArrays":
         """Views of a stretch of the batch's rows."""
-        return PictureArrays(
+        return ImageArrays(
             colour=tuple(x[first:end] for x in self.colour), depth=tuple(x[first:end] for x in self.depth)
         )
 
@@ -358,7 +358,7 @@ class PictureArrays:
         return found
 
     def put_into(self, batch: Batch) -> None:
-        """Makes these arrays the batch's pictures."""
+        """Makes these arrays the batch's images."""
         for i, name in enumerate(("observations", "next_observations")):
             batch[name]["images"] = self.colour[i] if self.colour else None
             batch[name]["depth_images"] = self.depth[i] if self.depth else None

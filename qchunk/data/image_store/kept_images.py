@@ -1,7 +1,7 @@
-"""Pictures that are drawn again within a few steps: decoded once, and kept until then.
+"""Images that are drawn again within a few steps: decoded once, and kept until then.
 
 Where frames stay JPEGs decoding is what a batch costs. The draws of a block of steps are known when it begins, and with
-them which of its pictures come again, and when; those that come soon enough for the memory there is are kept.
+them which of its images come again, and when; those that come soon enough for the memory there is are kept.
 """
 
 import dataclasses
@@ -16,23 +16,23 @@ from qchunk.data.image_store.frames import Frames, Work
 from qchunk.data.image_store.workers import Workers
 
 
-def steps_until_again(pictures: Int64[np.ndarray, "steps n"]) -> Int64[np.ndarray, "steps n"]:
-    """For each draw of a block, how many steps later its picture is drawn again in the block; 0 where it is not.
+def steps_until_again(drawn: Int64[np.ndarray, "steps n"]) -> Int64[np.ndarray, "steps n"]:
+    """For each draw of a block, how many steps later its image is drawn again in the block; 0 where it is not.
 
     Args:
-      pictures: Numbers of the pictures that each step draws.
+      drawn: Numbers of the images that each step draws.
     """
-    flat = pictures.ravel()
-    order = np.argsort(flat, kind="stable")  # of one picture in the order of its steps
-    step = order // pictures.shape[1]
+    flat = drawn.ravel()
+    order = np.argsort(flat, kind="stable")  # of one image in the order of its steps
+    step = order // drawn.shape[1]
     wait = np.zeros_like(flat)
     wait[order[:-1]] = np.where(flat[order[1:]] == flat[order[:-1]], step[1:] - step[:-1], 0)
-    return wait.reshape(pictures.shape)
+    return wait.reshape(drawn.shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Held:
-    """A picture that waits."""
+    """An image that waits."""
 
     frames: Frames
     """Kept alive by this, so that its id stays its own."""
@@ -41,37 +41,37 @@ class _Held:
     """Step that draws it."""
 
 
-class KeptPictures:
-    """Memory for decoded pictures, from the step that decodes one to the step that draws it again.
+class KeptImages:
+    """Memory for decoded images, from the step that decodes one to the step that draws it again.
 
-    Steps that threads build out of order may miss a picture; they decode it then, so batches never depend on this.
+    Steps that threads build out of order may miss an image; they decode it then, so batches never depend on this.
     """
 
     def __init__(self, count: int, image_size: tuple[int, int]) -> None:
-        """Room for `count` pictures."""
-        self._pictures: UInt8[np.ndarray, "n h w 3"] = np.empty((count, *image_size, 3), np.uint8)
+        """Room for `count` images."""
+        self._images: UInt8[np.ndarray, "n h w 3"] = np.empty((count, *image_size, 3), np.uint8)
         self._free = list(range(count))
         self._held: dict[tuple[int, int], _Held] = {}
         self._lock = threading.Lock()
         self.decoded, self.reused = 0, 0
-        """Pictures that `write` decoded, and that it found here."""
+        """Images that `write` decoded, and that it found here."""
 
     def window(self, starts: int, draws: int, cameras: int) -> int:
-        """Steps within which a picture must come again to be kept, so that about as many are kept as there is room for.
+        """Steps within which an image must come again to be kept, so that about as many are kept as there is room for.
 
         Each of d draws is uniform over n starts; one that comes again x draws later has the density 1 / n there (for x
-        below n) and is kept for x draws: those up to w draws hold w^2 / 2 n pictures at a time.
+        below n) and is kept for x draws: those up to w draws hold w^2 / 2 n images at a time.
 
         Args:
           starts: Of the pools that are drawn from, n.
           draws: Of a step, d.
-          cameras: Pictures of a draw.
+          cameras: Images of a draw.
         """
-        room = len(self._pictures) / cameras
+        room = len(self._images) / cameras
         return int(math.sqrt(2 * starts * room) / draws)
 
     def write(self, frames: Frames, frame: int, out: Shaped[np.ndarray, "h w *c"], due: int) -> None:
-        """Writes a picture, kept or decoded, and keeps it until step `due`, where that is not 0 and there is room."""
+        """Writes an image, kept or decoded, and keeps it until step `due`, where that is not 0 and there is room."""
         if not frames.decodes(frame):
             frames.write(frame, out)
             return
@@ -82,10 +82,10 @@ class KeptPictures:
             frames.write(frame, out)
             slot = self._take_slot() if due else None
             if slot is not None:
-                np.copyto(self._pictures[slot], out)
+                np.copyto(self._images[slot], out)
         else:
             slot = held.slot
-            np.copyto(out, self._pictures[slot])
+            np.copyto(out, self._images[slot])
         with self._lock:
             self.decoded, self.reused = self.decoded + (held is None), self.reused + (held is not None)
             if slot is None:
@@ -96,7 +96,7 @@ class KeptPictures:
                 self._free.append(slot)
 
     def forget(self, before: int) -> None:
-        """Frees pictures that steps before `before` should have drawn and did not, since they were built too early."""
+        """Frees images that steps before `before` should have drawn and did not, since they were built too early."""
         with self._lock:
             for key in [key for key, held in self._held.items() if held.due < before]:
                 self._free.append(self._held.pop(key).slot)
@@ -106,8 +106,8 @@ class KeptPictures:
             return self._free.pop() if self._free else None
 
 
-def draw(work: Sequence[Work], workers: Workers, kept: KeptPictures | None = None) -> None:
-    """Decodes or copies every picture of `work`."""
+def draw(work: Sequence[Work], workers: Workers, kept: KeptImages | None = None) -> None:
+    """Decodes or copies every image of `work`."""
 
     def write(i: int) -> None:
         frames, frame, place, due = work[i]

@@ -1,4 +1,4 @@
-"""Threads for work that releases Python's lock: decoding, resizing, copying pictures."""
+"""Threads for work that releases Python's lock: decoding, resizing, copying images."""
 
 import itertools
 import os
@@ -41,7 +41,7 @@ class Workers:
         """
         self.threads = threads or cores()
         others = self.threads - 1
-        self._others = ThreadPoolExecutor(others, thread_name_prefix="pictures") if others else None
+        self._others = ThreadPoolExecutor(others, thread_name_prefix="images") if others else None
 
     def run(self, work: Callable[[int], None], count: int) -> None:
         """Calls work(0) to work(count - 1), each once, in any order.

@@ -21,7 +21,7 @@ from qchunk.data.readers.aloha_images import (
     JpegRows,
     blocks,
     common_size,
-    examine_pictures,
+    examine_images,
     is_jpeg,
     read_jpegs,
     require_depth,
@@ -37,7 +37,7 @@ from qchunk.data.readers.hdf5 import (
 )
 from qchunk.data.readers.report import (
     EpisodeReport,
-    PictureReport,
+    ImageReport,
     beyond_float32_as_inf,
     check_finite,
     check_lengths,
@@ -56,7 +56,7 @@ DATASETS = {
     "sim_qpos": "/sim/qpos",
     "button_states": "/sim/button_states",
 }
-"""What is read, by short name; pictures are in aloha_images.py. Everything else in a file is left alone."""
+"""What is read, by short name; images are in aloha_images.py. Everything else in a file is left alone."""
 _SCORE = re.compile(r"score_(\d+)")
 _PER_FRAME = ("reward", "terminated")  # one number a frame
 
@@ -76,7 +76,7 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
     Args:
       root: The dataset's folder.
       path: The file, below it.
-      workers: Decode its pictures; None leaves pictures alone.
+      workers: Decode its images; None leaves images alone.
       digest: The file's `content_hash`.
     """
     name = path.relative_to(root).as_posix()
@@ -88,7 +88,7 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
             arrays, problems = _read_all(h5, name)
             env, success = read_attribute(h5, "env"), read_attribute(h5, "success")
             length = len(arrays["qpos"]) if "qpos" in arrays else 0
-            pictures = None if workers is None else examine_pictures(h5, name, length, workers)
+            images = None if workers is None else examine_images(h5, name, length, workers)
     except (*UNREADABLE, Refused, DataError) as error:
         bad = Problem(file=name, expected="a whole HDF5 file", found=one_line(error))
         return EpisodeReport(**file, content_hash="", problems=(bad,))
@@ -114,8 +114,8 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         action_low=tuple(action.min(0).tolist()) if len(action) else (),
         action_high=tuple(action.max(0).tolist()) if len(action) else (),
         problems=tuple(problems),
-        pictures=None if pictures is None else pictures[0],
-        picture_problems=() if pictures is None else tuple(pictures[1]),
+        images=None if images is None else images[0],
+        image_problems=() if images is None else tuple(images[1]),
     )
 
 
@@ -228,9 +228,9 @@ class AlohaSource:
         return self._dims
 
     @property
-    def pictures_of(self) -> Sequence[Mapping[str, PictureReport]]:
-        """Cameras of each episode by the paths of their datasets, where pictures were indexed."""
-        return [r.pictures or {} for r in self._reports]
+    def images_of(self) -> Sequence[Mapping[str, ImageReport]]:
+        """Cameras of each episode by the paths of their datasets, where images were indexed."""
+        return [r.images or {} for r in self._reports]
 
     def __len__(self) -> int:
         return len(self._reports)
@@ -267,8 +267,8 @@ class AlohaSource:
         )
 
     @contextlib.contextmanager
-    def pictures(self, index: int) -> Iterator["PictureFile"]:
-        """The pictures of one episode, while its file is open.
+    def images(self, index: int) -> Iterator["ImageFile"]:
+        """The images of one episode, while its file is open.
 
         Raises:
           OSError: The file could not be read; worth another try.
@@ -278,7 +278,7 @@ class AlohaSource:
         path = self._root / report.path
         with self._unchanged(report), open_h5(path) as h5:
             try:
-                yield PictureFile(h5, report)
+                yield ImageFile(h5, report)
             except Refused as refused:
                 raise DataError(f"{path}: changed since it was indexed: {refused}") from refused
 
@@ -306,18 +306,18 @@ class AlohaSource:
         return labelled_outcome(reward, terminated, length, positive, self._success_reward)
 
 
-class PictureFile:
+class ImageFile:
     """One open episode; cameras go by the paths of their datasets. Whatever is not as indexed raises Refused."""
 
     def __init__(self, h5: h5py.File, report: EpisodeReport) -> None:
         self._h5, self._report, self.length = h5, report, report.length
 
     def size(self, name: str) -> tuple[int, int]:
-        """Height and width of a camera's pictures."""
+        """Height and width of a camera's images."""
         return self._expected(name).height, self._expected(name).width
 
     def jpegs(self, name: str) -> JpegRows | None:
-        """The JPEGs of a camera, or None if it has raw pictures."""
+        """The JPEGs of a camera, or None if it has raw images."""
         expected = self._expected(name)
         if expected.encoding == "raw":
             return None
@@ -339,8 +339,8 @@ class PictureFile:
             raise Refused(f"{expected.dtype} of {shape} in {name}", f"{dataset.dtype} of {dataset.shape}")
         return blocks(dataset)
 
-    def picture(self, name: str, frame: int) -> np.ndarray:
-        """One picture [h, w, 3], or depth map [h, w], at its recorded size."""
+    def image(self, name: str, frame: int) -> np.ndarray:
+        """One image [h, w, 3], or depth map [h, w], at its recorded size."""
         dataset, expected = self._dataset(name), self._expected(name)
         if expected.encoding == "raw":
             return np.asarray(dataset[frame])
@@ -357,6 +357,6 @@ class PictureFile:
             raise Refused(f"{self._report.length} rows in {name}", f"{len(dataset)} rows")
         return dataset
 
-    def _expected(self, name: str) -> PictureReport:
-        assert self._report.pictures is not None
-        return self._report.pictures[name]
+    def _expected(self, name: str) -> ImageReport:
+        assert self._report.images is not None
+        return self._report.images[name]

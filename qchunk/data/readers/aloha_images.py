@@ -1,4 +1,4 @@
-"""Pictures in ALOHA-layout HDF5: /observations/images/<camera> and /observations/images_depth/<camera>.
+"""Images in ALOHA-layout HDF5: /observations/images/<camera> and /observations/images_depth/<camera>.
 
 Colour is raw, uint8 [T, h, w, 3], or JPEG: one row of bytes a frame, padded with zeros to the longest, as uint8 [T, n]
 or as byte strings of n bytes. ALOHA's tools write the real lengths to /compress_len, one row a camera in the order in
@@ -29,7 +29,7 @@ from qchunk.data.readers.hdf5 import (
     require_readable,
     resolve,
 )
-from qchunk.data.readers.report import PictureReport
+from qchunk.data.readers.report import ImageReport
 
 COLOUR = "/observations/images"
 DEPTH = "/observations/images_depth"
@@ -94,7 +94,7 @@ def require_depth(dataset: h5py.Dataset) -> None:
 
 
 def _require_pixels(shape: tuple[int, ...]) -> None:
-    """Of one picture or depth map, [T, h, w, ...]."""
+    """Of one image or depth map, [T, h, w, ...]."""
     try:
         require_pixels(shape[1], shape[2], "")
     except DataError as error:
@@ -169,10 +169,10 @@ def blocks(dataset: h5py.Dataset) -> Iterator[tuple[int, Shaped[np.ndarray, "fra
             raise
 
 
-def examine_pictures(
+def examine_images(
     h5: h5py.File, file: str, length: int, workers: Workers
-) -> tuple[dict[str, PictureReport], list[Problem]]:
-    """Reads and decodes every picture of every camera.
+) -> tuple[dict[str, ImageReport], list[Problem]]:
+    """Reads and decodes every image of every camera.
 
     Args:
       h5: Open.
@@ -181,9 +181,9 @@ def examine_pictures(
       workers: Decode.
 
     Returns:
-      A report for each camera whose pictures are all good, by the path of its dataset, and what is wrong with others.
+      A report for each camera whose images are all good, by the path of its dataset, and what is wrong with others.
     """
-    reports: dict[str, PictureReport] = {}
+    reports: dict[str, ImageReport] = {}
     problems: list[Problem] = []
     for group in (COLOUR, DEPTH, ALSO_DEPTH):
         try:
@@ -205,7 +205,7 @@ def examine_pictures(
     return reports, problems
 
 
-def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> PictureReport:
+def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> ImageReport:
     dataset = resolve(h5, name)
     if dataset is None:  # a group lists names that no path can say: "", ".", "a/b"
         raise Refused("a dataset of this name", "none")
@@ -224,7 +224,7 @@ def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> Picture
             row = first + int(np.flatnonzero(~np.isfinite(block).all((1, 2)))[0])
             raise Refused("finite numbers", "NaN or Inf", row=row)
     height, width = dataset.shape[1:3]
-    return PictureReport(
+    return ImageReport(
         encoding="raw",
         height=height,
         width=width,
@@ -234,7 +234,7 @@ def _examine(h5: h5py.File, name: str, length: int, workers: Workers) -> Picture
     )
 
 
-def _examine_jpegs(rows: JpegRows, workers: Workers) -> PictureReport:
+def _examine_jpegs(rows: JpegRows, workers: Workers) -> ImageReport:
     height, width = common_size(rows)
     bad: dict[int, str] = {}
     clock = budget.Clock("")
@@ -250,7 +250,7 @@ def _examine_jpegs(rows: JpegRows, workers: Workers) -> PictureReport:
     if bad:
         row = min(bad)
         raise Refused("a whole JPEG", f"{bad[row].partition('found ')[2]} ({len(bad)} such row(s))", row=row)
-    return PictureReport(
+    return ImageReport(
         encoding="jpeg",
         height=height,
         width=width,

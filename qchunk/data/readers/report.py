@@ -18,8 +18,8 @@ def beyond_float32_as_inf(x: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PictureReport:
-    """Pictures or depth maps of one camera of an episode."""
+class ImageReport:
+    """Images or depth maps of one camera of an episode."""
 
     encoding: Literal["jpeg", "raw"]
     height: int
@@ -27,7 +27,7 @@ class PictureReport:
     dtype: str
     """Of a pixel's channel: uint8; uint16 or float32 for depth."""
     stored: int
-    """Bytes of the pictures as recorded, padding left out."""
+    """Bytes of the images as recorded, padding left out."""
     digest: str
     """SHA-256 of these bytes."""
     stored_at: str = ""
@@ -88,22 +88,26 @@ class EpisodeReport:
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     problems: tuple[Problem, ...] = ()
-    """Of everything but pictures."""
-    pictures: dict[str, PictureReport] | None = None
-    """Every camera by the path of its dataset; None where no pictures were looked at, which takes a while."""
-    picture_problems: tuple[Problem, ...] = ()
+    """Of everything but images."""
+    images: dict[str, ImageReport] | None = None
+    """Every camera by the path of its dataset; None where no images were looked at, which takes a while."""
+    image_problems: tuple[Problem, ...] = ()
 
     def row(self) -> tuple[object, ...]:
         """What the dataset's fingerprint covers."""
         return (self.id, self.path, self.size, self.length, self.dims, self.content_hash)
 
 
+_RENAMED = {"pictures": "images", "picture_problems": "image_problems"}
+"""Fields by the names that earlier versions wrote into an index."""
+
+
 def from_json(tree: Mapping[str, object]) -> EpisodeReport:
     """Inverse of `dataclasses.asdict` after a round trip through JSON."""
-    fields = dict(tree)
-    problems, of_pictures, pictures = (fields.pop(name) for name in ("problems", "picture_problems", "pictures"))
+    fields = {_RENAMED.get(name, name): value for name, value in tree.items()}
+    problems, of_images, images = (fields.pop(name) for name in ("problems", "image_problems", "images"))
     assert isinstance(problems, list)
-    assert isinstance(of_pictures, list)
+    assert isinstance(of_images, list)
     for name in ("action_low", "action_high"):
         values = fields[name]
         assert isinstance(values, list)
@@ -113,13 +117,13 @@ def from_json(tree: Mapping[str, object]) -> EpisodeReport:
         assert isinstance(rewards, dict)
         rewards["values"] = tuple(rewards["values"])
         fields["rewards"] = RewardReport(**rewards)
-    if pictures is not None:
-        assert isinstance(pictures, dict)
-        fields["pictures"] = {name: PictureReport(**one) for name, one in pictures.items()}
+    if images is not None:
+        assert isinstance(images, dict)
+        fields["images"] = {name: ImageReport(**one) for name, one in images.items()}
     return EpisodeReport(
         **fields,  # pyright: ignore[reportArgumentType]
         problems=tuple(Problem(**p) for p in problems),
-        picture_problems=tuple(Problem(**p) for p in of_pictures),
+        image_problems=tuple(Problem(**p) for p in of_images),
     )
 
 

@@ -21,7 +21,7 @@ def settings(**changes: Any) -> ConvertSettings:
     return ConvertSettings(**changes)
 
 
-def demo(length: int, seed: int, *, solved: bool = True, pictures: bool = False) -> dict[str, np.ndarray]:
+def demo(length: int, seed: int, *, solved: bool = True, images: bool = False) -> dict[str, np.ndarray]:
     """One robomimic episode by dataset name; `dones` as done_mode 2 writes it."""
     rng = np.random.default_rng(seed)
     found: dict[str, np.ndarray] = {f"obs/{key}": rng.normal(size=(length, width)) for key, width in KEYS.items()}
@@ -31,7 +31,7 @@ def demo(length: int, seed: int, *, solved: bool = True, pictures: bool = False)
     found["states"] = rng.normal(size=(length, 30))
     found["rewards"], found["dones"] = np.zeros(length), np.zeros(length, np.int64)
     found["rewards"][-1], found["dones"][-1] = float(solved), 1
-    if pictures:
+    if images:
         y, x = np.mgrid[:16, :24]
         plane = np.stack([8 * y, 8 * x, 4 * (x + y)], -1)
         found["obs/agentview_image"] = np.stack([plane + t for t in range(length)]).astype(np.uint8)

@@ -17,7 +17,7 @@ from tests.qchunk.converters.sources import (
 
 
 @pytest.mark.parametrize("version", ["v21", "v30"])
-def test_arrays_pictures_and_labels(tmp_path: Path, version: str):
+def test_arrays_images_and_labels(tmp_path: Path, version: str):
     episodes = lerobot_files.record()
     write = {"v21": lerobot_files.write_v21, "v30": lerobot_files.write_v30}[version]
     convert(write(tmp_path / "set", episodes, storage="image"), tmp_path / "out", settings=settings(images="raw"))

@@ -90,8 +90,8 @@ def test_keys_filter_and_final_done_are_the_users(tmp_path: Path):
     assert "robot0_eef_pos" in about["about_the_source"]["observations_left_out"]
 
 
-def test_pictures_as_jpeg_rows(tmp_path: Path):
-    source = write_robomimic(tmp_path / "image.hdf5", {"demo_0": demo(5, 0, pictures=True)})
+def test_images_as_jpeg_rows(tmp_path: Path):
+    source = write_robomimic(tmp_path / "image.hdf5", {"demo_0": demo(5, 0, images=True)})
     convert(source, tmp_path / "out", settings=settings(cameras={"agentview_image": "cam_high"}))
     path = tmp_path / "out/episode_00000.hdf5"
     found, attributes = arrays_of(path), attributes_of(path)
@@ -100,13 +100,13 @@ def test_pictures_as_jpeg_rows(tmp_path: Path):
     assert (bool(attributes["compress"]), lengths.shape, rows.shape) == (True, (1, 5), (5, lengths.max()))
     for frame in range(5):
         assert not rows[frame, lengths[0, frame] :].any()
-        picture = decode(rows[frame, : lengths[0, frame]].tobytes(), source="").astype(int)
-        original = demo(5, 0, pictures=True)["obs/agentview_image"][frame]
-        assert np.abs(picture - original).max() <= 8
+        image = decode(rows[frame, : lengths[0, frame]].tobytes(), source="").astype(int)
+        original = demo(5, 0, images=True)["obs/agentview_image"][frame]
+        assert np.abs(image - original).max() <= 8
 
 
-def test_pictures_raw_and_none(tmp_path: Path):
-    content = demo(5, 0, pictures=True)
+def test_images_raw_and_none(tmp_path: Path):
+    content = demo(5, 0, images=True)
     source = write_robomimic(tmp_path / "image.hdf5", {"demo_0": content})
     convert(source, tmp_path / "raw", settings=settings(images="raw"))
     found = arrays_of(tmp_path / "raw/episode_00000.hdf5")
@@ -118,8 +118,8 @@ def test_pictures_raw_and_none(tmp_path: Path):
 
 
 @pytest.mark.parametrize("images", ["jpeg", "raw"])
-def test_pictures_come_back_in_the_pools_batches(tmp_path: Path, images: Any):
-    content = demo(5, 0, pictures=True)
+def test_images_come_back_in_the_pools_batches(tmp_path: Path, images: Any):
+    content = demo(5, 0, images=True)
     source = write_robomimic(tmp_path / "image.hdf5", {"demo_0": content})
     cameras = {"agentview_image": "cam_high", "robot0_eye_in_hand_image": "cam_wrist"}
     convert(source, tmp_path / "out", settings=settings(cameras=cameras, images=images))
@@ -142,7 +142,7 @@ def test_shaped_rewards_give_no_labels(tmp_path: Path):
 
 
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path):
-    source = write_robomimic(tmp_path / "image.hdf5", {"demo_0": demo(5, 0, pictures=True)})
+    source = write_robomimic(tmp_path / "image.hdf5", {"demo_0": demo(5, 0, images=True)})
     for name in ("one", "two"):
         convert(source, tmp_path / name)
     for path in (tmp_path / "one").iterdir():

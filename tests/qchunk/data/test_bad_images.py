@@ -1,5 +1,7 @@
-"""Every way in which pictures on disk can be wrong, each found when the dataset is indexed."""
+"""Every way in which images on disk can be wrong, each found when the dataset is indexed."""
 
+import dataclasses
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,12 +13,13 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from chunkwise.data.problems import SHOWN
+from chunkwise.data.problems import SHOWN, Problem
 from chunkwise.errors import DataError
 from qchunk.config import DataConfig
 from qchunk.data import index
 from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers import aloha, aloha_images
+from qchunk.data.readers.report import from_json
 from qchunk.data.selection import select
 from tests.qchunk.image_recordings import CAMERAS, dataset, scene, write_episode
 
@@ -188,7 +191,7 @@ BAD: dict[Callable[[h5py.File], None], str] = {
     external: ": expected data stored in this file, found external storage",
     linked: ": expected data stored in this file, found ExternalLink at 'cam_high'",
     virtual: ": expected data stored in this file, found a virtual dataset",
-    no_camera: ": expected pictures, for data.cameras, found cameras /observations/images/cam_left_wrist, ",
+    no_camera: ": expected images, for data.cameras, found cameras /observations/images/cam_left_wrist, ",
 }
 
 
@@ -227,7 +230,7 @@ def test_a_run_without_these_cameras_does_not_look(tmp_path: Path):
     assert len(index.open_source(DataConfig(path=str(tmp_path), cameras=CAMERAS[1:]))[0]) == 2
 
 
-def test_pictures_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_images_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dataset(tmp_path, lengths=(6, 6))
     examined = []
     examine = aloha.examine
@@ -240,10 +243,10 @@ def test_pictures_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for cameras in ((), CAMERAS, (), CAMERAS[:1]):
         index.open_source(DataConfig(path=str(tmp_path), cameras=cameras))
     names = ("episode_0.hdf5", "episode_1.hdf5")
-    assert examined == [(name, pictures) for pictures in (False, True) for name in names]
+    assert examined == [(name, images) for images in (False, True) for name in names]
 
 
-def test_sizes_must_agree_unless_pictures_are_resized(tmp_path: Path):
+def test_sizes_must_agree_unless_images_are_resized(tmp_path: Path):
     dataset(tmp_path, lengths=(6, 6, 6))
     write_episode(tmp_path / "other.hdf5", 6, 7, size=(30, 40), success=True)
     text = report(tmp_path)
@@ -286,8 +289,8 @@ def test_a_chunk_that_fails_its_checksum_is_named_by_row(tmp_path: Path):
     assert f"bad.hdf5: {HIGH}, row 18: expected readable data, found " in report(tmp_path)
 
 
-def test_a_silent_change_of_pictures_in_a_large_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Files above 256 MiB are hashed in part; their pictures are hashed whole."""
+def test_a_silent_change_of_images_in_a_large_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files above 256 MiB are hashed in part; their images are hashed whole."""
     dataset(tmp_path, lengths=(6, 6), jpeg=False)
     monkeypatch.setattr("chunkwise.files.identity.WHOLE_BYTES", 0)
     monkeypatch.setattr("chunkwise.files.identity.EDGE_BYTES", 64)
@@ -316,16 +319,25 @@ def test_the_index_survives_its_cache(tmp_path: Path):
     data = DataConfig(path=str(dataset(tmp_path, lengths=(6, 6), depth=True)), cameras=CAMERAS)
     first = index.read_index(data)
     assert index.read_index(data) == first
-    pictures = first[0].pictures
-    assert pictures is not None
-    assert (pictures[HIGH].encoding, pictures[HIGH].height, pictures[HIGH].width) == ("jpeg", 24, 32)
-    assert (pictures[DEPTH].encoding, pictures[DEPTH].dtype, pictures[DEPTH].stored) == (
+    images = first[0].images
+    assert images is not None
+    assert (images[HIGH].encoding, images[HIGH].height, images[HIGH].width) == ("jpeg", 24, 32)
+    assert (images[DEPTH].encoding, images[DEPTH].dtype, images[DEPTH].stored) == (
         "raw",
         "uint16",
         6 * 24 * 32 * 2,
     )
     shutil.rmtree(os.environ["XDG_CACHE_HOME"])
     assert index.read_index(data) == first
+
+
+def test_an_index_of_an_earlier_version_keeps_what_it_says_of_images(tmp_path: Path):
+    data = DataConfig(path=str(dataset(tmp_path, lengths=(6, 6))), cameras=CAMERAS)
+    problem = Problem(file="episode_0.hdf5", expected="images", found="none")
+    report = dataclasses.replace(index.read_index(data)[0], image_problems=(problem,))
+    tree = json.loads(json.dumps(dataclasses.asdict(report)))
+    before = {"pictures": tree.pop("images"), "picture_problems": tree.pop("image_problems"), **tree}
+    assert from_json(before) == report
 
 
 def test_lengths_are_those_of_the_table_even_with_bytes_behind(tmp_path: Path):

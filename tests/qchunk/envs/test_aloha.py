@@ -181,7 +181,7 @@ def test_what_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_jpeg_rows_are_read_back(tmp_path: Path) -> None:
-    """As ALOHA's own readers do: a row cut at compress_len decodes to the picture."""
+    """As ALOHA's own readers do: a row cut at compress_len decodes to the image."""
     rng = np.random.default_rng(0)
     ramp = np.broadcast_to(np.linspace(0, 255, 48, dtype=np.uint8)[None, :, None], (32, 48, 3))
     images = {

@@ -22,7 +22,7 @@ SIZE = (12, 16)
 TINY = EncoderConfig(widths=(4,), blocks=1, feature_size=5, augment=AugmentConfig(shift=2, contrast=0.2))
 
 
-def pictures_of(b: int, seed: int = 0, size: tuple[int, int] = SIZE) -> np.ndarray:
+def images_of(b: int, seed: int = 0, size: tuple[int, int] = SIZE) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (b, len(CAMERAS), *size, 3), np.uint8)
 
 
@@ -40,15 +40,15 @@ def agent_of(encoder: EncoderConfig = TINY, seed: int = 0, **settings: Any) -> Q
 
 
 def seen_batch() -> dict[str, Any]:
-    """The rows of the agent's tests, with pictures."""
+    """The rows of the agent's tests, with images."""
     batch = batch_of()
     for i, moment in enumerate(("observations", "next_observations")):
-        batch[moment] |= {"images": jnp.asarray(pictures_of(len(batch["actions"]), seed=i))}
+        batch[moment] |= {"images": jnp.asarray(images_of(len(batch["actions"]), seed=i))}
     return batch
 
 
 def numpy_conv(x: np.ndarray, weights: Any) -> np.ndarray:
-    """3 x 3, stride 1, zeros around the picture."""
+    """3 x 3, stride 1, zeros around the image."""
     kernel, bias = np.asarray(weights["kernel"], np.float64), np.asarray(weights["bias"], np.float64)
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     h, w = x.shape[1:3]
@@ -86,7 +86,7 @@ def numpy_encoder(weights: Any, images: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("shared", [False, True])
 def test_impala_is_numpys_camera_by_camera(shared):
     encoder = vision.ImageEncoder(dataclasses.replace(TINY, share_cameras=shared), CAMERAS)
-    images = pictures_of(3)
+    images = images_of(3)
     weights = quick(encoder.init)(KEY, images)["params"]
     weights = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(KEY, x.shape), weights)
     names = ["cameras", "cameras"] if shared else ["camera_top", "camera_wrist"]
@@ -106,7 +106,7 @@ def test_resnet_has_the_published_layers(blocks, convolutions):
     kernels = {name: leaf["kernel"].shape for name, leaf in weights.items() if "kernel" in leaf}
     assert len(kernels) == convolutions + 3
     assert sum("skip" in name for name in kernels) == 3
-    # 11.2 million weights of ResNet-18 without its classifier (He et al. 2015), and its map is 1/32 of the picture.
+    # 11.2 million weights of ResNet-18 without its classifier (He et al. 2015), and its map is 1/32 of the image.
     if blocks == 2:
         assert abs(sum(x.size for x in jax.tree.leaves(weights)) - 11.18e6) < 0.02e6
     shape = jax.eval_shape(vision.ResNetTrunk(config).apply, {"params": weights}, images)
@@ -117,7 +117,7 @@ def test_resnet_has_the_published_layers(blocks, convolutions):
 def test_group_norm_leaves_groups_of_unit_variance():
     config = EncoderConfig(kind="resnet", widths=(32,), blocks=1)
     trunk = vision.ResNetTrunk(config)
-    images = jnp.asarray(pictures_of(2)[:, 0], jnp.float32)
+    images = jnp.asarray(images_of(2)[:, 0], jnp.float32)
     weights = trunk.init(KEY, images)["params"]
     captured: Any = trunk.apply({"params": weights}, images, capture_intermediates=True)[1]
     normed = np.asarray(captured["intermediates"]["stem_norm"]["__call__"][0])
@@ -135,7 +135,7 @@ def test_spatial_softmax_finds_the_position():
 
 @pytest.mark.slow
 def test_bfloat16_is_close():
-    images = jnp.asarray(pictures_of(4))
+    images = jnp.asarray(images_of(4))
     encoder = vision.ImageEncoder(TINY, CAMERAS)
     params = quick(encoder.init)(KEY, images)
     half = vision.ImageEncoder(dataclasses.replace(TINY, compute_dtype="bfloat16"), CAMERAS)
@@ -147,7 +147,7 @@ def test_bfloat16_is_close():
 
 @pytest.mark.parametrize("offset", [(0, 0), (2, -1), (-3, 3)])
 def test_shift_is_pad_and_crop(offset):
-    image = pictures_of(1)[0, 0]
+    image = images_of(1)[0, 0]
     padded = np.pad(image, ((3, 3), (3, 3), (0, 0)), mode="edge")
     y, x = 3 + offset[0], 3 + offset[1]
     expected = padded[y : y + SIZE[0], x : x + SIZE[1]]
@@ -167,9 +167,9 @@ def test_every_shift_is_drawn_equally_often():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("same", [False, True])
-def test_one_draw_a_picture_or_a_row(same):
+def test_one_draw_an_image_or_a_row(same):
     config = AugmentConfig(shift=2, brightness=0.5, same_for_cameras=same)
-    one = pictures_of(8)[:, :1]
+    one = images_of(8)[:, :1]
     images = jnp.asarray(np.concatenate([one, one], axis=1))
     found = np.asarray(vision.augment(images, KEY, config))
     equal = [np.array_equal(row[0], row[1]) for row in found]
@@ -179,7 +179,7 @@ def test_one_draw_a_picture_or_a_row(same):
 
 
 def test_recolour_is_numpys():
-    image = pictures_of(1)[0, 0]
+    image = images_of(1)[0, 0]
     grey = np.array([0.299, 0.587, 0.114])
     x = 1.2 * image.astype(np.float64)
     x = (x @ grey).mean() + 0.7 * (x - (x @ grey).mean())
@@ -282,16 +282,16 @@ def test_a_step_augments_by_seed_and_step_and_acting_does_not():
     batch = seen_batch()
     same = batch | {"next_observations": batch["observations"]}
 
-    def pictures(seed: int, step: int) -> list[np.ndarray]:
+    def augmented(seed: int, step: int) -> list[np.ndarray]:
         found = agent_of(seed=seed)._augmented(same, jnp.int32(step))
         return [np.asarray(found[moment]["images"]) for moment in ("observations", "next_observations")]
 
-    now, after = pictures(0, 5)
-    assert not np.array_equal(now, after)  # the same picture, drawn apart
-    np.testing.assert_array_equal(now, pictures(0, 5)[0])
-    assert not np.array_equal(now, pictures(0, 6)[0])
-    assert not np.array_equal(now, pictures(1, 5)[0])
-    # A step is the step of an agent that does not augment, on pictures augmented before.
+    now, after = augmented(0, 5)
+    assert not np.array_equal(now, after)  # the same image, drawn apart
+    np.testing.assert_array_equal(now, augmented(0, 5)[0])
+    assert not np.array_equal(now, augmented(0, 6)[0])
+    assert not np.array_equal(now, augmented(1, 5)[0])
+    # A step is the step of an agent that does not augment, on images augmented before.
     agent, plain = agent_of(), agent_of(dataclasses.replace(TINY, augment=AugmentConfig(shift=0)))
     state = quick(agent.init)(KEY)
     key = rngs.key(0, "agent", 0)
@@ -303,12 +303,12 @@ def test_a_step_augments_by_seed_and_step_and_acting_does_not():
     assert np.isfinite(float(loss))
 
 
-def test_an_encoder_without_pictures_is_refused():
+def test_an_encoder_without_images_is_refused():
     with pytest.raises(ValueError, match=r"agent\.encoder is set, but data\.cameras is empty"):
         QChunkConfig(
             train=TrainConfig(steps=1, batch_size=1), data=DataConfig(path="x"), agent=AgentConfig(encoder=TINY)
         )
-    with pytest.raises(ValueError, match="the batch has no pictures"):
+    with pytest.raises(ValueError, match="the batch has no images"):
         jax.eval_shape(agent_of().step, jax.eval_shape(agent_of().init, KEY), batch_of())
     with pytest.raises(ValueError, match="group norm needs multiples of 16"):
         EncoderConfig(kind="resnet", widths=(24,))

@@ -32,38 +32,38 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-def plain_picture(root: Path, episode: str, camera: str, frame: int, size: tuple[int, int] | None) -> np.ndarray:
-    """A picture read from the file without any code of the loader."""
+def plain_image(root: Path, episode: str, camera: str, frame: int, size: tuple[int, int] | None) -> np.ndarray:
+    """An image read from the file without any code of the loader."""
     with h5py.File(root / episode, "r") as h5:
         row: Any = h5[f"/observations/images/{camera}"]
         if row.ndim == 4:
-            picture = row[frame]
+            image = row[frame]
         else:
             jpeg = row[frame].tobytes().rstrip(b"\0")
             small: Any = {} if size is None else {"min_height": size[0], "min_width": size[1]}
-            picture = simplejpeg.decode_jpeg(jpeg, **small)
+            image = simplejpeg.decode_jpeg(jpeg, **small)
     if size is None:
-        return picture
-    return np.asarray(Image.fromarray(picture).resize((size[1], size[0]), Image.Resampling.BOX))
+        return image
+    return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BOX))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [None, SMALL])
 @pytest.mark.parametrize(
-    ("kind", "large_picture"),
+    ("kind", "large_image"),
     [
         ("decoded", 0),
-        ("decoded", frames_lib.LARGE_PICTURE),
-        ("recorded", frames_lib.LARGE_PICTURE),
+        ("decoded", frames_lib.LARGE_IMAGE),
+        ("recorded", frames_lib.LARGE_IMAGE),
         ("raw", 0),
-        ("raw", frames_lib.LARGE_PICTURE),
+        ("raw", frames_lib.LARGE_IMAGE),
         ("raw recorded", 0),
     ],
 )
-def test_pictures_have_the_bits_of_a_plain_decoding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: tuple[int, int] | None, large_picture: int
+def test_images_have_the_bits_of_a_plain_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: tuple[int, int] | None, large_image: int
 ):
-    monkeypatch.setattr(frames_lib, "LARGE_PICTURE", large_picture)
+    monkeypatch.setattr(frames_lib, "LARGE_IMAGE", large_image)
     root = dataset(tmp_path, jpeg="raw" not in kind)
     frames = {"raw": "auto", "raw recorded": "recorded"}.get(kind, kind)
     pool = Pool(config(root, cameras=CAMERAS, image_size=size, frames=frames, episodes_per_epoch=6), 0, 0)
@@ -74,7 +74,7 @@ def test_pictures_have_the_bits_of_a_plain_decoding(
         found = pool.transition(episode, start)
         for key, frame in (("observations", start), ("next_observations", min(start + 5, last))):
             for k, camera in enumerate(CAMERAS):
-                plain = plain_picture(root, pool.ids[episode], camera, frame, size)
+                plain = plain_image(root, pool.ids[episode], camera, frame, size)
                 np.testing.assert_array_equal(found[key]["images"][k], plain, strict=True)
             assert found[key]["depth_images"] is None
 
@@ -83,13 +83,13 @@ def test_pictures_have_the_bits_of_a_plain_decoding(
 def test_planes_give_back_what_was_put(size: tuple[int, int]):
     rng = np.random.default_rng(1)
     kept = Planes(planes=np.empty((3, 3, *size), np.uint8))
-    pictures = rng.integers(0, 256, (3, *size, 3), np.uint8)
-    for frame, picture in enumerate(pictures):
-        kept.put(frame, picture)
-    out = np.zeros((5, *size, 3), np.uint8)  # pictures of odd sizes begin at any byte
+    images = rng.integers(0, 256, (3, *size, 3), np.uint8)
+    for frame, image in enumerate(images):
+        kept.put(frame, image)
+    out = np.zeros((5, *size, 3), np.uint8)  # images of odd sizes begin at any byte
     for frame, place in ((2, 1), (0, 3)):
         kept.write(frame, out[place])
-    np.testing.assert_array_equal(out[[1, 3]], pictures[[2, 0]])
+    np.testing.assert_array_equal(out[[1, 3]], images[[2, 0]])
     assert not out[[0, 2, 4]].any()
     larger = rng.integers(0, 256, (50, 90, 3), np.uint8)
     kept.put(1, larger)
@@ -117,7 +117,7 @@ def test_what_is_kept_where_never_shows_in_a_batch(tmp_path: Path, changes: dict
 
 
 @pytest.mark.parametrize(("shards", "processes", "frames"), [(2, 4, "recorded"), (1, 4, "decoded"), (4, 2, "recorded")])
-def test_processes_share_the_pictures_of_a_batch(tmp_path: Path, shards: int, processes: int, frames: str):
+def test_processes_share_the_images_of_a_batch(tmp_path: Path, shards: int, processes: int, frames: str):
     """Each its own rows: the first of a shard's slice, later ones, or the slices of several shards."""
     settings: dict[str, Any] = {"cameras": CAMERAS[:2], "depth_cameras": ("cam_high",), "image_size": SMALL}
     root = dataset(tmp_path, lengths=(6, 9), depth=True)
@@ -224,7 +224,7 @@ def test_the_specifications_form(tmp_path: Path):
 
 class TestMemory:
     def sizes(self, root: Path) -> tuple[int, int]:
-        """Bytes of the recorded JPEGs of all cameras, and of the pictures decoded at SMALL."""
+        """Bytes of the recorded JPEGs of all cameras, and of the images decoded at SMALL."""
         stored = frames = 0
         for file in root.iterdir():
             with h5py.File(file, "r") as h5:
@@ -235,11 +235,11 @@ class TestMemory:
     def test_the_budget_chooses_and_it_is_said(self, tmp_path: Path, capsys: pytest.CaptureFixture):
         root = dataset(tmp_path)
         stored, decoded = self.sizes(root)
-        assert stored > decoded  # tiny pictures: decoded is the smaller
+        assert stored > decoded  # tiny images: decoded is the smaller
         big: dict[str, Any] = {"cameras": CAMERAS, "episodes_per_epoch": 6}
         next(make_batches(config(root, image_size=SMALL, **big)))
         said = capsys.readouterr().out
-        assert "data: pictures of 3 camera(s), 10 x 14, kept decoded once: at most 0.00 GiB for 6 episodes" in said
+        assert "data: images of 3 camera(s), 10 x 14, kept decoded once: at most 0.00 GiB for 6 episodes" in said
         assert "each pool decodes at most 168 JPEGs while it loads" in said
         assert "each batch decodes at most 48 JPEGs, an epoch 480" in said
         assert "data: kept as recorded they would take" in said
@@ -259,7 +259,7 @@ class TestMemory:
 
     def test_too_small_a_budget_is_refused(self, tmp_path: Path):
         root = dataset(tmp_path)
-        with pytest.raises(ConfigError, match=r"data\.memory_gib is 1e-06, but the pictures of 6 episodes need 0\.00"):
+        with pytest.raises(ConfigError, match=r"data\.memory_gib is 1e-06, but the images of 6 episodes need 0\.00"):
             make_batches(config(root, cameras=CAMERAS, memory_gib=1e-6))
         with pytest.raises(ConfigError, match=r"need \d\.\d\d GiB as recorded; lower data\.episodes_per_epoch"):
             make_batches(config(root, cameras=CAMERAS, memory_gib=1e-6, frames="recorded"))
@@ -403,7 +403,7 @@ class TestRefresh:
         assert "waiting for refreshes (" in said[0]
         assert batches._batches.refresh_wait >= 0
 
-    def test_loading_pictures_stops_when_the_run_ends(self, tmp_path: Path):
+    def test_loading_images_stops_when_the_run_ends(self, tmp_path: Path):
         from concurrent.futures import CancelledError
 
         from qchunk.data.image_store.memory import open_store

@@ -1,4 +1,4 @@
-"""Pictures that are decoded once and drawn again: when they come, what is kept, and that a batch never shows it."""
+"""Images that are decoded once and drawn again: when they come, what is kept, and that a batch never shows it."""
 
 import threading
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qchunk.data import make_batches
-from qchunk.data.image_store.kept_images import KeptPictures, steps_until_again
+from qchunk.data.image_store.kept_images import KeptImages, steps_until_again
 from tests.qchunk.image_recordings import CAMERAS, dataset
 from tests.qchunk.recordings import assert_same, config
 
@@ -18,7 +18,7 @@ SIZE = (2, 3)
 
 
 class Counted:
-    """Pictures that show their frame's number; odd ones have to be decoded."""
+    """Images that show their frame's number; odd ones have to be decoded."""
 
     nbytes = 0
 
@@ -33,8 +33,8 @@ class Counted:
         return frame % 2 == 1
 
 
-def drawn(kept: KeptPictures, frames: Counted, frame: int, due: int = 0) -> int:
-    """The number that a drawn picture shows."""
+def drawn(kept: KeptImages, frames: Counted, frame: int, due: int = 0) -> int:
+    """The number that a drawn image shows."""
     out = np.zeros((*SIZE, 3), np.uint8)
     kept.write(frames, frame, out, due)
     assert len(np.unique(out)) == 1
@@ -44,33 +44,31 @@ def drawn(kept: KeptPictures, frames: Counted, frame: int, due: int = 0) -> int:
 @given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=12))
 def test_steps_until_again_are_those_of_a_search(block: list[list[int]]):
     expected = []
-    for s, pictures in enumerate(block):
-        last = {picture: i for i, picture in enumerate(pictures)}  # of two in one step the last one keeps it
-        later = [[t - s for t in range(s + 1, len(block)) if picture in block[t]] for picture in pictures]
-        expected.append(
-            [x[0] if x and last[p] == i else 0 for i, (p, x) in enumerate(zip(pictures, later, strict=True))]
-        )
+    for s, images in enumerate(block):
+        last = {image: i for i, image in enumerate(images)}  # of two in one step the last one keeps it
+        later = [[t - s for t in range(s + 1, len(block)) if image in block[t]] for image in images]
+        expected.append([x[0] if x and last[p] == i else 0 for i, (p, x) in enumerate(zip(images, later, strict=True))])
     np.testing.assert_array_equal(steps_until_again(np.array(block)), expected)
 
 
-def test_a_picture_is_decoded_once_while_it_is_due():
-    kept, frames = KeptPictures(2, SIZE), Counted()
+def test_an_image_is_decoded_once_while_it_is_due():
+    kept, frames = KeptImages(2, SIZE), Counted()
     assert [drawn(kept, frames, 7, due) for due in (3, 5, 0, 0)] == [7, 7, 7, 7]
     assert frames.written == [7, 7]  # the third draw was the last that it was kept for
     assert (kept.decoded, kept.reused) == (2, 2)
 
 
 def test_what_is_no_jpeg_is_never_kept():
-    kept, frames = KeptPictures(2, SIZE), Counted()
+    kept, frames = KeptImages(2, SIZE), Counted()
     assert [drawn(kept, frames, 4, due) for due in (3, 0)] == [4, 4]
     assert frames.written == [4, 4]
 
 
-def test_without_room_a_picture_is_decoded_again_and_what_was_missed_makes_room():
-    kept, frames = KeptPictures(1, SIZE), Counted()
+def test_without_room_an_image_is_decoded_again_and_what_was_missed_makes_room():
+    kept, frames = KeptImages(1, SIZE), Counted()
     assert [drawn(kept, frames, frame, due) for frame, due in ((1, 4), (3, 6), (3, 6))] == [1, 3, 3]
     assert frames.written == [1, 3, 3]
-    kept.forget(4)  # picture 1 is due at step 4 itself
+    kept.forget(4)  # image 1 is due at step 4 itself
     assert drawn(kept, frames, 1, 4) == 1
     assert frames.written == [1, 3, 3]
     kept.forget(5)
@@ -78,16 +76,16 @@ def test_without_room_a_picture_is_decoded_again_and_what_was_missed_makes_room(
     assert frames.written == [1, 3, 3, 3]
 
 
-def test_the_same_frame_of_another_episode_is_another_picture():
-    kept, one, other = KeptPictures(4, SIZE), Counted(), Counted()
+def test_the_same_frame_of_another_episode_is_another_image():
+    kept, one, other = KeptImages(4, SIZE), Counted(), Counted()
     drawn(kept, one, 1, 5)
     drawn(kept, other, 1, 5)
     assert (one.written, other.written) == ([1], [1])
 
 
 @pytest.mark.slow
-def test_threads_never_see_half_a_picture():
-    kept, frames, wrong = KeptPictures(8, (64, 64)), Counted(), []
+def test_threads_never_see_half_an_image():
+    kept, frames, wrong = KeptImages(8, (64, 64)), Counted(), []
 
     def draw(seed: int) -> None:
         rng, out = np.random.default_rng(seed), np.zeros((64, 64, 3), np.uint8)
