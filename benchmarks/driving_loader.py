@@ -1,4 +1,4 @@
-"""Pictures a second from JPEG episodes and from packed shards, against a Pillow loader and torch's DataLoader.
+"""Images a second from JPEG episodes and from packed shards, against a Pillow loader and torch's DataLoader.
 
     python benchmarks/driving_loader.py --peer .venv-torch/bin/python
 
@@ -13,7 +13,7 @@ Without --peer the DataLoader is left out. The limit is the decoder alone: JPEG 
 decoded by as many threads as the loader has.
 
 Ratios count, of one run: every way is measured once a round, one after another, and the table has the median of the
-rounds. All give batches of uint8 pictures, 5 cameras a frame, frames in random order; the first batches are not
+rounds. All give batches of uint8 images, 5 cameras a frame, frames in random order; the first batches are not
 counted. This side's batches hold poses, waypoints, masks and calibration as well.
 """
 
@@ -38,7 +38,7 @@ Peer = Callable[[], Iterator[Any]]
 
 
 def write_episodes(root: Path, size: tuple[int, int], cameras: tuple[str, ...]) -> None:
-    """Moving, textured pictures: neither noise, which no codec can hold, nor a flat colour."""
+    """Moving, textured images: neither noise, which no codec can hold, nor a flat colour."""
     from chunkwise.data.images import encode_jpeg
     from driving.data.episodes import write_episode
 
@@ -64,7 +64,7 @@ def write_episodes(root: Path, size: tuple[int, int], cameras: tuple[str, ...]) 
 
 
 def frame_paths(root: Path) -> list[list[str]]:
-    """Pictures of every frame, as the peers list them."""
+    """Images of every frame, as the peers list them."""
     frames = []
     for file in sorted(root.glob("*.json")):
         for frame in json.loads(file.read_text())["frames"]:
@@ -77,15 +77,15 @@ def load_frame(paths: list[str], size: tuple[int, int]) -> np.ndarray:
     """A frame with Pillow."""
     from PIL import Image
 
-    pictures = []
+    images = []
     for path in paths:
-        with Image.open(path) as picture:
-            rgb = picture.convert("RGB")
+        with Image.open(path) as image:
+            rgb = image.convert("RGB")
             height, width = size
             if rgb.size != (width, height):
                 rgb = rgb.resize((width, height), Image.Resampling.BILINEAR)
-            pictures.append(np.asarray(rgb))
-    return np.stack(pictures)
+            images.append(np.asarray(rgb))
+    return np.stack(images)
 
 
 def pillow_batches(root: Path, size: tuple[int, int], batch: int) -> Iterator[np.ndarray]:
@@ -125,7 +125,7 @@ def our_batches(path: Path, size: tuple[int, int], batch: int, threads: int) -> 
 
 
 def limit_batches(root: Path, size: tuple[int, int], batch: int, threads: int) -> Iterator[Any]:
-    """The decoder alone, on pictures of the training size that are in memory."""
+    """The decoder alone, on images of the training size that are in memory."""
     import concurrent.futures
 
     import simplejpeg
@@ -133,7 +133,7 @@ def limit_batches(root: Path, size: tuple[int, int], batch: int, threads: int) -
     from chunkwise.data.images import encode_jpeg
 
     frames = frame_paths(root)
-    data = [encode_jpeg(picture, quality=92) for paths in frames for picture in load_frame(paths, size)]
+    data = [encode_jpeg(image, quality=92) for paths in frames for image in load_frame(paths, size)]
     rng = np.random.default_rng(0)
 
     def decode(picks: np.ndarray) -> np.ndarray:
@@ -142,22 +142,22 @@ def limit_batches(root: Path, size: tuple[int, int], batch: int, threads: int) -
             simplejpeg.decode_jpeg(data[pick], buffer=out[i])
         return out
 
-    pictures = batch * len(frames[0])
+    images = batch * len(frames[0])
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(decode, rng.integers(0, len(data), pictures)) for _ in range(threads + 1)]
+        waiting = [pool.submit(decode, rng.integers(0, len(data), images)) for _ in range(threads + 1)]
         while True:
             yield waiting.pop(0).result()
-            waiting.append(pool.submit(decode, rng.integers(0, len(data), pictures)))
+            waiting.append(pool.submit(decode, rng.integers(0, len(data), images)))
 
 
-def rate(batches: Iterator[Any], pictures: int, seconds: float) -> float:
-    """Pictures a second after the first batches."""
+def rate(batches: Iterator[Any], images: int, seconds: float) -> float:
+    """Images a second after the first batches."""
     for _ in range(WARM_UP):
         next(batches)
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         next(batches)
-        count += pictures
+        count += images
     return count / (time.perf_counter() - start)
 
 
@@ -209,7 +209,7 @@ def _table(arguments: argparse.Namespace, rates: dict[str, list[float]]) -> None
     for name, value in sorted(middle.items(), key=lambda item: item[1]):
         spread = f"({min(rates[name]):.0f} to {max(rates[name]):.0f})"
         ratios = "".join(f"   {value / middle[peer]:5.1f} x {peer.split(',')[0]}" for peer in against)
-        print(f"{name:26}{value:8.0f} pictures/s {spread:18}{ratios}   {value / limit:5.0%} of the limit")
+        print(f"{name:26}{value:8.0f} images/s {spread:18}{ratios}   {value / limit:5.0%} of the limit")
 
 
 def main() -> None:

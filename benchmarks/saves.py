@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGS = {
     "configs/qchunk/debug.py": ["--eval.env", "None"],
     "configs/openpi_ript/debug.py": [],
-    "configs/driving/debug.py": ["--eval.blind-updates", "20", "--eval.pictures", "0"],
+    "configs/driving/debug.py": ["--eval.blind-updates", "20", "--eval.plotted-moments", "0"],
 }
 """With the options that make the end of a run short."""
 

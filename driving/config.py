@@ -7,6 +7,7 @@ from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
     FilesConfig,
+    renamed_from,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -28,7 +29,7 @@ class AugmentConfig:
     crop: float = 0.0
     """Largest share of height and of width that a crop leaves out; one crop a camera, the same at all times."""
     brightness: float = 0.0
-    """Colours are multiplied by 1 - brightness to 1 + brightness, drawn for each picture, as are the next two."""
+    """Colours are multiplied by 1 - brightness to 1 + brightness, drawn for each image, as are the next two."""
     contrast: float = 0.0
     """Distances from mid-grey are multiplied by 1 - contrast to 1 + contrast."""
     saturation: float = 0.0
@@ -49,11 +50,11 @@ class DataConfig(FilesConfig):
     """Driving episodes on disk, or a pack of them, and how their frames become samples."""
 
     path: str = dataclasses.field(metadata=FREE_ON_RESUME)
-    """Folder of episode JSON files with their pictures, or the pack that `python -m driving.pack` wrote."""
+    """Folder of episode JSON files with their images, or the pack that `python -m driving.pack` wrote."""
     cameras: tuple[str, ...] = CAMERAS
     """Order of the camera axis."""
     image_size: tuple[int, int] = (64, 96)
-    """Height and width of every picture of a batch. Other sizes are stretched, and the intrinsics with them."""
+    """Height and width of every image of a batch. Other sizes are stretched, and the intrinsics with them."""
     offsets_s: tuple[float, ...] = (0.0,)
     """Times of a sample in seconds from its anchor frame, ascending, 0.0 among them: (0.0,) gives frames, (0.0, 0.5)
     temporal pairs, (-1.0, -0.5, 0.0) clips."""
@@ -62,7 +63,7 @@ class DataConfig(FilesConfig):
     incomplete: Literal["mask", "drop"] = "mask"
     """Anchors that lack a frame at some offset: drawn with that time masked, or not drawn."""
     min_cameras: int = 1
-    """Pictures that an anchor frame must have to be drawn."""
+    """Images that an anchor frame must have to be drawn."""
     waypoint_steps: int = 20
     waypoint_dt_s: float = 0.1
     """Seconds between two waypoints; the first is one step ahead of the anchor."""
@@ -83,7 +84,7 @@ class DataConfig(FilesConfig):
     """Share of the training episodes that are used, at least one; a smaller share is a subset of a larger one."""
     augment: AugmentConfig = AugmentConfig()
     cache_mb: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
-    """Memory for decoded pictures, in units of 10^6 bytes; 0 decodes each time."""
+    """Memory for decoded images, in units of 10^6 bytes; 0 decodes each time."""
     read_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that build batches ahead; 0 builds them where they are used."""
 
@@ -146,7 +147,7 @@ class VitConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Pictures of several cameras to one vector (driving/model/encoders.py)."""
+    """Images of several cameras to one vector (driving/model/encoders.py)."""
 
     conv: ConvConfig = ConvConfig()
     vit: VitConfig | None = None
@@ -228,12 +229,12 @@ class EvalConfig:
     """Draws of the drives for the intervals."""
     blind_updates: int = 3000
     """Updates of the blind MLP on ego state and route command."""
-    pictures: int = 3
-    """Moments drawn into the run's picture."""
+    plotted_moments: int = dataclasses.field(default=3, metadata=renamed_from("pictures"))
+    """Moments drawn into the run's figure."""
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "every", "bootstrap", "blind_updates")
-        require_non_negative(self, "pictures")
+        require_non_negative(self, "plotted_moments")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,10 +246,10 @@ class RecordConfig:
     """Length of an episode."""
     rate_hz: float = 10.0
     image_size: tuple[int, int] = (64, 96)
-    """Height and width of a picture."""
+    """Height and width of an image."""
     jpeg_quality: int = 92
     missing: float = 0.02
-    """Share of the pictures that are left out, half of them singly and half in outages of 1 to 3 s."""
+    """Share of the images that are left out, half of them singly and half in outages of 1 to 3 s."""
     seed: int = 0
     processes: int = dataclasses.field(default=2, metadata=FREE_ON_RESUME)
     """The episodes do not depend on it."""

@@ -94,7 +94,7 @@ class _Conversion:
         self._converter.finish(writer)
         if writer.problems:
             raise refuse(writer.problems, NOTHING_WRITTEN)
-        self._counts = {"episodes": writer.episodes, "frames": writer.frames, "images": writer.pictures}
+        self._counts = {"episodes": writer.episodes, "frames": writer.frames, "images": writer.image_count}
 
     def about(self) -> Mapping[str, Any]:
         return self._counts

@@ -36,7 +36,7 @@ from driving.eval.metrics import SECONDS, Score, measures, score
 from driving.policies.policy import WaypointPolicy
 from driving.tasks import pretrain, waypoints
 
-REPORT, PICTURE = "evaluation.json", "evaluation.png"
+REPORT, PLOT = "evaluation.json", "evaluation.png"
 MODEL = "model"
 """Row of the run's own predictions."""
 RATER = "rater_feedback"
@@ -58,7 +58,7 @@ def compare(
     Args:
       config: Of the run.
       params: Its weights.
-      out: Where to draw the picture, or None.
+      out: Where to draw the figure, or None.
       check: As of `open_data`.
 
     Returns:
@@ -82,10 +82,10 @@ def compare(
     if feedback:
         errors = {name: values | {RATER: feedback[name]} for name, values in errors.items()}
         gain[RATER] = feedback[MODEL] - feedback["history_mlp"]
-    pictures = config.eval.pictures
-    if out is not None and pictures:
-        drawn = plot.draw(out, data, states, predicted[MODEL], predicted["history_mlp"], pictures)
-        notes += [] if drawn else ["no picture: no sample's future is known"]
+    moments = config.eval.plotted_moments
+    if out is not None and moments:
+        drawn = plot.draw(out, data, states, predicted[MODEL], predicted["history_mlp"], moments)
+        notes += [] if drawn else ["no figure: no sample's future is known"]
 
     def scored(values: dict[str, Any]) -> dict[str, Any]:
         known = {key: value for key, value in values.items() if np.isfinite(value).any()}
@@ -237,10 +237,8 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     config = read_config(run, DrivingConfig)
     init = pretrain.init_params if config.objective is not None else waypoints.init_params
     _, params = read_weights(run, config, lambda: init(config, rngs.key(0, "init")))
-    if config.objective is not None:
-        result = probe(config, params["encoder"])
-    else:
-        result = compare(config, params, run / PICTURE)
+    probed = config.objective is not None
+    result = probe(config, params["encoder"]) if probed else compare(config, params, run / PLOT)
     write_durably(run / REPORT, json.dumps(result, indent=1) + "\n")
     return result
 
@@ -270,7 +268,7 @@ def main() -> int:
     """Command line."""
     parser = Parser(
         prog="python -m driving.evaluate",
-        description="Compares runs on held-out drives with one another, and with predictors that see no picture "
+        description="Compares runs on held-out drives with one another, and with predictors that see no image "
         "(waypoints) or encoders that learnt nothing (pretrainings). Figures come from <run>/evaluation.json, which a "
         "run writes at its end; where it is missing, from the run's newest checkpoint.",
     )

@@ -19,7 +19,7 @@ from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import open_files
 from chunkwise.printable import say
 from driving.config import DataConfig
-from driving.data.images import FilePictures, columns
+from driving.data.images import FileImages, columns
 from driving.data.index import PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack, write_pack
@@ -36,7 +36,7 @@ def open_episodes(config: DataConfig) -> Index:
     """The index of the episodes of `config.path`; its on_bad says what is refused.
 
     Raises:
-      DataError: If the dataset is bad, or names no picture.
+      DataError: If the dataset is bad, or names no image.
     """
     notes: list[str] = []
     index, problems = scan(Path(config.path), open_files(config.path, config))
@@ -57,12 +57,12 @@ def pack(
       config: Its path, its cameras, and whether absent files are refused.
       index: Of the dataset.
       out: Folder to make.
-      settings: Size and encoding of the pictures.
+      settings: Size and encoding of the images.
       threads: Shards written at a time.
       quiet: Print no progress.
 
     Raises:
-      DataError: If files are absent, a picture cannot be read, or `out` exists.
+      DataError: If files are absent, an image cannot be read, or `out` exists.
     """
     notes: list[str] = []
     check_absent(index, config, notes)
@@ -94,18 +94,18 @@ class Comparison:
     """A pack beside the dataset that it was made of."""
 
     frames: int
-    pictures: int
+    images: int
     mean: float
-    """Difference of the pictures' values, of 255."""
+    """Difference of the images' values, of 255."""
     largest: int
     raw_per_s: float
-    """Pictures a second from files, on one thread."""
+    """Images a second from files, on one thread."""
     packed_per_s: float
 
     def __str__(self) -> str:
         return (
-            f"{self.frames} frames compared, {self.pictures} pictures: mean difference {self.mean:.3f} of 255, largest "
-            f"{self.largest}; on one thread {self.raw_per_s:.0f} pictures a second from files, "
+            f"{self.frames} frames compared, {self.images} images: mean difference {self.mean:.3f} of 255, largest "
+            f"{self.largest}; on one thread {self.raw_per_s:.0f} images a second from files, "
             f"{self.packed_per_s:.0f} packed"
         )
 
@@ -114,36 +114,36 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
     """Reads frames from the dataset and from the pack, and compares them.
 
     Raises:
-      DataError: If the pack's index differs, or a picture does by more than JPEG loses.
+      DataError: If the pack's index differs, or an image does by more than JPEG loses.
     """
     packed_index, packed = open_pack(out, config)
-    for name in ("ids", "drive_hashes", "lengths", "t", "picture", "waypoints", "rated_scores", "rated_waypoints"):
+    for name in ("ids", "drive_hashes", "lengths", "t", "image_status", "waypoints", "rated_scores", "rated_waypoints"):
         if not np.array_equal(getattr(index, name), getattr(packed_index, name), equal_nan=name == "waypoints"):
             raise DataError(f"{out}: expected the same {name} as in {config.path}, found others")
-    files = FilePictures(Path(config.path).resolve(), index, config.cameras)
+    files = FileImages(Path(config.path).resolve(), index, config.cameras)
     rows = np.unique(np.linspace(0, index.frames - 1, min(index.frames, CHECKED_FRAMES)).astype(np.int64))
-    wanted = (index.picture[rows] == PRESENT)[:, columns(index, config.cameras)]
+    wanted = (index.image_status[rows] == PRESENT)[:, columns(index, config.cameras)]
     seconds = {"raw": 0.0, "packed": 0.0}
     worst, total = 0, 0.0
     for n, row in enumerate(rows.tolist()):
         shown = {}
-        for name, pictures in (("raw", files), ("packed", packed)):
+        for name, images in (("raw", files), ("packed", packed)):
             shown[name] = np.zeros((len(config.cameras), *config.image_size, 3), np.uint8)
             begin = time.perf_counter()
-            pictures.read(row, wanted[n], shown[name])
+            images.read(row, wanted[n], shown[name])
             seconds[name] += time.perf_counter() - begin
         off = np.abs(shown["raw"].astype(np.int16) - shown["packed"])
         mean = off.mean(axis=(1, 2, 3))
         if mean.max() > JPEG_LIMIT:
             raise DataError(
-                f"{out}: record {row}, camera {config.cameras[int(mean.argmax())]}: expected the picture of "
+                f"{out}: record {row}, camera {config.cameras[int(mean.argmax())]}: expected the image of "
                 f"{config.path}, found one that differs by {mean.max():.1f} of 255 on average"
             )
         worst, total = max(worst, int(off.max())), total + float(mean.sum())
     count = int(wanted.sum())
     return Comparison(
         frames=len(rows),
-        pictures=count,
+        images=count,
         mean=total / max(count, 1),
         largest=worst,
         raw_per_s=count / seconds["raw"],

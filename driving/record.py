@@ -3,10 +3,10 @@
     python -m driving.record --path datasets/driving/town --episodes 44
 
     episode_00000.json                        one drive, in the format of episode.schema.json
-    images/episode_00000/000000_front.jpg     its pictures
+    images/episode_00000/000000_front.jpg     its images
     _dataset.json                             what made the folder; `_recording.json` until the last episode is there
 
-Each drive has a town of its own. A picture that is missing is null where a single one is, and absent where a camera was
+Each drive has a town of its own. An image that is missing is null where a single one is, and absent where a camera was
 out for a while, as in real logs. The episodes list no waypoints: they follow from the poses.
 """
 
@@ -40,7 +40,7 @@ IMAGES_PER_SECOND = 90.0  # of one process on one core, for the estimate at the 
 def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], None] = print) -> None:
     """Records the episodes that `path` lacks; a dataset that is complete is left as it is.
 
-    Episode e is a function of (config.seed, e), and its JSON appears when all its pictures are there, so that a
+    Episode e is a function of (config.seed, e), and its JSON appears when all its images are there, so that a
     recording that was killed goes on with exactly the missing episodes and ends with the same files.
 
     Args:
@@ -88,7 +88,7 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
 
     drove = drive(config.seed, episode, seconds=config.seconds, rate=config.rate_hz)
     height, width = config.image_size
-    seen = pictures_taken(config, episode, len(drove.t))
+    seen = images_taken(config, episode, len(drove.t))
     name = episode_path(path, episode).stem
     folder = path / "images" / name
     make_folders(folder)
@@ -98,9 +98,9 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
         for i in range(len(drove.t)):
             cameras: dict[str, Any] = {}
             shot = town.render(i, tuple(camera for camera, taken in zip(CAMERAS, seen[i], strict=True) if taken == 1))
-            for camera, picture in shot.items():
+            for camera, image in shot.items():
                 file = folder / f"{i:06d}_{camera}.jpg"
-                file.write_bytes(encode_jpeg(picture, quality=config.jpeg_quality))
+                file.write_bytes(encode_jpeg(image, quality=config.jpeg_quality))
                 cameras[camera] = {
                     "image_path": file.relative_to(path).as_posix(),
                     "intrinsics": scene.intrinsics(height, width),
@@ -115,12 +115,12 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
         "cameras": list(CAMERAS),
         "frames": frames,
     }
-    sync_tree(folder)  # the JSON vouches for the pictures
+    sync_tree(folder)  # the JSON vouches for the images
     write_durably(episode_path(path, episode), json.dumps(episode_json))
 
 
-def pictures_taken(config: RecordConfig, episode: int, frames: int) -> Int64[np.ndarray, "frames k"]:
-    """Per frame and camera: 1 a picture, 0 a picture that was lost, -1 the camera was out; see RecordConfig.missing."""
+def images_taken(config: RecordConfig, episode: int, frames: int) -> Int64[np.ndarray, "frames k"]:
+    """Per frame and camera: 1 an image, 0 an image that was lost, -1 the camera was out; see RecordConfig.missing."""
     rng = generator(Purpose.LOST_IMAGES, config.seed, episode)
     share = config.missing / 2
     taken = np.where(rng.random((frames, len(CAMERAS))) < share, 0, 1)
@@ -129,7 +129,7 @@ def pictures_taken(config: RecordConfig, episode: int, frames: int) -> Int64[np.
 
 
 def _outages(rng: np.random.Generator, frames: int, share: float, rate: float) -> Bool[np.ndarray, "frames k"]:
-    """Stretches of 1 to 3 s that cover about `share` of all pictures."""
+    """Stretches of 1 to 3 s that cover about `share` of all images."""
     out = np.zeros((frames, len(CAMERAS)), bool)
     for camera in range(len(CAMERAS)):
         for start in np.flatnonzero(rng.random(frames) < share / (2.0 * rate)):

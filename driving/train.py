@@ -51,15 +51,15 @@ class EvaluatedWaypoints(WaypointTask):
         check = self.data.files.require_equal
         metrics = evaluate.quick(self.config, state.params, check=check)
         if final:
-            picture = self.folder / evaluate.PICTURE
-            compared = evaluate.compare(self.config, state.params, picture, check=check)
+            plot = self.folder / evaluate.PLOT
+            compared = evaluate.compare(self.config, state.params, plot, check=check)
             metrics |= evaluate.report(compared, self.folder)
         return metrics
 
     def finish(self) -> None:
-        """Says where the picture is, which the last evaluation drew."""
-        if (self.folder / evaluate.PICTURE).exists():
-            print(f"picture: {self.folder / evaluate.PICTURE}", flush=True)
+        """Says where the figure is, which the last evaluation drew."""
+        if (self.folder / evaluate.PLOT).exists():
+            print(f"figure: {self.folder / evaluate.PLOT}", flush=True)
 
 
 def main(config: DrivingConfig, name: str) -> None:

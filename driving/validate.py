@@ -1,8 +1,8 @@
 """Says what is in driving episodes, and what is wrong with them.
 
-    python -m driving.validate PATH... [--json] [--no-pictures]
+    python -m driving.validate PATH... [--json] [--no-images]
 
-PATH is a folder of episodes, one episode file, or a pack. Every file is read anew and every picture decoded, whatever
+PATH is a folder of episodes, one episode file, or a pack. Every file is read anew and every image decoded, whatever
 an index beside them says. Exit code 65 if there is any problem: a file that training would refuse, or labels that
 contradict one another. Remarks do not count.
 """
@@ -30,7 +30,7 @@ from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.printable import say
 from driving.config import CAMERAS, DataConfig
-from driving.data.checks import BLACK, Findings, Look, check_numbers, check_pictures
+from driving.data.checks import BLACK, Findings, Look, check_images, check_numbers
 from driving.data.episodes import episode_names
 from driving.data.images import read_bytes
 from driving.data.index import ABSENT, PRESENT, Index, concatenate
@@ -46,7 +46,7 @@ MAX_PRINTED = 40
 def validate(
     paths: Sequence[Path],
     *,
-    pictures: bool = True,
+    images: bool = True,
     threads: int = 2,
     say: Callable[[str], None] | None = None,
     allow_links_to: Sequence[str] = (),
@@ -55,7 +55,7 @@ def validate(
 
     Args:
       paths: Folders of episodes, episode files, packs.
-      pictures: Decode every picture; otherwise only headers are read.
+      images: Decode every image; otherwise only headers are read.
       threads: Episodes looked at at a time.
       say: Takes lines on how far it is; None: nothing is said, and no bar shown.
       allow_links_to: Folders outside of the datasets that links in them may lead to.
@@ -67,7 +67,7 @@ def validate(
     """
     report: Report = {"paths": [str(path) for path in paths], "episodes": [], "cameras": {}}
     found = Findings()
-    walk = _Walk(pictures=pictures, report=report, found=found, say=say, allow_links_to=allow_links_to)
+    walk = _Walk(images=images, report=report, found=found, say=say, allow_links_to=allow_links_to)
     for path in paths:
         try:
             _walk_path(path, walk, threads)
@@ -82,7 +82,7 @@ def validate(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-    pictures: bool
+    images: bool
     report: Report
     found: Findings
     say: Callable[[str], None] | None
@@ -114,7 +114,7 @@ def _walk_path(path: Path, walk: _Walk, threads: int) -> None:
     parts: list[Index] = []
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         files = [Path(bounds.path(name)) for name in episode_names(path, bounds)]
-        looked_at = zip(files, pool.map(lambda f: _one(f, bounds, walk.pictures), files), strict=True)
+        looked_at = zip(files, pool.map(lambda f: _one(f, bounds, walk.images), files), strict=True)
         for file, (index, look, found) in walk.follow(looked_at, len(files)):
             walk.add(str(file), index, look, found)
             parts += [] if index is None else [index]
@@ -122,47 +122,48 @@ def _walk_path(path: Path, walk: _Walk, threads: int) -> None:
         _check_split(base / SPLIT_FILE, parts, walk.found)
 
 
-def _one(file: Path, bounds: Bounds, pictures: bool) -> tuple[Index | None, Look | None, Findings]:
+def _one(file: Path, bounds: Bounds, images: bool) -> tuple[Index | None, Look | None, Findings]:
     found = Findings()
     index, problems = scan_file(file, bounds.root, files=Files(bounds, remember=False))
     found.problems.extend(problems)
     if index is None:
         return None, None, found
     look = None
-    if pictures:
+    if images:
 
-        def picture(row: int, column: int) -> np.ndarray:
+        def read_image(row: int, column: int) -> np.ndarray:
             name = bounds.path(index.path(row, column) or "")
             return decode(read_bytes(name), source=name)
 
-        look = _look(index, picture, str(file), found)
+        look = _look(index, read_image, str(file), found)
     _judge(index, look, found, str(file))
     return index, look, found
 
 
 def _judge(index: Index, look: Look | None, found: Findings, file: str) -> None:
     config = DataConfig(path=file)
-    empty = Look(brightest=np.full(index.picture.shape, 255, np.uint8), repeats=np.zeros(index.picture.shape, bool))
-    for more in (check_numbers(index, config), check_pictures(index, look or empty)):
+    shape = index.image_status.shape
+    empty = Look(brightest=np.full(shape, 255, np.uint8), repeats=np.zeros(shape, bool))
+    for more in (check_numbers(index, config), check_images(index, look or empty)):
         found.problems.extend(dataclasses.replace(problem, file=file) for problem in more.problems)
         found.remarks.extend(dataclasses.replace(remark, file=file) for remark in more.remarks)
 
 
-def _look(index: Index, picture: Any, file: str, found: Findings) -> Look:
-    """Decodes an episode's pictures, frame by frame; those that cannot be are problems."""
-    brightest = np.full(index.picture.shape, 255, np.uint8)
-    repeats = np.zeros(index.picture.shape, bool)
+def _look(index: Index, read_image: Any, file: str, found: Findings) -> Look:
+    """Decodes an episode's images, frame by frame; those that cannot be are problems."""
+    brightest = np.full(index.image_status.shape, 255, np.uint8)
+    repeats = np.zeros(index.image_status.shape, bool)
     before: dict[int, int] = {}
-    for row, column in np.argwhere(index.picture == PRESENT).tolist():
+    for row, column in np.argwhere(index.image_status == PRESENT).tolist():
         try:
-            shown: UInt8[np.ndarray, "h w 3"] = picture(row, column)
+            shown: UInt8[np.ndarray, "h w 3"] = read_image(row, column)
         except DataError as error:
             key = f"frames[{row}].observations.cameras.{index.cameras[column]}.image_path"
-            found.problems.append(Problem(file=file, key=key, expected="a picture that decodes", found=str(error)))
+            found.problems.append(Problem(file=file, key=key, expected="an image that decodes", found=str(error)))
             continue
         brightest[row, column] = shown.max()
         sum_ = zlib.crc32(np.ascontiguousarray(shown).data)
-        repeats[row, column] = row > 0 and index.picture[row - 1, column] == PRESENT and before.get(column) == sum_
+        repeats[row, column] = row > 0 and index.image_status[row - 1, column] == PRESENT and before.get(column) == sum_
         before[column] = sum_
     return Look(brightest=brightest, repeats=repeats)
 
@@ -176,15 +177,15 @@ def _walk_pack(path: Path, walk: _Walk) -> None:
         index, found, first = whole.one(episode), Findings(), whole.rows(episode).start
         file = f"{path}: {index.files[0]}"
         look = None
-        if walk.pictures:
+        if walk.images:
 
-            def picture(row: int, column: int, first: int = first) -> np.ndarray:
+            def read_image(row: int, column: int, first: int = first) -> np.ndarray:
                 out, wanted = np.zeros(shape, np.uint8), np.zeros(shape[0], bool)
                 wanted[column] = True
                 store.read(first + row, wanted, out)
                 return out[column]
 
-            look = _look(index, picture, file, found)
+            look = _look(index, read_image, file, found)
         _judge(index, look, found, file)
         walk.add(file, index, look, found)
     if (path / SPLIT_FILE).is_file():
@@ -233,15 +234,15 @@ def _count_cameras(cameras: dict[str, Report], index: Index, look: Look | None) 
     for c, camera in enumerate(index.cameras):
         empty = dict.fromkeys(("named", "present", "absent", "calibrated", "black", "repeated"), 0)
         entry = cameras.setdefault(camera, {**empty, "sizes": []})
-        there = index.picture[:, c] == PRESENT
-        entry["named"] += int((index.picture[:, c] > 0).sum())
+        there = index.image_status[:, c] == PRESENT
+        entry["named"] += int((index.image_status[:, c] > 0).sum())
         entry["present"] += int(there.sum())
-        entry["absent"] += int((index.picture[:, c] == ABSENT).sum())
+        entry["absent"] += int((index.image_status[:, c] == ABSENT).sum())
         entry["calibrated"] += int((there & (index.calibration[:, c] >= 0)).sum())
         if look is not None:
             entry["black"] += int((there & (look.brightest[:, c] <= BLACK)).sum())
             entry["repeated"] += int(look.repeats[:, c].sum())
-        for size in np.unique(index.picture_size[there, c], axis=0).tolist():
+        for size in np.unique(index.image_size[there, c], axis=0).tolist():
             if size not in entry["sizes"]:
                 entry["sizes"].append(size)
 
@@ -275,8 +276,8 @@ def _print(report: Report) -> None:
         )
     if report["cameras"]:
         say("")
-        say("coverage: share of the frames with a picture; absent: named, but there is no such file; calibrated: with")
-        say("intrinsics and extrinsics; repeated: the same picture as in the frame before, as where the car stands")
+        say("coverage: share of the frames with an image; absent: named, but there is no such file; calibrated: with")
+        say("intrinsics and extrinsics; repeated: the same image as in the frame before, as where the car stands")
     for title in ("remarks", "problems"):
         entries = [Problem(**entry) for entry in report[title]]
         say("")
@@ -295,14 +296,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m driving.validate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder of episodes, episode file, or pack")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
-    parser.add_argument("--no-pictures", action="store_true", help="decode no picture; look at headers only")
+    parser.add_argument("--no-images", "--no-pictures", action="store_true", help="decode no image; look at headers")
     parser.add_argument("--threads", type=int, default=2, help="episodes looked at at a time; default: 2")
     add_links_option(parser)
     args = parser.parse_args(argv)
     progress = None if args.json else functools.partial(say, error=True)
     report = validate(
         args.paths,
-        pictures=not args.no_pictures,
+        images=not args.no_images,
         threads=args.threads,
         say=progress,
         allow_links_to=args.allow_links_to,

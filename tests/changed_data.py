@@ -358,7 +358,7 @@ RUNS: dict[str, tuple[list[str], dict[str, Change]]] = {
     "configs/qchunk/debug.py": (["--eval.env", "None"], {"a bit": flip("episode_*.hdf5")}),
     "configs/openpi_ript/debug.py": ([], {"a table cell": edit_cell}),
     "configs/driving/debug.py": (
-        ["--train.eval-every", "0", "--eval.blind-updates", "20", "--eval.pictures", "0"],
+        ["--train.eval-every", "0", "--eval.blind-updates", "20", "--eval.plotted-moments", "0"],
         {"an image": flip("*_front.jpg")},
     ),
 }

@@ -131,7 +131,7 @@ def train(step: str, devices: int, fsdp: int, steps: int, folder: Path, own: Seq
     if "qchunk" in config:
         options += ["--eval.env", "None"]
     if "driving" in config:
-        options += ["--eval.blind-updates", "20", "--eval.pictures", "0"]
+        options += ["--eval.blind-updates", "20", "--eval.plotted-moments", "0"]
     command = [sys.executable, "-m", "tests.devices", "--child", str(folder), step, str(bits), "--config", config]
     command += [*options, *own]
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}

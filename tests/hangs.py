@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 STOP_SECONDS, FAIL_SECONDS = 10.0, 15.0
 START_SECONDS = 300.0
 """For a run to come to the place where it is stopped; a machine may be busy."""
-DRIVING = ["--eval.blind-updates", "20", "--eval.pictures", "0"]
+DRIVING = ["--eval.blind-updates", "20", "--eval.plotted-moments", "0"]
 QCHUNK = ["--eval.env", "None"]
 
 

@@ -1,1 +1,1 @@
-"""Public driving datasets into episode JSON and pictures, without TensorFlow or a devkit; see driving/convert.py."""
+"""Public driving datasets into episode JSON and images, without TensorFlow or a devkit; see driving/convert.py."""

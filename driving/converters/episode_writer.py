@@ -1,6 +1,6 @@
 """Writes converted drives as driving/data/episodes.py reads them: OUT/<episode>.json, OUT/images/<episode>/<name>.jpg.
 
-Pictures are written as they are read, so that a drive's JPEG files are never in memory together.
+Images are written as they are read, so that a drive's JPEG files are never in memory together.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class DriveCamera:
     """One camera of one frame."""
 
     path: str | None
-    """From `EpisodeWriter.add_picture`; None where there is no picture."""
+    """From `EpisodeWriter.add_image`; None where there is no image."""
     time_s: float | None = None
     """When it was exposed, on the clock of the frames; None: when the frame was."""
     pose: Pose | None = None
@@ -89,15 +89,15 @@ class Drive:
 
 
 class EpisodeWriter:
-    """Collects pictures and episodes in a folder, and everything that is wrong with the source."""
+    """Collects images and episodes in a folder, and everything that is wrong with the source."""
 
     def __init__(self, root: Path, *, images: bool) -> None:
-        """Writes into `root`, which exists; without `images` no picture is written."""
+        """Writes into `root`, which exists; without `images` no image is written."""
         self._root, self._images = root, images
         self.problems: list[Problem] = []
         self.episodes = 0
         self.frames = 0
-        self.pictures = 0
+        self.image_count = 0
         self._claims: dict[str, tuple[str, str]] = {}  # name of a file to drive and source
         self._refused: set[tuple[str, str]] = set()
         self._written: set[Path] = set()
@@ -124,16 +124,16 @@ class EpisodeWriter:
             self.problem(source, drive if len(drive) <= MAX_NAME and drive.isprintable() else repr(drive[:40]), *reason)
         return False
 
-    def add_picture(
+    def add_image(
         self, episode: str, name: str, data: bytes | memoryview, *, source: str, size: tuple[int, int] | None = None
     ) -> str | None:
-        """Writes one picture; returns its path relative to the JSON, None without `images` or where it is bad.
+        """Writes one image; returns its path relative to the JSON, None without `images` or where it is bad.
 
         Args:
           episode: Id of the drive, as the source names it.
           name: Of the file in the episode's folder, without ending.
           data: JPEG or PNG, written as it is.
-          source: Names the picture in a problem.
+          source: Names the image in a problem.
           size: (height, width) that the calibration says.
         """
         try:
@@ -150,20 +150,20 @@ class EpisodeWriter:
         ending = ".png" if bytes(data[:4]) == b"\x89PNG" else ".jpg"
         path = Path("images") / file_name(episode) / f"{file_name(name)}{ending}"
         if path in self._written:
-            self.problem(source, "", "one picture of each camera at a time", f"a second one for {path.name}")
+            self.problem(source, "", "one image of each camera at a time", f"a second one for {path.name}")
             return None
         self._written.add(path)
         file = self._root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-        self.pictures += 1
+        self.image_count += 1
         return path.as_posix()
 
     def add_drive(self, drive: Drive, *, source: str) -> None:
         """Writes one episode; what is wrong with it becomes a problem.
 
         Args:
-          drive: The episode, with the paths of its pictures.
+          drive: The episode, with the paths of its images.
           source: File of the dataset, for problems.
         """
         if not self.claim(drive.id, source):

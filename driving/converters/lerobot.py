@@ -91,9 +91,9 @@ class LerobotConverter:
             )
         self._check_columns(source)
         cameras = tuple(self._names) if self._images else ()
-        self._pictures = LeRobotImages(self._meta, cameras)
+        self._reader = LeRobotImages(self._meta, cameras)
         keys = tuple(dict.fromkeys(column.key for column in self._columns.values()))
-        self._table, _ = load_table(self._meta, keys, on_bad="refuse", check=self._pictures.check)
+        self._table, _ = load_table(self._meta, keys, on_bad="refuse", check=self._reader.check)
 
     @property
     def units(self) -> list[str]:
@@ -121,16 +121,16 @@ class LerobotConverter:
             return {camera: DriveCamera(path=None) for camera in self._names.values()}
         source = f"episode {episode}, row {frame}"
         try:
-            pictures = self._pictures.read(episode, frame)
+            images = self._reader.read(episode, frame)
         except DataError as error:
-            writer.problem(source, "", "pictures", str(error))
+            writer.problem(source, "", "images", str(error))
             return {}
         return {
             camera: DriveCamera(
-                path=writer.add_picture(
+                path=writer.add_image(
                     name,
                     f"{frame:06d}_{camera}",
-                    encode_jpeg(pictures[key], quality=self._quality),
+                    encode_jpeg(images[key], quality=self._quality),
                     source=f"{source}, {key}",
                 )
             )

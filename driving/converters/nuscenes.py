@@ -2,14 +2,14 @@
 
   v1.0-*/scene.json              name, first_sample_token
   v1.0-*/sample.json             timestamp (micros), next, scene_token
-  v1.0-*/sample_data.json        a row a picture or sweep: sample_token, ego_pose_token, calibrated_sensor_token,
+  v1.0-*/sample_data.json        a row an image or sweep: sample_token, ego_pose_token, calibrated_sensor_token,
                                  timestamp, is_key_frame, filename, height, width
   v1.0-*/ego_pose.json           translation, rotation (w, x, y, z); z is 0
   v1.0-*/calibrated_sensor.json  sensor_token, translation, rotation, camera_intrinsic (3 x 3)
   v1.0-*/sensor.json             channel, modality
 
 Six cameras fire one after another at 12 Hz; key frames are 2 Hz. A frame's time and state are those of its CAM_FRONT.
-Speeds come from the poses of all camera pictures, sweeps included. Source: nuscenes.org/nuscenes, and
+Speeds come from the poses of all camera images, sweeps included. Source: nuscenes.org/nuscenes, and
 github.com/nutonomy/nuscenes-devkit, docs/schema_nuscenes.md.
 """
 
@@ -47,7 +47,7 @@ CAMERA_MAP = {
 """The rear side cameras look 110 degrees from ahead; of the canonical cameras those at 90 degrees are the nearest."""
 REFERENCE = "CAM_FRONT"
 SWEEP_TOLERANCE_S = 0.05
-"""With sweeps, a picture belongs to the nearest CAM_FRONT picture if that is so near; the cameras' period is 0.083."""
+"""With sweeps, an image belongs to the nearest CAM_FRONT image if that is so near; the cameras' period is 0.083."""
 UNIT_TOLERANCE = 1e-3
 """Of a quaternion's length; nuScenes' own have 1 to the last digits."""
 _TABLES: Mapping[str, tuple[str, ...]] = {
@@ -98,7 +98,7 @@ class NuscenesConverter:
             raise DataError(f"{tables / 'scene.json'}: expected a name for each scene, found some names twice")
         self._samples, self._poses = rows["sample"], rows["ego_pose"]
         self._calibrated, self._sensors = rows["calibrated_sensor"], rows["sensor"]
-        self._pictures = self._camera_rows(rows["sample_data"])
+        self._rows_by_sample = self._camera_rows(rows["sample_data"])
 
     @property
     def units(self) -> list[str]:
@@ -109,7 +109,7 @@ class NuscenesConverter:
         if not writer.claim(unit, source):
             return
         samples = self._sample_chain(self._scenes[unit], writer)
-        rows = [row for token in samples for row in self._pictures.get(token, ())]
+        rows = [row for token in samples for row in self._rows_by_sample.get(token, ())]
         poses = {row["token"]: self._pose(row, unit, writer) for row in rows}
         trajectory = Trajectory(
             (row["timestamp"] * 1e-6, pose) for row in rows if (pose := poses[row["token"]]) is not None
@@ -117,7 +117,7 @@ class NuscenesConverter:
         if self._sweeps:
             groups = self._by_front(rows)
         else:
-            groups = [[row for row in self._pictures.get(token, ()) if row["is_key_frame"]] for token in samples]
+            groups = [[row for row in self._rows_by_sample.get(token, ()) if row["is_key_frame"]] for token in samples]
         frames = [
             self._frame(group, None if self._sweeps else samples[number], trajectory, poses, unit, writer)
             for number, group in enumerate(groups)
@@ -169,7 +169,7 @@ class NuscenesConverter:
             return None
 
     def _by_front(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """A group a CAM_FRONT picture: of each other camera the picture nearest in time."""
+        """A group a CAM_FRONT image: of each other camera the image nearest in time."""
         fronts = [row for row in rows if self._channel(row) == REFERENCE]
         groups = [[front] for front in fronts]
         times = np.array([front["timestamp"] for front in fronts], np.int64)
@@ -196,7 +196,7 @@ class NuscenesConverter:
         unit: str,
         writer: EpisodeWriter,
     ) -> DriveFrame:
-        """One frame of the pictures `rows`; `sample` gives its time where there are none."""
+        """One frame of the images `rows`; `sample` gives its time where there are none."""
         times = {self._channel(row): row["timestamp"] * 1e-6 for row in rows}
         if REFERENCE in times:
             time = times[REFERENCE]
@@ -246,10 +246,10 @@ class NuscenesConverter:
         try:
             data = budget.read_bytes(file, "image_mib")
         except OSError as error:
-            writer.problem(name, "", "a picture that sample_data names", error.strerror or str(error))
+            writer.problem(name, "", "an image that sample_data names", error.strerror or str(error))
             return None
         size = row["height"], row["width"]
-        return writer.add_picture(unit, f"{row['timestamp']}_{self._names[channel]}", data, source=name, size=size)
+        return writer.add_image(unit, f"{row['timestamp']}_{self._names[channel]}", data, source=name, size=size)
 
 
 def _version_folder(source: Path) -> Path:

@@ -1,9 +1,9 @@
-"""What Waymo's formats share: camera names, conventions of its frames, and a drive from frames with their pictures.
+"""What Waymo's formats share: camera names, conventions of its frames, and a drive from frames with their images.
 
 Waymo's camera frame has x along the view, y left, z up; an episode's has x right, y down, z along the view. A frame's
-own timestamp is the start of a LiDAR spin and its pose roughly that spin's middle; each picture has its exact pose,
-time and velocity (dataset.proto). So a frame's time and state are those of its front picture, and where that is missing
-the mean of its pictures' times with the pose between those that are known.
+own timestamp is the start of a LiDAR spin and its pose roughly that spin's middle; each image has its exact pose,
+time and velocity (dataset.proto). So a frame's time and state are those of its front image, and where that is missing
+the mean of its images' times with the pose between those that are known.
 Lens distortion (k1, k2, p1, p2, k3) is left out: an episode's cameras are pinholes.
 """
 
@@ -46,8 +46,8 @@ class Calibration:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WaymoPicture:
-    """One picture as stored."""
+class WaymoImage:
+    """One image as stored."""
 
     path: str | None
     time_s: float | None
@@ -63,10 +63,10 @@ class WaymoFrame:
     timestamp_micros: int
     pose: Pose | None = None
     """Of about the middle of the LiDAR spin."""
-    pictures: dict[str, WaymoPicture] = dataclasses.field(default_factory=dict)
+    images: dict[str, WaymoImage] = dataclasses.field(default_factory=dict)
     """By Waymo's camera name."""
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of DriveFrame that replace what the pictures say."""
+    """Fields of DriveFrame that replace what the images say."""
 
 
 def camera_name(value: Any) -> str | None:
@@ -89,7 +89,7 @@ def extrinsics_of(transform: Sequence[float] | np.ndarray) -> tuple[float, ...]:
 
 
 def exposure_time(pose_timestamp: float | None, trigger: float | None, readout_done: float | None) -> float | None:
-    """When a picture was taken: the time of its pose, else the middle between trigger and end of read-out."""
+    """When an image was taken: the time of its pose, else the middle between trigger and end of read-out."""
     if pose_timestamp:
         return pose_timestamp
     return (trigger + readout_done) / 2 if trigger and readout_done else None
@@ -106,17 +106,15 @@ def drive_frames(
       names: Waymo's camera name to the name in the episode.
     """
     trajectory = Trajectory(
-        (picture.time_s, picture.pose)
+        (image.time_s, image.pose)
         for frame in frames
-        for picture in frame.pictures.values()
-        if picture.time_s is not None and picture.pose is not None
+        for image in frame.images.values()
+        if image.time_s is not None and image.pose is not None
     )
     found = []
     for frame, time in zip(frames, _times(frames), strict=True):
         cameras = {
-            names[name]: _camera(picture, calibrations.get(name))
-            for name, picture in frame.pictures.items()
-            if name in names
+            names[name]: _camera(image, calibrations.get(name)) for name, image in frame.images.items() if name in names
         }
         speed, yaw_rate = _velocity(frame, trajectory, time)
         fields: dict[str, Any] = {
@@ -130,22 +128,22 @@ def drive_frames(
     return found
 
 
-def _camera(picture: WaymoPicture, calibration: Calibration | None) -> DriveCamera:
+def _camera(image: WaymoImage, calibration: Calibration | None) -> DriveCamera:
     return DriveCamera(
-        path=picture.path,
-        time_s=picture.time_s,
-        pose=picture.pose,
+        path=image.path,
+        time_s=image.time_s,
+        pose=image.pose,
         intrinsics=None if calibration is None else calibration.intrinsics,
         extrinsics=None if calibration is None else calibration.extrinsics,
     )
 
 
 def _times(frames: Sequence[WaymoFrame]) -> list[float]:
-    """Time of each frame; one without any picture is as late after its timestamp as the others are."""
+    """Time of each frame; one without any image is as late after its timestamp as the others are."""
     times: list[float | None] = []
     for frame in frames:
-        front = frame.pictures.get(REFERENCE)
-        known = [picture.time_s for picture in frame.pictures.values() if picture.time_s is not None]
+        front = frame.images.get(REFERENCE)
+        known = [image.time_s for image in frame.images.values() if image.time_s is not None]
         if front is not None and front.time_s is not None:
             times.append(front.time_s)
         else:
@@ -159,13 +157,13 @@ def _times(frames: Sequence[WaymoFrame]) -> list[float]:
 
 
 def _velocity(frame: WaymoFrame, trajectory: Trajectory, time: float) -> tuple[float | None, float | None]:
-    """Speed along the vehicle's x axis and yaw rate: as recorded with the front picture or another, else from poses."""
-    order = sorted(frame.pictures, key=lambda name: list(CAMERA_MAP).index(name))
+    """Speed along the vehicle's x axis and yaw rate: as recorded with the front image or another, else from poses."""
+    order = sorted(frame.images, key=lambda name: list(CAMERA_MAP).index(name))
     for name in order:
-        picture = frame.pictures[name]
-        if picture.velocity is not None and picture.pose is not None:
-            x, y, yaw_rate = picture.velocity
-            return float(x * np.cos(picture.pose[2]) + y * np.sin(picture.pose[2])), yaw_rate
+        image = frame.images[name]
+        if image.velocity is not None and image.pose is not None:
+            x, y, yaw_rate = image.velocity
+            return float(x * np.cos(image.pose[2]) + y * np.sin(image.pose[2])), yaw_rate
     return trajectory.speed(time), trajectory.yaw_rate(time)
 
 

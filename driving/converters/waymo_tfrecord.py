@@ -20,7 +20,7 @@ from driving.converters.waymo_frames import (
     CAMERA_MAP,
     Calibration,
     WaymoFrame,
-    WaymoPicture,
+    WaymoImage,
     camera_name,
     drive_frames,
     exposure_time,
@@ -115,12 +115,12 @@ class WaymoTfrecordConverter:
                 raise Refused(where, "images[].name", "1 to 8", f"{number}")
             if camera not in self._names:
                 continue
-            if camera in frame.pictures:
+            if camera in frame.images:
                 raise Refused(where, "images[].name", "each camera once in a frame", f"a second {camera}")
-            frame.pictures[camera] = self._picture(image, where, segment_name, time, camera, segment, writer)
+            frame.images[camera] = self._image(image, where, segment_name, time, camera, segment, writer)
         segment.frames.append(frame)
 
-    def _picture(
+    def _image(
         self,
         image: Message,
         where: str,
@@ -129,12 +129,12 @@ class WaymoTfrecordConverter:
         camera: str,
         segment: "_Segment",
         writer: EpisodeWriter,
-    ) -> WaymoPicture:
+    ) -> WaymoImage:
         data = image.data(2)
         if data is None:
-            raise Refused(where, "images[].image", f"a picture of {camera}", "none")
+            raise Refused(where, "images[].image", f"an image of {camera}", "none")
         calibration = segment.calibrations.get(camera)
-        path = writer.add_picture(
+        path = writer.add_image(
             segment_name,
             f"{time}_{self._names[camera]}",
             data,
@@ -142,7 +142,7 @@ class WaymoTfrecordConverter:
             size=None if calibration is None else calibration.size,
         )
         velocity = image.message(4)
-        return WaymoPicture(
+        return WaymoImage(
             path=path,
             time_s=exposure_time(image.number(5), image.number(7), image.number(8)),
             pose=_pose(image.message(3), f"{where}, {camera}"),

@@ -20,7 +20,7 @@ from driving.converters.waymo_frames import (
     CAMERA_MAP,
     Calibration,
     WaymoFrame,
-    WaymoPicture,
+    WaymoImage,
     camera_name,
     drive_frames,
     exposure_time,
@@ -30,7 +30,7 @@ from driving.converters.waymo_frames import (
 
 SEGMENT, TIME, CAMERA = "key.segment_context_name", "key.frame_timestamp_micros", "key.camera_name"
 IMAGE, CALIBRATION, POSE = "[CameraImageComponent]", "[CameraCalibrationComponent]", "[VehiclePoseComponent]"
-_ROWS_READ = 16  # pictures in memory at a time
+_ROWS_READ = 16  # images in memory at a time
 _VELOCITY = tuple(
     f"{IMAGE}.velocity.{name}" for name in ("linear_velocity.x", "linear_velocity.y", "angular_velocity.z")
 )
@@ -71,7 +71,7 @@ class WaymoV2Converter:
         root = file.parent.parent
         calibrations = self._calibrations(root / "camera_calibration" / file.name, writer)
         frames = self._frames(root / "vehicle_pose" / file.name, writer)
-        segment = self._pictures(file, unit, frames, calibrations, writer)
+        segment = self._images(file, unit, frames, calibrations, writer)
         if segment is None:
             return
         drive = Drive(
@@ -126,7 +126,7 @@ class WaymoV2Converter:
                 writer.problem(where, f"row {row}, {column}", "16 finite numbers", str(error))
         return frames
 
-    def _pictures(
+    def _images(
         self,
         path: Path,
         unit: str,
@@ -134,7 +134,7 @@ class WaymoV2Converter:
         calibrations: Mapping[str, Calibration],
         writer: EpisodeWriter,
     ) -> str | None:
-        """Writes the pictures and adds them to their frames; returns the segment's name."""
+        """Writes the images and adds them to their frames; returns the segment's name."""
         columns = [SEGMENT, TIME, CAMERA, f"{IMAGE}.image"]
         optional = [f"{IMAGE}.pose.transform", *_VELOCITY, *_TIMES]
         segments: set[str] = set()
@@ -146,27 +146,27 @@ class WaymoV2Converter:
             elif time not in frames:
                 writer.problem(unit, f"{where}, {TIME}", "a frame of vehicle_pose", f"{time!r}")
             elif not isinstance(segment, str) or not isinstance(values[f"{IMAGE}.image"], bytes):
-                writer.problem(unit, where, "a segment's name and a picture", f"{segment!r}, or no picture")
-            elif name in frames[time].pictures:
+                writer.problem(unit, where, "a segment's name and an image", f"{segment!r}, or no image")
+            elif name in frames[time].images:
                 writer.problem(unit, f"{where}, {CAMERA}", "each camera once in a frame", f"a second {name}")
             elif writer.claim(segment, unit):
                 segments.add(segment)
                 if name in self._names:
-                    picture = self._picture(values, name, f"{unit}, {where}, {name}", calibrations.get(name), writer)
-                    frames[time].pictures[name] = picture
+                    image = self._image(values, name, f"{unit}, {where}, {name}", calibrations.get(name), writer)
+                    frames[time].images[name] = image
         if len(segments) > 1:
             writer.problem(unit, SEGMENT, "one segment a file", f"{sorted(segments)[:3]}")
         return min(segments, default=None)
 
-    def _picture(
+    def _image(
         self,
         values: Mapping[str, Any],
         name: str,
         source: str,
         calibration: Calibration | None,
         writer: EpisodeWriter,
-    ) -> WaymoPicture:
-        path = writer.add_picture(
+    ) -> WaymoImage:
+        path = writer.add_image(
             values[SEGMENT],
             f"{values[TIME]}_{self._names[name]}",
             values[f"{IMAGE}.image"],
@@ -179,7 +179,7 @@ class WaymoV2Converter:
         except ValueError as error:
             writer.problem(source, f"{IMAGE}.pose.transform", "16 finite numbers", str(error))
         x, y, yaw_rate = (values.get(column) for column in _VELOCITY)
-        return WaymoPicture(
+        return WaymoImage(
             path=path,
             time_s=exposure_time(*(values.get(column) for column in _TIMES)),
             pose=pose,

@@ -85,7 +85,7 @@ def kept_cameras(draws: Draws, seen: Bool[np.ndarray, "b k"], probability: float
 
 
 def augment(batch: Batch, draws: Draws, config: AugmentConfig, mirror: Sequence[int]) -> None:
-    """Crops, recolours and mirrors a batch in place; `kept_cameras` comes before its pictures are read.
+    """Crops, recolours and mirrors a batch in place; `kept_cameras` comes before its images are read.
 
     Args:
       batch: Owned by the caller.
@@ -99,21 +99,21 @@ def augment(batch: Batch, draws: Draws, config: AugmentConfig, mirror: Sequence[
     factors = 1 + (2 * draws.colour - 1) * strengths
     if config.crop or strengths.any():
         for b, n, k in np.argwhere(batch["image_valid"]).tolist():
-            picture = batch["images"][b, n, k]
-            picture[:] = _change(picture, share[b, k], draws.crop[b, k, 1:], factors[b, n, k])
+            pixels = batch["images"][b, n, k]
+            pixels[:] = _change(pixels, share[b, k], draws.crop[b, k, 1:], factors[b, n, k])
     _crop_intrinsics(batch, share, draws.crop[..., 1:])
     if flipped.any():
         _mirror(batch, np.flatnonzero(flipped), list(mirror))
 
 
 def _change(
-    picture: UInt8[np.ndarray, "h w 3"],
+    pixels: UInt8[np.ndarray, "h w 3"],
     share: float,
     place: Float64[np.ndarray, "2"],
     factors: Float64[np.ndarray, "3"],
 ) -> UInt8[np.ndarray, "h w 3"]:
-    height, width = picture.shape[:2]
-    image = Image.fromarray(picture)
+    height, width = pixels.shape[:2]
+    image = Image.fromarray(pixels)
     if share:
         top, left = place[0] * share * height, place[1] * share * width
         box = (left, top, left + (1 - share) * width, top + (1 - share) * height)
@@ -128,7 +128,7 @@ def _change(
 
 
 def _crop_intrinsics(batch: Batch, share: Float64[np.ndarray, "b k"], place: Float64[np.ndarray, "b k 2"]) -> None:
-    """A pixel (u, v) of the picture becomes ((u - left) / (1 - share), (v - top) / (1 - share))."""
+    """A pixel (u, v) of the image becomes ((u - left) / (1 - share), (v - top) / (1 - share))."""
     height, width = batch["images"].shape[3:5]
     matrix = np.zeros((*share.shape, 3, 3), np.float32)
     matrix[..., 0, 0] = matrix[..., 1, 1] = 1 / (1 - share)

@@ -29,7 +29,7 @@ class Batch(TypedDict):
     camera_t: Float64[np.ndarray, "b n k"]
     """t plus the camera's own offset (rolling cameras fire one after another)."""
     intrinsics: Float32[np.ndarray, "b n k 3 3"]
-    """In pixels of `images`; the upper left corner of the picture is (0, 0)."""
+    """In pixels of `images`; the upper left corner of the image is (0, 0)."""
     extrinsics: Float32[np.ndarray, "b n k 4 4"]
     """Camera (x right, y down, z ahead) to the vehicle at time t (x forward, y left, z up); the way that the vehicle
     went between t and the exposure is in them."""
@@ -69,7 +69,7 @@ class Sample(TypedDict, total=False):
     meta: Required[Mapping[str, Any]]
     """episode_id, and t in seconds since the episode's start."""
     images_by_cam: Mapping[str, UInt8[np.ndarray, "h w 3"] | None]
-    """Absent where pictures are not decoded."""
+    """Absent where images are not decoded."""
 
 
 def collate(
@@ -83,7 +83,7 @@ def collate(
     | state                | speed_mps, yaw_rad: (B,) float32; speed_valid, yaw_valid: (B,) bool, False (and 0) where |
     |                      | unknown                                                                                 |
     | meta                 | episode_id: B strings; t: B floats                                                      |
-    | images_by_cam        | if the samples hold pictures. stack_images: {camera: (B, 3, H, W) float32 in 0..1, zeros |
+    | images_by_cam        | if the samples hold images. stack_images: {camera: (B, 3, H, W) float32 in 0..1, zeros |
     |                      | where there is none}; otherwise {camera: B arrays (3, H, W), None where there is none}  |
     | image_valid_by_cam   | with stack_images only: {camera: (B,) bool}                                             |
 
@@ -92,12 +92,12 @@ def collate(
 
     Args:
       samples: At least one.
-      stack_images: Stack pictures into arrays.
-      image_size: Height and width of pictures, for a batch without any; None takes it from the first picture, and
-        gives None for every camera where there is no picture at all, as the contract allows.
+      stack_images: Stack images into arrays.
+      image_size: Height and width of images, for a batch without any; None takes it from the first image, and
+        gives None for every camera where there is no image at all, as the contract allows.
 
     Raises:
-      DataError: If there is no sample, some hold pictures and some do not, or stacked pictures differ in size.
+      DataError: If there is no sample, some hold images and some do not, or stacked images differ in size.
     """
     if not samples:
         raise DataError("collate: expected at least one sample, found none")
@@ -115,16 +115,16 @@ def collate(
         raise DataError("collate: expected images_by_cam in all samples or in none, found it in some")
     if decoded == {False}:
         return out
-    pictures = {
+    images = {
         name: [_channels_first(sample["images_by_cam"].get(name)) for sample in samples]  # pyright: ignore[reportTypedDictNotRequiredAccess]
         for name in cameras
     }
     if not stack_images:
-        return out | {"images_by_cam": pictures}
+        return out | {"images_by_cam": images}
     if image_size is None:
-        image_size = next((p.shape[1:] for row in pictures.values() for p in row if p is not None), None)
-    out["images_by_cam"] = {name: _stacked(row, image_size, name) for name, row in pictures.items()}
-    out["image_valid_by_cam"] = {name: np.array([p is not None for p in row]) for name, row in pictures.items()}
+        image_size = next((p.shape[1:] for row in images.values() for p in row if p is not None), None)
+    out["images_by_cam"] = {name: _stacked(row, image_size, name) for name, row in images.items()}
+    out["image_valid_by_cam"] = {name: np.array([p is not None for p in row]) for name, row in images.items()}
     return out
 
 
@@ -136,10 +136,10 @@ def _state(samples: Sequence[Sample], key: str, mask: str) -> dict[str, np.ndarr
     }
 
 
-def _channels_first(picture: UInt8[np.ndarray, "h w 3"] | None) -> Float32[np.ndarray, "3 h w"] | None:
-    if picture is None:
+def _channels_first(image: UInt8[np.ndarray, "h w 3"] | None) -> Float32[np.ndarray, "3 h w"] | None:
+    if image is None:
         return None
-    return np.ascontiguousarray(picture.transpose(2, 0, 1)).astype(np.float32) / np.float32(255)
+    return np.ascontiguousarray(image.transpose(2, 0, 1)).astype(np.float32) / np.float32(255)
 
 
 def _stacked(
@@ -148,12 +148,12 @@ def _stacked(
     if size is None:
         return None
     out = np.zeros((len(row), 3, *size), np.float32)
-    for i, picture in enumerate(row):
-        if picture is not None and picture.shape[1:] != tuple(size):
+    for i, image in enumerate(row):
+        if image is not None and image.shape[1:] != tuple(size):
             raise DataError(
-                f"collate: camera {camera}, sample {i}: expected a picture of {size[0]} x {size[1]} (height x width) "
-                f"as in the rest of the batch, found {picture.shape[1]} x {picture.shape[2]}"
+                f"collate: camera {camera}, sample {i}: expected an image of {size[0]} x {size[1]} (height x width) "
+                f"as in the rest of the batch, found {image.shape[1]} x {image.shape[2]}"
             )
-        if picture is not None:
-            out[i] = picture
+        if image is not None:
+            out[i] = image
     return out

@@ -24,7 +24,7 @@ from driving.config import DataConfig, Split
 from driving.data.augment import Draws, augment, kept_cameras, mirror_order
 from driving.data.batch import Batch, Sample, collate
 from driving.data.calibration import Calibration, make_calibration
-from driving.data.images import CachedPictures, FilePictures, Pictures, columns
+from driving.data.images import CachedImages, FileImages, ImageSource, columns
 from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
@@ -70,9 +70,9 @@ class DrivingData:
     calibration: Calibration
     files: Files
     """That it was read from."""
-    pictures: Pictures
+    images: ImageSource
     seen: Bool[np.ndarray, "F k"]
-    """Whether there is a picture, by frame and camera of the config."""
+    """Whether there is an image, by frame and camera of the config."""
     episodes: Int64[np.ndarray, " m"]
     """Those of the split."""
     anchors: Int64[np.ndarray, " a"]
@@ -86,7 +86,7 @@ class DrivingData:
         """The samples anchored at some frames, as stored, or changed at random where `draws` says how.
 
         Raises:
-          DataError: If a picture cannot be read, with its path.
+          DataError: If an image cannot be read, with its path.
         """
         tables, index = self.tables, self.index
         frames, valid = tables.rows[rows], tables.time_valid[rows]
@@ -122,13 +122,13 @@ class DrivingData:
     def _images(
         self, frames: Int64[np.ndarray, "b n"], valid: Bool[np.ndarray, "b n"], draws: Draws | None
     ) -> tuple[UInt8[np.ndarray, "b n k h w 3"], Bool[np.ndarray, "b n k"]]:
-        """Pictures of the frames; cameras that dropout takes away are not read."""
+        """Images of the frames; cameras that dropout takes away are not read."""
         wanted = self.seen[frames] & valid[..., None]
         if draws is not None:
             wanted &= kept_cameras(draws, wanted[:, self.config.anchor], self.config.augment.camera_dropout)[:, None]
         images = np.zeros((*wanted.shape, *self.config.image_size, 3), np.uint8)
         for b, n in np.argwhere(wanted.any(-1)).tolist():
-            self.pictures.read(int(frames[b, n]), wanted[b, n], images[b, n])
+            self.images.read(int(frames[b, n]), wanted[b, n], images[b, n])
         return images, wanted
 
     def batches(
@@ -145,7 +145,7 @@ class DrivingData:
 
         Raises:
           ConfigError: If the shards do not divide the batch.
-          DataError: While iterating, if a picture cannot be read.
+          DataError: While iterating, if an image cannot be read.
         """
         from driving.data.stream import open_stream  # Grain takes 1 s, and imports jax
 
@@ -178,7 +178,7 @@ class DrivingData:
         }
         if decode:
             out = np.zeros((len(config.cameras), *config.image_size, 3), np.uint8)
-            self.pictures.read(row, self.seen[row], out)
+            self.images.read(row, self.seen[row], out)
             seen = self.seen[row]
             sample["images_by_cam"] = {name: out[k] if seen[k] else None for k, name in enumerate(config.cameras)}
         return sample
@@ -192,7 +192,7 @@ class DrivingData:
             "manifest": manifest_hash(rows),
             "frames": len(self.anchors),
             "files": self.files.digest(),
-            **self.pictures.identity,
+            **self.images.identity,
         }
 
 
@@ -219,7 +219,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     Raises:
       DataError: If episodes are bad (all problems in one error), named files are absent and data.missing_files is
         "refuse", the split's manifest does not fit or leaks, or no frame is left to draw.
-      ConfigError: If a pack's picture size is not the config's, or a camera's mirror partner is missing.
+      ConfigError: If a pack's image size is not the config's, or a camera's mirror partner is missing.
     """
     budget.use(config.limits)
     path, notes = Path(config.path), []
@@ -228,23 +228,23 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     if is_pack(path):
         add_pack(files, INDEX_FILE)
         check(files)
-        index, pictures = open_pack(path, config, files)
+        index, images = open_pack(path, config, files)
     else:
         index, problems = scan(path, files)
         check(files)
         index = without_bad(index, problems, config, notes)
-        pictures = FilePictures(files.bounds.root, index, config.cameras, files)
+        images = FileImages(files.bounds.root, index, config.cameras, files)
         if (files.bounds.root / INDEX_FILE).exists():
             notes.append(f"{files.bounds.root / INDEX_FILE} is ignored, and may be removed: indexes lie in the cache")
     if config.cache_mb:
-        pictures = CachedPictures(pictures, config.cache_mb * 1_000_000)
+        images = CachedImages(images, config.cache_mb * 1_000_000)
     if not set(config.cameras) & set(index.cameras):
-        raise DataError(f"{path}: expected pictures of {list(config.cameras)}, found cameras {list(index.cameras)}")
+        raise DataError(f"{path}: expected images of {list(config.cameras)}, found cameras {list(index.cameras)}")
     check_absent(index, config, notes)
     episodes = members(index, config, split, notes)
     tables = make_tables(index, config)
     picks = np.array(columns(index, config.cameras))
-    seen = (index.picture[:, picks] == PRESENT) & (picks >= 0)
+    seen = (index.image_status[:, picks] == PRESENT) & (picks >= 0)
     inside = np.zeros(index.frames, bool)
     for episode in episodes.tolist():
         inside[index.rows(episode)] = True
@@ -253,7 +253,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     anchors = np.flatnonzero(inside & enough & complete)
     notes.append(
         f"{split}: {len(episodes)} of {len(index.ids)} episodes, {len(anchors)} samples; left out: "
-        f"{int((inside & ~enough).sum())} frames with fewer than {config.min_cameras} picture(s), "
+        f"{int((inside & ~enough).sum())} frames with fewer than {config.min_cameras} image(s), "
         f"{int((inside & enough & ~complete).sum())} that lack a frame at some offset"
     )
     if not len(anchors):
@@ -265,7 +265,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
         files=files,
         tables=tables,
         calibration=make_calibration(index, tables, config),
-        pictures=pictures,
+        images=images,
         seen=seen,
         episodes=episodes,
         anchors=anchors,

@@ -1,4 +1,4 @@
-"""Where the cameras of every frame look: matrices for pictures at training size, and the time of each exposure."""
+"""Where the cameras of every frame look: matrices for images at training size, and the time of each exposure."""
 
 import dataclasses
 from typing import Any
@@ -22,7 +22,7 @@ class Calibration:
     intrinsics: Float64[np.ndarray, "m 3 3"]
     extrinsics: Float64[np.ndarray, "m 4 4"]
     size: Int32[np.ndarray, "F k 2"]
-    """Height and width of the files' pictures, which the intrinsics are of; 0 where there is none."""
+    """Height and width of the files' images, which the intrinsics are of; 0 where there is none."""
     t: Float64[np.ndarray, "F k"]
     """Time of each exposure."""
     motion: Float32[np.ndarray, "F k 3"]
@@ -31,7 +31,7 @@ class Calibration:
     def at(
         self, frames: Int64[np.ndarray, "b n"], valid: Bool[np.ndarray, "b n"], size: tuple[int, ...]
     ) -> dict[str, Any]:
-        """A batch's camera_t, intrinsics, extrinsics, calibration_valid; `size` is its pictures' height and width."""
+        """A batch's camera_t, intrinsics, extrinsics, calibration_valid; `size` is its images' height and width."""
         row, original = self.row[frames], self.size[frames]
         known = valid[..., None] & (row >= 0) & (original > 0).all(-1)
         scale = np.zeros((*row.shape, 3, 3))
@@ -65,7 +65,7 @@ def make_calibration(index: Index, tables: Tables, config: DataConfig) -> Calibr
         row=of(index.calibration, -1),
         intrinsics=index.intrinsics,
         extrinsics=index.extrinsics,
-        size=of(index.picture_size, 0),
+        size=of(index.image_size, 0),
         t=index.t[:, None] + offset,
         motion=_motion(tables, offset, of(index.camera_pose, np.nan)).astype(np.float32),
     )

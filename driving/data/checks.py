@@ -1,6 +1,6 @@
-"""Checks of what an episode says: times, poses, speeds and waypoints against one another, and its pictures.
+"""Checks of what an episode says: times, poses, speeds and waypoints against one another, and its images.
 
-A problem makes labels or pictures false, so that training on it is a mistake; a remark is something to look at.
+A problem makes labels or images false, so that training on it is a mistake; a remark is something to look at.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ HEADING_RAD, HEADING_MPS = 0.5, 2.0
 TOLERATED = 0.05
 """Share of the frames in which the three checks above may fail: a real log has its moments."""
 BLACK = 8
-"""A picture without a value above it is black."""
+"""An image without a value above it is black."""
 FROZEN_FRAMES, FROZEN_M = 3, 1.0
-"""So many equal pictures in a row, while the car moves so far, were not taken when they say."""
+"""So many equal images in a row, while the car moves so far, were not taken when they say."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,12 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """What decoding an episode's pictures (T frames, c cameras) gave."""
+    """What decoding an episode's images (T frames, c cameras) gave."""
 
     brightest: UInt8[np.ndarray, "T c"]
-    """Largest value of each picture; 255 where there is none."""
+    """Largest value of each image; 255 where there is none."""
     repeats: Bool[np.ndarray, "T c"]
-    """Whether a picture equals the camera's picture of the frame before."""
+    """Whether an image equals the camera's image of the frame before."""
 
 
 def check_numbers(index: Index, config: DataConfig) -> Findings:
@@ -183,12 +183,12 @@ def _check_waypoints(index: Index, tables: Tables, config: DataConfig, found: Fi
         found.remarks.append(Problem(file=file, key="frames[*].expert.waypoints", expected=expected, found=text))
 
 
-def check_pictures(index: Index, look: Look) -> Findings:
-    """Absent files, black pictures, and pictures that stand still while the car moves."""
+def check_images(index: Index, look: Look) -> Findings:
+    """Absent files, black images, and images that stand still while the car moves."""
     found = Findings()
-    file, there = index.files[0], index.picture == PRESENT
+    file, there = index.files[0], index.image_status == PRESENT
     for c, camera in enumerate(index.cameras):
-        absent = np.flatnonzero(index.picture[:, c] == ABSENT)
+        absent = np.flatnonzero(index.image_status[:, c] == ABSENT)
         if len(absent):
             key = f"frames[{absent[0]}].observations.cameras.{camera}.image_path"
             text = f"{len(absent)} absent, the first {index.path(int(absent[0]), c)}"
@@ -199,7 +199,7 @@ def check_pictures(index: Index, look: Look) -> Findings:
             text = f"{len(black)} of {int(there[:, c].sum())} without a value above {BLACK}"
             key = f"frames[{black[0]}].observations.cameras.{camera}"
             to = found.problems if mostly else found.remarks
-            to.append(Problem(file=file, key=key, expected="pictures that show something", found=text))
+            to.append(Problem(file=file, key=key, expected="images that show something", found=text))
         _check_frozen(index, look.repeats[:, c], camera, found)
     return found
 
@@ -212,9 +212,9 @@ def _check_frozen(index: Index, repeats: Bool[np.ndarray, " T"], camera: str, fo
             continue
         key = f"frames[{first - 1}].observations.cameras.{camera}"
         moved = f"{np.hypot(*way):.1f} m" if np.isfinite(way).all() else "an unknown way"
-        text = f"{count} equal pictures in a row while the car moved {moved}"
+        text = f"{count} equal images in a row while the car moved {moved}"
         to = found.problems if np.isfinite(way).all() else found.remarks
-        to.append(Problem(file=index.files[0], key=key, expected="a new picture in every frame", found=text))
+        to.append(Problem(file=index.files[0], key=key, expected="a new image in every frame", found=text))
 
 
 def _runs(flags: Bool[np.ndarray, " T"]) -> Sequence[tuple[int, int]]:

@@ -55,10 +55,10 @@ class Episode:
     route_command: Int8[np.ndarray, " T"]
     """Position in ROUTE_COMMANDS."""
     image_paths: tuple[tuple[str | None, ...], ...]
-    """T x k, relative to the JSON's folder; None where there is no picture."""
+    """T x k, relative to the JSON's folder; None where there is no image."""
     t_offset_s: Float64[np.ndarray, "T k"]
     camera_pose: Float64[np.ndarray, "T k 3"]
-    """The vehicle's pose when the picture was exposed."""
+    """The vehicle's pose when the image was exposed."""
     intrinsics: Float64[np.ndarray, "T k 3 3"]
     extrinsics: Float64[np.ndarray, "T k 4 4"]
     waypoints: Float64[np.ndarray, "T m 2"]
@@ -85,7 +85,7 @@ def episode_names(root: Path, bounds: Bounds) -> list[str]:
 
 
 def load_episode(path: Path) -> Episode:
-    """Reads and checks one episode; pictures are not looked at.
+    """Reads and checks one episode; images are not looked at.
 
     Raises:
       DataError: With every problem of the file.
@@ -260,13 +260,13 @@ def _matrix_e(numbers: tuple[float, ...]) -> Float64[np.ndarray, "4 4"] | None:
     return matrix if rigid and (matrix[3] == (0, 0, 0, 1)).all() else None
 
 
-def picture_name(episode_name: str, image_path: str) -> tuple[str, str]:
-    """Name of a picture in its dataset, and words for why the path is refused; empty where it is not.
+def image_name(episode_name: str, image_path: str) -> tuple[str, str]:
+    """Name of an image in its dataset, and words for why the path is refused; empty where it is not.
 
     What the name leads to is another question, which `chunkwise.files.links.Bounds` answers.
 
     Args:
-      episode_name: Of the JSON that names the picture, relative to the dataset.
+      episode_name: Of the JSON that names the image, relative to the dataset.
       image_path: As written in it.
     """
     if "://" in image_path:
@@ -279,8 +279,8 @@ def picture_name(episode_name: str, image_path: str) -> tuple[str, str]:
     return name, "a path that leads out of the dataset" if name.split("/")[0] == ".." else ""
 
 
-def iter_pictures(episode: Episode) -> Iterator[tuple[int, int, str]]:
-    """Frame, camera and path of every picture that is named."""
+def iter_images(episode: Episode) -> Iterator[tuple[int, int, str]]:
+    """Frame, camera and path of every image that is named."""
     for i, row in enumerate(episode.image_paths):
         for k, path in enumerate(row):
             if path is not None:

@@ -1,4 +1,4 @@
-"""Pictures of frames at training size, from the files of episodes; `driving/pack.py` gives the same from a pack."""
+"""Images of frames at training size, from the files of episodes; `driving/pack.py` gives the same from a pack."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ FILTER: Filter = "bilinear"
 
 
 @runtime_checkable
-class Pictures(Protocol):
+class ImageSource(Protocol):
     """The cameras of any frame."""
 
     @property
@@ -29,22 +29,22 @@ class Pictures(Protocol):
         ...
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
-        """Writes the wanted cameras' pictures of a frame; the others' are left as they are.
+        """Writes the wanted cameras' images of a frame; the others' are left as they are.
 
         Raises:
-          DataError: If a picture cannot be read, with its path.
+          DataError: If an image cannot be read, with its path.
         """
         ...
 
 
-class FilePictures:
+class FileImages:
     """Decodes the files that an index names; safe to call from several threads.
 
     Args:
       base: Dataset.
       index: Its index.
       cameras: Order of the camera axis; a name that the index lacks is never wanted.
-      files: The dataset's, as it was opened; a picture that changed since is an error when it is read. None: not
+      files: The dataset's, as it was opened; an image that changed since is an error when it is read. None: not
         compared.
     """
 
@@ -53,7 +53,7 @@ class FilePictures:
     def __init__(self, base: Path, index: Index, cameras: Sequence[str], files: Files | None = None) -> None:
         self._base, self._index, self._files = str(base), index, files
         self._columns = columns(index, cameras)
-        self._places = np.full(index.picture.shape, -1, np.int32)
+        self._places = np.full(index.image_status.shape, -1, np.int32)
         if files is not None:
             for episode in range(len(index.files)):
                 rows = index.rows(episode)
@@ -62,11 +62,11 @@ class FilePictures:
                 self._places[rows.start + named[:, 0], named[:, 1]] = places
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
-        """As in Pictures."""
+        """As in ImageSource."""
         height, width = out.shape[1:3]
         for k in np.flatnonzero(wanted).tolist():
             file = self.file(row, k)
-            size = self._index.picture_size[row, self._columns[k]]
+            size = self._index.image_size[row, self._columns[k]]
             decode = decode_same_size_into if size[0] == height and size[1] == width else decode_into
             data = read_bytes(file)
             if self._files is not None:
@@ -74,7 +74,7 @@ class FilePictures:
             decode(data, out[k], source=file, filter=FILTER)
 
     def file(self, row: int, k: int) -> str:
-        """File of a picture that there is."""
+        """File of an image that there is."""
         return f"{self._base}/{self._index.path(row, self._columns[k])}"
 
 
@@ -83,17 +83,17 @@ def require_unchanged(files: Files, place: int) -> None:
     try:
         files.require_unchanged(place)
     except OSError as error:
-        raise DataError(f"{files.path(place)}: expected a readable picture, found {error}") from error
+        raise DataError(f"{files.path(place)}: expected a readable image, found {error}") from error
 
 
-class CachedPictures:
-    """Keeps decoded pictures up to a number of bytes; the first that come stay until the end.
+class CachedImages:
+    """Keeps decoded images up to a number of bytes; the first that come stay until the end.
 
-    Nothing is replaced: an epoch shows every picture once in random order, so what was used last is what is needed
+    Nothing is replaced: an epoch shows every image once in random order, so what was used last is what is needed
     last, and the hit rate of a cache that replaces nothing is its share of the dataset.
     """
 
-    def __init__(self, inner: Pictures, max_bytes: int) -> None:
+    def __init__(self, inner: ImageSource, max_bytes: int) -> None:
         self.bytes = 0
         self._inner, self._max = inner, max_bytes
         self._kept: dict[tuple[int, int], np.ndarray] = {}
@@ -105,7 +105,7 @@ class CachedPictures:
         return self._inner.identity
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
-        """As in Pictures."""
+        """As in ImageSource."""
         missing = wanted.copy()
         for k in np.flatnonzero(wanted).tolist():
             kept = self._kept.get((row, k))
@@ -132,4 +132,4 @@ def read_bytes(file: str) -> bytes:
     try:
         return retried(lambda: budget.read_bytes(file, "image_mib"), again=is_system_error)
     except OSError as error:
-        raise DataError(f"{file}: expected a readable picture, found {error} in up to {TRIES} tries") from error
+        raise DataError(f"{file}: expected a readable image, found {error} in up to {TRIES} tries") from error

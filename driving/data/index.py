@@ -1,7 +1,7 @@
 """The index of a dataset: what its JSON files say, as flat arrays over all frames.
 
 An episode is parsed once, and again only when a file's content changes; names in it are relative, so that a dataset
-can be moved. Training reads the index and the pictures, never JSON. It is kept in the cache (scan.py), and as
+can be moved. Training reads the index and the images, never JSON. It is kept in the cache (scan.py), and as
 `_index.npz` in a pack, of which it is a part; wherever it comes from, its arrays are checked against one another.
 """
 
@@ -28,7 +28,7 @@ INDEX_FILE = "_index.npz"
 FORMAT = "chunkwise-driving-index-2"
 MAX_SIDE = 1 << 20
 NONE, PRESENT, ABSENT = 0, 1, 2
-"""Picture not named; named and there; named, and its file is absent."""
+"""Image not named; named and there; named, and its file is absent."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,19 +43,19 @@ class Index:
     content_hashes: tuple[str, ...]
     """SHA-256 of each JSON file."""
     drive_hashes: tuple[str, ...]
-    """SHA-256 of what each episode shows (times, states, pictures), whatever its id and file names."""
+    """SHA-256 of what each episode shows (times, states, images), whatever its id and file names."""
     lengths: Int64[np.ndarray, " e"]
     t: Float64[np.ndarray, " F"]
     pose: Float64[np.ndarray, "F 3"]
     speed_mps: Float64[np.ndarray, " F"]
     yaw_rate_radps: Float64[np.ndarray, " F"]
     route_command: Int8[np.ndarray, " F"]
-    picture: UInt8[np.ndarray, "F c"]
+    image_status: UInt8[np.ndarray, "F c"]
     """NONE, PRESENT or ABSENT."""
-    picture_size: Int32[np.ndarray, "F c 2"]
-    """Height and width of the file's picture; 0 unless PRESENT."""
+    image_size: Int32[np.ndarray, "F c 2"]
+    """Height and width of the file's image; 0 unless PRESENT."""
     path_bytes: UInt8[np.ndarray, " bytes"]
-    """Picture paths relative to the dataset, UTF-8, one after another in the order of `picture`."""
+    """Image paths relative to the dataset, UTF-8, one after another in the order of `image_status`."""
     path_lengths: Int32[np.ndarray, "F c"]
     t_offset_s: Float32[np.ndarray, "F c"]
     camera_pose: Float64[np.ndarray, "F c 3"]
@@ -115,14 +115,14 @@ class Index:
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def path(self, row: int, camera: int) -> str | None:
-        """Path of a picture relative to the dataset; None where none is named."""
+        """Path of an image relative to the dataset; None where none is named."""
         place = row * len(self.cameras) + camera
         length = int(self.path_lengths[row, camera])
         end = int(self._path_ends[place])
         return self._path_text[end - length : end].decode() if length else None
 
     def paths(self, episode: int) -> Iterator[str]:
-        """Names of the pictures that an episode names, in the order of `picture`."""
+        """Names of the images that an episode names, in the order of `image_status`."""
         rows = self.rows(episode)
         for row, camera in np.argwhere(self.path_lengths[rows] > 0).tolist():
             name = self.path(rows.start + row, camera)
@@ -179,14 +179,16 @@ class Index:
 
 
 _BY_CAMERA = {
-    "picture": NONE,
-    "picture_size": 0,
+    "image_status": NONE,
+    "image_size": 0,
     "path_lengths": 0,
     "t_offset_s": 0.0,
     "camera_pose": np.nan,
     "calibration": -1,
 }
 """Arrays with a camera axis, and what they hold for a camera that an episode does not have."""
+_STORED = {"image_status": "picture", "image_size": "picture_size"}
+"""Arrays by the names that they have in a file, which are those of the first version: packs are compared by content."""
 _NAMES = ("files", "ids", "recordings", "content_hashes", "drive_hashes")
 _BY_EPISODE = (*_NAMES, "lengths", "waypoint_counts", "waypoint_dt_s")
 
@@ -227,6 +229,7 @@ def pack(index: Index) -> bytes:
     names = {name: getattr(index, name) for name in ("cameras", *_NAMES)}
     head = np.frombuffer(json.dumps({"format": FORMAT, **names}).encode(), np.uint8)
     arrays = {f.name: getattr(index, f.name) for f in dataclasses.fields(Index) if f.name not in names}
+    arrays = {_STORED.get(name, name): array for name, array in arrays.items()}
     out = io.BytesIO()
     np.savez(out, head=head, **arrays)
     return out.getvalue()
@@ -245,6 +248,7 @@ def unpack(content: bytes, *, source: str) -> Index:
         if found != FORMAT:
             raise DataError(f"{source}: expected format {FORMAT!r}, found {found!r} of another version; pack again")
         values |= {name: tuple(names) for name, names in head.items()}
+        values |= {name: values.pop(stored) for name, stored in _STORED.items()}
         sizes, wrong = _sizes(values)
         index = None if wrong else Index(**values)
         if index is not None:
@@ -305,16 +309,16 @@ def _contradiction(index: Index, sizes: Mapping[str, int]) -> str:
     if waypoints != sizes["all"]:
         return f"{sizes['all']} waypoints, where the counts say {waypoints}"
     ranges = (
-        ("picture", index.picture, NONE, ABSENT),
+        ("image_status", index.image_status, NONE, ABSENT),
         ("calibration", index.calibration, -1, sizes["m"] - 1),
-        ("picture_size", index.picture_size, 0, MAX_SIDE),
+        ("image_size", index.image_size, 0, MAX_SIDE),
         ("route_command", index.route_command, 0, len(ROUTE_COMMANDS) - 1),
     )
     for name, values, low, high in ranges:
         if values.size and not low <= int(values.min()) <= int(values.max()) <= high:
             return f"{name} from {values.min()} to {values.max()}, expected {low} to {high}"
-    if ((index.picture != NONE) & (index.path_lengths == 0)).any():
-        return "pictures without a name"
+    if ((index.image_status != NONE) & (index.path_lengths == 0)).any():
+        return "images without a name"
     for episode in range(sizes["e"]):
         for name in (index.files[episode], *index.paths(episode)):
             if name.startswith("/") or ".." in name.split("/") or "\0" in name:

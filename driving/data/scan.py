@@ -1,4 +1,4 @@
-"""From the JSON files of a dataset to its index: each file parsed once, each picture's header looked at."""
+"""From the JSON files of a dataset to its index: each file parsed once, each image's header looked at."""
 
 import contextlib
 import dataclasses
@@ -18,14 +18,14 @@ from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.printable import printable
-from driving.data.episodes import Episode, episode_names, examine, iter_pictures, picture_name
+from driving.data.episodes import Episode, episode_names, examine, image_name, iter_images
 from driving.data.index import ABSENT, PRESENT, Index, concatenate, pack, unpack
 from driving.data.rater import Rated
 
 HEAD_BYTES = 1 << 16
-"""Bytes of each picture that its hash covers, beside its size: the whole of a JPEG at training size."""
+"""Bytes of each image that its hash covers, beside its size: the whole of a JPEG at training size."""
 TAIL_BYTES = 1 << 10
-"""Where the end marker of a picture must be; one that is cut short has none. Damage elsewhere is found on decoding."""
+"""Where the end marker of an image must be; one that is cut short has none. Damage elsewhere is found on decoding."""
 MAX_HEADER_BYTES = 1 << 24
 END_MARKERS = (b"\xff\xd9", b"IEND")
 
@@ -37,7 +37,7 @@ def scan(root: Path, files: Files | None = None) -> tuple[Index | None, list[Pro
 
     Args:
       root: Folder of episodes, or the only one.
-      files: Takes in the dataset's files: every JSON, and every picture that one names.
+      files: Takes in the dataset's files: every JSON, and every image that one names.
 
     Raises:
       DataError: If the folder is missing or holds no episode, or links lead out of it.
@@ -78,13 +78,13 @@ class Known:
 
     index: Index
     shown: tuple[str, ...]
-    """Of each episode the hash of its pictures' names and contents."""
+    """Of each episode the hash of its images' names and contents."""
 
 
 def _same(known: Known | None, names: Sequence[str], files: Files) -> list[bool]:
-    """Whether each episode is what it was when it was indexed: its JSON, and every picture, those absent as well.
+    """Whether each episode is what it was when it was indexed: its JSON, and every image, those absent as well.
 
-    The names of the pictures are looked at as if they were new: a cache is not asked where they lead.
+    The names of the images are looked at as if they were new: a cache is not asked where they lead.
     """
     if known is None:
         return [False] * len(names)
@@ -93,8 +93,8 @@ def _same(known: Known | None, names: Sequence[str], files: Files) -> list[bool]
     candidates = {
         name: place[name] for name in names if name in place and index.content_hashes[place[name]] == files.hash(name)
     }
-    pictures = [name for episode in candidates.values() for name in index.paths(episode)]
-    refused = files.add(pictures)
+    images = [name for episode in candidates.values() for name in index.paths(episode)]
+    refused = files.add(images)
     return [
         name in candidates
         and not any(path in refused for path in index.paths(candidates[name]))
@@ -104,7 +104,7 @@ def _same(known: Known | None, names: Sequence[str], files: Files) -> list[bool]
 
 
 def _shown(index: Index, episode: int, files: Files) -> str:
-    """Hash of the names and contents of an episode's pictures."""
+    """Hash of the names and contents of an episode's images."""
     digest = hashlib.sha256()
     for name in index.paths(episode):
         digest.update(f"{name} {files.hash(name)}\n".encode())
@@ -145,7 +145,7 @@ def scan_file(file: Path, base: Path, *, files: Files | None = None) -> tuple[In
     Args:
       file: The JSON.
       base: The dataset's folder.
-      files: Takes in the JSON and the pictures; by default they are read anew, and nothing is remembered of them.
+      files: Takes in the JSON and the images; by default they are read anew, and nothing is remembered of them.
     """
     files = Files(Bounds(base), remember=False) if files is None else files
     name = files.bounds.relative(file)
@@ -158,7 +158,7 @@ def scan_file(file: Path, base: Path, *, files: Files | None = None) -> tuple[In
 
 
 def of_episode(episode: Episode, *, name: str, files: Files) -> tuple[Index | None, list[Problem]]:
-    """The index of one episode; looks at the header of every picture, and takes it into `files`.
+    """The index of one episode; looks at the header of every image, and takes it into `files`.
 
     Args:
       episode: As parsed.
@@ -166,12 +166,12 @@ def of_episode(episode: Episode, *, name: str, files: Files) -> tuple[Index | No
       files: Of the dataset; nothing outside it is read.
 
     Returns:
-      The index, or the problems for which the episode is refused. A named picture whose file is absent is none.
+      The index, or the problems for which the episode is refused. A named image whose file is absent is none.
     """
     file = str(files.bounds.path(name))
     size = (len(episode.t), len(episode.cameras))
-    picture, sizes = np.zeros(size, np.uint8), np.zeros((*size, 2), np.int32)
-    named = {(i, k): (path, *picture_name(name, path)) for i, k, path in iter_pictures(episode)}
+    image_status, sizes = np.zeros(size, np.uint8), np.zeros((*size, 2), np.int32)
+    named = {(i, k): (path, *image_name(name, path)) for i, k, path in iter_images(episode)}
     refused = files.add([found for _, found, why in named.values() if not why])
     paths: dict[tuple[int, int], bytes] = {}
     digest = hashlib.sha256()
@@ -185,27 +185,27 @@ def of_episode(episode: Episode, *, name: str, files: Files) -> tuple[Index | No
         try:
             sizes[i, k], content = _look_at(Path(files.bounds.path(found)))
             digest.update(f"{i} {episode.cameras[k]} ".encode() + content)
-            picture[i, k] = PRESENT
+            image_status[i, k] = PRESENT
             files.require_unchanged(files.place(found))
         except FileNotFoundError:
-            picture[i, k] = ABSENT
+            image_status[i, k] = ABSENT
         except (OSError, DataError) as error:
             text = str(error).removeprefix(printable(f"{files.bounds.path(found)}: "))
-            problems.append(Problem(file=file, key=key, expected="a readable picture", found=f"{path}: {text}"))
+            problems.append(Problem(file=file, key=key, expected="a readable image", found=f"{path}: {text}"))
     problems += size_problems(episode.cameras, sizes, file)
     if problems:
         return None, problems
     for array in (episode.t, episode.pose, episode.speed_mps):
         digest.update(array.tobytes())
-    return _from_arrays(episode, name, files.hash(name) or "", picture, sizes, paths, digest.hexdigest()), []
+    return _from_arrays(episode, name, files.hash(name) or "", image_status, sizes, paths, digest.hexdigest()), []
 
 
 def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
-    """Height and width of a picture, and bytes that stand for its content.
+    """Height and width of an image, and bytes that stand for its content.
 
     Raises:
       OSError: If it cannot be read.
-      DataError: If it is no regular file, no picture, or cut short.
+      DataError: If it is no regular file, no image, or cut short.
     """
     with budget.open_file(file) as handle:
         status = os.fstat(handle.fileno())
@@ -220,20 +220,20 @@ def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
             size = read_image_size(handle.read(MAX_HEADER_BYTES), source=str(file))
     if not any(marker in tail for marker in END_MARKERS):
         raise DataError(
-            f"expected the end marker of a picture in its last KiB, found none in {status.st_size} bytes: cut short"
+            f"expected the end marker of an image in its last KiB, found none in {status.st_size} bytes: cut short"
         )
     return size, f"{status.st_size}\n".encode() + head
 
 
 def size_problems(cameras: Sequence[str], sizes: Int32[np.ndarray, "T k 2"], file: str) -> list[Problem]:
-    """Cameras whose pictures differ in size inside one episode."""
+    """Cameras whose images differ in size inside one episode."""
     problems = []
     for k, camera in enumerate(cameras):
         seen, first = np.unique(sizes[:, k][sizes[:, k].any(1)], axis=0, return_index=True)
         if len(seen) > 1:
             found = " and ".join(f"{height} x {width}" for height, width in seen[np.argsort(first)].tolist())
             key = f"frames[*].observations.cameras.{camera}"
-            problems.append(Problem(file=file, key=key, expected="pictures of one size (height x width)", found=found))
+            problems.append(Problem(file=file, key=key, expected="images of one size (height x width)", found=found))
     return problems
 
 
@@ -241,12 +241,12 @@ def _from_arrays(
     episode: Episode,
     name: str,
     content: str,
-    picture: UInt8[np.ndarray, "T k"],
+    image_status: UInt8[np.ndarray, "T k"],
     sizes: Int32[np.ndarray, "T k 2"],
     paths: Mapping[tuple[int, int], bytes],
     drive_hash: str,
 ) -> Index:
-    path_lengths = np.zeros(picture.shape, np.int32)
+    path_lengths = np.zeros(image_status.shape, np.int32)
     for place, path in paths.items():
         path_lengths[place] = len(path)
     both = np.concatenate([episode.intrinsics.reshape(-1, 9), episode.extrinsics.reshape(-1, 16)], axis=1)
@@ -267,13 +267,13 @@ def _from_arrays(
         speed_mps=episode.speed_mps,
         yaw_rate_radps=episode.yaw_rate_radps,
         route_command=episode.route_command,
-        picture=picture,
-        picture_size=sizes,
+        image_status=image_status,
+        image_size=sizes,
         path_bytes=np.frombuffer(b"".join(paths[place] for place in sorted(paths)), np.uint8),
         path_lengths=path_lengths,
         t_offset_s=episode.t_offset_s.astype(np.float32),
         camera_pose=episode.camera_pose,
-        calibration=calibration.reshape(picture.shape),
+        calibration=calibration.reshape(image_status.shape),
         intrinsics=unique[:, :9].reshape(-1, 3, 3),
         extrinsics=unique[:, 9:].reshape(-1, 4, 4),
         waypoint_counts=np.array([episode.waypoints.shape[1]], np.int64),

@@ -1,7 +1,7 @@
-"""Packs: the pictures of a dataset at training size in ArrayRecord shards, which are read at random without seeking.
+"""Packs: the images of a dataset at training size in ArrayRecord shards, which are read at random without seeking.
 
 A pack is a folder:
-  manifest.json                  format, picture size, encoding, cameras, shards
+  manifest.json                  format, image size, encoding, cameras, shards
   _index.npz                     the dataset's index, as beside the episodes
   _split.json                    its split, if it had one
   pictures-00000.arrayrecord ... one record a frame, as in chunkwise/data/shards.py
@@ -31,7 +31,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.new_folder import new_folder
 from driving.config import DataConfig
-from driving.data.images import FILTER, FilePictures, read_bytes
+from driving.data.images import FILTER, FileImages, read_bytes
 from driving.data.index import INDEX_FILE, PRESENT, Index, load
 from driving.data.index import pack as pack_index
 from driving.data.split import SPLIT_FILE, Manifest, save_manifest
@@ -62,16 +62,16 @@ def _drives(index: Index) -> str:
 
 
 def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tuple[Index, "PackedImages"]:
-    """Index and pictures of a pack.
+    """Index and images of a pack.
 
     Args:
       path: The pack.
-      config: Its cameras and its picture size.
+      config: Its cameras and its image size.
       files: The pack's, as of `open_shards`.
 
     Raises:
       DataError: If a part is missing or damaged.
-      ConfigError: If it was packed at another picture size than the config's.
+      ConfigError: If it was packed at another image size than the config's.
     """
     manifest = read_manifest(path)
     index = load_index(path, manifest)
@@ -86,7 +86,7 @@ def open_pack(path: Path, config: DataConfig, files: Files | None = None) -> tup
 
 
 class PackedImages:
-    """Reads a pack's pictures at random; safe to call from several threads.
+    """Reads a pack's images at random; safe to call from several threads.
 
     Args:
       path: The pack.
@@ -109,7 +109,7 @@ class PackedImages:
         self._records = open_shards(path, manifest["shards"], index.frames, files=files)
 
     def read(self, row: int, wanted: Bool[np.ndarray, " k"], out: UInt8[np.ndarray, "k h w 3"]) -> None:
-        """As in Pictures."""
+        """As in ImageSource."""
         if not wanted.any():
             return
         source = f"{self._path}: record {row}"
@@ -146,18 +146,18 @@ def write_pack(
       progress: Called after each frame, from any thread.
 
     Raises:
-      DataError: If `out` exists, or a picture cannot be read.
+      DataError: If `out` exists, or an image cannot be read.
       BusyError, StorageError: As `new_folder`.
     """
     if out.exists():
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; choose another name")
-    pictures = FilePictures(base, index, index.cameras)
+    images = FileImages(base, index, index.cameras)
 
     def records(rows: range) -> Iterator[list[bytes]]:
         for row in rows:
             yield [
-                _packed(pictures.file(row, column), index.picture_size[row, column], settings)
-                if index.picture[row, column] == PRESENT
+                _packed(images.file(row, column), index.image_size[row, column], settings)
+                if index.image_status[row, column] == PRESENT
                 else b""
                 for column in range(len(index.cameras))
             ]
@@ -184,7 +184,7 @@ def write_pack(
 
 def _packed(file: str, size: np.ndarray, settings: PackSettings) -> bytes:
     data = read_bytes(file)
-    picture = np.empty((*settings.image_size, 3), np.uint8)
-    decode_into(data, picture, source=file, filter=FILTER)  # a damaged file is found here, not while training
+    image = np.empty((*settings.image_size, 3), np.uint8)
+    decode_into(data, image, source=file, filter=FILTER)  # a damaged file is found here, not while training
     same = tuple(size.tolist()) == settings.image_size and data[:3] == b"\xff\xd8\xff"
-    return data if same and settings.encoding == "jpeg" else settings.encode(picture)
+    return data if same and settings.encoding == "jpeg" else settings.encode(image)

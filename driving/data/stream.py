@@ -1,6 +1,6 @@
 """The Grain side of driving.data: record i of the dataset is the whole batch of step i.
 
-One record a batch, so that a thread decodes every picture into its place and nothing is stacked afterwards.
+One record a batch, so that a thread decodes every image into its place and nothing is stacked afterwards.
 """
 
 import sys

@@ -44,13 +44,13 @@ def without_bad(index: Index | None, problems: list[Problem], config: DataConfig
 
 
 def check_absent(index: Index, config: DataConfig, notes: list[str]) -> None:
-    """Refuses, or counts, pictures whose file is absent."""
+    """Refuses, or counts, images whose file is absent."""
     wanted = [column for column in columns(index, config.cameras) if column >= 0]
-    absent = np.argwhere(index.picture[:, wanted] == ABSENT).tolist()
+    absent = np.argwhere(index.image_status[:, wanted] == ABSENT).tolist()
     if not absent:
         return
     if config.missing_files == "mask":
-        notes.append(f"{len(absent)} pictures are named, and their files are absent: masked (data.missing_files=mask)")
+        notes.append(f"{len(absent)} images are named, and their files are absent: masked (data.missing_files=mask)")
         return
     problems = []
     for row, k in absent:
@@ -59,7 +59,7 @@ def check_absent(index: Index, config: DataConfig, notes: list[str]) -> None:
         found = f"no file {index.path(row, wanted[k])}"
         problems.append(Problem(file=index.files[episode], key=key, expected="a file that exists", found=found))
     raise refuse(
-        problems, "Restore the files, write null for pictures that were never taken, or set --data.missing-files mask"
+        problems, "Restore the files, write null for images that were never taken, or set --data.missing-files mask"
     )
 
 

@@ -1,4 +1,4 @@
-"""Predictors of waypoints that see no picture: what a camera model has to beat to have seen anything."""
+"""Predictors of waypoints that see no image: what a camera model has to beat to have seen anything."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ MIRRORED_COMMAND = np.array([0, 3, 2, 1])
 
 
 class EgoStates:
-    """Ego states and targets of frames (rows of the index; by default all anchors), without reading a picture."""
+    """Ego states and targets of frames (rows of the index; by default all anchors), without reading an image."""
 
     def __init__(self, data: DrivingData, rows: Int64[np.ndarray, " b"] | None = None) -> None:
         rows = data.anchors if rows is None else rows
@@ -111,5 +111,5 @@ def _mlp(
 
 
 def _nothing(b: int) -> tuple[Array, Array]:
-    """Pictures, and which are there, for a model that looks at none."""
+    """Images, and which are there, for a model that looks at none."""
     return jnp.zeros((b, 1, 1, 1, 3), jnp.uint8), jnp.zeros((b, 1), bool)

@@ -1,4 +1,4 @@
-"""One picture of a waypoint model: what the cameras saw, where it would go, where it went, and the same from above."""
+"""One figure of a waypoint model: what the cameras saw, where it would go, where it went, and the same from above."""
 
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def _draw_camera(axes: Any, batch: Any, where: tuple[int, int, int], paths: dict
     height, width = image.shape[:2]
     axes.imshow(image, extent=(0, width, height, 0), interpolation="nearest")
     if not batch["image_valid"][where]:
-        axes.text(width / 2, height / 2, "no picture", color="white", ha="center", va="center")
+        axes.text(width / 2, height / 2, "no image", color="white", ha="center", va="center")
     elif batch["calibration_valid"][where]:
         for colour, points in paths.items():
             pixels = project(points, batch["intrinsics"][where], batch["extrinsics"][where])

@@ -61,7 +61,7 @@ def encode(
       encoder: Weights.
       data: Holds the frames.
       rows: Of the index.
-      jitter: Change brightness, contrast and saturation of every picture at random, a function of the run's seed.
+      jitter: Change brightness, contrast and saturation of every image at random, a function of the run's seed.
     """
     apply = _apply(config.model)
     size, out = config.eval.batch_size, []

@@ -1,4 +1,4 @@
-"""From the pictures of several cameras to tokens, a vector a camera, and one vector of the scene.
+"""From the images of several cameras to tokens, a vector a camera, and one vector of the scene.
 
 One encoder serves all cameras. A camera that is masked is replaced by zeros before it is encoded and by a learned
 vector afterwards, so nothing of its pixels, NaN included, reaches any output. The scene is made from the concatenated
@@ -27,7 +27,7 @@ class Features(NamedTuple):
     """What the encoder makes of one moment."""
 
     tokens: Float[Array, "b k gh gw d"]
-    """A grid for each camera; of a masked camera they are tokens of a black picture."""
+    """A grid for each camera; of a masked camera they are tokens of a black image."""
     cameras: Float[Array, "b k v"]
     """One vector a camera; of a masked camera a learned one."""
     scene: Float[Array, "b s"]
@@ -37,16 +37,16 @@ def grid(config: ModelConfig, height: int, width: int) -> tuple[int, int]:
     """Rows and columns of the token grid of one camera.
 
     Raises:
-      ValueError: If the picture is not a whole number of tokens.
+      ValueError: If the image is not a whole number of tokens.
     """
     patch = config.vit.patch_size if config.vit is not None else STEM * 2 ** (len(config.conv.channels) - 1)
     if height % patch or width % patch:
-        raise ValueError(f"pictures of {height} x {width}; expected multiples of {patch} pixels, a token's size")
+        raise ValueError(f"images of {height} x {width}; expected multiples of {patch} pixels, a token's size")
     return height // patch, width // patch
 
 
 class SceneEncoder(nn.Module):
-    """Pictures of k cameras at one moment to Features."""
+    """Images of k cameras at one moment to Features."""
 
     config: ModelConfig
 
@@ -61,7 +61,7 @@ class SceneEncoder(nn.Module):
 
         Args:
           images: RGB from 0 to 255.
-          valid: Which cameras have a picture.
+          valid: Which cameras have an image.
           hidden: Tokens whose pixels are replaced by a learned mask token before anything mixes them, or None.
         """
         b, k, h, w, _ = images.shape

@@ -54,7 +54,7 @@ class Pretrainer(nn.Module):
         valid: Bool[Array, "b n k"],
         hidden: Bool[Array, "b n k gh gw"] | None,
     ) -> Pretrained:
-        """One pass of the encoder over all pictures, a second one with tokens hidden where `hidden` says so."""
+        """One pass of the encoder over all images, a second one with tokens hidden where `hidden` says so."""
         b, n = images.shape[:2]
         flat, flat_valid = images.reshape(b * n, *images.shape[2:]), valid.reshape(b * n, -1)
         features = self.encoder(flat, flat_valid)
@@ -114,7 +114,7 @@ class WaypointModel(nn.Module):
 
         Args:
           images: Of the anchor.
-          valid: Which cameras have a picture.
+          valid: Which cameras have an image.
           motion: Speed in m/s and yaw rate in rad/s; 0 where unknown.
           past: By how much speed, then yaw rate, differed at each of some moments before; 0 where unknown.
           command: Position in driving.data.episodes.ROUTE_COMMANDS.

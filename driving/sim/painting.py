@@ -1,4 +1,4 @@
-"""The ground of a town as one picture seen from above: grass, pavements, asphalt, markings, stop lines."""
+"""The ground of a town as one image seen from above: grass, pavements, asphalt, markings, stop lines."""
 
 import dataclasses
 
@@ -20,9 +20,9 @@ _COARSE = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ground:
-    """A picture of the ground and where it lies: row 0 at the largest y, column 0 at the smallest x."""
+    """An image of the ground and where it lies: row 0 at the largest y, column 0 at the smallest x."""
 
-    picture: UInt8[np.ndarray, "h w 3"]
+    image: UInt8[np.ndarray, "h w 3"]
     low: Float64[np.ndarray, "2"]
     """x and y of the lower left corner, m."""
     high: Float64[np.ndarray, "2"]
@@ -85,7 +85,7 @@ def paint(road: Road, palette: Palette, rng: np.random.Generator) -> Ground:
         _stop_line(canvas, road.pose(junction.enter, 0.0)[:2], junction.heading, palette)
         away = road.pose(junction.leave, 0.0)
         _stop_line(canvas, away[:2], away[2] + np.pi, palette)
-    return Ground(picture=np.asarray(canvas.image), low=low, high=high)
+    return Ground(image=np.asarray(canvas.image), low=low, high=high)
 
 
 def _open_stretches(road: Road) -> list[tuple[int, int]]:
@@ -119,7 +119,7 @@ def _shifted(line: Float64[np.ndarray, "n 2"], offset: float) -> Float64[np.ndar
 
 
 class _Canvas:
-    """A picture on which metres are drawn."""
+    """An image on which metres are drawn."""
 
     def __init__(self, low: Float64[np.ndarray, "2"], high: Float64[np.ndarray, "2"], colour: tuple[int, ...]) -> None:
         self.low, self.high = low, high

@@ -1,7 +1,7 @@
 """A town as MuJoCo sees it: painted ground, houses, trees, lights, cars, five cameras on the roof of one of them.
 
-The ground is one textured plane and everything else is boxes and a few balls, without shadows or reflections, so that a
-picture of 64 x 96 pixels takes about 8 ms on one core without a graphics card.
+The ground is one textured plane and everything else is boxes and a few balls, without shadows or reflections, so that
+an image of 64 x 96 pixels takes about 8 ms on one core without a graphics card.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from driving.sim.roads import JUNCTION_HALF, LANE, Junction, branch_lines, direc
 mujoco: Any = importlib.import_module("mujoco")  # its stubs lack most of it
 
 OVERSAMPLING = 2
-"""Pictures are rendered this many times larger and averaged: no jagged edges, and far lines survive."""
+"""Images are rendered this many times larger and averaged: no jagged edges, and far lines survive."""
 FIELD_OF_VIEW = 72.0
 """Of every camera, horizontally, degrees."""
 PITCH = 5.0
@@ -50,7 +50,7 @@ def camera_to_vehicle(name: str) -> Float64[np.ndarray, "4 4"]:
 
 
 def intrinsics(height: int, width: int) -> tuple[float, float, float, float]:
-    """fx, fy, cx, cy in pixels; (0, 0) is the upper left corner of the picture."""
+    """fx, fy, cx, cy in pixels; (0, 0) is the upper left corner of the image."""
     focal = width / 2 / np.tan(np.deg2rad(FIELD_OF_VIEW / 2))
     return float(focal), float(focal), width / 2, height / 2
 
@@ -65,7 +65,7 @@ class Scene:
     renderer: Any
 
     def render(self, frame: int, cameras: tuple[str, ...]) -> dict[str, UInt8[np.ndarray, "h w 3"]]:
-        """Pictures of one frame by camera."""
+        """Images of one frame by camera."""
         self._place(frame)
         return {name: self._shoot(name) for name in cameras}
 
@@ -107,8 +107,8 @@ def build(drive: Drive, rng: np.random.Generator, *, height: int, width: int) ->
     Args:
       drive: What happens in it.
       rng: For colours, houses, light: all that the drive does not say.
-      height: Of the pictures.
-      width: Of the pictures.
+      height: Of the images.
+      width: Of the images.
     """
     spec = mujoco.MjSpec()
     _set_quality(spec, height, width)
@@ -124,7 +124,7 @@ def build(drive: Drive, rng: np.random.Generator, *, height: int, width: int) ->
 
 
 def _set_quality(spec: Any, height: int, width: int) -> None:
-    """Small buffers, coarse balls, no multisampling: it triples the time of a picture, oversampling adds a quarter."""
+    """Small buffers, coarse balls, no multisampling: it triples the time of an image, oversampling adds a quarter."""
     spec.visual.quality.offsamples = 0
     spec.visual.quality.shadowsize = 0
     spec.visual.quality.numslices = 8
@@ -169,11 +169,11 @@ def _light(spec: Any, rng: np.random.Generator) -> None:
 
 
 def _add_ground(spec: Any, ground: Ground) -> None:
-    height, width = ground.picture.shape[:2]
+    height, width = ground.image.shape[:2]
     texture = spec.add_texture(
         name="ground", type=mujoco.mjtTexture.mjTEXTURE_2D, width=width, height=height, nchannel=3
     )
-    texture.data = ground.picture.tobytes()
+    texture.data = ground.image.tobytes()
     material = spec.add_material(name="ground", texrepeat=[1, 1], specular=0.0, reflectance=0.0)
     material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "ground"
     half, middle = (ground.high - ground.low) / 2, (ground.high + ground.low) / 2

@@ -133,7 +133,7 @@ def total(
 
     Args:
       out: Of the model on the batch.
-      target: Tokens that the slowly moving encoder makes of the same pictures with nothing hidden; None if unused.
+      target: Tokens that the slowly moving encoder makes of the same images with nothing hidden; None if unused.
       hidden: What was hidden; None if unused.
       batch: As `driving.train` hands it to the step.
       config: Weights and settings.

@@ -49,7 +49,7 @@ class WaypointTask:
         """Puts the encoder of the pretraining `waypoints.weights` into a fresh state.
 
         Raises:
-          ConfigError: If it is no pretraining of the same model on the same cameras and picture size.
+          ConfigError: If it is no pretraining of the same model on the same cameras and image size.
           DataError: If it has no whole checkpoint.
         """
         assert self.settings.weights is not None
@@ -149,7 +149,7 @@ def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
     """Weights of the encoder of a pretraining's newest whole checkpoint.
 
     Raises:
-      ConfigError: If the folder is no pretraining of the same model on the same cameras and picture size.
+      ConfigError: If the folder is no pretraining of the same model on the same cameras and image size.
       DataError: If it has no whole checkpoint.
     """
     theirs = read_config(run, DrivingConfig)

@@ -1,4 +1,4 @@
-"""Episodes that the tests write: a car on a circle, pictures that tell their frame and camera."""
+"""Episodes that the tests write: a car on a circle, images that tell their frame and camera."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ def pose_at(t: float, start_yaw: float = 0.0) -> tuple[float, float, float]:
     return radius * (np.sin(yaw) - np.sin(start_yaw)), radius * (np.cos(start_yaw) - np.cos(yaw)), yaw
 
 
-def picture(frame: int, camera: int, size: tuple[int, int] = SIZE) -> UInt8[np.ndarray, "h w 3"]:
+def render(frame: int, camera: int, size: tuple[int, int] = SIZE) -> UInt8[np.ndarray, "h w 3"]:
     """Smooth colours that differ by frame and camera, brighter to the right and to the bottom."""
     height, width = size
     v, u = np.mgrid[0:height, 0:width]
@@ -82,11 +82,11 @@ def write_drive(
     source: Mapping[str, str] | None = None,
     start_yaw: float = 0.0,
     size: tuple[int, int] = SIZE,
-    pictures: bool = True,
+    images: bool = True,
 ) -> Path:
-    """Writes root/<name>.json and its pictures; `change` edits the tree before it is written.
+    """Writes root/<name>.json and its images; `change` edits the tree before it is written.
 
-    Pictures are written for the paths of the tree before the change, so that a test can name a file that is absent.
+    Images are written for the paths of the tree before the change, so that a test can name a file that is absent.
     """
     folder = root / f"{name}_images"
     tree: dict[str, Any] = {
@@ -97,11 +97,11 @@ def write_drive(
     }
     if source is not None:
         tree["source"] = dict(source)
-    if pictures:
+    if images:
         folder.mkdir(parents=True, exist_ok=True)
         for i in range(frames):
             for k, camera in enumerate(CAMERAS):
-                shown = picture(i + len(name) + sum(name.encode()), k, size)
+                shown = render(i + len(name) + sum(name.encode()), k, size)
                 data = simplejpeg.encode_jpeg(shown, quality=95, colorspace="RGB", colorsubsampling="444")
                 (folder / f"{i:04d}_{camera}.jpg").write_bytes(data)
     if change is not None:

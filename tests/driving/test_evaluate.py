@@ -69,7 +69,7 @@ def make_config(root: Path, *, split: Any = "test", **changes: Any) -> DrivingCo
         "model": TRAIN,
         "waypoints": WaypointConfig(hidden_sizes=(8,)),
         "optim": OptimConfig(learning_rate=1e-2),
-        "eval": EvalConfig(split=split, batch_size=4, bootstrap=200, blind_updates=2, pictures=0),
+        "eval": EvalConfig(split=split, batch_size=4, bootstrap=200, blind_updates=2, plotted_moments=0),
     }
     return DrivingConfig(**base | changes)
 

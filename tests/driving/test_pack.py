@@ -63,7 +63,7 @@ def test_a_pack_gives_the_same_batches(
     assert off.max() <= most
     assert (other["images"][~other["image_valid"]] == 0).all()
     seen = pack_lib.compare(raw.config, raw.index, tmp_path / "pack")
-    assert (seen.frames, seen.pictures) == (32, 32 * 5 - 4)
+    assert (seen.frames, seen.images) == (32, 32 * 5 - 4)
     assert seen.largest == off.max()
     assert stored.fingerprint()["manifest"] == raw.fingerprint()["manifest"]
     assert stored.fingerprint() != raw.fingerprint()
@@ -113,7 +113,7 @@ def test_what_is_wrong_with_a_pack_is_said(root: Path, tmp_path: Path):
         open_data(config, "all")
 
 
-def test_compare_finds_other_pictures(root: Path, tmp_path: Path):
+def test_compare_finds_other_images(root: Path, tmp_path: Path):
     packed(root, tmp_path / "pack", SIZE, "jpeg")
     other = tmp_path / "other"
     for i in range(4):
@@ -128,8 +128,8 @@ def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert pack_lib.main([str(root), out, "--image-size", "16", "24", "--check"]) == 0
     said = capsys.readouterr()
     assert "packed 32 frames" in said.out
-    assert "32 frames compared, 156 pictures" in said.out
-    assert "pictures a second from files" in said.out
+    assert "32 frames compared, 156 images" in said.out
+    assert "images a second from files" in said.out
     assert pack_lib.main([str(root), out, "--image-size", "16", "24", "--check"]) == 0
     assert "packed 32 frames" not in capsys.readouterr().out
     assert pack_lib.main([str(root), out, "--image-size", "16", "24"]) == 65

@@ -9,7 +9,7 @@ import pytest
 from chunkwise.errors import ConfigError
 from driving.config import CAMERAS, DataConfig, RecordConfig
 from driving.data.batches import open_data
-from driving.record import episode_path, pictures_taken, record
+from driving.record import episode_path, images_taken, record
 from driving.sim.driver import Drive, drive
 from driving.sim.roads import LANE
 
@@ -69,8 +69,8 @@ def test_the_future_is_not_in_the_present_motion(drives: list[Drive]):
     assert {command for one in drives for command in one.command} == {None, "left", "straight", "right"}
 
 
-def test_the_share_of_missing_pictures():
-    taken = np.concatenate([pictures_taken(RecordConfig(missing=0.1), e, 300) for e in range(20)])
+def test_the_share_of_missing_images():
+    taken = np.concatenate([images_taken(RecordConfig(missing=0.1), e, 300) for e in range(20)])
     assert np.mean(taken == 0) == pytest.approx(0.05, abs=0.01)
     assert np.mean(taken == -1) == pytest.approx(0.05, abs=0.02)
 
@@ -81,7 +81,7 @@ def test_recording_goes_on_where_it_was_stopped_and_ends_with_the_same_files(tmp
     record(SHORT, tmp_path / "a", report=said.append)
     assert "recording 2 of 2 drives" in said[0]
     files = {p.relative_to(tmp_path / "a"): p.read_bytes() for p in (tmp_path / "a").rglob("*") if p.is_file()}
-    # As after a kill: one episode is not there, and of its pictures only some.
+    # As after a kill: one episode is not there, and of its images only some.
     episode_path(tmp_path / "a", 1).unlink()
     (tmp_path / "a/_dataset.json").rename(tmp_path / "a/_recording.json")
     sorted((tmp_path / "a/images/episode_00001").iterdir())[0].unlink()
@@ -93,7 +93,7 @@ def test_recording_goes_on_where_it_was_stopped_and_ends_with_the_same_files(tmp
     frames = json.loads(episode_path(tmp_path / "a", 0).read_text())["frames"]
     cameras = [frame["observations"]["cameras"] for frame in frames]
     assert len(frames) == 15
-    taken = pictures_taken(SHORT, 0, 15)
+    taken = images_taken(SHORT, 0, 15)
     assert [[c.get(name, -1) for name in CAMERAS].count(None) for c in cameras] == (taken == 0).sum(1).tolist()
     assert [len(CAMERAS) - len(c) for c in cameras] == (taken == -1).sum(1).tolist()
 

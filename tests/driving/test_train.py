@@ -50,7 +50,7 @@ def config(folder: Path, drives: Path, **more: object) -> DrivingConfig:
         model=MODEL,
         optim=OptimConfig(learning_rate=1e-2, weight_decay=0.1),
         waypoints=WaypointConfig(hidden_sizes=(16,)),
-        eval=EvalConfig(batch_size=8, every=4, bootstrap=50, blind_updates=20, pictures=1),
+        eval=EvalConfig(batch_size=8, every=4, bootstrap=50, blind_updates=20, plotted_moments=1),
         checkpoint=CheckpointConfig(every=3),
     )
     return dataclasses.replace(base, **more)  # pyright: ignore[reportArgumentType]
@@ -95,7 +95,7 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
     straight = np.array([[8 * t - 20 * np.sin(0.4 * t), 20 * (np.cos(0.4 * t) - 1)] for t in np.arange(1, 21) * 0.1])
     expected = float(np.linalg.norm(straight, axis=-1).mean())
     assert result["rows"]["constant_velocity"]["ade_2s"]["mean"] == pytest.approx(expected, rel=0.01)
-    assert (tmp_path / "frozen" / evaluate.PICTURE).stat().st_size > 10_000
+    assert (tmp_path / "frozen" / evaluate.PLOT).stat().st_size > 10_000
     again = evaluate.evaluate_run(tmp_path / "frozen")
     assert again["rows"] == result["rows"]
     capsys.readouterr()

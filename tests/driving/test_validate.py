@@ -139,12 +139,12 @@ def test_gaps_and_jitter_are_remarks(tmp_path: Path):
     assert ("frames[*].t", "steps of 0.0700 to 0.1300 s") in remarks
 
 
-def overwrite(root: Path, camera: str, rows: range, picture: np.ndarray) -> None:
+def overwrite(root: Path, camera: str, rows: range, image: np.ndarray) -> None:
     for i in rows:
-        (root / "a_images" / f"{i:04d}_{camera}.jpg").write_bytes(simplejpeg.encode_jpeg(picture))
+        (root / "a_images" / f"{i:04d}_{camera}.jpg").write_bytes(simplejpeg.encode_jpeg(image))
 
 
-def test_black_pictures(tmp_path: Path):
+def test_black_images(tmp_path: Path):
     write_drive(tmp_path, "a")
     overwrite(tmp_path, "side_left", range(3, 5), np.zeros((*SIZE, 3), np.uint8))
     report = validate([tmp_path])
@@ -157,13 +157,13 @@ def test_black_pictures(tmp_path: Path):
     assert "frames[0].observations.cameras.side_left" in keys
 
 
-def test_frozen_pictures_are_false_only_while_the_car_moves(tmp_path: Path):
+def test_frozen_images_are_false_only_while_the_car_moves(tmp_path: Path):
     write_drive(tmp_path, "a")
     overwrite(tmp_path, "front", range(10, 16), np.full((*SIZE, 3), 90, np.uint8))
     report = validate([tmp_path])
     assert report["refused"]
     assert report["problems"][0]["key"] == "frames[10].observations.cameras.front"
-    assert report["problems"][0]["found"] == "6 equal pictures in a row while the car moved 4.0 m"
+    assert report["problems"][0]["found"] == "6 equal images in a row while the car moved 4.0 m"
     assert report["cameras"]["front"]["repeated"] == 5
 
     def stand(tree: Tree) -> None:
@@ -189,7 +189,7 @@ def test_files_that_are_absent_or_do_not_decode(tmp_path: Path):
     assert "0008_front.jpg" in found["frames[8].observations.cameras.front.image_path"]
     assert report["cameras"]["front"]["absent"] == 1
     assert report["cameras"]["front"]["present"] == 29
-    headers_only = validate([tmp_path], pictures=False)
+    headers_only = validate([tmp_path], images=False)
     assert len(headers_only["problems"]) == 1
 
 
@@ -222,7 +222,7 @@ def test_the_table_and_the_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixt
     report = json.loads(capsys.readouterr().out)
     assert report["refused"]
     assert [episode["verdict"] for episode in report["episodes"]] == ["good", "bad"]
-    assert main([str(tmp_path / "a.json")]) == 0
+    assert main([str(tmp_path / "a.json")]) == main([str(tmp_path / "a.json"), "--no-pictures"]) == 0
     with pytest.raises(SystemExit) as stopped:
         main([])
     assert stopped.value.code == 64
@@ -239,7 +239,7 @@ def test_a_split_that_leaks_is_a_problem(tmp_path: Path):
 
 def test_what_cannot_be_read_is_said_once(tmp_path: Path):
     for name in "abc":
-        write_drive(tmp_path, name, frames=3, start_yaw=float(ord(name)), pictures=False, change=bare_of_pictures)
+        write_drive(tmp_path, name, frames=3, start_yaw=float(ord(name)), images=False, change=bare_of_images)
     text = (tmp_path / "b.json").read_text()
     (tmp_path / "b.json").write_text(text.replace('"t": 0.1', '"t": NaN'))
     split = {"format": "chunkwise-driving-split-1", "train": {}, "val": {}, "test": {}}
@@ -254,6 +254,6 @@ def test_what_cannot_be_read_is_said_once(tmp_path: Path):
     assert "episode 'a' is in no split" in found["_split.json", "a split of this dataset without leaks"]
 
 
-def bare_of_pictures(tree: Tree) -> None:
+def bare_of_images(tree: Tree) -> None:
     for frame in frames(tree):
         frame["observations"]["cameras"] = {}

@@ -175,7 +175,7 @@ def _attacks() -> list[Attack]:
         Attack("drives: an absolute path", "episodes", image_path("{outside}/secret.jpg"), VALIDATE),
         Attack("drives: a path with ..", "episodes", image_path("../outside/secret.jpg"), VALIDATE),
         Attack("drives: a URL", "episodes", image_path("file://{outside}/secret.jpg"), VALIDATE),
-        Attack("drives: a linked picture", "episodes", link("a_images/0003_front.jpg", "secret.jpg"), VALIDATE),
+        Attack("drives: a linked image", "episodes", link("a_images/0003_front.jpg", "secret.jpg"), VALIDATE),
         Attack(
             "drives: an index of pickles",
             "episodes",

@@ -86,6 +86,7 @@ def test_an_image_damaged_inside_shows_only_when_decoded(tmp_path: Path) -> None
     image = root / f"images/{CAMERAS[0]}/episode_000001/frame_000002.png"
     image.write_bytes(image.read_bytes()[:80])
     assert not inspect(Inspection(path=root, images=False))["refused"]
+    assert main([str(root), "--no-images"]) == main([str(root), "--no-pictures"]) == 0  # as it was called before
     report = inspect(Inspection(path=root))
     assert len(report["problems"]) == 1
     assert f"episode 1, {CAMERAS[0]}, row 2" in report["problems"][0]

@@ -80,12 +80,16 @@ OF_EARLIER = {
     "checkpoint.keep_last": "checkpoint.max_to_keep",
     "checkpoint.keep_every": "checkpoint.keep_period",
 }
+OF_EARLIER_BY_PACKAGE = {
+    "qchunk": {"agent.target_rate": "agent.tau"},
+    "driving": {"eval.pictures": "eval.plotted_moments"},
+}
 
 
 @pytest.mark.parametrize("file", ["qchunk/debug.py", "openpi_ript/debug.py", "driving/debug.py"])
 def test_a_run_that_used_earlier_names_of_fields_reads_as_the_same_config(file: str, tmp_path: Path):
     config, _ = load(["--config", str(ROOT / "configs" / file), "--checkpoint.keep-period", "7"])
-    earlier = OF_EARLIER | ({"agent.target_rate": "agent.tau"} if file.startswith("qchunk") else {})
+    earlier = OF_EARLIER | OF_EARLIER_BY_PACKAGE.get(file.split("/")[0], {})
     names = {now: before for before, now in earlier.items()}
     flat = {names.get(name, name): value for name, value in flatten(config).items()}
     assert set(earlier) <= set(flat)

@@ -29,7 +29,7 @@ def pose_at(seconds: float) -> tuple[float, float, float]:
     return radius * (math.sin(yaw) - math.sin(2)), -radius * (math.cos(yaw) - math.cos(2)), yaw
 
 
-def pictures(length: int, episode: int, camera: int) -> np.ndarray:
+def smooth_images(length: int, episode: int, camera: int) -> np.ndarray:
     values = 30 + 25 * camera + 4 * np.arange(length) + 60 * episode
     return np.broadcast_to(values[:, None, None, None], (length, *SIZE, 3)).astype(np.uint8)
 
@@ -74,7 +74,7 @@ def write_l2d(root: Path, *, cameras: tuple[str, ...] = CAMERAS, rename: str = "
     pq.write_table(pa.Table.from_pylist(rows), root / "meta/episodes/chunk-000/file-000.parquet")
     pq.write_table(pa.concat_tables(tables), root / "data/chunk-000/file-000.parquet")
     for camera, key in enumerate(names.values()):
-        film = np.concatenate([pictures(length, index, camera) for index, length in enumerate(LENGTHS)])
+        film = np.concatenate([smooth_images(length, index, camera) for index, length in enumerate(LENGTHS)])
         write_video(root / f"videos/{key}/chunk-000/file-000.mp4", film)
     return root
 
@@ -172,7 +172,7 @@ def test_settings_that_do_not_fit(tmp_path: Path, options: dict[str, Any], messa
 
 def test_a_video_with_too_few_frames_names_the_episode(tmp_path: Path):
     source = write_l2d(tmp_path / "L2D")
-    write_video(source / "videos/observation.images.rear/chunk-000/file-000.mp4", pictures(9, 0, 0))
+    write_video(source / "videos/observation.images.rear/chunk-000/file-000.mp4", smooth_images(9, 0, 0))
     with pytest.raises(
         DataError, match=r"episode 1, videos/observation.images.rear/.*: expected 5 frames from 0.700 s"
     ):

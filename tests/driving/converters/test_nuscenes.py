@@ -39,7 +39,7 @@ def jpeg(number: int, camera: int) -> bytes:
 
 
 def write(root: Path, *, version: str = "v1.0-mini", scenes: int = 1) -> Path:
-    """Tables and pictures of scenes with one car each on a circle; LiDAR and radar rows as in the real tables."""
+    """Tables and images of scenes with one car each on a circle; LiDAR and radar rows as in the real tables."""
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in ("scene", "sample", "sample_data", "ego_pose")}
     tables["sensor"] = [{"token": f"s_{c}", "channel": c, "modality": "camera"} for c in CAMERA_MAP]
     tables["sensor"].append({"token": "s_LIDAR_TOP", "channel": "LIDAR_TOP", "modality": "lidar"})
@@ -154,7 +154,7 @@ def test_key_frames(tmp_path: Path):
     np.testing.assert_allclose(episode.extrinsics[0, 0] @ [1, 2, 10, 1], [11.7, -0.9, -0.5, 1], atol=1e-9)
 
 
-def test_sweeps_give_every_picture_once_at_12_hz(tmp_path: Path):
+def test_sweeps_give_every_image_once_at_12_hz(tmp_path: Path):
     episode = converted(write(tmp_path / "nuscenes"), sweeps=True)
     frames = 6 * (SAMPLES - 1) + 1
     np.testing.assert_allclose(episode.t, PERIOD * np.arange(frames), atol=2e-6)
@@ -199,7 +199,7 @@ def test_problems_of_several_files_are_in_one_report(tmp_path: Path):
     text = refused(root)
     assert text.startswith("5 problem(s):")
     for line in (
-        "samples/CAM_FRONT/scene-0061__000.jpg: expected a picture that sample_data names, found No such file",
+        "samples/CAM_FRONT/scene-0061__000.jpg: expected an image that sample_data names, found No such file",
         "d_0_0_CAM_FRONT_RIGHT.filename: expected a path inside, found '../secret.jpg'",
         "scene-0061__000.jpg: expected height x width 64 x 36 as in the calibration, found 36 x 64",
         "ego_pose.json: scene-0061, p_d_0_0_CAM_BACK: expected a pose, found rotation [0, 0, 0, 0]",

@@ -62,7 +62,7 @@ class TestV2:
     def test_values(self, tmp_path: Path):
         check_episode(converted(files.write_v2(tmp_path / "training"), "waymo_v2"))
 
-    def test_pictures_are_the_files_bytes_at_their_frames(self, tmp_path: Path):
+    def test_images_are_the_files_bytes_at_their_frames(self, tmp_path: Path):
         source = files.write_v2(tmp_path / "set" / "training").parent
         episode = converted(source, None)
         out = tmp_path / "set_out"
@@ -137,7 +137,7 @@ class TestV2:
         times = [files.START + 100_000 * (i // 5) for i in range(30)]
         times[12] = 5
         images = [files.jpeg(i // 5, i % 5 + 1) for i in range(30)]
-        images[20], images[21] = b"no picture", files.jpeg(0, 0, (48, 32))
+        images[20], images[21] = b"not a JPEG", files.jpeg(0, 0, (48, 32))
         text = refused(
             files.write_v2(
                 tmp_path / "training",
@@ -155,7 +155,7 @@ class TestV2:
         assert f"{unit}: row 7, key.camera_name: expected each camera once in a frame, found a second FRONT" in text
         assert f"{unit}: row 12, key.frame_timestamp_micros: expected a frame of vehicle_pose, found 5" in text
         assert f"{unit}, row 20, FRONT: expected JPEG or PNG data, found 10 bytes that begin" in text
-        # Height and width are told apart: a picture of 48 x 32 is not one of 32 x 48.
+        # Height and width are told apart: an image of 48 x 32 is not one of 32 x 48.
         assert (
             f"{unit}, row 21, FRONT_LEFT: expected height x width 32 x 48 as in the calibration, found 48 x 32" in text
         )
@@ -261,8 +261,8 @@ class TestEndToEnd:
         ]
         path = episode.image_paths[2][0]
         assert path is not None
-        picture = decode((tmp_path / "set_out" / path).read_bytes(), source="")
-        assert abs(int(picture[5, 5, 1]) - 40) <= 3
+        image = decode((tmp_path / "set_out" / path).read_bytes(), source="")
+        assert abs(int(image[5, 5, 1]) - 40) <= 3
 
     def test_a_test_frame_without_a_future(self, tmp_path: Path):
         source = files.write_v1(tmp_path / "a.tfrecord", frames=[files.e2e_frame(0, future=0)])
@@ -312,7 +312,7 @@ def test_camera_names(value: Any, expected: str | None):
     assert camera_name(value) == expected
 
 
-def test_the_time_of_a_picture():
+def test_the_time_of_an_image():
     assert exposure_time(3.0, 1.0, 2.0) == 3.0
     assert exposure_time(None, 1.0, 2.0) == exposure_time(0.0, 1.0, 2.0) == 1.5
     assert exposure_time(None, 1.0, None) is exposure_time(None, None, 2.0) is None

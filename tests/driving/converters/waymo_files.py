@@ -19,7 +19,7 @@ START = 1_550_083_467_000_000  # microseconds
 SIZE = (32, 48)  # height, width
 NUMBERS = {"FRONT": 1, "FRONT_LEFT": 2, "FRONT_RIGHT": 3, "SIDE_LEFT": 4, "SIDE_RIGHT": 5}
 DELAYS = {"FRONT": 0.05, "FRONT_LEFT": 0.04, "FRONT_RIGHT": 0.06, "SIDE_LEFT": 0.025, "SIDE_RIGHT": 0.075}
-"""Seconds from a frame's timestamp to each picture's time: -25 to +25 ms around FRONT, as in real records."""
+"""Seconds from a frame's timestamp to each image's time: -25 to +25 ms around FRONT, as in real records."""
 INTRINSICS = (50.0, 51.0, 24.0, 16.0, 0.1, -0.2, 0.001, 0.002, 0.05)
 SEGMENT = "10017090168044687777_6380_000_6400_000"
 
@@ -49,7 +49,7 @@ def jpeg(frame: int, camera: int, size: tuple[int, int] = SIZE) -> bytes:
 
 
 def times(frame: int, camera: str) -> tuple[float, float, float]:
-    """Seconds since the start of the picture, and absolute trigger and end of read-out."""
+    """Seconds since the start of the image, and absolute trigger and end of read-out."""
     at = 0.1 * frame + DELAYS[camera]
     return at, START * 1e-6 + at - 0.01, START * 1e-6 + at + 0.01
 

@@ -1,4 +1,4 @@
-"""Augmentation keeps geometry: a point of the world is drawn where the changed picture shows it."""
+"""Augmentation keeps geometry: a point of the world is drawn where the changed image shows it."""
 
 import dataclasses
 from pathlib import Path
@@ -49,7 +49,7 @@ def both(root: Path, augment: AugmentConfig, seed: int = 0) -> tuple[Batch, Batc
 
 
 def pixels(batch: Batch, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u, v) of points (b, p, 4) of the vehicle frame in every picture, and depth."""
+    """(u, v) of points (b, p, 4) of the vehicle frame in every image, and depth."""
     camera = np.linalg.inv(batch["extrinsics"].astype(np.float64))[:, :, :, None] @ points[:, None, None, :, :, None]
     ray = batch["intrinsics"].astype(np.float64)[:, :, :, None] @ camera[..., :3, :]
     return ray[..., :2, 0] / ray[..., 2:, 0], camera[..., 2, 0]
@@ -61,12 +61,12 @@ def test_nothing_is_changed_by_default(root: Path):
         np.testing.assert_array_equal(plain[key], changed[key])
 
 
-def test_crop_moves_points_with_the_picture(root: Path):
+def test_crop_moves_points_with_the_image(root: Path):
     plain, changed = both(root, AugmentConfig(crop=0.4))
     points = np.broadcast_to(POINTS, (12, *POINTS.shape))
     before, depth = pixels(plain, points)
     after, _ = pixels(changed, points)
-    # The pictures are red from left to right, green from top to bottom: colour says where a pixel was.
+    # The images are red from left to right, green from top to bottom: colour says where a pixel was.
     checked = 0
     for b, n, k, p in np.argwhere(depth > 0.5).tolist():
         (u, v), (u2, v2) = before[b, n, k, p], after[b, n, k, p]
@@ -167,7 +167,7 @@ def test_flip_needs_both_sides():
     assert mirror_order(("side_right", "rear", "side_left")) == [2, 1, 0]
 
 
-def test_colour_changes_pictures_only(root: Path):
+def test_colour_changes_images_only(root: Path):
     plain, changed = both(root, AugmentConfig(brightness=0.3, contrast=0.3, saturation=0.5))
     for key in plain:
         if key != "images":

@@ -54,7 +54,7 @@ def check_heads(batch: dict[str, Any], size: int) -> None:
     assert all(isinstance(t, float) for t in batch["meta"]["t"])
 
 
-def test_without_decoding_there_are_no_pictures(tmp_path: Path):
+def test_without_decoding_there_are_no_images(tmp_path: Path):
     write_drive(tmp_path, "a", frames=4)
     batch = collate(samples_of(tmp_path, [0, 3], decode=False))
     check_heads(batch, 2)
@@ -71,16 +71,16 @@ def test_lists_with_a_camera_missing_in_one_sample(tmp_path: Path, how: str):
     check_heads(batch, 2)
     assert set(batch) == {"image_paths_by_cam", "state", "meta", "images_by_cam"}
     assert list(batch["images_by_cam"]) == list(CAMERAS)
-    for camera, pictures in batch["images_by_cam"].items():
-        assert isinstance(pictures, list)
-        for row, picture in enumerate(pictures):
+    for camera, images in batch["images_by_cam"].items():
+        assert isinstance(images, list)
+        for row, image in enumerate(images):
             if (camera, row) == ("side_left", 1):
-                assert picture is None
+                assert image is None
                 assert batch["image_paths_by_cam"][camera][row] is None
             else:
-                assert picture.shape == (3, HEIGHT, WIDTH)
-                assert picture.dtype == np.float32
-                assert 0 <= picture.min() < picture.max() <= 1
+                assert image.shape == (3, HEIGHT, WIDTH)
+                assert image.dtype == np.float32
+                assert 0 <= image.min() < image.max() <= 1
 
 
 @pytest.mark.parametrize("how", ["absent", "null", "null path"])
@@ -98,12 +98,12 @@ def test_stacked_with_a_camera_missing_in_one_sample(tmp_path: Path, how: str):
         assert valid.dtype == np.bool_
         assert valid.tolist() == [True, camera != "side_left", True]
         for row in range(3):
-            picture = samples[row]["images_by_cam"][camera]  # pyright: ignore[reportTypedDictNotRequiredAccess]
-            if picture is None:
+            image = samples[row]["images_by_cam"][camera]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            if image is None:
                 assert (stacked[row] == 0).all()
             else:
                 np.testing.assert_array_equal(
-                    stacked[row], picture.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
+                    stacked[row], image.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
                 )
 
 
@@ -158,14 +158,14 @@ def test_samples_made_by_hand():
     assert batch["image_valid_by_cam"]["front"].tolist() == [True, False]
     assert batch["state"]["yaw_valid"].tolist() == [True, False]
     nothing = collate([sample(None)], True)
-    assert nothing["images_by_cam"]["front"] is None  # no picture tells the size; the contract allows it
+    assert nothing["images_by_cam"]["front"] is None  # no image tells the size; the contract allows it
     assert nothing["image_valid_by_cam"]["front"].tolist() == [False]
     assert collate([sample(None)], True, image_size=(4, 6))["images_by_cam"]["front"].shape == (1, 3, 4, 6)
 
 
 def test_what_cannot_be_collated():
     one, other = np.zeros((4, 6, 3), np.uint8), np.zeros((6, 4, 3), np.uint8)
-    with pytest.raises(DataError, match="camera front, sample 1: expected a picture of 4 x 6"):
+    with pytest.raises(DataError, match="camera front, sample 1: expected an image of 4 x 6"):
         collate([sample(one), sample(other)], True)
     with pytest.raises(DataError, match="at least one sample"):
         collate([])

@@ -16,7 +16,7 @@ from driving.config import CAMERAS, AugmentConfig, DataConfig
 from driving.data.augment import draw
 from driving.data.batch import Batch
 from driving.data.batches import make_batches, open_data
-from driving.data.images import CachedPictures, FilePictures
+from driving.data.images import CachedImages, FileImages
 from driving.data.targets import relative_pose
 from tests.driving.drives import SIZE, SPEED, TURN, pose_at, write_drive
 
@@ -114,11 +114,11 @@ def test_the_values_of_a_batch(root: Path):
     assert batch["waypoint_valid"].sum(1).tolist() == [14, 20, 0]
 
 
-def test_intrinsics_follow_the_picture_to_another_size(root: Path):
+def test_intrinsics_follow_the_image_to_another_size(root: Path):
     data = open_data(config(root, image_size=(64, 24)).data, "all")
     batch = data.batch(np.array([3]))
     assert batch["images"].shape[3:5] == (64, 24)
-    # 32 x 48 pictures, fx 40, fy 42, cx 24.5, cy 15.5: twice as high, half as wide.
+    # 32 x 48 images, fx 40, fy 42, cx 24.5, cy 15.5: twice as high, half as wide.
     np.testing.assert_allclose(batch["intrinsics"][0, 0, 0], [[20, 0, 12.25], [0, 84, 31], [0, 0, 1]])
 
 
@@ -192,7 +192,7 @@ def test_a_frame_without_a_camera_is_kept_and_masked(tmp_path: Path, how: str):
     )
     assert (batch["images"][1, 0, 3] == 0).all()
     assert not batch["calibration_valid"][1, 0, 3]
-    assert batch["waypoint_valid"].sum(1).tolist() == [3, 2, 1]  # frames without pictures still tell where the car was
+    assert batch["waypoint_valid"].sum(1).tolist() == [3, 2, 1]  # frames without images still tell where the car was
     assert len(open_data(config(tmp_path, min_cameras=5).data, "all").anchors) == 4
     assert len(open_data(config(tmp_path, min_cameras=0).data, "all").anchors) == 6
 
@@ -215,14 +215,14 @@ def test_absent_files_are_refused_or_masked_and_counted(tmp_path: Path):
     assert "2 problem(s)" in str(refused.value)
     assert "a_images/0005_side_left.jpg" in str(refused.value)
     data = open_data(config(tmp_path, missing_files="mask").data, "all")
-    assert any(note.startswith("2 pictures are named") for note in data.notes)
+    assert any(note.startswith("2 images are named") for note in data.notes)
     batch = data.batch(np.array([2, 5]))
     assert batch["image_valid"].sum() == 8
     assert not batch["image_valid"][0, 0, 0]
     assert not batch["image_valid"][1, 0, 3]
 
 
-def test_a_picture_that_goes_away_while_training_is_an_error_with_its_path(
+def test_an_image_that_goes_away_while_training_is_an_error_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
@@ -270,13 +270,13 @@ def test_bad_episodes_are_all_in_one_error_or_skipped_below_one_percent(tmp_path
         open_data(config(tmp_path, on_bad="skip").data, "all")
 
 
-def test_a_dataset_without_episodes_or_pictures(tmp_path: Path):
+def test_a_dataset_without_episodes_or_images(tmp_path: Path):
     with pytest.raises(DataError, match="no such folder"):
         open_data(config(tmp_path / "none").data)
     with pytest.raises(DataError, match="found none"):
         open_data(config(tmp_path).data)
     write_drive(tmp_path, "a", frames=3, change=lambda t: [f["observations"].pop("cameras") for f in t["frames"]])
-    with pytest.raises(DataError, match="expected pictures of"):
+    with pytest.raises(DataError, match="expected images of"):
         open_data(config(tmp_path).data, "all")
 
 
@@ -358,16 +358,16 @@ def test_episode_fraction_nests(tmp_path: Path):
 
 def test_the_cache_keeps_its_budget_and_changes_nothing(root: Path):
     data = open_data(config(root).data, "all")
-    inner = data.pictures
-    assert isinstance(inner, FilePictures)
-    picture = 32 * 48 * 3
-    cache = CachedPictures(inner, 7 * picture + 100)
-    cached = dataclasses.replace(data, pictures=cache)
+    inner = data.images
+    assert isinstance(inner, FileImages)
+    nbytes = 32 * 48 * 3
+    cache = CachedImages(inner, 7 * nbytes + 100)
+    cached = dataclasses.replace(data, images=cache)
     rows = data.anchors[:6]
     for _ in range(3):
         assert_equal(cached.batch(rows), data.batch(rows))
-        assert cache.bytes == 7 * picture
-    assert isinstance(open_data(config(root, cache_mb=1).data, "all").pictures, CachedPictures)
+        assert cache.bytes == 7 * nbytes
+    assert isinstance(open_data(config(root, cache_mb=1).data, "all").images, CachedImages)
 
 
 def test_the_fingerprint_sees_content_and_not_the_place(tmp_path: Path):

@@ -25,7 +25,7 @@ from driving.data.index import ABSENT, INDEX_FILE, PRESENT, Index, load, pack, u
 from driving.data.scan import scan, scan_file
 from driving.data.schema import schema
 from driving.validate import validate
-from tests.driving.drives import SIZE, extrinsics, frame_tree, picture, write_drive
+from tests.driving.drives import SIZE, extrinsics, frame_tree, render, write_drive
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -68,7 +68,7 @@ def test_everything_that_is_optional_is_read(tmp_path: Path):
         tree["waypoint_spec"] = {"horizon_steps": 2, "dt": 0.25, "frame": "ego", "units": "m"}
         tree["source"] = {"dataset": "set", "scene_id": "7"}
 
-    episode = load_episode(write_drive(tmp_path, "a", frames=4, change=change, pictures=False))
+    episode = load_episode(write_drive(tmp_path, "a", frames=4, change=change, images=False))
     front = episode.cameras.index("front")
     assert episode.t_offset_s[2, front] == -0.025
     assert episode.t_offset_s[1, front] == 0
@@ -126,7 +126,7 @@ BAD: list[tuple[Change, str, str]] = [
 
 @pytest.mark.parametrize(("change", "key", "text"), BAD, ids=range(len(BAD)))
 def test_bad_values_are_named_with_file_and_key(tmp_path: Path, change: Change, key: str, text: str):
-    file = write_drive(tmp_path, "a", frames=4, change=change, pictures=False)
+    file = write_drive(tmp_path, "a", frames=4, change=change, images=False)
     episode, problems = examine(file)
     assert episode is None
     assert any(key in problem.key and text in str(problem) for problem in problems), problems
@@ -189,7 +189,7 @@ def test_paths_that_lead_out_are_refused(tmp_path: Path, path: str):
 def test_links_that_lead_out_or_round_are_refused(tmp_path: Path):
     root = tmp_path / "set"
     root.mkdir()
-    (tmp_path / "secret.jpg").write_bytes(simplejpeg.encode_jpeg(picture(0, 0)))
+    (tmp_path / "secret.jpg").write_bytes(simplejpeg.encode_jpeg(render(0, 0)))
     (root / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     (root / "round.jpg").symlink_to(root / "round.jpg")
     os.mkfifo(root / "pipe.jpg")
@@ -201,7 +201,7 @@ def test_links_that_lead_out_or_round_are_refused(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_pictures_that_are_none(tmp_path: Path):
+def test_images_that_are_none(tmp_path: Path):
     file = write_drive(tmp_path, "a", frames=4)
     target = tmp_path / "a_images" / "0002_front.jpg"
     whole = target.read_bytes()
@@ -209,8 +209,8 @@ def test_pictures_that_are_none(tmp_path: Path):
     bad = {
         "cut short": whole[: len(whole) // 2],
         "empty": b"",
-        "text": b"no picture at all",
-        "a large picture of few bytes": (tmp_path / "bomb.png").read_bytes(),
+        "text": b"no image at all",
+        "a large image of few bytes": (tmp_path / "bomb.png").read_bytes(),
     }
     for what, data in bad.items():
         target.write_bytes(data)
@@ -220,9 +220,9 @@ def test_pictures_that_are_none(tmp_path: Path):
         assert "a_images/0002_front.jpg" in problems[0].found
 
 
-def test_pictures_of_two_sizes_in_one_camera_are_refused(tmp_path: Path):
+def test_images_of_two_sizes_in_one_camera_are_refused(tmp_path: Path):
     file = write_drive(tmp_path, "a", frames=4)
-    turned = simplejpeg.encode_jpeg(np.ascontiguousarray(picture(0, 0).transpose(1, 0, 2)))
+    turned = simplejpeg.encode_jpeg(np.ascontiguousarray(render(0, 0).transpose(1, 0, 2)))
     (tmp_path / "a_images" / "0002_front.jpg").write_bytes(turned)
     index, problems = scan_file(file, tmp_path)
     assert index is None
@@ -259,7 +259,7 @@ def test_the_index_is_parsed_once_moves_with_the_folder_and_sees_changes(
     again, _ = scan(tmp_path / "two")
     assert again is not None
     assert parsed == []
-    for name in ("t", "pose", "picture", "path_bytes", "calibration", "intrinsics", "waypoints"):
+    for name in ("t", "pose", "image_status", "path_bytes", "calibration", "intrinsics", "waypoints"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
     write_drive(tmp_path / "two", "b", frames=6)
     changed, _ = scan(tmp_path / "two")
@@ -272,7 +272,7 @@ def test_the_index_is_parsed_once_moves_with_the_folder_and_sees_changes(
     np.testing.assert_array_equal(changed.intrinsics[changed.calibration[7, front]][0], [40.0, 0.0, 24.5])
 
 
-def test_an_absent_picture_that_comes_back_is_seen(tmp_path: Path):
+def test_an_absent_image_that_comes_back_is_seen(tmp_path: Path):
     write_drive(tmp_path, "a", frames=4)
     file = tmp_path / "a_images" / "0002_front.jpg"
     data = file.read_bytes()
@@ -280,11 +280,11 @@ def test_an_absent_picture_that_comes_back_is_seen(tmp_path: Path):
     index, _ = scan(tmp_path)
     assert index is not None
     front = index.cameras.index("front")
-    assert index.picture[:, front].tolist() == [1, 1, 2, 1]
+    assert index.image_status[:, front].tolist() == [1, 1, 2, 1]
     file.write_bytes(data)
     index, _ = scan(tmp_path)
     assert index is not None
-    assert index.picture[:, front].tolist() == [1, 1, 1, 1]
+    assert index.image_status[:, front].tolist() == [1, 1, 1, 1]
 
 
 def test_an_index_beside_the_episodes_is_not_read(tmp_path: Path):
@@ -330,7 +330,7 @@ def test_a_cached_index_is_asked_neither_for_paths_nor_for_what_changed(
 
 
 @pytest.mark.parametrize("change", ["other pixels", "another size", "gone", "back", "replaced by a link"])
-def test_pictures_that_change_are_seen_when_the_dataset_is_opened_again(tmp_path: Path, change: str):
+def test_images_that_change_are_seen_when_the_dataset_is_opened_again(tmp_path: Path, change: str):
     write_drive(tmp_path / "set", "a", frames=4, dt=0.1)
     file = tmp_path / "set" / "a_images" / "0002_front.jpg"
     whole = file.read_bytes()
@@ -350,15 +350,15 @@ def test_pictures_that_change_are_seen_when_the_dataset_is_opened_again(tmp_path
             each.write_bytes(simplejpeg.encode_jpeg(np.zeros((64, 96, 3), np.uint8)))
         again, _ = scan(tmp_path / "set")
         assert again is not None
-        assert again.picture_size[:, front].tolist() == [[64, 96]] * 4
-        # 40 pixels of focal length in pictures of 64 x 96 are 20 in a batch of 32 x 48.
+        assert again.image_size[:, front].tolist() == [[64, 96]] * 4
+        # 40 pixels of focal length in images of 64 x 96 are 20 in a batch of 32 x 48.
         batch = open_data(DataConfig(path=str(tmp_path / "set"), image_size=SIZE), "all").batch(np.array([2]))
         assert batch["intrinsics"][0, 0, 0, 0, 0] == 20.0
     elif change in ("gone", "back"):
         file.write_bytes(whole) if change == "back" else file.unlink()
         again, _ = scan(tmp_path / "set")
         assert again is not None
-        assert again.picture[2, front] == (PRESENT if change == "back" else ABSENT)
+        assert again.image_status[2, front] == (PRESENT if change == "back" else ABSENT)
     else:
         (tmp_path / "secret.jpg").write_bytes(black)
         file.unlink()
@@ -403,21 +403,21 @@ CONTRADICTIONS: dict[str, Callable[[Index], dict[str, Any]]] = {
     "expected of": lambda i: {"speed_mps": i.speed_mps[:3]},
     "speed_mps as float32": lambda i: {"speed_mps": i.speed_mps.astype(np.float32)},
     "pose of shape (4, 2)": lambda i: {"pose": i.pose[:, :2]},
-    "picture of shape": lambda i: {"picture": i.picture[:, :4]},
+    "image_status of shape": lambda i: {"picture": i.image_status[:, :4]},
     "lengths that do not add up": lambda i: {"lengths": i.lengths + 1},
     "lengths with 0": lambda i: {"lengths": i.lengths * 0},
     "path_lengths that do not add up": lambda i: {"path_lengths": i.path_lengths + 1},
     "path_lengths with -": lambda i: {"path_lengths": -i.path_lengths},
     "waypoints, where the counts say": lambda i: {"waypoint_counts": i.waypoint_counts + 1},
     "rated_counts that do not add up": lambda i: {"rated_counts": i.rated_counts + 1},
-    "picture from": lambda i: {"picture": i.picture + np.uint8(2)},
+    "image_status from": lambda i: {"picture": i.image_status + np.uint8(2)},
     "calibration from": lambda i: {"calibration": i.calibration + np.int32(99)},
-    "picture_size from": lambda i: {"picture_size": i.picture_size - np.int32(99)},
+    "image_size from": lambda i: {"picture_size": i.image_size - np.int32(99)},
     "route_command from": lambda i: {"route_command": i.route_command + np.int8(9)},
     "ids: ": lambda i: {"ids": (*i.ids, "b", "c", "d", "e")},
     "which are not sorted": lambda i: {"cameras": i.cameras[::-1]},
     "which leads out": lambda i: {"files": ("../a.json",)},
-    "pictures without a name": lambda i: {
+    "images without a name": lambda i: {
         "path_lengths": np.where(
             np.arange(i.path_lengths.size).reshape(i.path_lengths.shape) == 0, 0, i.path_lengths
         ).astype(np.int32),
@@ -432,6 +432,7 @@ def test_an_index_whose_arrays_contradict_one_another_is_refused(tmp_path: Path,
     assert unpack(pack(index), source="x").ids == ("a",)
     with np.load(io.BytesIO(pack(index))) as arrays:
         values = dict(arrays)
+    assert {"picture", "picture_size"} <= set(values), "a pack's arrays keep the names of earlier versions"
     head = json.loads(values.pop("head").tobytes())
     for name, value in CONTRADICTIONS[words](index).items():
         (head if name in head else values)[name] = value
@@ -481,4 +482,4 @@ def test_write_episode_writes_nothing_bad(tmp_path: Path):
 def test_size_is_height_and_width(tmp_path: Path):
     index, _ = scan_file(write_drive(tmp_path, "a", frames=2), tmp_path)
     assert index is not None
-    assert index.picture_size[0, 0].tolist() == list(SIZE) == [32, 48]
+    assert index.image_size[0, 0].tolist() == list(SIZE) == [32, 48]

@@ -1,4 +1,4 @@
-"""Pictures decoded into their place in a batch."""
+"""Images decoded into their place in a batch."""
 
 import io
 
@@ -11,18 +11,18 @@ from PIL import Image
 from chunkwise.data.images import decode_into, decode_same_size_into
 from chunkwise.errors import DataError
 from driving.data.images import FILTER
-from tests.driving.drives import picture
+from tests.driving.drives import render
 
 SIZE = (16, 24)
 
 
 def jpeg(size: tuple[int, int], subsampling: str = "420") -> bytes:
-    return simplejpeg.encode_jpeg(picture(3, 2, size), quality=90, colorspace="RGB", colorsubsampling=subsampling)
+    return simplejpeg.encode_jpeg(render(3, 2, size), quality=90, colorspace="RGB", colorsubsampling=subsampling)
 
 
 def png(size: tuple[int, int]) -> bytes:
     out = io.BytesIO()
-    Image.fromarray(picture(3, 2, size)).save(out, format="PNG")
+    Image.fromarray(render(3, 2, size)).save(out, format="PNG")
     return out.getvalue()
 
 
@@ -49,11 +49,11 @@ def decoded(decode: object, data: bytes) -> UInt8[np.ndarray, "h w 3"]:
         png((9, 9)),
     ],
 )
-def test_in_one_call_or_two_the_picture_is_the_same(data: bytes):
+def test_in_one_call_or_two_the_image_is_the_same(data: bytes):
     np.testing.assert_array_equal(decoded(decode_same_size_into, data), decoded(decode_into, data))
 
 
-@pytest.mark.parametrize("data", [jpeg(SIZE)[:300], b"\xff\xd8\xff" + bytes(40), b"", b"no picture at all"])
+@pytest.mark.parametrize("data", [jpeg(SIZE)[:300], b"\xff\xd8\xff" + bytes(40), b"", b"no image at all"])
 def test_damage_is_named(data: bytes):
     with pytest.raises(DataError, match="here: expected"):
         decoded(decode_same_size_into, data)

@@ -113,7 +113,7 @@ def test_what_is_no_rating_is_refused(tmp_path: Path, one: dict[str, Any], key: 
     def change(tree: dict[str, Any]) -> None:
         tree["frames"][3]["expert"] = {"rated_trajectories": [one]}
 
-    file = write_drive(tmp_path, "a", frames=5, change=change, pictures=False)
+    file = write_drive(tmp_path, "a", frames=5, change=change, images=False)
     with pytest.raises(DataError) as caught:
         load_episode(file)
     assert f"{file}: frames[3].expert.rated_trajectories[0]{key}: {words}" in str(caught.value)
@@ -133,7 +133,7 @@ def run(path: Path, folder: Path, steps: int, dt_s: float) -> DrivingConfig:
         ),
         model=ModelConfig(conv=ConvConfig(channels=(8,), blocks=(0,)), camera_width=8, scene_width=8),
         waypoints=WaypointConfig(hidden_sizes=(8,)),
-        eval=EvalConfig(batch_size=4, every=4, bootstrap=20, blind_updates=2, pictures=1),
+        eval=EvalConfig(batch_size=4, every=4, bootstrap=20, blind_updates=2, plotted_moments=1),
         checkpoint=CheckpointConfig(every=2),
         record=RecordConfig(),  # what was converted is there, and is nothing to record into
     )
@@ -168,7 +168,7 @@ def test_from_records_to_the_table(tmp_path: Path, capsys: pytest.CaptureFixture
     short = np.hypot(0.375 * np.arange(1, 21), 0.1 * np.arange(20))
     assert result["rows"]["constant_velocity"]["ade_5s"]["mean"] == pytest.approx(short.mean(), rel=1e-5)
     assert result["rows"]["constant_velocity"]["fde_3s"]["mean"] == pytest.approx(short[11], rel=1e-5)
-    assert (tmp_path / "run" / evaluate.PICTURE).exists()
+    assert (tmp_path / "run" / evaluate.PLOT).exists()
     assert "rater_feedback" in capsys.readouterr().out
 
     main(run(tmp_path / "data", tmp_path / "near", 20, 0.1), "near")

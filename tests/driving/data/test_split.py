@@ -72,7 +72,7 @@ def test_recordings_are_drawn_by_their_hash(tmp_path: Path):
     root = tmp_path / "set"
     for i in range(11):
         source = {"dataset": "d", "scene_id": f"s{i}"}
-        write_drive(root, f"e{i}", frames=2, start_yaw=0.1 * i, source=source, pictures=False)
+        write_drive(root, f"e{i}", frames=2, start_yaw=0.1 * i, source=source, images=False)
     index, _ = scan(root)
     assert index is not None
     recordings = dict(zip(index.ids, index.recordings, strict=True))
@@ -115,7 +115,7 @@ def test_a_share_is_of_the_episodes_that_it_is_taken_from(tmp_path: Path):
 
 
 def test_a_drive_is_known_by_what_it_shows(tmp_path: Path):
-    """By pictures, times, poses and speeds: another picture is another drive, other names are the same one."""
+    """By images, times, poses and speeds: another image is another drive, other names are the same one."""
     write_drive(tmp_path, "a", frames=3)
     tree = json.loads((tmp_path / "a.json").read_text())
     shutil.copytree(tmp_path / "a_images", tmp_path / "renamed")
@@ -132,7 +132,7 @@ def test_a_drive_is_known_by_what_it_shows(tmp_path: Path):
 
     write("same", lambda _: None)
     write("renamed", lambda _: None, "renamed")
-    write("picture", lambda _: None, "other")
+    write("image", lambda _: None, "other")
     write("time", later)
     write("place", lambda copy: copy["frames"][1]["observations"]["state"].update(x_m=9.0))
     write("speed", lambda copy: copy["frames"][1]["observations"]["state"].update(speed_mps=9.0))
@@ -145,7 +145,7 @@ def test_a_drive_is_known_by_what_it_shows(tmp_path: Path):
 
 def test_the_manifest_of_a_part_is_the_same_split_of_it(tmp_path: Path):
     for name in "abcd":
-        write_drive(tmp_path, name, frames=2, pictures=False)
+        write_drive(tmp_path, name, frames=2, images=False)
     index = index_of(tmp_path)
     whole = Manifest(episodes={"train": {"a": "1", "x": "2"}, "val": {"y": "3", "c": "4"}, "test": {"b": "5"}})
     part = whole.of(index)
@@ -178,7 +178,7 @@ def test_a_manifest_as_it_lies_on_disk(tmp_path: Path):
 def test_leaks_name_the_pair_its_sides_and_why(tmp_path: Path):
     for i, scene in enumerate("pqpr"):
         source = {"dataset": "d", "scene_id": scene}
-        write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source=source, pictures=False)
+        write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source=source, images=False)
     index = index_of(tmp_path)
     assert leaks(index, ["train", "val", "train", "test"]) == []
     assert leaks(index, ["train", "val", "", "test"]) == [], "an episode in no split leaks nothing"
@@ -196,7 +196,7 @@ def test_leaks_name_the_pair_its_sides_and_why(tmp_path: Path):
 
 
 def test_an_error_of_a_manifest_shows_twenty_lines_and_counts_the_rest(tmp_path: Path):
-    write_drive(tmp_path, "a", frames=2, pictures=False)
+    write_drive(tmp_path, "a", frames=2, images=False)
     index = index_of(tmp_path)
     drives = {"a": index.drive_hashes[0]}
     for lacking, last in ((20, "episode 'x19' of val is not in the dataset"), (23, "and 3 more")):

@@ -33,7 +33,7 @@ def problems(*files: str) -> list[Problem]:
 
 def test_at_most_one_drive_in_a_hundred_is_skipped(tmp_path: Path):
     """A drive counts once, however much is wrong with it."""
-    write_drive(tmp_path, "a", frames=1, pictures=False)
+    write_drive(tmp_path, "a", frames=1, images=False)
     index = index_of(tmp_path)
     refuse, skip = (DataConfig(path=str(tmp_path), on_bad=how) for how in ("refuse", "skip"))
     notes: list[str] = []
@@ -52,7 +52,7 @@ def test_at_most_one_drive_in_a_hundred_is_skipped(tmp_path: Path):
         without_bad(None, problems("x.json"), skip, notes)
 
 
-def test_an_absent_picture_is_refused_by_file_frame_and_camera_or_counted(tmp_path: Path):
+def test_an_absent_image_is_refused_by_file_frame_and_camera_or_counted(tmp_path: Path):
     for name in ("a", "b"):
         write_drive(tmp_path, name, frames=3)
     (tmp_path / "b_images/0001_side_left.jpg").unlink()
@@ -69,4 +69,4 @@ def test_an_absent_picture_is_refused_by_file_frame_and_camera_or_counted(tmp_pa
     check_absent(index, DataConfig(path=str(tmp_path), cameras=("front_left", "front_right")), notes)
     assert notes == [], "cameras that are not asked for may be absent"
     check_absent(index, DataConfig(path=str(tmp_path), missing_files="mask"), notes)
-    assert notes == ["2 pictures are named, and their files are absent: masked (data.missing_files=mask)"]
+    assert notes == ["2 images are named, and their files are absent: masked (data.missing_files=mask)"]

@@ -113,7 +113,7 @@ def test_a_standing_rater_has_a_direction():
     assert beside == pytest.approx(np.mean([9 * 0.1**0.2, 9.0]))
 
 
-def test_points_ahead_fall_into_the_middle_of_the_front_picture():
+def test_points_ahead_fall_into_the_middle_of_the_front_image():
     fx, fy, cx, cy = intrinsics(64, 96)
     matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
     far = project(np.array([[1000.0, 0.0], [10.0, 2.0], [-5.0, 0.0]]), matrix, camera_to_vehicle("front"))

@@ -20,7 +20,7 @@ VIT = ModelConfig(
 )
 
 
-def pictures(dtype: type = np.uint8) -> np.ndarray:
+def make_images(dtype: type = np.uint8) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (2, 3, 16, 24, 3)).astype(dtype)
 
 
@@ -35,15 +35,15 @@ def run(module: SceneEncoder, *arguments: Any) -> Any:
 def encoder(config: ModelConfig):
     module = SceneEncoder(config)
     valid = jnp.ones((2, 3), bool)
-    return module, quick(module.init)(jax.random.key(0), jnp.asarray(pictures()), valid)
+    return module, quick(module.init)(jax.random.key(0), jnp.asarray(make_images()), valid)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
-def test_nothing_of_a_masked_picture_reaches_any_output(config: ModelConfig):
+def test_nothing_of_a_masked_image_reaches_any_output(config: ModelConfig):
     module, params = encoder(config)
     valid = jnp.array([[True, False, True], [True, True, True]])
-    images = pictures(np.float32)
+    images = make_images(np.float32)
     changed = images.copy()
     changed[0, 1] = np.nan
     changed[0, 1, 3, 4, 1] = 7
@@ -55,9 +55,9 @@ def test_nothing_of_a_masked_picture_reaches_any_output(config: ModelConfig):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
-def test_a_nan_in_a_masked_picture_leaves_the_gradient_finite(config: ModelConfig):
+def test_a_nan_in_a_masked_image_leaves_the_gradient_finite(config: ModelConfig):
     module, params = encoder(config)
-    images = pictures(np.float32)
+    images = make_images(np.float32)
     images[0, 1] = np.nan
     valid = jnp.array([[True, False, True], [True, True, True]])
     apply: Any = module.apply
@@ -76,7 +76,7 @@ def test_blocks_computed_again_give_the_same_gradient():
     found = []
     for remat in (False, True):
         module, params = encoder(vit(remat=remat))
-        images, valid = jnp.asarray(pictures()), jnp.ones((2, 3), bool)
+        images, valid = jnp.asarray(make_images()), jnp.ones((2, 3), bool)
         apply: Any = module.apply
         gradient = jax.grad(lambda p, apply=apply, x=images, v=valid: jnp.square(apply(p, x, v).scene).sum())
         text = str(jax.make_jaxpr(gradient)(params))
@@ -90,7 +90,7 @@ def test_blocks_computed_again_give_the_same_gradient():
 def test_bfloat16_is_near_float32_and_its_weights_are_float32():
     (module, params), (half, half_params) = encoder(VIT), encoder(vit(dtype="bfloat16"))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), half_params)
-    images, valid = jnp.asarray(pictures()), jnp.ones((2, 3), bool)
+    images, valid = jnp.asarray(make_images()), jnp.ones((2, 3), bool)
     text = str(jax.make_jaxpr(half.apply)(params, images, valid))
     assert "bf16" in text
     assert "bf16" not in str(jax.make_jaxpr(module.apply)(params, images, valid))
@@ -104,7 +104,7 @@ def test_bfloat16_is_near_float32_and_its_weights_are_float32():
 def test_the_scene_knows_which_camera_saw_what(config: ModelConfig):
     module, params = encoder(config)
     valid = jnp.ones((2, 3), bool)
-    images = pictures()
+    images = make_images()
     scene = run(module, params, jnp.asarray(images), valid).scene
     swapped = run(module, params, jnp.asarray(images[:, [1, 0, 2]]), valid).scene
     assert np.abs(np.asarray(scene - swapped)).max() > 1e-3
@@ -125,7 +125,7 @@ def test_hidden_tokens_hide_their_pixels(config: ModelConfig):
     gh, gw = grid(config, 16, 24)
     assert (gh, gw) == (2, 3)
     hidden = jnp.zeros((2, 3, gh, gw), bool).at[0, 0, 0, 1].set(True)
-    images = pictures()
+    images = make_images()
     changed = images.copy()
     changed[0, 0, :8, 8:16] = 255 - changed[0, 0, :8, 8:16]
     valid = jnp.ones((2, 3), bool)
@@ -148,7 +148,7 @@ def test_a_convolution_is_one():
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-def test_pictures_that_are_no_whole_number_of_tokens_are_refused():
+def test_images_that_are_no_whole_number_of_tokens_are_refused():
     with pytest.raises(ValueError, match="expected multiples of 8"):
         grid(CONV, 20, 24)
 
@@ -168,6 +168,6 @@ def test_an_untrained_waypoint_model_is_the_blind_formula():
     model = WaypointModel(CONV, WaypointConfig(hidden_sizes=(8,)), 20, 0.1)
     motion = jnp.array([[5.0, 0.5], [4.0, -0.2]])
     past, command = jnp.ones((2, 6)), jnp.array([1, 0], jnp.int32)
-    arguments = (jnp.asarray(pictures()), jnp.ones((2, 3), bool), motion, past, command)
+    arguments = (jnp.asarray(make_images()), jnp.ones((2, 3), bool), motion, past, command)
     params = model.init(rngs.key(0, "init"), *arguments)
     np.testing.assert_array_equal(model.apply(params, *arguments), constant_turn(motion, 20, 0.1))
