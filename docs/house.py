@@ -1,7 +1,7 @@
 """Measures the structure of the code and draws it, from its own imports.
 
     python docs/house.py                          # figures of this tree
-    python docs/house.py --draw docs/house.png    # and the picture of docs/architecture.md
+    python docs/house.py --draw docs/house.png    # and the figure of docs/architecture.md
     python docs/house.py --tree DIR               # figures of another checkout, an earlier one too
 
 Counted are: modules that lie directly in a package and are not `__init__`, `config`, `train` or `cli`; circles of files
@@ -112,7 +112,7 @@ def floors(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def direct(arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Returns the arrows that no longer way implies, so that a picture of them can be read."""
+    """Returns the arrows that no longer way implies, so that a figure of them can be read."""
 
     def below(name: str, passed: frozenset[str]) -> set[str]:
         ahead = arrows[name] - passed
