@@ -32,7 +32,7 @@ ARROWS: dict[str, set[str]] = {
     "train": {"config", "distributed", "checkpoint", "cli"},
     "envs": {"config", "distributed", "checkpoint", "cli", "data", "models", "train", "reports", "policies"},
     "policies": {"config", "distributed", "checkpoint", "cli", "data", "models", "train"},
-    "reports": {"config", "distributed", "checkpoint", "data", "models", "train"},
+    "reports": {"config", "distributed", "checkpoint", "cli", "data", "models", "train"},
 }
 """Rooms of chunkwise, and which of the others each may import."""
 AGAINST_THE_ARROWS = {

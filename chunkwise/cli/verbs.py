@@ -85,6 +85,11 @@ VERBS: dict[str, Verb] = {
         first={"openpi_ript": ("compare",)},
         of_json="chunkwise.envs.compare",
     ),
+    "study": Verb(
+        summary="train a config over a grid and seeds, and compare the runs",
+        example="chunkwise study quickstart --out studies/quickstart --workers 2",
+        modules={"": "chunkwise.reports.study"},
+    ),
     "inspect": Verb(
         summary="say what is in a dataset, and what is wrong with it",
         example="chunkwise inspect path/to/episodes",

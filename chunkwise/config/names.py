@@ -18,7 +18,7 @@ def folder() -> Path:
 def names() -> list[str]:
     """Returns the names of the shipped configs, without .py."""
     root = folder()
-    files = sorted(path for path in root.glob("*/*.py") if path.stem != "__init__")
+    files = sorted(path for path in root.glob("*/*.py") if path.stem != "__init__" and path.parent.name != "studies")
     return [path.relative_to(root).with_suffix("").as_posix() for path in files]
 
 

@@ -62,6 +62,9 @@ class Purpose(enum.Enum):
     DRIVING_ORDER = ("driving", None)
     """Order of the anchors: (seed, epoch)."""
 
+    STUDY_BOOTSTRAP = ("study", None)
+    """Runs that are drawn with replacement: (groups of them)."""
+
     PLAY = ("recording of play", None)
     """(seed, episode, attempt)."""
     TRANSFER = ("recording of cube transfers", None)

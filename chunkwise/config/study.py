@@ -1,0 +1,102 @@
+"""A study: a config, a grid of its fields, seeds. `chunkwise study NAME_OR_FILE` trains and compares them."""
+
+import dataclasses
+import importlib.util
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.load import load
+from chunkwise.config.names import find, folder
+from chunkwise.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """What `get_study()` of a file of configs/studies returns."""
+
+    config: str
+    """Name of a shipped config, or a file."""
+    seeds: tuple[int, ...]
+    """A run for each, by run.seed."""
+    grid: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Field of the config: its values, as on a command line. All combinations are trained; the first is what others are
+    tested against."""
+    flags: tuple[str, ...] = ()
+    """Of every run."""
+    policies: tuple[str, ...] = ("policy",)
+    """Whose `<policy>/<metric>` is compared: behaviour_cloning is the twin that qchunk evaluates at a run's end."""
+    metric: str = "success"
+    """Of the last evaluation."""
+    evaluate: tuple[str, ...] | None = None
+    """Flags of `chunkwise evaluate`, which is asked after each run where this is not None; its outcomes are compared
+    in place of the last evaluation's."""
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
+        if empty := [name for name, values in self.grid.items() if not values]:
+            raise ValueError(f"grid has no values for {', '.join(empty)}")
+        if self.evaluate is not None and self.policies != ("policy",):
+            raise ValueError("evaluate asks the policy alone; expected policies to be ('policy',)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a study."""
+
+    cell: str
+    """Combination of the grid, in words."""
+    seed: int
+    folder: str
+    """In the study's folder."""
+    words: tuple[str, ...]
+    """After `chunkwise train`, without the run's folder."""
+    config: ExperimentConfig
+
+
+def read_study(name: str) -> tuple[StudyConfig, str]:
+    """Returns the study of a file or of a shipped name, with or without `studies/`, and its short name.
+
+    Raises:
+      ConfigError: There is none, or the file is broken.
+    """
+    path = Path(name)
+    if path.suffix != ".py":
+        root = folder() / "studies"
+        path = root / f"{name.removeprefix('studies/')}.py"
+        if not path.is_file():
+            known = ", ".join(sorted(file.stem for file in root.glob("*.py") if file.stem != "__init__"))
+            raise ConfigError(f"no study is named {name}, and no file; there are: {known}")
+    spec = importlib.util.spec_from_file_location("chunkwise_study_file", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"study {path}: expected a Python file with get_study()")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        study = module.get_study()
+    except Exception as error:  # whatever a user's file raises is the user's to mend
+        raise ConfigError(f"study {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(study, StudyConfig):
+        raise ConfigError(f"study {path}: get_study() returned {type(study).__name__}, expected a StudyConfig")
+    return study, path.stem
+
+
+def runs_of(study: StudyConfig) -> list[Run]:
+    """Lists the runs, cell by cell. Raises ConfigError where the config does not take a flag."""
+    config = find(study.config)
+    found = []
+    for values in itertools.product(*study.grid.values()):
+        chosen = dict(zip(study.grid, values, strict=True))
+        cell = ", ".join(f"{name}={value}" for name, value in chosen.items()) or config.stem
+        place = re.sub(r"[^A-Za-z0-9_.=-]+", "_", cell)
+        for seed in study.seeds:
+            flags = [*study.flags, *(word for name, value in chosen.items() for word in (f"--{name}", *value.split()))]
+            words = [study.config, *flags, "--run.seed", str(seed)]
+            parsed, _ = load(["--config", str(config), *words[1:]])
+            found.append(Run(cell=cell, seed=seed, folder=f"{place}/seed_{seed}", words=tuple(words), config=parsed))
+    if len({run.folder for run in found}) < len(found):
+        raise ConfigError("two combinations of the study's grid have the same folder; write their values differently")
+    return found

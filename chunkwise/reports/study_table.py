@@ -1,0 +1,230 @@
+"""What the run folders of a study say: a table, tests against the first row, learning curves.
+
+A function of the run folders: no clock, no host and no absolute path is in table.md and table.json.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkwise.config.study import Run, StudyConfig
+from chunkwise.errors import DataError
+from chunkwise.files.durable import scratch_file, write_durably
+from chunkwise.files.strict_json import parse_json, read_json
+from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
+from chunkwise.reports.intervals import wilson
+from chunkwise.reports.paired import compare
+
+EVALUATION = "evaluations/study.json"
+"""In a run's folder, where the study asked for it."""
+MOST_PAIRED = 12
+"""Seeds of which all choices of signs are gone through."""
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """Returns the lines of metrics.jsonl. Raises DataError where one is none."""
+    path = run / "metrics.jsonl"
+    rows = [parse_json(line, source=str(path)) for line in path.read_text().splitlines()] if path.is_file() else []
+    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
+        raise DataError(f"{path}: expected a JSON object with a step on each line")
+    return rows
+
+
+def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
+    """Returns a run's score, its episodes where they are counted, and their outcomes where they are known by state."""
+    if study.evaluate is not None:
+        if not (run / EVALUATION).is_file():
+            return None
+        outcomes = read_json(run / EVALUATION)["outcomes"]
+        values = [float(one[study.metric]) for one in outcomes]
+        states = {f"{one['seed']} {one['init_hash']}": bool(one["success"]) for one in outcomes}
+        return {"score": sum(values) / len(values), "episodes": len(values), "states": states}
+    name = f"{policy}/{study.metric}" if policy else study.metric
+    evaluations = [row for row in rows_of(run) if row.get("split") == "eval" and row.get(name) is not None]
+    if not evaluations:
+        return None
+    last = evaluations[-1]
+    episodes = last.get(f"{policy}/episodes")
+    return {"score": float(last[name]), "episodes": None if episodes is None else int(episodes), "states": {}}
+
+
+def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the table as JSON values: a row for each combination and policy, and each row's tests against the first.
+
+    Args:
+      study: The study.
+      runs: Its runs.
+      out: Its folder.
+      failed: By a run's folder what is said of it; they are left out of the rows.
+    """
+    cells = list(dict.fromkeys(run.cell for run in runs))
+    rows, scores = [], []
+    for cell in cells:
+        for policy in study.policies:
+            mine = [run for run in runs if run.cell == cell and run.folder not in failed]
+            found = {run.seed: score(out / run.folder, study, policy) for run in mine}
+            found = {seed: one for seed, one in found.items() if one is not None}
+            label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
+            rows.append(_row(label, found, study))
+            scores.append(found)
+    for row, found in list(zip(rows, scores, strict=True))[1:]:
+        row["against_first"] = _against(found, scores[0], study)
+    return {
+        "config": study.config,
+        "metric": study.metric,
+        "seeds": list(study.seeds),
+        "rows": rows,
+        "failed": dict(sorted(failed.items())),
+        "commands": commands(study, runs),
+    }
+
+
+def commands(study: StudyConfig, runs: Sequence[Run]) -> list[str]:
+    """Lists the commands for a shell in which OUT is the study's folder."""
+    lines = []
+    for run in runs:
+        folder = f'"$OUT"/{shlex.quote(run.folder)}'
+        lines.append(f"{shlex.join(['chunkwise', 'train', *run.words])} --run.dir {folder} --run.resume")
+        if study.evaluate is not None:
+            lines.append(
+                f"chunkwise evaluate {folder} --out {folder}/{EVALUATION} {shlex.join(study.evaluate)}".rstrip()
+            )
+    return lines
+
+
+def _row(label: str, found: Mapping[int, dict[str, Any]], study: StudyConfig) -> dict[str, Any]:
+    values = np.array([one["score"] for one in found.values()])
+    row: dict[str, Any] = {"row": label, "by_seed": {str(seed): one["score"] for seed, one in found.items()}}
+    counts = [one["episodes"] for one in found.values()]
+    if found and study.metric == "success" and None not in counts:
+        successes = sum(round(one["score"] * one["episodes"]) for one in found.values())
+        row |= {"episodes": sum(counts), "successes": successes, "over_episodes": wilson(successes, sum(counts))}
+    if found:
+        row |= {"mean": float(values.mean()), "interquartile_mean": interquartile_mean([values])}
+        row["over_seeds"] = bootstrap(interquartile_mean, [values])
+    return row
+
+
+def _against(ours: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, Any]], study: StudyConfig) -> Any:
+    """Tests against the first row."""
+    if not ours or not first:
+        return None
+    a, b = (np.array([one["score"] for one in scores.values()]) for scores in (ours, first))
+    tests: dict[str, Any] = {
+        "probability_of_improvement": probability_of_improvement([a], [b]),
+        "interval": bootstrap(probability_of_improvement, [a], [b]),
+    }
+    seeds = [seed for seed in ours if seed in first]
+    if 0 < len(seeds) <= MOST_PAIRED:
+        differences = np.array([ours[seed]["score"] - first[seed]["score"] for seed in seeds])
+        tests["paired_seeds"] = {"mean_difference": float(differences.mean()), "p": sign_flip_p(differences)}
+    states = [(seed, state) for seed in seeds for state in ours[seed]["states"] if state in first[seed]["states"]]
+    if states:
+        pairs = [(ours[seed]["states"][state], first[seed]["states"][state]) for seed, state in states]
+        result = compare([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+        tests["paired_episodes"] = {
+            "states": result.episodes,
+            "only_this": result.only_a,
+            "only_first": result.only_b,
+            "mcnemar_p": result.p_value,
+        }
+    return tests
+
+
+def markdown(found: Mapping[str, Any]) -> str:
+    """Returns the table as Markdown."""
+    metric = found["metric"]
+    lines = [
+        f"# {found['config']}: {metric} over seeds {', '.join(map(str, found['seeds']))}",
+        "",
+        f"| | {metric} | over episodes (Wilson 95 %) | each seed | interquartile mean | over seeds (bootstrap 95 %) |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        if not row["by_seed"]:
+            lines.append(f"| {row['row']} | none finished | | | | |")
+            continue
+        wide = f"{_pair(row['over_episodes'])} ({row['successes']} of {row['episodes']})" if "episodes" in row else ""
+        each = ", ".join(_number(value) for value in row["by_seed"].values())
+        middle = f"{_number(row['interquartile_mean'])} | {_pair(row['over_seeds'])}"
+        lines.append(f"| {row['row']} | {_number(row['mean'])} | {wide} | {each} | {middle} |")
+    tested = [row for row in found["rows"] if row.get("against_first")]
+    if tested:
+        lines += [
+            "",
+            f"Against {found['rows'][0]['row']}:",
+            "",
+            "| | better in a pair of runs (bootstrap 95 %) | difference, paired seeds | paired episodes |",
+            "|---|---|---|---|",
+        ]
+    for row in tested:
+        tests = row["against_first"]
+        better = f"{tests['probability_of_improvement']:.2f} ({_pair(tests['interval'])})"
+        seeds, states = tests.get("paired_seeds"), tests.get("paired_episodes")
+        by_seed = f"{seeds['mean_difference']:+.3g}, p = {seeds['p']:.3g} (signs flipped)" if seeds else ""
+        by_state = ""
+        if states:
+            by_state = f"{states['only_this']} against {states['only_first']} of {states['states']}, "
+            by_state += f"McNemar p = {states['mcnemar_p']:.3g}"
+        lines.append(f"| {row['row']} | {better} | {by_seed} | {by_state} |")
+    if found["failed"]:
+        lines += ["", "Failed, and in no row:", "", *(f"- {run}: {why}" for run, why in found["failed"].items())]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Commands, with OUT the folder of this file:",
+            "",
+            *(f"    {line}" for line in found["commands"]),
+            "",
+        ]
+    )
+
+
+def write(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+    """Writes table.json, table.md and curves.png into the study's folder; returns the table."""
+    found = table(study, runs, out, failed)
+    write_durably(out / "table.json", json.dumps(found, indent=1) + "\n")
+    write_durably(out / "table.md", markdown(found))
+    draw(study, runs, out)
+    return found
+
+
+def draw(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
+    """Draws curves.png: the metric at each evaluation, its mean over seeds and their range."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    for cell in dict.fromkeys(run.cell for run in runs):
+        for policy in study.policies:
+            name = f"{policy}/{study.metric}" if policy else study.metric
+            points: dict[int, list[float]] = {}
+            for run in (run for run in runs if run.cell == cell):
+                for row in rows_of(out / run.folder):
+                    if row.get("split") == "eval" and row.get(name) is not None:
+                        points.setdefault(row["step"], []).append(row[name])
+            steps = sorted(points)
+            means = [float(np.mean(points[step])) for step in steps]
+            label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
+            (line,) = axes.plot(steps, means, marker="o", label=label)
+            low, high = [min(points[step]) for step in steps], [max(points[step]) for step in steps]
+            axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color())
+    axes.set_xlabel("updates")
+    axes.set_title(f"{study.metric}: mean over seeds, and their range", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    with scratch_file(out / "curves.png") as scratch:
+        figure.savefig(scratch, format="png")
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _pair(interval: Sequence[float]) -> str:
+    return f"{_number(interval[0])} to {_number(interval[1])}"
