@@ -4,6 +4,7 @@ import chunkwise
 policy = chunkwise.load_policy("runs/qchunk-cube_single-...")     # of any package
 """
 
+import sys
 import typing
 
 __version__ = "0.1.0"
@@ -11,6 +12,11 @@ __all__ = ["__version__", "load_policy"]
 
 if typing.TYPE_CHECKING:
     from chunkwise.policies.load import load_policy
+
+if sys.argv[:1] == ["-m"]:  # a module of ours is about to be run; else `import chunkwise` imports nothing
+    from chunkwise.config.programs import require_program
+
+    require_program(__name__, __path__)
 
 
 def __getattr__(name: str) -> typing.Any:
