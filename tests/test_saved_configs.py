@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from chunkwise.config import names
 from chunkwise.config.load import load
 from chunkwise.config.saved import flatten, read_config
 
-CONFIGS = sorted(path for path in Path(__file__).parent.parent.glob("configs/*/*.py") if path.stem != "__init__")
+CONFIGS = [names.find(name) for name in names.names()]
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")

@@ -89,5 +89,6 @@ def _draw_losses(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help") or not (Path(sys.argv[1]) / "metrics.jsonl").exists():
-        sys.exit("usage: python -m qchunk.envs.run_summary RUN\n\nDraws RUN/summary.png.")
+        print("usage: python -m qchunk.envs.run_summary RUN\n\nDraws RUN/summary.png.", file=sys.stderr)
+        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 64)
     print(draw(Path(sys.argv[1])))
