@@ -157,7 +157,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         observation: dict[str, Any] = {"state": seen[self.config.data.observation]}
         if self.cameras:
             observation["image"] = {name: seen["images"][:, k] for k, name in enumerate(self.cameras)}
-        return self._denormalised(self.act([self.prepare(observation, seeds=seeds)])[0])
+        return self._denormalised(self.act([self.prepare(observation, seeds=seeds, committed=committed)])[0])
 
     def values(self, seen: Mapping[str, np.ndarray], chunks: Float32[np.ndarray, "b t a"]) -> Float32[np.ndarray, " b"]:
         """Returns the critic's value of each chunk.

@@ -242,6 +242,7 @@ def test_chunks_are_completed_from_what_is_committed(tmp_path: Path, monkeypatch
     """In the robot's units; a row of which nothing is committed is what it is without; the same seeds, the same bits"""
     trained(tmp_path, monkeypatch, policy="best_of_n", num_samples=4, flow_steps=5)
     policy = load_policy(tmp_path / "run")
+    assert isinstance(policy, QChunkPolicy)
     rows = observation(3, images=False)
     free = policy.infer(rows, seeds=SEEDS)["actions"]
     wanted = policy.infer(rows, seeds=SEEDS + np.uint32(7))["actions"]
@@ -249,6 +250,7 @@ def test_chunks_are_completed_from_what_is_committed(tmp_path: Path, monkeypatch
     committed = [NOTHING, *(Committed(actions=wanted[row, :2], weights=weights) for row in (1, 2))]
     found = policy.infer(rows, seeds=SEEDS, committed=committed)["actions"]
     np.testing.assert_array_equal(policy.infer(rows, seeds=SEEDS, committed=committed)["actions"], found)
+    np.testing.assert_array_equal(policy.chunks(shown(3), SEEDS, committed), found)  # as an evaluation asks
     scale = np.abs(free).max()
     np.testing.assert_allclose(found[0], free[0], atol=1e-5 * scale)
     away, left = (np.abs(chunks[1:, 0] - wanted[1:, 0]).mean() for chunks in (free, found))
