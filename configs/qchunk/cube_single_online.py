@@ -17,7 +17,7 @@ TASK = "cube-single-play-singletask-task2-v0"
 
 
 def get_config() -> QChunkConfig:
-    """A pool of all 150 episodes, as in cube_single.py, whose dataset it shares."""
+    """A pool of all 150 episodes, as in cube_single.py; play at the usual noise, OGBench's."""
     return QChunkConfig(
         train=TrainConfig(steps=20_000, batch_size=128, updates_per_call=5, log_every=500, eval_every=10_000),
         data=DataConfig(
