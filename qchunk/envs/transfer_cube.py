@@ -5,6 +5,7 @@ positions that they pass are then the actions of an episode of the joint-control
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ Quaternion = Float64[np.ndarray, "4"]
 
 GRIPPER_START = ((-0.31718881, 0.5, 0.29525084), (0.31718881, 0.49999888, 0.29525084))  # m, left and right, at START
 MEETING = np.array([0.0, 0.5, 0.25])  # m; where the right gripper offers the cube
+MODEL = "bimanual_viperx_end_effector_transfer_cube"
 # gym-aloha's welds of gripper to target are soft: with MuJoCo 3 the arms sag and miss. These hold.
 WELD_STIFFNESS = (0.9, 0.95)
 PACE = (0.9, 1.1)  # bounds of an episode's speed
@@ -139,19 +141,27 @@ def place(plan: list[Waypoint], step: int) -> tuple[Float64[np.ndarray, "3"], Qu
     )
 
 
+@functools.cache
+def _stiff_model(*, actuated: bool) -> Any:
+    """The end-effector model, one a process, with welds that follow; changed before anything is simulated with it."""
+    model = aloha.load_model(MODEL, actuated=actuated)
+    model.eq_solimp[:, :2] = WELD_STIFFNESS
+    return model
+
+
 def joint_actions(
     box: Float64[np.ndarray, "3"], left: list[Waypoint], right: list[Waypoint], *, steps: int
 ) -> Float64[np.ndarray, "T a"]:
     """Joint positions of both arms, and commands of the grippers, while they follow their plans."""
     mujoco = aloha.mujoco()
-    model = aloha.load_model("bimanual_viperx_end_effector_transfer_cube")
-    model.eq_solimp[:, :2] = WELD_STIFFNESS
+    model = _stiff_model(actuated=True)
+    _stiff_model(actuated=False)  # which aloha.settle computes with
     data = mujoco.MjData(model)
     aloha.start(model, data, np.array([*box, *aloha.UPRIGHT]))
     data.mocap_pos[:] = GRIPPER_START
     data.mocap_quat[:] = turn((1, 0, 0), 0)
     data.ctrl[:] = fingers(0.0, 0.0)
-    aloha.settle(model, data)
+    aloha.settle(MODEL, data)
     actions = []
     for step in range(steps):
         openings = []

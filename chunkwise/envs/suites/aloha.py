@@ -119,8 +119,11 @@ def _missing(error: object) -> ConfigError:
 
 
 @functools.cache
-def load_model(name: str) -> Any:
-    """A model of gym-aloha by the name of its file, without .xml; one a process, since nothing changes it.
+def load_model(name: str, *, actuated: bool = True) -> Any:
+    """A model of gym-aloha by the name of its file, without .xml; one a process for all environments, in all threads.
+
+    Nothing may change it. What is computed without actuation has a model of its own: a flag that is switched off in the
+    common one and on again lets environments of other threads fall limp, and two of them leave it off for good.
 
     Raises:
       ConfigError: If gym-aloha is not installed.
@@ -130,6 +133,8 @@ def load_model(name: str) -> Any:
         raise _missing("no package gym-aloha")
     model = mujoco().MjModel.from_xml_path(str(Path(package.origin).parent / "assets" / f"{name}.xml"))
     model.vis.quality.shadowsize, model.vis.quality.offsamples = SHADOW_MAP, MULTISAMPLING
+    if not actuated:
+        model.opt.disableflags |= mujoco().mjtDisableBit.mjDSBL_ACTUATION
     return model
 
 
@@ -140,12 +145,9 @@ def start(model: Any, data: Any, objects: Float64[np.ndarray, " p"]) -> None:
     data.qpos[ARMS:] = objects
 
 
-def settle(model: Any, data: Any) -> None:
-    """Computes what follows from a new state, without actuation, as dm_control does at a reset."""
-    disabled = model.opt.disableflags
-    model.opt.disableflags = disabled | mujoco().mjtDisableBit.mjDSBL_ACTUATION
-    mujoco().mj_forward(model, data)
-    model.opt.disableflags = disabled
+def settle(name: str, data: Any) -> None:
+    """Computes what follows from a new state of a model, without actuation, as dm_control does at a reset."""
+    mujoco().mj_forward(load_model(name, actuated=False), data)
 
 
 def advance(model: Any, data: Any) -> None:
@@ -194,7 +196,7 @@ class AlohaEnv:
         """Starts an episode with the objects at these poses, of each position (m) and quaternion."""
         start(self.model, self.data, objects)
         self.data.ctrl[:] = START
-        settle(self.model, self.data)
+        settle(self.task.model, self.data)
         return self._observe()
 
     def state(self) -> Float64[np.ndarray, " q"]:

@@ -14,6 +14,7 @@ from chunkwise.data.images import decode
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs import render
 from chunkwise.envs.environment import EnvSpec
+from chunkwise.envs.suites import aloha as suite
 from chunkwise.envs.suites.aloha import load_model
 from chunkwise.errors import ConfigError
 from qchunk import evaluate
@@ -166,6 +167,48 @@ def test_recording_sorts_by_score_and_resumes(tmp_path: Path) -> None:
     assert sum(file.stat().st_mtime_ns != times[name] for name, file in files.items()) == 1
     with pytest.raises(ConfigError, match=r"record\.aloha is .*, there "):
         record(EXACT, path)
+
+
+def test_a_reset_lets_no_other_environment_fall_limp(env: aloha.TransferCube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environments of all threads share a model; here one steps, and another resets, in the middle of a reset."""
+    lib, inside = suite.mujoco(), []
+
+    def steps(moving: aloha.TransferCube) -> np.ndarray:
+        low, high = moving.action_low, moving.action_high
+        return np.stack([moving.step(low + 0.6 * (high - low)).observation["qpos"] for _ in range(5)])
+
+    env.reset(3)
+    expected = steps(env)
+    others = [aloha.TransferCube(), aloha.TransferCube()]
+    others[0].reset(3)
+    forward = lib.mj_forward
+
+    def meanwhile(model: Any, data: Any) -> None:
+        if not inside:
+            inside.append(True)
+            others[1].reset(5)
+            np.testing.assert_array_equal(steps(others[0]), expected)
+        forward(model, data)
+
+    monkeypatch.setattr(lib, "mj_forward", meanwhile)
+    env.reset(4)
+    assert inside
+    monkeypatch.undo()
+    env.reset(3)
+    np.testing.assert_array_equal(steps(env), expected)
+
+
+@pytest.mark.slow
+def test_outcomes_do_not_depend_on_how_many_play_at_once() -> None:
+    """In threads, which reset while others step."""
+
+    def reach(observed: Any, seeds: np.ndarray) -> np.ndarray:
+        draws = np.stack([np.random.default_rng(seed).uniform(-1, 1, (10, 14)) for seed in seeds])
+        return (observed["qpos"][:, None] + 0.2 * draws).astype(np.float32)
+
+    settings: dict[str, Any] = {"seed": 0, "step": 0, "episodes": 12, "horizon": 10, "max_steps": 20}
+    one, many = (evaluate.evaluate(reach, "aloha-transfer-cube", num_envs=n, **settings) for n in (1, 6))
+    assert one.outcomes == many.outcomes
 
 
 def test_what_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
