@@ -2,10 +2,10 @@
 
 Actions are absolute joint angles, which the policy gives out in -1 .. 1: min_max reaches every action of your data
 (statistics are kept in the run folder as norm_stats.json). The flow predicts chunks, alpha is 5000 and layers are 512
-wide, as in aloha_sim.py. There, in simulation, 15,000 updates with quantile reached 78 % of 100 episodes, and a flow
-that predicts the velocity 1 %. With min_max 7,000 updates reached 35 % of 60; with chunks of 50 (700 numbers) 8,000
-reached none (docs/aloha_sim.md). There is no simulator of your robot: every 5,000 updates policy and critic are
-measured on a tenth of the episodes, which training never sees (docs/qchunk.md, "Without a simulator").
+wide, as in aloha_sim.py. In simulation 60 episodes are enough: after 9,200 updates the policy solved 92 of 100 from
+joints and the cube's pose (docs/own_recordings.md); a flow that predicts the velocity 1 of 100 (docs/aloha_sim.md).
+There is no simulator of your robot: every 5,000 updates policy and critic are measured on a tenth of the episodes,
+which training never sees (docs/qchunk.md, "Without a simulator").
 
     python -m qchunk.inspect path/to/episodes
     python launch.py --config configs/qchunk/own_data.py --data.path path/to/episodes
