@@ -448,3 +448,16 @@ def test_files_are_found_below_folders(tmp_path: Path):
     (tmp_path / "b" / "episode_1.part").touch()
     assert aloha.episode_names(Bounds(tmp_path)) == ["b/score_5/x.h5"]
     assert ogbench.KEYS["action"] == "actions"
+
+
+def takes_nothing(path: Path) -> None:
+    """A reader that finds an episode in no file."""
+
+
+def test_a_reader_that_declines_every_file_is_named(tmp_path: Path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("1\n")
+    text = refused(tmp_path, format=f"{__name__}:takes_nothing")
+    assert text.endswith(
+        f"no episode is left to train on. The reader {__name__}:takes_nothing returned None for each of 2 files."
+    )

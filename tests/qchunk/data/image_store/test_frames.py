@@ -15,7 +15,7 @@ from PIL import Image
 
 from chunkwise.errors import ConfigError, DataError
 from qchunk.config import DataConfig
-from qchunk.data import Pool, dims, make_batches, specification_batch, specification_batches, stream
+from qchunk.data import Pool, dims, make_batches, refresh, specification_batch, specification_batches, stream
 from qchunk.data import dataset as dataset_lib
 from qchunk.data.image_store import frames as frames_lib
 from qchunk.data.image_store.buffers import LentBuffers
@@ -394,7 +394,10 @@ class TestRolling:
 
 
 class TestRefresh:
-    def test_the_wait_is_said_at_each_epoch(self, tmp_path: Path, capsys: pytest.CaptureFixture):
+    def test_the_wait_is_said_at_each_epoch(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(refresh.Refreshes, "SECONDS_BETWEEN_LINES", 0.0)
         batches: Any = make_batches(config(dataset(tmp_path), steps_per_epoch=4))
         take(batches, 9)
         said = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
