@@ -22,7 +22,7 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.saved import fingerprint, flatten, read_flat, resume_rules, without_younger
 from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
-from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested
+from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, one_line
 from chunkwise.files.durable import make_folders
 from chunkwise.files.strict_json import read_json
 from chunkwise.printable import say
@@ -90,6 +90,9 @@ def train_all(study: StudyConfig, runs: Sequence[Run], out: Path, workers: int) 
                 os.sched_setaffinity(0, cores)  # of this thread, which its process inherits
             if why := _one(study, run, out, processes):
                 failed[run.folder] = why
+        except RunError as error:  # of a folder that cannot be read
+            failed[run.folder] = one_line(error)
+            say(f"{run.folder}: {failed[run.folder]}", error=True)
         finally:
             with lock:
                 free.append(cores)
@@ -127,7 +130,7 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
         if why := _call(processes, train, log, run.folder):
             return why
         say(f"{run.folder}: finished")
-    if study.evaluate is None or (folder / study_table.EVALUATION).is_file():
+    if study.evaluate is None or study_table.evaluated_step(folder) == run.config.train.steps:
         return ""
     say(f"{run.folder}: evaluating")
     made = ["--out", str(folder / study_table.EVALUATION), *study.evaluate]

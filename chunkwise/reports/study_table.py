@@ -34,14 +34,35 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def evaluated_step(run: Path) -> int | None:
+    """Returns the updates behind the policy that was evaluated for the study; None where none was.
+
+    Raises:
+      DataError: The file is no evaluation.
+    """
+    return _evaluation(run)["step"] if (run / EVALUATION).is_file() else None
+
+
+def _evaluation(run: Path) -> dict[str, Any]:
+    path = run / EVALUATION
+    tree = read_json(path)
+    outcomes = tree.get("outcomes") if isinstance(tree, dict) else None
+    if not isinstance(outcomes, list) or not outcomes or not isinstance(tree.get("step"), int):
+        raise DataError(f"{path}: expected an evaluation with its step and outcomes; remove it to evaluate again")
+    return tree
+
+
 def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     """Returns a run's score, its episodes where they are counted, and their outcomes where they are known by state."""
     if study.evaluate is not None:
         if not (run / EVALUATION).is_file():
             return None
-        outcomes = read_json(run / EVALUATION)["outcomes"]
-        values = [float(one[study.metric]) for one in outcomes]
-        states = {f"{one['seed']} {one['init_hash']}": bool(one["success"]) for one in outcomes}
+        outcomes = _evaluation(run)["outcomes"]
+        try:
+            values = [float(one[study.metric]) for one in outcomes]
+            states = {f"{one['seed']} {one['init_hash']}": bool(one["success"]) for one in outcomes}
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{run / EVALUATION}: expected {study.metric} of each episode, found {error!r}") from error
         return {"score": sum(values) / len(values), "episodes": len(values), "states": states}
     name = f"{policy}/{study.metric}" if policy else study.metric
     evaluations = [row for row in rows_of(run) if row.get("split") == "eval" and row.get(name) is not None]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chunkwise.config.study import StudyConfig, read_study, runs_of
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import study as program
 from chunkwise.reports import study_table
 
@@ -66,7 +66,7 @@ def write_run(folder: Path, lines: list[dict[str, Any]], outcomes: list[bool] | 
     if outcomes is not None:
         (folder / "evaluations").mkdir()
         episodes = [{"seed": n, "init_hash": f"h{n}", "success": won} for n, won in enumerate(outcomes)]
-        (folder / study_table.EVALUATION).write_text(json.dumps({"outcomes": episodes}))
+        (folder / study_table.EVALUATION).write_text(json.dumps({"step": 10, "outcomes": episodes}))
 
 
 def line(step: int, rate: float, episodes: int = 10) -> dict[str, Any]:
@@ -123,6 +123,44 @@ def test_episodes_are_paired_by_seed_and_state(tmp_path: Path):
     # Only the second solves 4 states, only the first 1: p = 2 * (1 + 5) / 2^5.
     assert paired == {"states": 8, "only_this": 4, "only_first": 1, "mcnemar_p": 0.375}
     assert "/evaluations/study.json" in study_table.commands(study, runs)[1]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"step": 3, "outcomes": []}', '{"step": 3, "outcomes": [{"seed": 1}]}'])
+def test_a_damaged_evaluation_is_named(text: str, tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=())
+    (tmp_path / "evaluations").mkdir()
+    assert study_table.evaluated_step(tmp_path) is None
+    assert study_table.score(tmp_path, study, "policy") is None
+    (tmp_path / study_table.EVALUATION).write_text(text)
+    with pytest.raises(DataError, match=r"study\.json: expected"):
+        study_table.score(tmp_path, study, "policy")
+
+
+def test_what_is_evaluated_is_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=("--episodes", "3"))
+    (run,) = runs_of(study)
+    monkeypatch.setattr(program, "is_finished", lambda *_: True)
+    asked: list[Any] = []
+    monkeypatch.setattr(program, "_call", lambda _, words, *__: asked.append(words) or "")
+    for step, times in ((None, 1), (10, 2), (run.config.train.steps, 2)):
+        if step is not None:
+            (tmp_path / run.folder / "evaluations").mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"step": step, "outcomes": [{}]})
+            (tmp_path / run.folder / study_table.EVALUATION).write_text(text)
+        assert program._one(study, run, tmp_path, program.Processes()) == ""
+        assert len(asked) == times
+    assert asked[0][3:4] == ["evaluate"]
+    assert asked[0][-2:] == ["--episodes", "3"]
+
+
+def test_a_folder_that_cannot_be_read_fails_alone(tmp_path: Path):
+    runs = runs_of(StudyConfig(config="qchunk/debug", seeds=(0,)))
+    folder = tmp_path / runs[0].folder
+    folder.mkdir(parents=True)
+    (folder / "done.json").write_text("{")
+    failed = program.train_all(StudyConfig(config="qchunk/debug", seeds=(0,)), runs, tmp_path, 1)
+    assert list(failed) == [runs[0].folder]
+    assert "done.json" in failed[runs[0].folder]
 
 
 def test_cores_are_divided_evenly(monkeypatch: pytest.MonkeyPatch):
