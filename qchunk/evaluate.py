@@ -279,7 +279,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of scenes and draws; default: the run's")
     add_flags(parser, "open_loop, each as a whole, and with --execute every N steps a new one")
     parser.add_argument("--max-steps", type=int, metavar="N", help="cut episodes after so many steps")
-    parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once; no outcome depends on it")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once (rounding differs with it)")
     parser.add_argument("--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON")
     parser.add_argument("--checkpoint", default="newest", metavar="WHICH", help="newest, best, or a step")
     parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json")

@@ -17,7 +17,7 @@ the dataset, draw different transitions. The loader does not end with a pass, si
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -145,7 +145,7 @@ def create_qc_dataloader_v3(
     rank: int = 0,
     world_size: int = 1,
     epoch_seed: int = 0,
-    dataset_type: Literal["train", "val"] = "train",
+    dataset_type: str = "train",
     num_workers: int = 8,
     *,
     discount: float = 0.99,

@@ -257,7 +257,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         return None if self._stats is None else self._stats.get("actions")
 
 
-def _one_seed(seed: float, rows: int) -> UInt32[np.ndarray, " 1"]:
+def _one_seed(seed: int | float, rows: int) -> UInt32[np.ndarray, " 1"]:
     """Returns the option `seed` of a request with one row."""
     if rows != 1 or not 0 <= seed < 2**32 or seed != int(seed):
         raise DataError(f"seed: expected a whole number of 0 to 2^32 - 1 and one row, found {seed:g} and {rows}")

@@ -12,6 +12,7 @@ from qchunk.data import open_dataset
 from qchunk.data.dataset import load_episode
 from qchunk.data.holdout import held_out
 from qchunk.policies.offline_metrics import OfflineMetrics, calibration, returns_to_go
+from qchunk.policies.policy import QChunkPolicy
 from tests.qchunk.recordings import ACTION, arrays, config, write
 
 
@@ -35,7 +36,7 @@ def test_calibration_by_hand():
     assert calibration(np.ones(2), np.full(2, np.nan)) == {"holdout/critic_starts": 0.0}
 
 
-class Recorded:
+class Recorded(QChunkPolicy):
     """Answers with the recorded chunk of the frame that it is shown, and more; a value is the first action."""
 
     def __init__(self, root: Path, more: np.ndarray, horizon: int) -> None:
@@ -46,7 +47,7 @@ class Recorded:
             for s, qpos in enumerate(episode.states["qpos"]):
                 self.chunks_of[qpos.tobytes()] = padded[s : s + horizon]
 
-    def chunks(self, seen: Any, seeds: np.ndarray) -> np.ndarray:
+    def chunks(self, seen: Any, seeds: np.ndarray, committed: Any = None) -> np.ndarray:
         self.asked += seeds.tolist()
         return np.stack([self.chunks_of[qpos.tobytes()] for qpos in seen["qpos"]]) + self.more
 
@@ -62,7 +63,7 @@ def test_errors_by_step_and_dimension_are_those_of_recorded_units(tmp_path: Path
     cfg = config(tmp_path, horizon=horizon, holdout=0.5, batch=6, action_norm="mean_std", observation_norm="mean_std")
     more = np.arange(horizon)[:, None] * 10.0 + np.arange(ACTION)
     policy = Recorded(tmp_path, more.astype(np.float32), horizon)
-    metrics = OfflineMetrics(cfg, open_dataset(cfg)).measure({"policy": policy})  # pyright: ignore[reportArgumentType]
+    metrics = OfflineMetrics(cfg, open_dataset(cfg)).measure({"policy": policy})
     assert policy.asked == list(range(18))  # two episodes of nine frames, in batches of six
     real = np.array([18, 16, 14])  # steps that exist of the chunks of both
     by_step = more.mean(axis=1)
