@@ -27,13 +27,13 @@ from chunkwise.cli import command as cli
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs import recorder
-from chunkwise.envs.recorder import Notes, Recorder
+from chunkwise.envs.recorder import MetadataFiles, Recorder
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import make_folders, sync_tree, write_durably
 from driving.config import CAMERAS, RecordConfig
 
 MADE_BY = "driving.record"
-NOTES = Notes(unfinished="_recording.json", finished="_dataset.json")
+METADATA = MetadataFiles(unfinished="_recording.json", finished="_dataset.json")
 IMAGES_PER_SECOND = 90.0  # of one process on one core, for the estimate at the start
 
 
@@ -61,7 +61,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     images = round(config.seconds * config.rate_hz) * len(CAMERAS)
     dataset = recorder.Dataset(
         made_by=MADE_BY,
-        notes=NOTES,
+        metadata=METADATA,
         packages=("mujoco",),
         settings={name: value for name, value in dataclasses.asdict(config).items() if name != "processes"},
         episodes=config.episodes,

@@ -12,7 +12,7 @@ from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
-from driving.record import MADE_BY, NOTES, record
+from driving.record import MADE_BY, METADATA, record
 from driving.tasks.pretrain import PretrainTask
 from driving.tasks.waypoints import WaypointTask
 
@@ -81,5 +81,5 @@ def main(config: DrivingConfig, name: str) -> None:
 
 
 def _record_if_missing(config: DrivingConfig) -> None:
-    if config.record is not None and to_be_recorded(Path(config.data.path), NOTES, MADE_BY):
+    if config.record is not None and to_be_recorded(Path(config.data.path), METADATA, MADE_BY):
         record(config.record, config.data.path)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from chunkwise.cli import command as cli
 from chunkwise.envs import recorder
-from chunkwise.envs.recorder import Notes, Recorder
+from chunkwise.envs.recorder import MetadataFiles, Recorder
 from qchunk.config import RecordConfig
 from qchunk.envs import aloha, aloha_hdf5, play
 
 MADE_BY = "qchunk.record"
-NOTES = Notes(unfinished="recording.json", finished="dataset.json")
+METADATA = MetadataFiles(unfinished="recording.json", finished="dataset.json")
 
 
 def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], None] = print) -> None:
@@ -89,7 +89,7 @@ def _dataset(config: RecordConfig, path: Path) -> recorder.Dataset:
 
     return recorder.Dataset(
         made_by=MADE_BY,
-        notes=NOTES,
+        metadata=METADATA,
         packages=("gym-aloha" if of_aloha else "ogbench", "mujoco"),
         settings={name: value for name, value in dataclasses.asdict(config).items() if name not in unread},
         episodes=config.episodes,

@@ -25,7 +25,7 @@ from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
 from qchunk.policies.offline_metrics import OfflineMetrics, summary
 from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, dims_json
-from qchunk.record import MADE_BY, NOTES, record
+from qchunk.record import MADE_BY, METADATA, record
 
 
 class QChunkTask:
@@ -176,5 +176,5 @@ def _beside(config: QChunkConfig, dataset: data.Dataset) -> dict[str, str]:
 
 
 def _record_if_missing(config: QChunkConfig) -> None:
-    if config.record is not None and to_be_recorded(Path(config.data.path), NOTES, MADE_BY):
+    if config.record is not None and to_be_recorded(Path(config.data.path), METADATA, MADE_BY):
         record(config.record, config.data.path)

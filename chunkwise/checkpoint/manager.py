@@ -1,6 +1,6 @@
 """Saving and restoring a run; with chunkwise/checkpoint/reader.py the only place of the train loop that names Orbax.
 
-A checkpoint is the state's arrays, and beside them a note: data position, counters, config fingerprint, tree spec,
+A checkpoint is the state's arrays, and beside them metadata: data position, counters, config fingerprint, tree spec,
 a checksum of each leaf, and the hashes of the run's files that belong to it; and the sums of all files (file_sums.py).
 Orbax 0.12 does not checksum array data (60 of 60 flipped bits load silently) and casts a changed dtype silently; so
 `restore` trusts nothing: it walks from the newest step, verifies each, moves what is proven damaged to `quarantine/`,
@@ -12,11 +12,11 @@ and only then gets its name; the folders above are forced out, `saved.json` note
 it replaces. All of this is done by the thread that saves.
 
 In several processes each writes and reads the parts of the arrays that lie on its devices, and forces out what it
-writes (tensorstore does). The first one lists, reads notes, seals, names and prunes; a step counts as whole where every
-process could read its parts of it, and as durable when the first has told the others that it has its name. A save that
-fails on any of them ends the run at once: whether the others' parts arrived nobody knows before Orbax has waited for
-minutes. A single process hands its save to a thread of its own: the loop waited 27 ms for Orbax's own threads to start,
-100 to 270 ms on a busy machine.
+writes (tensorstore does). The first one lists, reads metadata, seals, names and prunes; a step counts as whole where
+every process could read its parts of it, and as durable when the first has told the others that it has its name. A save
+that fails on any of them ends the run at once: whether the others' parts arrived nobody knows before Orbax has waited
+for minutes. A single process hands its save to a thread of its own: the loop waited 27 ms for Orbax's own threads to
+start, 100 to 270 ms on a busy machine.
 """
 
 import concurrent.futures
@@ -49,13 +49,13 @@ from chunkwise.checkpoint.reader import (
     Progress,
     UnreadableError,
     each_for_itself,
-    note_hash,
+    metadata_hash,
     quiet,
+    read_metadata,
     read_progress,
     require_same_files,
     require_whole,
     verdict,
-    whole_note,
 )
 from chunkwise.config.experiment import CheckpointConfig
 from chunkwise.config.saved import NO_RULES, ResumeRules, comparable
@@ -136,24 +136,24 @@ class Checkpoints:
                 f"step {progress.step}: not saved, because {', '.join(bad[:5])} is not finite. "
                 f"The last save is of step {self._durable_step}. Lower optim.learning_rate or set optim.clip_norm"
             )
-        note = dataclasses.asdict(progress) | {
+        metadata = dataclasses.asdict(progress) | {
             "fingerprint": self._fingerprint,
             "spec": tree_spec(_as_tree(state)),
             "checksums": sums,
             "files": self._hashes,
         }
-        note["sha256"] = note_hash(note)
+        metadata["sha256"] = metadata_hash(metadata)
         self._best.note(progress.step, progress.evaluation)
         try:
-            self._pending = self._start(progress.step, _as_tree(state), note)
+            self._pending = self._start(progress.step, _as_tree(state), metadata)
             self._pending_step = progress.step
         except Exception as error:  # Orbax and tensorstore raise many types for one full disk
             self._failed(progress.step, error)
 
-    def _start(self, step: int, tree: dict[str, Any], note: dict[str, Any]) -> Any:
+    def _start(self, step: int, tree: dict[str, Any], metadata: dict[str, Any]) -> Any:
         """Begins to write, once nothing needs the arrays on the device any more; what it returns can be waited for."""
         scratch = self._folder / f"{step}.saving"  # the same name on every process
-        how: dict[str, Any] = {"overwrite": True, "custom_metadata": note}
+        how: dict[str, Any] = {"overwrite": True, "custom_metadata": metadata}
         if self._thread is None:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "save")
         if processes.is_primary():
@@ -286,7 +286,7 @@ class Checkpoints:
                     if restored is None:
                         restored = self._load(step, abstract_state)
                     else:
-                        self._read_note(step)  # older steps: how good they are, and whether they are any use
+                        self._read_metadata(step)  # older steps: how good they are, and whether they are any use
             except DamagedError as error:
                 processes.run_on_primary(functools.partial(self._set_aside, step, str(error)))
             except UnreadableError as error:
@@ -351,25 +351,26 @@ class Checkpoints:
             except SYSTEM as error:
                 raise _unusable(path, error) from error
 
-    def _read_note(self, step: int) -> dict[str, Any]:
+    def _read_metadata(self, step: int) -> dict[str, Any]:
         """What `save` wrote beside the arrays. Raises DamagedError or UnreadableError on every process alike."""
         path = self._folder / str(step)
-        found = processes.broadcast_one_to_all(lambda: _note_or_reason(path))
-        if "note" not in found:
+        found = processes.broadcast_one_to_all(lambda: _metadata_or_reason(path))
+        if "metadata" not in found:
             raise _KINDS[found["kind"]](found["reason"])
-        note = found["note"]
-        self._best.note(step, read_progress(note).evaluation)
-        return note
+        metadata = found["metadata"]
+        self._best.note(step, read_progress(metadata).evaluation)
+        return metadata
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:
         """One checkpoint, verified. Raises DamagedError or UnreadableError on every process alike."""
-        note = self._read_note(step)
-        saved, now, remark = comparable(note["fingerprint"], self._fingerprint, self._rules)
+        metadata = self._read_metadata(step)
+        saved, now, remark = comparable(metadata["fingerprint"], self._fingerprint, self._rules)
         require_equal(saved, now, " ".join(["the checkpoint was made with another config or dataset", remark]).rstrip())
         if remark and processes.is_primary():
             print(f"note: {remark}", flush=True)
-        require_equal(note["spec"], tree_spec(_as_tree(abstract_state)), "the checkpoint holds another tree of arrays")
-        self._hashes |= processes.broadcast_one_to_all(lambda: require_same_files(self._run, note, self._hashes))
+        spec = tree_spec(_as_tree(abstract_state))
+        require_equal(metadata["spec"], spec, "the checkpoint holds another tree of arrays")
+        self._hashes |= processes.broadcast_one_to_all(lambda: require_same_files(self._run, metadata, self._hashes))
         path = self._folder / str(step)
         _everywhere(path, lambda: require_whole(path, jax.process_index(), jax.process_count()))
         abstract = _as_tree(abstract_state)
@@ -380,9 +381,9 @@ class Checkpoints:
             if not is_trouble(error):
                 raise
             raise UnreadableError(root_cause(error)) from error
-        if damaged := [name for name in sums if sums[name] != note["checksums"][name]]:
+        if damaged := [name for name in sums if sums[name] != metadata["checksums"][name]]:
             raise DamagedError(f"checksum of {', '.join(damaged[:5])} does not match")
-        return TrainState(**tree), read_progress(note)
+        return TrainState(**tree), read_progress(metadata)
 
     def _set_aside(self, step: int, reason: str) -> None:
         """Moves a damaged step out of the way."""
@@ -441,11 +442,11 @@ def _read_arrays(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
         return ocp.load_checkpointables(str(path), {"state": abstract})["state"]
 
 
-def _note_or_reason(path: Path) -> dict[str, Any]:
-    """The note of one checkpoint, or why there is none, as JSON values."""
+def _metadata_or_reason(path: Path) -> dict[str, Any]:
+    """The metadata of one checkpoint, or why there are none, as JSON values."""
     try:
         with each_for_itself():
-            return {"note": retried(lambda: whole_note(path))}
+            return {"metadata": retried(lambda: read_metadata(path))}
     except Exception as error:  # a damaged file shows as almost any type
         return _kind_and_reason(path, error)
 

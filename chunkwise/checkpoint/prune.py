@@ -21,7 +21,7 @@ def finite_metrics(metrics: Mapping[str, float], wanted: str | None) -> dict[str
 class KeepBest:
     """The save with the best evaluation, of equals the newest.
 
-    Evaluations come from the notes beside the saves, which are checked against their hash.
+    Evaluations come from the metadata beside the saves, which are checked against their hash.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:

@@ -1,8 +1,8 @@
-"""Saves as they lie on disk: the note beside the arrays, reading all or part of one, and checking it.
+"""Saves as they lie on disk: the metadata beside the arrays, reading all or part of one, and checking it.
 
-Nothing here writes. A save is trusted only if its note's own hash is right and every array that is read has the
-checksum that the note gives. It is called damaged only on proof; what cannot be read for another reason is unreadable
-(chunkwise/files/trouble.py).
+Nothing here writes. A save is trusted only if the hash of its metadata is right and every array that is read has the
+checksum that the metadata give. It is called damaged only on proof; what cannot be read for another reason is
+unreadable (chunkwise/files/trouble.py).
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from chunkwise.files import budget
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM, is_trouble, retried, root_cause
 
-NOTE = "_CHECKPOINT_METADATA"
-"""Orbax's file of metadata, in which the note is its `custom_metadata`."""
+METADATA = "_CHECKPOINT_METADATA"
+"""Orbax's file of metadata, in which ours are its `custom_metadata`."""
 SIZE_FACTOR, SIZE_SLACK = 4, 256 << 20
 """A save may have this many times the bytes of its arrays, and so many more for metadata."""
 
@@ -100,10 +100,10 @@ class Progress:
     """Whether `position` is that after the interaction due at this step: the data failed to come, and no update did."""
 
 
-def whole_note(path: Path) -> dict[str, Any]:
-    """The note of one checkpoint, of the step that its folder's name says.
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Reads the metadata of one checkpoint, of the step that its folder's name says.
 
-    Read from Orbax's file without Orbax, for which a file that cannot be read is one without a note.
+    Read from Orbax's file without Orbax, for which a file that cannot be read is one without metadata.
 
     Raises:
       DamagedError: It is not whole.
@@ -111,30 +111,30 @@ def whole_note(path: Path) -> dict[str, Any]:
       LimitError: It costs more than a limit.
     """
     try:
-        # A metric may be NaN, in the sums since the last line that the note holds.
-        tree = parse_json(budget.read_bytes(path / NOTE).decode(), source=str(path / NOTE), finite=False)
+        # A metric may be NaN, in the sums since the last line that the metadata hold.
+        tree = parse_json(budget.read_bytes(path / METADATA).decode(), source=str(path / METADATA), finite=False)
     except budget.LimitError:
         raise
     except (FileNotFoundError, NotADirectoryError, ValueError, DataError) as error:
-        raise DamagedError(f"{NOTE}: {root_cause(error)}") from error
-    note: Any = tree.get("custom_metadata") if isinstance(tree, dict) else None
-    if not isinstance(note, dict) or note.get("sha256") != note_hash(note):
-        raise DamagedError("the note beside the arrays is missing or damaged")
-    if note["step"] != step_of(path):
-        raise DamagedError(f"the folder is named {path.name}, its note says step {note['step']}")
-    _require_no_larger(path, note)
-    return note
+        raise DamagedError(f"{METADATA}: {root_cause(error)}") from error
+    metadata: Any = tree.get("custom_metadata") if isinstance(tree, dict) else None
+    if not isinstance(metadata, dict) or metadata.get("sha256") != metadata_hash(metadata):
+        raise DamagedError("the metadata beside the arrays are missing or damaged")
+    if metadata["step"] != step_of(path):
+        raise DamagedError(f"the folder is named {path.name}, its metadata say step {metadata['step']}")
+    _require_no_larger(path, metadata)
+    return metadata
 
 
-def _require_no_larger(path: Path, note: Mapping[str, Any]) -> None:
+def _require_no_larger(path: Path, metadata: Mapping[str, Any]) -> None:
     """Compares the size of a save with that of its arrays, before every byte of it is summed.
 
     Arrays are compressed, so that their files have at most a little more than their bytes. Raises DamagedError.
     """
     try:
-        arrays = sum(_nbytes(text) for text in note["spec"].values())
+        arrays = sum(_nbytes(text) for text in metadata["spec"].values())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"{NOTE}: expected dtype and shape of every array, found {root_cause(error)}") from error
+        raise DamagedError(f"{METADATA}: expected dtype and shape of every array, found {root_cause(error)}") from error
     most = SIZE_FACTOR * arrays + SIZE_SLACK
     total = 0
     for parent, _, names in os.walk(path):
@@ -153,61 +153,62 @@ def _nbytes(text: str) -> int:
     return math.prod(json.loads(f"[{shape}")) * item
 
 
-def require_same_files(run: Path, note: dict[str, Any], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Compares the files of a run that belong to a save with their hashes in its note.
+def require_same_files(run: Path, metadata: dict[str, Any], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Compares the files of a run that belong to a save with their hashes in its metadata.
 
     Args:
       run: The run's folder.
-      note: Of the save.
+      metadata: Of the save.
       wanted: SHA-256, by name, of what the run would write where a file is missing; {} for those who only read.
 
     Returns:
-      The hashes in the note; {} if an older version made it, which is said where files are wanted.
+      The hashes in the metadata; {} if an older version made it, which is said where files are wanted.
 
     Raises:
       MismatchError: A file is another one; the message names it.
       StorageError: It cannot be read.
     """
-    if "files" not in note:
+    if "files" not in metadata:
         if wanted:
-            print(f"checkpoint of step {note['step']}: made before {', '.join(wanted)} belonged to it; not compared")
+            names = ", ".join(wanted)
+            print(f"checkpoint of step {metadata['step']}: made before {names} belonged to it; not compared")
         return {}
-    for name, digest in note["files"].items():
+    for name, digest in metadata["files"].items():
         path = run / name
         try:
             found = retried(lambda path=path: hashlib.sha256(budget.read_bytes(path)).hexdigest())
         except FileNotFoundError:
             found = wanted.get(name, "nothing")
         except DataError as error:  # larger than any of these files, or a pipe
-            raise MismatchError(f"{error}. It is not the file of the checkpoint of step {note['step']}") from error
+            raise MismatchError(f"{error}. It is not the file of the checkpoint of step {metadata['step']}") from error
         except SYSTEM as error:
             raise StorageError(f"{path}: {root_cause(error)}. Mend it, then start again") from error
         if found != digest:
             raise MismatchError(
-                f"{path} is not the file that the checkpoint of step {note['step']} was made with: expected SHA-256 "
-                f"{digest}, found {found}. Put that file back, or start anew in another folder"
+                f"{path} is not the file that the checkpoint of step {metadata['step']} was made with: expected "
+                f"SHA-256 {digest}, found {found}. Put that file back, or start anew in another folder"
             )
-    return note["files"]
+    return metadata["files"]
 
 
-def note_hash(note: dict[str, Any]) -> str:
-    """SHA-256 of the note without its own hash."""
-    rest = {key: value for key, value in note.items() if key != "sha256"}
+def metadata_hash(metadata: dict[str, Any]) -> str:
+    """Returns the SHA-256 of metadata without their own hash."""
+    rest = {key: value for key, value in metadata.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_progress(note: dict[str, Any]) -> Progress:
-    """What a whole note remembers; a field that is younger than the note has its default.
+def read_progress(metadata: dict[str, Any]) -> Progress:
+    """What metadata remember; a field that is younger than they are has its default.
 
-    Raises MismatchError where it has none: another version of this code wrote the note.
+    Raises MismatchError where it has none: another version of this code wrote them.
     """
     fields = dataclasses.fields(Progress)
-    if missing := [f.name for f in fields if f.name not in note and f.default_factory is dataclasses.MISSING]:
+    if missing := [f.name for f in fields if f.name not in metadata and f.default_factory is dataclasses.MISSING]:
         raise MismatchError(
-            f"the checkpoint of step {note['step']} was made by another version of this code, which did not write "
+            f"the checkpoint of step {metadata['step']} was made by another version of this code, which did not write "
             f"{', '.join(missing)}. Go on with that version, or start anew in another folder"
         )
-    return Progress(**{field.name: note[field.name] for field in fields if field.name in note})
+    return Progress(**{field.name: metadata[field.name] for field in fields if field.name in metadata})
 
 
 def read_newest(run: Path, abstract: dict[str, Any], *, only: int | None = None) -> tuple[int, dict[str, Any]]:
@@ -252,18 +253,18 @@ def read_newest(run: Path, abstract: dict[str, Any], *, only: int | None = None)
 
 def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
     """Some fields of one checkpoint, verified."""
-    note = whole_note(path)
+    metadata = read_metadata(path)
     fields = tuple(f"['{field}']" for field in abstract)
-    saved = {name: spec for name, spec in note["spec"].items() if name.startswith(fields)}
+    saved = {name: spec for name, spec in metadata["spec"].items() if name.startswith(fields)}
     require_equal(saved, tree_spec(abstract), "the checkpoint holds another tree of arrays")
-    require_same_files(path.parent.parent, note, {})
+    require_same_files(path.parent.parent, metadata, {})
     require_metadata(path)
     partly = each_for_itself()
     partly.pytree.loading.partial_load = True
     with partly:
         tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
     sums, _ = checksums(tree)
-    damaged = [name for name in sums if sums[name] != note["checksums"][name]]
+    damaged = [name for name in sums if sums[name] != metadata["checksums"][name]]
     if damaged:
         raise DamagedError(f"checksum of {', '.join(damaged[:5])} does not match")
     return tree
@@ -271,7 +272,7 @@ def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Save:
-    """One step on disk, as far as its folder and note tell without reading arrays."""
+    """One step on disk, as far as its folder and metadata tell without reading arrays."""
 
     path: Path
     step: int
@@ -284,7 +285,7 @@ class Save:
     evaluation: dict[str, float]
     """Finite metrics of the evaluation at this step; empty where there was none."""
     damage: DamagedError | UnreadableError | None
-    """Why the note cannot be trusted, or not be read; None if it can."""
+    """Why the metadata cannot be trusted, or not be read; None if they can."""
 
 
 def list_saves(run: Path) -> list[Save]:
@@ -303,9 +304,9 @@ def _describe(path: Path) -> Save:
     damage = None
     try:
         with quiet():
-            note = retried(lambda: whole_note(path))
-        evaluation = read_progress(note).evaluation
-        shapes = [json.loads(text[text.index("[") :]) for text in note["spec"].values()]
+            metadata = retried(lambda: read_metadata(path))
+        evaluation = read_progress(metadata).evaluation
+        shapes = [json.loads(text[text.index("[") :]) for text in metadata["spec"].values()]
     except Exception as error:  # a damaged file shows as almost any type
         damage = verdict(path, error)
     return Save(
@@ -321,7 +322,7 @@ def _describe(path: Path) -> Save:
 
 
 def verify(save: Save) -> DamagedError | UnreadableError | None:
-    """Reads all arrays of a step and compares them with its note; what is wrong, or None."""
+    """Reads all arrays of a step and compares them with its metadata; what is wrong, or None."""
     try:
         with quiet():
             retried(lambda: _verify(save.path))
@@ -332,10 +333,10 @@ def verify(save: Save) -> DamagedError | UnreadableError | None:
 
 def _verify(path: Path) -> None:
     """Raises DamagedError if a save is not what was written."""
-    note = whole_note(path)
+    metadata = read_metadata(path)
     require_whole(path)
     leaves = read_arrays(path)
-    wanted = {_plain(name): (spec, note["checksums"][name]) for name, spec in note["spec"].items()}
+    wanted = {_plain(name): (spec, metadata["checksums"][name]) for name, spec in metadata["spec"].items()}
     if differing := sorted(wanted.keys() ^ leaves.keys()):
         raise DamagedError(f"arrays missing or too many: {', '.join(differing[:5])}")
     sums, _ = checksums(leaves)

@@ -1,6 +1,6 @@
 """Checkpoints for people: what a run folder holds, whether it is whole, and what can go.
 
-python -m chunkwise.checkpoint ls RUN        steps, sizes, and whether each one's note is whole; reads no arrays
+python -m chunkwise.checkpoint ls RUN        steps, sizes, and whether each one's metadata are whole; reads no arrays
 python -m chunkwise.checkpoint verify RUN    reads every array and compares checksums; exit code 65 if anything is
                                              damaged, 74 if it cannot be read
 python -m chunkwise.checkpoint prune RUN     deletes all but the newest steps, once the newest has been verified; the
@@ -69,7 +69,7 @@ def _saves(run: Path) -> list[Save]:
 def _show(run: Path, saves: list[Save], *, deep: bool) -> int:
     """Prints a table; returns 65 if any save is damaged, else 74 if any cannot be read."""
     table = Table(title=Text(printable(f"{run}/checkpoints")), title_justify="left")
-    for column in ("step", "size", "arrays", "numbers", "saved", "arrays read" if deep else "note"):
+    for column in ("step", "size", "arrays", "numbers", "saved", "arrays read" if deep else "metadata"):
         table.add_column(column, justify="right")
     damaged = unreadable = 0
     for save in track(saves, "verifying", transient=True) if deep else saves:

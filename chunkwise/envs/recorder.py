@@ -38,32 +38,32 @@ Recorder = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Notes:
-    """Names of the file in a dataset's folder that says what made it."""
+class MetadataFiles:
+    """Names of the file of metadata in a dataset's folder, which says what made it."""
 
     unfinished: str
     """While episodes are missing."""
     finished: str
 
 
-def to_be_recorded(path: Path, notes: Notes, made_by: str) -> bool:
+def to_be_recorded(path: Path, metadata: MetadataFiles, made_by: str) -> bool:
     """Tells whether a folder is missing or holds a recording of this program, finished or not.
 
-    Anything else is a dataset of the user's own, also where a converter left a note of the same name.
+    Anything else is a dataset of the user's own, also where a converter left a file of the same name.
 
     Args:
       path: Folder of the dataset.
-      notes: Names of the recording's notes.
+      metadata: Names of the recording's metadata.
       made_by: As given to `claim`.
 
     Raises:
-      DataError: The note of a finished recording is no JSON.
+      DataError: The metadata of a finished recording are no JSON.
     """
-    if not path.exists() or (path / notes.unfinished).exists():
+    if not path.exists() or (path / metadata.unfinished).exists():
         return True
-    if not (path / notes.finished).exists():
+    if not (path / metadata.finished).exists():
         return False
-    tree = read_json(path / notes.finished)
+    tree = read_json(path / metadata.finished)
     return isinstance(tree, dict) and tree.get("made_by") == made_by
 
 
@@ -81,12 +81,14 @@ def locked(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str, packages: tuple[str, ...]) -> bool:
+def claim(
+    path: Path, metadata: MetadataFiles, settings: Mapping[str, Any], *, made_by: str, packages: tuple[str, ...]
+) -> bool:
     """Compares the folder's own settings with these, or writes them; False if the dataset is complete.
 
     Args:
       path: Folder, locked.
-      notes: Names of its notes.
+      metadata: Names of its metadata.
       settings: JSON values on which the episodes depend.
       made_by: Program that records, for people.
       packages: Whose versions are noted beside the settings.
@@ -96,7 +98,7 @@ def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str
     """
     settings = json.loads(json.dumps(settings))  # as they come back from the file
     sweep(path)
-    for name in (notes.finished, notes.unfinished):
+    for name in (metadata.finished, metadata.unfinished):
         if (path / name).exists():
             tree = read_json(path / name)
             made = tree.get("config") if isinstance(tree, dict) else None
@@ -105,12 +107,12 @@ def claim(path: Path, notes: Notes, settings: Mapping[str, Any], *, made_by: str
                     f"{path / name}: expected the settings of a recording, found none; choose another path"
                 )
             _require_same(path, settings, {key: made.get(key) for key in settings}, of="record.")
-            return name == notes.unfinished
+            return name == metadata.unfinished
     if any(path.iterdir()):
         raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
     versions = {package: importlib.metadata.version(package) for package in packages}
     made = {"made_by": made_by, "config": settings, "versions": versions}
-    write_durably(path / notes.unfinished, json.dumps(made, indent=2) + "\n")
+    write_durably(path / metadata.unfinished, json.dumps(made, indent=2) + "\n")
     return True
 
 
@@ -129,7 +131,7 @@ class Dataset:
     """What is recorded into a folder."""
 
     made_by: str
-    notes: Notes
+    metadata: MetadataFiles
     packages: tuple[str, ...]
     settings: Mapping[str, Any]
     """JSON values on which the episodes depend."""
@@ -163,7 +165,7 @@ def record(dataset: Dataset, path: Path, *, report: Callable[[str], None]) -> No
     """
     make_folders(path)
     with locked(path):
-        if not claim(path, dataset.notes, dataset.settings, made_by=dataset.made_by, packages=dataset.packages):
+        if not claim(path, dataset.metadata, dataset.settings, made_by=dataset.made_by, packages=dataset.packages):
             return
         missing = dataset.missing()
         processes = max(1, min(dataset.processes, len(missing)))
@@ -178,7 +180,7 @@ def record(dataset: Dataset, path: Path, *, report: Callable[[str], None]) -> No
             done = "recorded {count} of {total} episodes"
             for _ in follow(recorded, len(missing), "recording", done, rate=dataset.holds, say=report):
                 pass
-        give_name(path / dataset.notes.unfinished, path / dataset.notes.finished)
+        give_name(path / dataset.metadata.unfinished, path / dataset.metadata.finished)
         rate = len(missing) * amount / max(time.monotonic() - began, 1e-9)
         report(f"recorded {len(missing)} episodes, about {rate:.0f} {unit} a second")
 

@@ -50,7 +50,7 @@ def parse_json(text: str, *, source: str, finite: bool = True) -> Any:
     Args:
       text: One value.
       source: Names it in errors.
-      finite: Refuse NaN and Infinity, which notes of our own runs may hold; without, they become floats.
+      finite: Refuse NaN and Infinity, which metadata of our own runs may hold; without, they become floats.
 
     Raises:
       DataError: As `read_json`.

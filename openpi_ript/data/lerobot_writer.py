@@ -138,7 +138,7 @@ def _features(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[str
 
 
 def _table(episode: Recorded, features: Mapping[str, Any], *, fps: int, index: int, start: int, task: int) -> pa.Table:
-    """One episode as LeRobot writes it, with the note from which Hugging Face datasets knows the images."""
+    """One episode as LeRobot writes it, with the metadata from which Hugging Face datasets knows the images."""
     arrays: dict[str, Any] = {}
     for camera, images in episode.images.items():
         cells = [{"bytes": _png(one), "path": f"frame_{frame:06d}.png"} for frame, one in enumerate(images)]
@@ -150,11 +150,11 @@ def _table(episode: Recorded, features: Mapping[str, Any], *, fps: int, index: i
     arrays |= {"timestamp": pa.array((frames / fps).astype(np.float32)), "frame_index": pa.array(frames)}
     arrays |= {"episode_index": pa.array(np.full(len(frames), index)), "index": pa.array(start + frames)}
     arrays |= {"task_index": pa.array(np.full(len(frames), task))}
-    notes = {"info": {"features": {key: _note(feature) for key, feature in features.items()}}}
-    return pa.table(arrays).replace_schema_metadata({"huggingface": json.dumps(notes)})
+    metadata = {"info": {"features": {key: _hf_feature(feature) for key, feature in features.items()}}}
+    return pa.table(arrays).replace_schema_metadata({"huggingface": json.dumps(metadata)})
 
 
-def _note(feature: Mapping[str, Any]) -> dict[str, Any]:
+def _hf_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
     """A feature in the words of Hugging Face datasets."""
     if feature["dtype"] == "image":
         return {"_type": "Image"}

@@ -27,7 +27,7 @@ from chunkwise.errors import DataError, MismatchError, StorageError
 from chunkwise.files import durable
 from chunkwise.state import TrainState
 from tests.chunkwise.calls import Calls
-from tests.chunkwise.checkpoint.test_manager import FINGERPRINT, make_state, progress, rewrite_note, steps, written
+from tests.chunkwise.checkpoint.test_manager import FINGERPRINT, make_state, progress, rewrite_metadata, steps, written
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -147,7 +147,7 @@ def test_a_removal_that_fails_is_said_and_the_save_is_whole(
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        *itertools.product(["note", "sums", "arrays", "list"], [EIO, MemoryError()]),
+        *itertools.product(["metadata", "sums", "arrays", "list"], [EIO, MemoryError()]),
         ("arrays", ValueError("RESOURCE_EXHAUSTED: x [os_error_code='12']")),
     ],
 )
@@ -162,7 +162,7 @@ def test_trouble_moves_nothing_and_the_next_start_goes_on(
     if not sealed:
         (tmp_path / "checkpoints/2/SHA256SUMS").unlink()
     owner, name = {
-        "note": (reader.json, "loads"),
+        "metadata": (reader.json, "loads"),
         "sums": (hashlib, "file_digest"),
         "arrays": (ocp, "load_checkpointables"),
         "list": (os, "scandir"),
@@ -210,14 +210,14 @@ def test_an_older_save_that_cannot_be_read_stays_and_is_never_pruned(
 ):
     """Kills: it is set aside, ends the run, or goes although it may be the best."""
     saved(tmp_path, 1, 2)
-    note = reader.whole_note
+    metadata = reader.read_metadata
 
     def unreadable(path: Path) -> dict:
         if path.name == "1":
             raise PermissionError(errno.EACCES, "Permission denied")
-        return note(path)
+        return metadata(path)
 
-    monkeypatch.setattr("chunkwise.checkpoint.manager.whole_note", unreadable)
+    monkeypatch.setattr("chunkwise.checkpoint.manager.read_metadata", unreadable)
     saved(tmp_path, 3, 4)
     assert "checkpoints/1: cannot be read at this time" in capsys.readouterr().out
     assert steps(tmp_path) == [1, 3, 4]
@@ -298,8 +298,8 @@ def test_files_of_the_run_are_bound_to_its_saves(tmp_path: Path, capsys: pytest.
     saved(tmp_path, 1, files=FILES)
     path = tmp_path / "norm_stats.json"
     assert path.read_bytes() == FILES["norm_stats.json"]
-    note = json.loads((tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").read_text())["custom_metadata"]
-    assert note["files"] == {"norm_stats.json": hashlib.sha256(b"{}\n").hexdigest()}
+    metadata = json.loads((tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+    assert metadata["files"] == {"norm_stats.json": hashlib.sha256(b"{}\n").hexdigest()}
     part = {"params": abstract().params}
     path.write_bytes(b"{ }\n")
     for act in (lambda: restored(tmp_path, FILES), lambda: read_newest(tmp_path, part)):
@@ -320,7 +320,7 @@ def test_files_of_the_run_are_bound_to_its_saves(tmp_path: Path, capsys: pytest.
 
 def test_a_save_of_a_version_without_hashes_is_read_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     saved(tmp_path, 1, files=FILES)
-    rewrite_note(tmp_path, 1, "files")
+    rewrite_metadata(tmp_path, 1, "files")
     assert restored(tmp_path, FILES) == 1
     assert "made before norm_stats.json belonged to it; not compared" in capsys.readouterr().out
 

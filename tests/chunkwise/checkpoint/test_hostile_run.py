@@ -27,7 +27,7 @@ from tests.chunkwise.checkpoint.test_reader import abstract
 from tests.chunkwise.toy import ToyConfig, toy_config
 
 DEEP = "[" * 65 + "]" * 65
-NOTE = "checkpoints/1/_CHECKPOINT_METADATA"
+METADATA = "checkpoints/1/_CHECKPOINT_METADATA"
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_config_of_another_kind(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [NOTE, "checkpoints/1/state/_METADATA"])
+@pytest.mark.parametrize("name", [METADATA, "checkpoints/1/state/_METADATA"])
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_checkpoint_above_a_limit_is_not_damaged(
     run: Path, name: str, sealed: bool, capsys: pytest.CaptureFixture[str]
@@ -174,12 +174,12 @@ def test_sums_of_lists_are_damage(run: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_levels_and_values_of_a_note(run: Path) -> None:
-    good = (run / NOTE).read_text()
+    good = (run / METADATA).read_text()
     (run / "checkpoints/1/SHA256SUMS").unlink()
-    (run / NOTE).write_text(good[:-1] + f', "x": {DEEP}}}')
+    (run / METADATA).write_text(good[:-1] + f', "x": {DEEP}}}')
     with pytest.raises(StorageError, match=r"_CHECKPOINT_METADATA: expected at most 64 levels"):
         read_newest(run, abstract())
-    (run / NOTE).write_text(good)
+    (run / METADATA).write_text(good)
     values = good.count(",") + good.count("[") + good.count("{")
     with budget.using(metadata_values=values - 1), pytest.raises(StorageError, match=f"found {values}"):
         read_newest(run, abstract())

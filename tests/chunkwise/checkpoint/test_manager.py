@@ -21,7 +21,7 @@ from orbax.checkpoint import v1 as ocp
 from chunkwise.checkpoint.checksums import digest
 from chunkwise.checkpoint.file_sums import probe, seal, verify_files
 from chunkwise.checkpoint.manager import Checkpoints
-from chunkwise.checkpoint.reader import Progress, note_hash
+from chunkwise.checkpoint.reader import Progress, metadata_hash
 from chunkwise.config.experiment import CheckpointConfig
 from chunkwise.errors import DataError, MismatchError, NonFiniteError, StorageError
 from chunkwise.state import TrainState
@@ -120,7 +120,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, seed: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_without_sums_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, seed: int):
-    """A kill between a save and its sums leaves this: the checksums of the arrays and the note's hash are enough."""
+    """A kill between a save and its sums leaves this: the checksums of the arrays and the hash of the metadata do."""
     written(tmp_path, 1, 2)
     (tmp_path / "checkpoints/2/SHA256SUMS").unlink()
     flip_a_bit(tmp_path / "checkpoints/2", random.Random(seed))
@@ -225,7 +225,7 @@ def test_a_changed_value_is_caught_by_the_checksum(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fake", ["empty folder", "copy under a later name", "half removed", "note damaged"])
+@pytest.mark.parametrize("fake", ["empty folder", "copy under a later name", "half removed", "metadata damaged"])
 def test_a_fake_newest_step_is_set_aside(tmp_path: Path, fake: str):
     written(tmp_path, 1, 2)
     folder = tmp_path / "checkpoints"
@@ -237,11 +237,11 @@ def test_a_fake_newest_step_is_set_aside(tmp_path: Path, fake: str):
         shutil.copytree(folder / "2", folder / "9")
         shutil.rmtree(folder / "9/state")
     else:
-        note = folder / "2/_CHECKPOINT_METADATA"
-        note.write_text(note.read_text().replace('"metrics_bytes": 20', '"metrics_bytes": 21'))
+        metadata = folder / "2/_CHECKPOINT_METADATA"
+        metadata.write_text(metadata.read_text().replace('"metrics_bytes": 20', '"metrics_bytes": 21'))
     found = restored(tmp_path)
     assert found is not None
-    assert found[1].step == (1 if fake == "note damaged" else 2)
+    assert found[1].step == (1 if fake == "metadata damaged" else 2)
     if fake == "empty folder":  # what a removal that was broken off leaves is no damage
         assert not (tmp_path / "quarantine").exists()
     else:
@@ -285,20 +285,20 @@ def test_another_config_or_tree_is_refused_and_nothing_moved(tmp_path: Path):
     assert steps(tmp_path) == [1]
 
 
-def rewrite_note(run: Path, step: int, drop: str) -> None:
-    """Leaves a whole note that lacks a field, as another version of the code would write it."""
+def rewrite_metadata(run: Path, step: int, drop: str) -> None:
+    """Leaves whole metadata that lack a field, as another version of the code would write it."""
     path = run / f"checkpoints/{step}/_CHECKPOINT_METADATA"
-    metadata = json.loads(path.read_text())
-    note = metadata["custom_metadata"]
-    del note[drop]
-    note["sha256"] = note_hash(note)
-    path.write_text(json.dumps(metadata))
+    tree = json.loads(path.read_text())
+    metadata = tree["custom_metadata"]
+    del metadata[drop]
+    metadata["sha256"] = metadata_hash(metadata)
+    path.write_text(json.dumps(tree))
     (path.parent / "SHA256SUMS").unlink()
 
 
 def test_a_save_of_another_version_is_refused_and_stays(tmp_path: Path):
     written(tmp_path, 1)
-    rewrite_note(tmp_path, 1, "skipped_in_a_row")
+    rewrite_metadata(tmp_path, 1, "skipped_in_a_row")
     with pytest.raises(MismatchError, match=r"step 1 was made by another version .* did not write skipped_in_a_row"):
         restored(tmp_path)
     assert steps(tmp_path) == [1]
@@ -306,7 +306,7 @@ def test_a_save_of_another_version_is_refused_and_stays(tmp_path: Path):
 
 def test_a_save_without_a_field_that_came_later_is_read(tmp_path: Path):
     written(tmp_path, 1)
-    rewrite_note(tmp_path, 1, "evaluation")
+    rewrite_metadata(tmp_path, 1, "evaluation")
     found = restored(tmp_path)
     assert found is not None
     assert found[1] == progress(1)
@@ -416,9 +416,10 @@ def test_a_save_holds_what_the_state_was_though_its_memory_is_used_again(
 
 def test_notes_are_plain_json(tmp_path: Path):
     written(tmp_path, 1)
-    note = json.loads((tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").read_text())["custom_metadata"]
-    assert note["spec"][".params['w']" if ".params['w']" in note["spec"] else "['params']['w']"] == "float32[3, 5]"
-    assert note["fingerprint"] == FINGERPRINT
+    metadata = json.loads((tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+    spec = metadata["spec"]
+    assert spec[".params['w']" if ".params['w']" in spec else "['params']['w']"] == "float32[3, 5]"
+    assert metadata["fingerprint"] == FINGERPRINT
 
 
 def test_a_failed_save_is_logged_by_no_library_once_checkpoints_are_opened(tmp_path: Path):

@@ -18,7 +18,7 @@ from chunkwise.checkpoint.reader import (
     DamagedError,
     each_for_itself,
     list_saves,
-    note_hash,
+    metadata_hash,
     read_newest,
     require_same_files,
     verify,
@@ -30,7 +30,8 @@ from tests.chunkwise.checkpoint.test_manager import FINGERPRINT, make_state, pro
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-NOTE = "_CHECKPOINT_METADATA"
+METADATA = "_CHECKPOINT_METADATA"
+NOT_WHOLE = "the metadata beside the arrays are missing or damaged"
 
 
 def abstract(width: int = 5, **fields: str) -> dict[str, Any]:
@@ -52,14 +53,14 @@ def assert_params(found: dict[str, Any], step: int) -> None:
         np.testing.assert_array_equal(np.asarray(found["params"][name]), np.asarray(leaf))
 
 
-def edit_note(save: Path, change: Callable[[dict[str, Any]], object], *, rehash: bool) -> None:
-    """Changes the note as one would who knows its format; with `rehash` its own hash is right afterwards."""
-    path = save / NOTE
+def edit_metadata(save: Path, change: Callable[[dict[str, Any]], object], *, rehash: bool) -> None:
+    """Changes the metadata as one would who knows its format; with `rehash` their own hash is right afterwards."""
+    path = save / METADATA
     tree = json.loads(path.read_text())
-    note = tree["custom_metadata"]
-    change(note)
+    metadata = tree["custom_metadata"]
+    change(metadata)
     if rehash:
-        note["sha256"] = note_hash(note)
+        metadata["sha256"] = metadata_hash(metadata)
     path.write_text(json.dumps(tree))
 
 
@@ -81,23 +82,23 @@ def overwrite_arrays(save: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no note": (lambda save: (save / NOTE).unlink(), ""),
-    "a note that is no JSON": (lambda save: (save / NOTE).write_text("{"), ""),
-    "an empty note": (lambda save: (save / NOTE).write_text("{}"), "the note beside the arrays is missing or damaged"),
+    "no metadata": (lambda save: (save / METADATA).unlink(), ""),
+    "metadata that are no JSON": (lambda save: (save / METADATA).write_text("{"), ""),
+    "empty metadata": (lambda save: (save / METADATA).write_text("{}"), NOT_WHOLE),
     "a changed number": (
-        lambda save: edit_note(save, lambda note: note.update(metrics_bytes=21), rehash=False),
-        "the note beside the arrays is missing or damaged",
+        lambda save: edit_metadata(save, lambda m: m.update(metrics_bytes=21), rehash=False),
+        NOT_WHOLE,
     ),
-    "a note without its hash": (
-        lambda save: edit_note(save, lambda note: note.pop("sha256"), rehash=False),
-        "the note beside the arrays is missing or damaged",
+    "metadata without their hash": (
+        lambda save: edit_metadata(save, lambda m: m.pop("sha256"), rehash=False),
+        NOT_WHOLE,
     ),
     "another checksum": (
-        lambda save: edit_note(save, lambda note: note["checksums"].update({"['params']['w']": 1}), rehash=True),
+        lambda save: edit_metadata(save, lambda m: m["checksums"].update({"['params']['w']": 1}), rehash=True),
         r"checksum of \['params'\]\['w'\] does not match",
     ),
     "no checksum": (
-        lambda save: edit_note(save, lambda note: note["checksums"].pop("['params']['w']"), rehash=True),
+        lambda save: edit_metadata(save, lambda m: m["checksums"].pop("['params']['w']"), rehash=True),
         "",
     ),
     "no arrays": (lambda save: shutil.rmtree(save / "state"), ""),
@@ -105,9 +106,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "arrays of another": (arrays_of_another, r"checksum of \['params'\]\['half'\], \['params'\]\['w'\] does not match"),
     "arrays cut off": (cut_arrays, ""),
     "arrays of zeros": (overwrite_arrays, ""),
-    "another step's note": (
-        lambda save: edit_note(save, lambda note: note.update(step=7), rehash=True),
-        "the folder is named 2, its note says step 7",
+    "another step's metadata": (
+        lambda save: edit_metadata(save, lambda m: m.update(step=7), rehash=True),
+        "the folder is named 2, its metadata say step 7",
     ),
 }
 
@@ -233,16 +234,16 @@ def test_a_save_is_described_without_reading_its_arrays(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda note: note["checksums"].update({"['target']['w']": 5}), "checksum of target/w does not match"),
-        (lambda note: note["spec"].update({"['target']['w']": "float32[5, 3]"}), "checksum of target/w does not match"),
-        (lambda note: note["spec"].pop("['opt_state'][1]"), "arrays missing or too many: opt_state/1"),
+        (lambda m: m["checksums"].update({"['target']['w']": 5}), "checksum of target/w does not match"),
+        (lambda m: m["spec"].update({"['target']['w']": "float32[5, 3]"}), "checksum of target/w does not match"),
+        (lambda m: m["spec"].pop("['opt_state'][1]"), "arrays missing or too many: opt_state/1"),
     ],
     ids=["sum", "shape", "leaf"],
 )
 def test_verify_names_the_array(run: Path, change: Any, words: str):
     newest = run / "checkpoints/2"
     (newest / "SHA256SUMS").unlink()
-    edit_note(newest, change, rehash=True)
+    edit_metadata(newest, change, rehash=True)
     assert str(verify(list_saves(run)[0])) == words
 
 
@@ -258,7 +259,7 @@ def test_verify_reads_the_sums_of_files_that_hold_no_array(run: Path):
 def test_verify_condemns_a_pipe_and_a_file_larger_than_its_arrays_allow(tmp_path: Path, place: str) -> None:
     written(tmp_path, 1)
     folder = tmp_path / "checkpoints" / "1" / place
-    file = next(path for path in sorted(folder.iterdir()) if path.is_file() and path.name != NOTE)
+    file = next(path for path in sorted(folder.iterdir()) if path.is_file() and path.name != METADATA)
     content = file.read_bytes()
     os.truncate(file, 1 << 40)
     reason = verify(list_saves(tmp_path)[0])
@@ -272,10 +273,10 @@ def test_verify_condemns_a_pipe_and_a_file_larger_than_its_arrays_allow(tmp_path
 
 
 def test_the_files_of_a_save_belong_to_the_next_one_too(tmp_path: Path):
-    """What a resumed run's saves go on naming: the hashes that the note has, once they were compared."""
+    """What a resumed run's saves go on naming: the hashes that the metadata have, once they were compared."""
     (tmp_path / "norm_stats.json").write_text("{}")
-    note = {"step": 5, "files": {"norm_stats.json": hashlib.sha256(b"{}").hexdigest()}}
-    assert require_same_files(tmp_path, note, {}) == note["files"]
+    metadata = {"step": 5, "files": {"norm_stats.json": hashlib.sha256(b"{}").hexdigest()}}
+    assert require_same_files(tmp_path, metadata, {}) == metadata["files"]
     assert require_same_files(tmp_path, {"step": 5}, {"norm_stats.json": "any"}) == {}
 
 

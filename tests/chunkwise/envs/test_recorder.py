@@ -12,11 +12,20 @@ from typing import Any
 import pytest
 
 from chunkwise.cli.progress import follow
-from chunkwise.envs.recorder import Dataset, Notes, claim, locked, record, record_whole, share_out, to_be_recorded
+from chunkwise.envs.recorder import (
+    Dataset,
+    MetadataFiles,
+    claim,
+    locked,
+    record,
+    record_whole,
+    share_out,
+    to_be_recorded,
+)
 from chunkwise.errors import BusyError, ConfigError, RunError, StorageError
 from chunkwise.files.new_folder import new_folder
 
-NOTES = Notes(unfinished="_recording.json", finished="recording.json")
+METADATA = MetadataFiles(unfinished="_recording.json", finished="recording.json")
 
 
 def _recorder(folder: Path, episode: int) -> None:
@@ -83,14 +92,14 @@ def test_workers_that_were_stopped_end_with_the_recording(tmp_path: Path) -> Non
 
 
 def test_a_folder_is_claimed_for_one_recording(tmp_path: Path) -> None:
-    again = functools.partial(claim, tmp_path, NOTES, made_by="test", packages=("numpy",))
+    again = functools.partial(claim, tmp_path, METADATA, made_by="test", packages=("numpy",))
     assert again({"seed": 1, "sizes": (2, 3)})
     assert again({"seed": 1, "sizes": (2, 3)})
     with pytest.raises(ConfigError, match=r"record\.seed is 2, there 1"):
         again({"seed": 2, "sizes": (2, 3)})
-    (tmp_path / NOTES.unfinished).rename(tmp_path / NOTES.finished)
+    (tmp_path / METADATA.unfinished).rename(tmp_path / METADATA.finished)
     assert not again({"seed": 1, "sizes": (2, 3)})
-    (tmp_path / NOTES.finished).rename(tmp_path / "holiday.txt")
+    (tmp_path / METADATA.finished).rename(tmp_path / "holiday.txt")
     with pytest.raises(ConfigError, match="is not empty and holds no recording"):
         again({"seed": 1})
 
@@ -106,12 +115,12 @@ def test_a_folder_is_claimed_for_one_recording(tmp_path: Path) -> None:
 )
 def test_what_others_made_is_not_recorded_again(tmp_path: Path, finished: str, ours: bool) -> None:
     """A converter's note may have the name of a recording's."""
-    assert to_be_recorded(tmp_path / "none", NOTES, "test")
-    assert not to_be_recorded(tmp_path, NOTES, "test")
-    (tmp_path / NOTES.finished).write_text(finished)
-    assert to_be_recorded(tmp_path, NOTES, "test") == ours
-    (tmp_path / NOTES.unfinished).write_text("{}")
-    assert to_be_recorded(tmp_path, NOTES, "test")
+    assert to_be_recorded(tmp_path / "none", METADATA, "test")
+    assert not to_be_recorded(tmp_path, METADATA, "test")
+    (tmp_path / METADATA.finished).write_text(finished)
+    assert to_be_recorded(tmp_path, METADATA, "test") == ours
+    (tmp_path / METADATA.unfinished).write_text("{}")
+    assert to_be_recorded(tmp_path, METADATA, "test")
 
 
 @pytest.mark.slow
@@ -119,12 +128,12 @@ def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -
     path, said, asked = tmp_path / "deep/set", [], []
 
     def missing() -> list[int]:
-        asked.append(json.loads((path / NOTES.unfinished).read_text())["config"])
+        asked.append(json.loads((path / METADATA.unfinished).read_text())["config"])
         return [e for e in range(3) if not (path / str(e)).exists()]
 
     dataset = Dataset(
         made_by="test",
-        notes=NOTES,
+        metadata=METADATA,
         packages=(),
         settings={"seed": 1},
         episodes=3,
@@ -136,7 +145,7 @@ def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -
         per_second=10.0,
     )
     record(dataset, path, report=said.append)
-    assert sorted(file.name for file in path.iterdir()) == ["0", "1", "2", NOTES.finished]
+    assert sorted(file.name for file in path.iterdir()) == ["0", "1", "2", METADATA.finished]
     seconds = 3 * 50 / (10 * min(2, os.cpu_count() or 1))
     assert said[0] == (
         f"recording 3 of 3 drives of 5 s, into {path} with 2 processes; about {seconds:.0f} s on a desktop machine"
@@ -146,10 +155,10 @@ def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -
     record(dataset, path, report=said.append)
     assert (len(said), asked) == (2, [{"seed": 1}])
     (path / "1").unlink()
-    (path / NOTES.finished).rename(path / NOTES.unfinished)
+    (path / METADATA.finished).rename(path / METADATA.unfinished)
     record(dataset, path, report=said.append)
     assert said[2].startswith("recording 1 of 3 drives")
-    assert (path / NOTES.finished).exists()
+    assert (path / METADATA.finished).exists()
     with pytest.raises(ConfigError, match=r"record\.seed is 2, there 1"):
         record(dataclasses.replace(dataset, settings={"seed": 2}), path, report=said.append)
     with locked(path), pytest.raises(BusyError):
