@@ -5,24 +5,22 @@ chunkwise export RUN OUT [--rows 1] [--platforms cpu cuda tpu]
 OUT/policy.stablehlo     the compiled network's program, weights as arguments (jax.export)
 OUT/weights.safetensors  what acts: the moving average where one is kept
 OUT/spec.json            what goes in and comes out, and the normalisation around the program
+OUT/tokenizer.model      of a policy that reads a prompt
 OUT/policy.py            imports jax, numpy and safetensors alone; `load(OUT)(observation, seed)` acts
 """
 
 import argparse
-import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from jax import export as jax_export
 from safetensors.numpy import save_file
 
-from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import which
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
@@ -31,27 +29,9 @@ from chunkwise.errors import ConfigError, RunError
 from chunkwise.files.new_folder import new_folder
 from chunkwise.policies import runner
 from chunkwise.policies.load import load_policy
-from chunkwise.policies.spec import Spec
+from chunkwise.policies.spec import Exportable
 
 PLATFORMS = ("cpu", "cuda", "tpu")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exportable:
-    """A policy's program and what surrounds it."""
-
-    program: Callable[[PyTree, dict[str, Any]], Any]
-    """(weights, inputs by name) -> chunks [b, t, a], normalised."""
-    params: Mapping[str, Any]
-    inputs: Mapping[str, tuple[tuple[int, ...], str]]
-    """Shape of one row, and dtype."""
-    normalised: Mapping[str, Affine]
-    """Inputs that are normalised before the program."""
-    actions: Affine
-    """Undone after it."""
-    seed: str | None
-    """Input that seeds what is drawn; None where nothing is."""
-    spec: Spec
 
 
 def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[str] = PLATFORMS) -> None:
@@ -84,6 +64,10 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
         "normalised": {name: _numbers(affine) for name, affine in parts.normalised.items()},
         "actions": _numbers(parts.actions),
         "seed": parts.seed,
+        "noise": parts.noise,
+        "defaults": dict(parts.defaults),
+        "masks": dict(parts.masks),
+        "relative": {name: list(dims) for name, dims in parts.relative.items()},
         "spec": parts.spec.plain(),
     }
     with new_folder(out) as scratch:
@@ -91,6 +75,8 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
         save_file({name: np.ascontiguousarray(leaf) for name, leaf in weights.items()}, scratch / runner.WEIGHTS)
         (scratch / runner.SPEC).write_text(json.dumps(about, indent=1) + "\n")
         shutil.copyfile(runner.__file__, scratch / "policy.py")
+        for name, file in parts.files.items():
+            shutil.copyfile(file, scratch / name)
 
 
 def _numbers(affine: Affine) -> dict[str, list[float]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, UInt8
+from jaxtyping import Bool, Float32, Float64, UInt8, UInt32
 
 from chunkwise.data.images import require_uint8
 from chunkwise.data.norm_stats import Affine
@@ -47,6 +47,17 @@ def numbers(observation: Mapping[str, Any], key: str, width: int) -> tuple[Float
     if len(bad):
         raise DataError(f"{key}: expected finite numbers, found {wide[tuple(bad[0])]:g} {_place(bad[0], wide)}")
     return wide.astype(np.float32), value.ndim == 1
+
+
+def one_seed(seed: int | float, rows: int) -> UInt32[np.ndarray, " 1"]:
+    """Returns the option `seed` of a request, which has one row.
+
+    Raises:
+      DataError: It is no whole number of 32 bits, or there are more rows.
+    """
+    if rows != 1 or not 0 <= seed < 2**32 or seed != int(seed):
+        raise DataError(f"seed: expected a whole number of 0 to 2^32 - 1 and one row, found {seed:g} and {rows}")
+    return np.array([int(seed)], np.uint32)
 
 
 def known_numbers(

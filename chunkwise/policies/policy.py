@@ -20,7 +20,7 @@ from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies.bounds import Bounds, require_finite
-from chunkwise.policies.spec import Spec
+from chunkwise.policies.spec import Exportable, Spec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,13 +199,9 @@ class Policy(abc.ABC, Generic[Request]):
         require_finite(actions)
         return {"actions": actions[0] if request.single else actions} | reply
 
-    def exportable(self) -> Any:
-        """Returns what `chunkwise.policies.export` writes.
-
-        Raises:
-          ConfigError: Policies of this package cannot be exported.
-        """
-        raise ConfigError(f"{type(self).__module__}: its policies cannot be exported yet; serve the run instead")
+    @abc.abstractmethod
+    def exportable(self) -> Exportable:
+        """What `chunkwise.policies.export` writes."""
 
     @abc.abstractmethod
     def _prepare(

@@ -1,10 +1,14 @@
 """What goes into a policy and what comes out: names, shapes, dtypes, units, as plain values for clients."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from chunkwise.arrays import PyTree
+from chunkwise.data.norm_stats import Affine
 
 TEXT = "text"
 """Dtype of an entry of words."""
@@ -61,6 +65,34 @@ class Spec:
 
         observation = {name: values(entry) for name, entry in self.observation.items()}
         return {"observation": observation, "actions": values(self.actions)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exportable:
+    """A policy's program and what surrounds it."""
+
+    program: Callable[[PyTree, dict[str, Any]], Any]
+    """(weights, inputs by name) -> chunks [b, t, a], normalised."""
+    params: Mapping[str, Any]
+    inputs: Mapping[str, tuple[tuple[int, ...], str]]
+    """Shape of one row, and dtype."""
+    normalised: Mapping[str, Affine]
+    """Inputs that are normalised before the program."""
+    actions: Affine
+    """Undone after it."""
+    seed: str | None
+    """Input that seeds what is drawn in the program; None where nothing is."""
+    spec: Spec
+    noise: str | None = None
+    """Input that is normal noise, drawn from the seed where an observation has none."""
+    defaults: Mapping[str, bool | float] = dataclasses.field(default_factory=dict)
+    """Inputs that an observation may leave out, and the value that they have then."""
+    masks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Input of ids, and the input that is true where one was given."""
+    relative: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    """Input that is added to the actions, not normalised, in these dimensions of both."""
+    files: Mapping[str, Path] = dataclasses.field(default_factory=dict)
+    """What else is copied into the export, by name."""
 
 
 def image_entry(name: str, size: tuple[int, int], *, may_be_none: bool) -> Entry:

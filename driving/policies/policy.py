@@ -22,9 +22,8 @@ from chunkwise.data.images import resized
 from chunkwise.data.norm_stats import identity
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
-from chunkwise.policies.export import Exportable
 from chunkwise.policies.policy import Draw, Prepared
-from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
+from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig
 from driving.data.episodes import ROUTE_COMMANDS

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
+from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import Which
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.saved import is_run
@@ -22,7 +24,8 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
 from chunkwise.policies.policy import Draw
-from chunkwise.policies.spec import TEXT, Entry, Spec, image_entry
+from chunkwise.policies.runner import draw_noise
+from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
 from openpi_ript.data.inputs import make_inputs
@@ -49,12 +52,13 @@ class Policy(policy.Policy[Prepared]):
     """Weights, statistics and tokenizer, ready to act.
 
     Options of a call:
+      seed: of the noise of a request with one row, 0 to 2^32 - 1; by default `draw` says what is drawn.
       guidance_scale: w of the guidance, 0 or above; by default guidance.scale of the config. Refused without guidance.
       noise: where sampling starts, [t, model.action_dim] a row; by default it is drawn.
       committed: what the chunk is completed from, for real-time chunking (`Committed`); for a batch, of each row.
     """
 
-    options = ("guidance_scale",)
+    options = ("guidance_scale", "seed")
     local_options = ("noise", "committed")
 
     def __init__(
@@ -188,6 +192,8 @@ class Policy(policy.Policy[Prepared]):
             self._prompts(observation, rows, single),
         )
         noise = self._noise(options.get("noise"), rows, draw)
+        if "seed" in options:
+            noise = draw_noise(observations.one_seed(options["seed"], rows)[0], noise.shape[1:])[None]
         scales = np.full(rows, scale, np.float32)
         sent = {"observation": inputs, "noise": noise, "scale": scales}
         if (committed := options.get("committed")) is not None:
@@ -218,6 +224,52 @@ class Policy(policy.Policy[Prepared]):
 
     def _absolute(self, actions: Float32[np.ndarray, "b t a"], request: Prepared) -> Float32[np.ndarray, "b t a"]:
         return absolute_action(actions, request.raw_state, self.config.data.robot.relative_dims)
+
+    def exportable(self) -> Exportable:
+        """Inputs: `state`, raw; `images` (k, h, w, 3), cameras by their names' order, `image_mask` (k) where one is on;
+        `tokens` and `token_mask`; `noise`, drawn from the seed if left out; with guidance `guidance_scale`."""
+        model, robot, cameras = self.config.model, self.config.data.robot, len(self._inputs.cameras)
+        inputs: dict[str, tuple[tuple[int, ...], str]] = {
+            "state": ((robot.state_dim,), "float32"),
+            "tokens": ((model.prompt_tokens,), "int32"),
+            "token_mask": ((model.prompt_tokens,), "bool"),
+            "noise": ((model.action_horizon, model.action_dim), "float32"),
+        }
+        defaults: dict[str, bool | float] = {}
+        if cameras:
+            inputs["images"] = ((cameras, model.image_size, model.image_size, 3), "uint8")
+            inputs["image_mask"], defaults["image_mask"] = ((cameras,), "bool"), True
+        if self.config.guidance is not None:
+            inputs["guidance_scale"], defaults["guidance_scale"] = ((), "float32"), self.config.guidance.scale
+
+        def program(params: PyTree, given: dict[str, Any]) -> Any:
+            rows, kept = len(given["state"]), min(robot.state_dim, robot.target_state_dim)
+            black = jnp.zeros((rows, 1, model.image_size, model.image_size, 3), jnp.uint8)
+            observed = Observation(
+                images=given.get("images", black),
+                image_mask=given.get("image_mask", jnp.zeros((rows, 1), bool)),
+                state=jnp.zeros((rows, model.action_dim), jnp.float32).at[:, :kept].set(given["state"][:, :kept]),
+                tokens=given["tokens"],
+                token_mask=given["token_mask"],
+            )
+            scale = given.get("guidance_scale", jnp.ones(rows, jnp.float32))
+            chunk = self._sample(params, observed, given["noise"], scale, self._steps, None)
+            return chunk[..., : robot.action_dim]
+
+        return Exportable(
+            program=program,
+            params=self._params,
+            inputs=inputs,
+            normalised={"state": self._to_openpi.state},
+            actions=self._to_openpi.action,
+            seed=None,
+            noise="noise",
+            defaults=defaults,
+            masks={"tokens": "token_mask"},
+            relative={"state": robot.relative_dims},
+            files={"tokenizer.model": Path(self.config.tokenizer)},
+            spec=self.spec,
+        )
 
     def _action_stats(self) -> NormStats | None:
         return self._stats.get("actions")

@@ -27,9 +27,8 @@ from chunkwise.files import trust
 from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
-from chunkwise.policies.export import Exportable
 from chunkwise.policies.policy import Draw, Prepared
-from chunkwise.policies.spec import Entry, Spec, image_entry
+from chunkwise.policies.spec import Entry, Exportable, Spec, image_entry
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
@@ -188,7 +187,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
             sent["images"] = np.stack([image for image in images.values() if image is not None], axis=1)
         seeds = options.get("seeds", self._row_seeds(draw, rows))
         if "seed" in options:
-            seeds = _one_seed(options["seed"], rows)
+            seeds = observations.one_seed(options["seed"], rows)
         if seeds.shape != (rows,) or seeds.dtype != np.uint32:
             raise DataError(f"seeds: expected {rows} of uint32, found {seeds.dtype} {list(seeds.shape)}")
         inputs: tuple[Any, ...] = (sent, seeds)
@@ -255,13 +254,6 @@ class QChunkPolicy(policy.Policy[Prepared]):
 
     def _action_stats(self) -> NormStats | None:
         return None if self._stats is None else self._stats.get("actions")
-
-
-def _one_seed(seed: int | float, rows: int) -> UInt32[np.ndarray, " 1"]:
-    """Returns the option `seed` of a request with one row."""
-    if rows != 1 or not 0 <= seed < 2**32 or seed != int(seed):
-        raise DataError(f"seed: expected a whole number of 0 to 2^32 - 1 and one row, found {seed:g} and {rows}")
-    return np.array([int(seed)], np.uint32)
 
 
 def by_row(act: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

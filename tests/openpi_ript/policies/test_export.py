@@ -1,0 +1,81 @@
+"""A policy of openpi_ript as files: the same actions as the policy in this process, from ids and raw numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.errors import DataError
+from chunkwise.policies import runner
+from chunkwise.policies.export import export
+from openpi_ript.data.dataset import open_data
+from openpi_ript.data.point import render
+from openpi_ript.data.tokenizer import PromptTokenizer
+from openpi_ript.model.pi0 import Pi0
+from openpi_ript.policies.policy import Policy
+from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
+from tests.openpi_ript.toy_policy import random_params
+
+PROMPT = "move to the red_disc"
+
+
+@pytest.fixture(scope="module")
+def acting(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("export")
+    with quick_compiling(folder / "cache"):
+        config = small_config(make_dataset(folder), folder)
+        yield Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
+
+
+def seen(rows: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the policy is shown, and what the export is: images in the order of the cameras' names, no prompt."""
+    state = np.random.default_rng(3).uniform(0.2, 0.8, (rows, 2)).astype(np.float32)
+    keys = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
+    image = {name: np.stack([render(row, key) for row in state]) for name, key in keys.items()}
+    images = np.stack([image["base_0_rgb"], image["left_wrist_0_rgb"]], axis=1)
+    return {"image": image, "state": state, "prompt": [PROMPT] * rows}, {"state": state, "images": images}
+
+
+def first(tree: Any) -> Any:
+    return {name: first(value) if isinstance(value, dict) else value[0] for name, value in tree.items()}
+
+
+@pytest.mark.slow
+def test_an_export_acts_alike(acting: Policy, tmp_path: Path):
+    export(acting.exportable(), tmp_path / "out", platforms=["cpu"])
+    act = runner.load(tmp_path / "out")
+    both, tokenizer = seen(1), PromptTokenizer(tmp_path / "out/tokenizer.model", acting.config.model.prompt_tokens)
+    asked, given = first(both[0]), first(both[1])
+    tokens, mask = tokenizer.encode(PROMPT)
+    expected = acting.infer(asked, seed=7)["actions"]
+    ids = tokens[mask].tolist()
+    np.testing.assert_array_equal(act({**given, "tokens": ids}, seed=7), expected)
+    np.testing.assert_array_equal(act({**given, "tokens": tokens, "token_mask": mask}, seed=7), expected)
+    other = act({**given, "tokens": ids}, seed=8)
+    assert np.abs(other - expected).max() > 1e-3
+    # Noise, scale and cameras as they are given, in place of what is drawn and of the config's.
+    noise = np.random.default_rng(8).standard_normal((8, 8), np.float32)
+    np.testing.assert_array_equal(act({**given, "tokens": ids, "noise": noise}, seed=7), other)
+    one_camera = {**given, "tokens": ids, "image_mask": np.array([True, False]), "guidance_scale": 1.5}
+    without = {**asked, "image": {**asked["image"], "left_wrist_0_rgb": None}}
+    got = act(one_camera, seed=7)
+    np.testing.assert_array_equal(got, acting.infer(without, seed=7, guidance_scale=1.5)["actions"])
+    assert np.abs(got - expected).max() > 1e-3
+    with pytest.raises(ValueError, match=r"tokens: expected it in the observation, found \['images', 'state'\]"):
+        act(given)
+    with pytest.raises(ValueError, match=rf"tokens: expected 1 lists of at most {len(mask)}, found those of \[99\]"):
+        act({**given, "tokens": [5] * 99})
+    with pytest.raises(DataError, match="seed: expected a whole number"):
+        acting.infer(asked, seed=-1)
+
+
+@pytest.mark.slow
+def test_rows_of_an_export_draw_by_seeds_that_follow_one_another(acting: Policy, tmp_path: Path):
+    export(acting.exportable(), tmp_path / "out", rows=2, platforms=["cpu"])
+    asked, given = seen(2)
+    tokens, mask = PromptTokenizer(acting.config.tokenizer, acting.config.model.prompt_tokens).encode(PROMPT)
+    ids = [tokens[mask].tolist()] * 2
+    noise = np.stack([np.random.default_rng(seed).standard_normal((8, 8), np.float32) for seed in (7, 8)])
+    expected = acting.infer(asked, noise=noise)["actions"]
+    np.testing.assert_array_equal(runner.load(tmp_path / "out")({**given, "tokens": ids}, seed=7), expected)
