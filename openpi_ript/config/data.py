@@ -115,6 +115,9 @@ class DataConfig(FilesConfig):
     """Prompt of frames whose task is an empty string; None refuses them."""
     advantage: AdvantageConfig | None = None
     """None: no rollouts, every sample weighs 1 and is labelled positive (supervised fine-tuning)."""
+    holdout: float = 0.0
+    """Share of the episodes that are not trained on (with `advantage`, of the initial states, so that rollouts that are
+    compared stay together); every evaluation measures the loss on them."""
     on_bad: Literal["refuse", "skip"] = "refuse"
     """Bad episodes: refuse all with one report, or skip up to 1 % of them with the list printed."""
     tolerance_s: float = 1e-4
@@ -127,5 +130,7 @@ class DataConfig(FilesConfig):
         require_non_negative(self, "read_threads")
         if min(self.image_size) < 1:
             raise ValueError(f"data.image_size is {self.image_size}; expected height and width of at least 1")
+        if not 0 <= self.holdout < 1:
+            raise ValueError(f"data.holdout is {self.holdout}; expected 0 or above, and below 1")
         if self.fps is not None and self.fps <= 0:
             raise ValueError(f"data.fps is {self.fps}; expected a number above 0, or None")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Float64, Int64
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.data import holdout
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
@@ -28,7 +29,7 @@ from chunkwise.data.shards import add_pack, is_pack
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
-from openpi_ript.config.data import DataConfig
+from openpi_ript.config.data import AdvantageConfig, DataConfig
 from openpi_ript.data import norm
 from openpi_ript.data.advantage import label, process, rloo, uniform_groups
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
@@ -66,7 +67,9 @@ class TrainingData:
     to_openpi: ToOpenPi
     to_ript: ToRipt
     rows: Int64[np.ndarray, " n"]
-    """Rows of the table that samples may begin at."""
+    """Rows of the table that training samples may begin at."""
+    held_rows: Int64[np.ndarray, " m"]
+    """The same of what data.holdout keeps for evaluation; empty without it."""
     replaced: Mapping[str, int]
     """How many advantages each step of their shaping replaced, see `advantage.process`; empty without advantages."""
     notes: tuple[str, ...]
@@ -78,10 +81,14 @@ class TrainingData:
         seconds = [t / self.table.fps for t in range(self.config.horizon)]
         return delta_indices(seconds, self.table.fps, key=self.config.action_key)
 
+    def episodes_of(self, rows: Int64[np.ndarray, " r"]) -> Int64[np.ndarray, " r"]:
+        """Returns the position in the table of the episode of each row."""
+        return np.searchsorted(self.table.starts, rows, side="right") - 1
+
     def raw(self, row: int) -> RawSample:
         """Layer 0: one frame of the dataset, with the window of actions that begins there."""
         table, config = self.table, self.config
-        episode = int(np.searchsorted(table.starts, row, side="right")) - 1
+        episode = int(self.episodes_of(np.array([row]))[0])
         start = int(table.starts[episode])
         frames, is_pad = window(np.asarray(row - start), np.asarray(table.lengths[episode]), self.deltas)
         return {
@@ -175,8 +182,8 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
 
     Raises:
       DataError: If the dataset is bad (all problems in one error), does not fit the config, has no outcome to compute
-        advantages from, or the statistics are another dataset's.
-      ConfigError: If the pack's image size is not the config's, or no frame is left to draw.
+        advantages from, nothing can be held out of it, or the statistics are another dataset's.
+      ConfigError: If the pack's image size is not the config's, or no frame is left to draw, or to measure on.
     """
     budget.use(config.limits)
     files = open_files(config.path, config)
@@ -184,19 +191,23 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
     _check_against_config(table, config)
     notes = [f"skipped {line}" for line in list_problems(skipped)]
     notes += [config.robot.adaptation, *_relative_notes(table, config)]
+    starts = _starts(table, config)
+    held = _held_out(table, config, starts, notes)
     source = norm.stats_source(table, config)
     stats: Mapping[str, NormStats] = {}
     if config.norm_stats is not None:
         stats = norm.load_stats(Path(config.norm_stats), source)
     elif (config.state_norm, config.action_norm) != ("none", "none"):
-        stats = norm.dataset_stats(table, config)
+        stats = norm.dataset_stats(table.only(~held) if held.any() else table, config)
     to_openpi = _to_openpi(table, config, stats, notes)
-    rollouts, kept, replaced = _rollouts(table, config, notes)
-    rows = np.flatnonzero(np.repeat(kept, table.lengths))
-    if not rows.size:
+    rollouts, kept, replaced = _rollouts(table, config, starts, held, notes)
+    rows, held_rows = (np.flatnonzero(np.repeat(kept & side, table.lengths)) for side in (~held, held))
+    if not rows.size or (held.any() and not held_rows.size):
+        whose = " that data.holdout keeps for evaluation" if rows.size else ""
         raise ConfigError(
-            "data.advantage.uniform_groups is 'drop' and every group has one rollout or equal rewards; use 'keep', or "
-            f"another data.advantage.group_by than {config.advantage.group_by if config.advantage else None!r}"
+            f"data.advantage.uniform_groups is 'drop' and every group{whose} has one rollout or equal rewards; use "
+            "'keep', or another data.advantage.group_by than "
+            f"{config.advantage.group_by if config.advantage else None!r}"
         )
     return TrainingData(
         config=config,
@@ -208,6 +219,7 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
         to_openpi=to_openpi,
         to_ript=ToRipt(rollouts=rollouts),
         rows=rows,
+        held_rows=held_rows,
         replaced=replaced,
         notes=tuple(notes),
     )
@@ -298,13 +310,47 @@ def _to_openpi(table: FrameTable, config: DataConfig, stats: Mapping[str, NormSt
     )
 
 
+def _starts(table: FrameTable, config: DataConfig) -> Sequence[tuple[str, str]]:
+    """Hash of the initial state, and prompt, of each episode."""
+    states, prompts = (table.columns[key][table.starts] for key in (config.init_key or config.state_key, "task_index"))
+    hashes = [init_hash(np.atleast_1d(state)) for state in states]
+    return list(zip(hashes, [table.tasks[index] for index in prompts.tolist()], strict=True))
+
+
+def _held_out(
+    table: FrameTable, config: DataConfig, starts: Sequence[tuple[str, str]], notes: list[str]
+) -> Bool[np.ndarray, " e"]:
+    """Which episodes data.holdout keeps for evaluation, by their index in the dataset; of rollouts, by their start."""
+    names = [str(index) for index in table.episodes.tolist()]
+    what = "episodes"
+    if config.advantage is not None:
+        names, what = [" ".join(start) for start in starts], "initial states"
+    each = list(dict.fromkeys(names))
+    chosen = dict(zip(each, holdout.held_out(each, config.holdout).tolist(), strict=True))
+    held = np.array([chosen[name] for name in names])
+    if not config.holdout:
+        return held
+    if not held.any():
+        raise DataError(
+            f"{config.path}: data.holdout is {config.holdout}, and there is one of {what}; expected 2 or more, or "
+            "data.holdout 0"
+        )
+    notes.append(f"data.holdout {config.holdout:g}: {held.sum()} of {len(held)} episodes are kept for evaluation alone")
+    return held
+
+
 def _rollouts(
-    table: FrameTable, config: DataConfig, notes: list[str]
+    table: FrameTable,
+    config: DataConfig,
+    starts_of: Sequence[tuple[str, str]],
+    held: Bool[np.ndarray, " e"],
+    notes: list[str],
 ) -> tuple[Rollouts, np.ndarray, Mapping[str, int]]:
-    """Outcome and advantage of each episode, whether its frames are drawn, what was replaced; appends to `notes`."""
+    """Outcome and advantage of each episode, whether its frames are drawn, what was replaced; appends to `notes`.
+
+    Rollouts that are held out are compared with one another alone, and have no part in the others' advantages.
+    """
     starts, columns = table.starts, table.columns
-    hashes = [init_hash(np.atleast_1d(state)) for state in columns[config.init_key or config.state_key][starts]]
-    prompts = [table.tasks[index] for index in columns["task_index"][starts].tolist()]
     known = [key for key in (config.reward_key, config.success_key) if key in columns]
     if config.advantage is not None and not known:
         raise DataError(
@@ -318,25 +364,20 @@ def _rollouts(
     if config.reward_key in known:
         reward = np.add.reduceat(columns[config.reward_key].astype(np.float64), starts)
         success = success if config.success_key in known else reward > 0
-    raw = advantage = np.ones(len(starts))
+    raw, advantage = np.ones(len(starts)), np.ones(len(starts))
     kept = np.ones(len(starts), bool)
     replaced: Mapping[str, int] = {}
+    said: Sequence[str] = ()
     if config.advantage is not None:
-        starts_of = [" ".join(pair) for pair in zip(hashes, prompts, strict=True)]
-        by = {"init_hash": starts_of, "task": prompts, "dataset": [""] * len(starts)}
-        groups = np.unique(by[config.advantage.group_by], return_inverse=True)[1]
-        raw = rloo(reward, groups)
-        uniform = uniform_groups(reward, groups)
-        kept = ~uniform if config.advantage.uniform_groups == "drop" else kept
-        advantage = np.zeros(len(starts))
-        advantage[kept], replaced = process(raw[kept], config.advantage)
-        notes.append(
-            f"{groups.max() + 1} groups of rollouts by {config.advantage.group_by}; {int(uniform.sum())} of "
-            f"{len(starts)} rollouts are in groups of one or of equal rewards ({config.advantage.uniform_groups})"
-        )
-        notes.append(f"advantages: {int((raw > 0).sum())} positive; replaced: {replaced}")
+        for side in (held, ~held):
+            if side.any():
+                names = [starts_of[index] for index in np.flatnonzero(side).tolist()]
+                raw[side], advantage[side], kept[side], replaced, said = _advantages(
+                    reward[side], names, config.advantage
+                )
+        notes.extend(said)
     rollouts = Rollouts(
-        init_hash=hashes,
+        init_hash=[name for name, _ in starts_of],
         success=success,
         reward=reward,
         length=table.lengths,
@@ -345,3 +386,26 @@ def _rollouts(
         optimality=label(raw),
     )
     return rollouts, kept, replaced
+
+
+def _advantages(
+    reward: Float64[np.ndarray, " n"], starts: Sequence[tuple[str, str]], config: AdvantageConfig
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Mapping[str, int], Sequence[str]]:
+    """Raw and shaped advantage of each rollout, whether it is drawn, what was replaced, and notes."""
+    by = {
+        "init_hash": [" ".join(start) for start in starts],
+        "task": [prompt for _, prompt in starts],
+        "dataset": [""] * len(starts),
+    }
+    groups = np.unique(by[config.group_by], return_inverse=True)[1]
+    raw = rloo(reward, groups)
+    uniform = uniform_groups(reward, groups)
+    kept = ~uniform if config.uniform_groups == "drop" else np.ones(len(starts), bool)
+    advantage = np.zeros(len(starts))
+    advantage[kept], replaced = process(raw[kept], config)
+    notes = (
+        f"{groups.max() + 1} groups of rollouts by {config.group_by}; {int(uniform.sum())} of "
+        f"{len(starts)} rollouts are in groups of one or of equal rewards ({config.uniform_groups})",
+        f"advantages: {int((raw > 0).sum())} positive; replaced: {replaced}",
+    )
+    return raw, advantage, kept, replaced, notes

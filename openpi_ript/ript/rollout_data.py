@@ -112,6 +112,7 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         images=RolloutImages(rollouts=rollouts, cameras=cameras),
         to_ript=ToRipt(rollouts=facts),
         rows=np.arange(table.frames),
+        held_rows=np.zeros(0, np.int64),
         replaced=replaced,
         notes=(),
     )

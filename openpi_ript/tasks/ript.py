@@ -44,10 +44,14 @@ class RiptTask(SupervisedTask):
         return map(self.inputs, batches)
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Plays an episode from each held-out initial state, writes what came of it, at the end a video too."""
+        """Plays an episode from each held-out initial state, writes what came of it, at the end a video too.
+
+        Before that, the loss on the demonstrations that data.holdout keeps.
+        """
+        metrics = self._held_out_loss(state)
         settings, env = self.config.eval, self.config.env
         if settings is None or env is None:
-            return {}
+            return metrics
         step = int(state.step)
         self.policy.use(state.params, step)
         folder = self.folder / f"evaluations/step_{step:08d}"
@@ -66,7 +70,7 @@ class RiptTask(SupervisedTask):
         print(f"\nstep {step}: {result}", flush=True)
         if videos:
             write_video(self.collector, folder, folder.with_suffix(".mp4"), episodes=videos)
-        return result.metrics()
+        return metrics | result.metrics()
 
     def finish(self) -> None:
         """Ends the workers."""

@@ -21,10 +21,11 @@ from chunkwise.train.optimizer import make_optimiser
 from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.inputs import make_inputs
-from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
-from openpi_ript.model.pi0 import Observation, Pi0, flow_loss, gathered_outside_layers, init_params
+from openpi_ript.model.pi0 import Pi0, gathered_outside_layers, init_params
 from openpi_ript.policies.saved import read_stored_weights
+from openpi_ript.tasks.held_out import HeldOut
+from openpi_ript.tasks.objective import loss_of, objective_name
 from openpi_ript.weights import fit_to_model
 
 
@@ -37,7 +38,8 @@ class SupervisedTask:
         Raises:
           ConfigError: If the tokenizer is missing, or guidance has no positive sample to learn from.
         """
-        if config.guidance is not None and not (data.to_ript.rollouts.optimality == Optimality.POSITIVE).any():
+        trained = data.episodes_of(data.rows)
+        if config.guidance is not None and not (data.to_ript.rollouts.optimality[trained] == Optimality.POSITIVE).any():
             assert config.data.advantage is not None
             raise ConfigError(
                 "guidance is set and no rollout is better than the others of its group; expected groups with different "
@@ -51,6 +53,7 @@ class SupervisedTask:
         self._shapes = jax.eval_shape(lambda: init_params(self.model, jax.random.key(0)))
         self._trains = trainable(self._shapes, config.model)
         self._optimiser = train_only(make_optimiser(config.optim, config.train.steps), self._trains)
+        self._held_out: HeldOut | None = None  # compiled at the first evaluation, by the process that evaluates
 
     def init(self, key: Key[Array, ""]) -> TrainState:
         """Fresh weights; zeros where `load` is going to put a checkpoint's, so that none are drawn in vain."""
@@ -76,7 +79,7 @@ class SupervisedTask:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update of the weights that train."""
         key = rngs.key(self.config.run.seed, "loss", state.step)
-        weights = {"flow_loss" if self.config.guidance is None else "guided_loss": 1.0}
+        weights = {objective_name(self.config.guidance): 1.0}
         gradient, metrics = gradients.gradient(
             self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
@@ -85,11 +88,7 @@ class SupervisedTask:
 
     def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
         params = stop_frozen(gathered_outside_layers(params), self._trains)
-        seen, actions, is_pad = Observation(**batch["observation"]), batch["actions"], batch["action_is_pad"]
-        if self.config.guidance is None:
-            return flow_loss(self.model, params, seen, actions, is_pad, key)
-        label, advantage = batch["optimality"], batch["advantages"]
-        return guided_loss(self.model, params, seen, actions, is_pad, label, advantage, self.config.guidance, key)
+        return loss_of(self.model, params, batch, key, self.config.guidance)
 
     def _averaged(self, params: PyTree) -> PyTree:
         """The weights of which a moving average is kept: those that train, or none."""
@@ -107,9 +106,22 @@ class SupervisedTask:
         return map(self.inputs, batches)
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """How many advantages were replaced while they were shaped, and nothing of the weights: a recorded dataset has
-        no environment. `openpi_ript.serve` gives the policy to one."""
-        return {f"advantages_{name}": float(count) for name, count in self.data.replaced.items()}
+        """The loss on what data.holdout keeps, and how many advantages were replaced while they were shaped.
+
+        A recorded dataset has no environment: `openpi_ript.serve` gives the policy to one.
+        """
+        metrics = {f"advantages_{name}": float(count) for name, count in self.data.replaced.items()}
+        return metrics | self._held_out_loss(state)
+
+    def _held_out_loss(self, state: TrainState) -> dict[str, float]:
+        """Metrics of the episodes held out; none without data.holdout."""
+        if not self.data.held_rows.size:
+            return {}
+        if self._held_out is None:
+            self._held_out = HeldOut(self.config, self.data, self.model, self.inputs)
+        metrics = self._held_out.measure(state.params)
+        print(f"step {int(state.step)}: {self._held_out.summary(metrics)}", flush=True)
+        return metrics
 
     def finish(self) -> None:
         """Nothing to draw."""

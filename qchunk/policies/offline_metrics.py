@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 
 from chunkwise.data import norm_stats
+from chunkwise.data.holdout import spaced
 from chunkwise.data.sampling import EpisodeDraw
 from qchunk.config import QChunkConfig
 from qchunk.data.dataset import Dataset, load_episode
@@ -19,9 +20,6 @@ from qchunk.data.holdout import held_out
 from qchunk.data.image_store.memory import open_store
 from qchunk.data.pool import Pool
 from qchunk.policies.policy import QChunkPolicy
-
-ROWS = 512
-"""Starts that are measured at most, evenly spaced over the frames of the episodes held out."""
 
 
 class OfflineMetrics:
@@ -37,10 +35,9 @@ class OfflineMetrics:
         source = dataset.source
         indices = np.flatnonzero(held_out(config.data, source))[: config.data.episodes_per_epoch]
         self.episodes = len(indices)
-        frames = int(source.lengths[indices].sum())
-        self._rows = min(config.train.batch_size, ROWS, frames)
-        whole = self._rows * (min(ROWS, frames) // self._rows)  # full batches alone: one shape is compiled
-        self._starts = np.linspace(0, frames - 1, whole).round().astype(np.int64)
+        starts = spaced(int(source.lengths[indices].sum()), config.train.batch_size)
+        self._rows = starts.shape[1]
+        self._starts = starts.ravel()
         # As recorded: what a policy is asked, and what it answers, in the robot's units.
         widths = {"action_norm": dataset.action_norm, "observation_norm": dataset.observation_norm}
         plain = {name: norm_stats.identity(len(norm.offset)) for name, norm in widths.items()}

@@ -56,6 +56,12 @@ class FrameTable:
     def frames(self) -> int:
         return int(self.lengths.sum())
 
+    def only(self, chosen: Bool[np.ndarray, " e"]) -> "FrameTable":
+        """Returns the table of some of the episodes."""
+        frames = np.repeat(chosen, self.lengths)
+        columns = {key: column[frames] for key, column in self.columns.items()}
+        return dataclasses.replace(self, lengths=self.lengths[chosen], episodes=self.episodes[chosen], columns=columns)
+
     def fingerprint(self, keys: Sequence[str]) -> str:
         """SHA-256 over rate, lengths, tasks and the columns `keys`: equal for a dataset and its pack alone."""
         digest = hashlib.sha256()
