@@ -11,6 +11,7 @@ lost on the way through the server. A robot of yours sends what its sensors show
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,22 @@ from chunkwise.envs.environment import Environment, state_hash
 from chunkwise.envs.evaluate import Evaluation
 from qchunk.envs import simulators
 from qchunk.evaluate import action_seed, scene_seed
+
+
+def connect(host: str, port: int, *, patience_s: float = 300.0) -> Any:
+    """Returns openpi's client once the server is there: one that was just started loads and compiles first.
+
+    Raises:
+      OSError: It was not there in time.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            return WebsocketClientPolicy(host, port)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
 
 
 def play(env: Environment, server: Any, *, episode: int, seed: int, array: str, most: int) -> dict[str, Any]:
@@ -64,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the evaluation")
     parser.add_argument("--out", type=Path, required=True, help="JSON of outcomes to write")
     given = parser.parse_args(argv)
-    server, env = WebsocketClientPolicy(given.host, given.port), simulators.make(given.env)
+    server, env = connect(given.host, given.port), simulators.make(given.env)
     outcomes = []
     for episode in range(given.episodes):
         told = {"seed": given.seed, "array": given.observation, "most": given.max_steps}
