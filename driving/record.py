@@ -170,7 +170,10 @@ def _require_simulator() -> None:
 def main() -> int:
     """Command line."""
     return recorder.command_line(
-        RecordConfig, record, "Record drives through MuJoCo towns. A recording that was stopped goes on where it was."
+        RecordConfig,
+        record,
+        "python -m driving.record",
+        "Record drives through MuJoCo towns. A recording that was stopped goes on where it was.",
     )
 
 

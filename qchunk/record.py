@@ -107,6 +107,7 @@ def main() -> int:
     return recorder.command_line(
         RecordConfig,
         record,
+        "python -m qchunk.record",
         "Record episodes with scripted policies. A recording that was stopped goes on where it was.",
     )
 

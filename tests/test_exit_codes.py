@@ -17,6 +17,7 @@ import driving.validate
 import launch
 import openpi_ript.evaluate
 import qchunk.inspect
+import qchunk.record
 from chunkwise import errors
 from chunkwise.checkpoint.tool import main as checkpoint_tool
 from chunkwise.cli import command
@@ -102,12 +103,33 @@ def test_a_bug_is_a_traceback_and_an_end_is_0(tmp_path: Path, monkeypatch: pytes
 def test_a_wrong_command_line_is_64(capsys: pytest.CaptureFixture[str]):
     assert launch.main(["--config", "configs/qchunk/debug.py", "--train.stepz", "3"]) == 64
     assert launch.main(["--config", "configs/qchunk/no_such.py"]) == 64
-    assert launch.main(["--config", "configs/qchunk/debug.py", "--train.steps", "-1"]) == 64
-    assert "Traceback" not in capsys.readouterr().err
+    for wrong in (["--train.steps", "-1"], ["--agent.encoder.blocks", "0"]):
+        assert launch.main(["--config", "configs/qchunk/debug.py", *wrong]) == 64
+        assert "Traceback" not in (said := capsys.readouterr().err)
+        assert wrong[0].rpartition(".")[2] in said
     for tool in (checkpoint_tool, qchunk.inspect.main, driving.validate.main, driving.convert.main):
         with pytest.raises(SystemExit) as end:
             tool(["--no-such-option"])
         assert end.value.code == 64
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--path", "somewhere", "--env", "cube-single-v0", "--no-such"], "--no-such"),
+        (["--path", "somewhere", "--env", "cube-single-v0", "--episodes", "many"], "many"),
+        (["--path", "somewhere", "--env", "cube-single-v0", "--episodes", "0"], "episodes is 0"),
+        (["--path", "somewhere"], "--env"),
+    ],
+)
+def test_a_wrong_command_line_of_a_recorder_is_usage(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "argv", ["record", *words])
+    assert qchunk.record.main() == 64
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("error: ")
 
 
 class Settings(types.SimpleNamespace):

@@ -117,31 +117,43 @@ def _suggestion(error: BaseException, module: Any) -> str:
 
 
 def _override(config: ExperimentConfig, arguments: list[str], program: str) -> ExperimentConfig:
-    """`config` with the fields that `arguments` name replaced; tyro's own messages become a ConfigError."""
+    """`config` with the fields that `arguments` name replaced."""
     import tyro
 
     if not arguments:
         return config
     kind, default, arguments = with_parts(config, arguments, missing=tyro.MISSING)
+    found = parsed(
+        kind,
+        default=default,
+        args=arguments,
+        prog=program,
+        description=_description(config),
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+    try:
+        return restored(found)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def parsed(kind: Any, **settings: Any) -> Any:
+    """Returns what tyro.cli does.
+
+    Raises:
+      ConfigError: With what tyro has to say about the arguments, and the class about a value.
+      SystemExit: With code 0 after `--help`.
+    """
+    import tyro
+
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            parsed = tyro.cli(
-                kind,
-                default=default,
-                args=arguments,
-                prog=program,
-                description=_description(config),
-                config=(tyro.conf.AvoidSubcommands,),
-            )
+            return tyro.cli(kind, **settings)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise ConfigError(*_plain(said.getvalue())) from None
-    try:
-        return restored(parsed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _plain(box: str) -> list[str]:

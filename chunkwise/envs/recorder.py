@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from chunkwise.cli.progress import follow
+from chunkwise.config.load import parsed
 from chunkwise.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
 from chunkwise.files.durable import give_name, make_folders, sweep, write_durably
 from chunkwise.files.new_folder import new_folder
@@ -361,16 +362,22 @@ def command(kind: type[Settings], made: Any, record: Callable[[Settings, str], N
     return 0
 
 
-def command_line(kind: type[Settings], record: Callable[[Settings, str], None], about: str) -> int:
+def command_line(kind: type[Settings], record: Callable[[Settings, str], None], program: str, about: str) -> int:
     """Reads settings and the folder from the process's command line, and records; returns the exit code.
 
     Args:
       kind: Class of the settings, a frozen dataclass of keywords.
       record: Records settings into a folder.
-      about: What the command does, in a line.
+      program: How the command is called.
+      about: What it does, in a line.
     """
     import tyro
 
     path = Annotated[str, tyro.conf.arg(help="Folder of the dataset.")]
     made = dataclasses.make_dataclass("Command", [("path", path)], bases=(kind,), frozen=True, kw_only=True)
-    return command(kind, tyro.cli(made, description=about), record)
+    try:
+        found = parsed(made, prog=program, description=about)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return command(kind, found, record)
