@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
@@ -43,11 +44,20 @@ RATER = "rater_feedback"
 
 
 def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files) -> dict[str, float]:
-    """Mean errors on the validation drives, for the curve during training; `check` as of `open_data`."""
+    """Returns mean errors on the validation drives, and the loss there, for the curve during training.
+
+    `val/ade_1s` and so on (driving/eval/metrics.py), and `holdout/loss`, what training minimises, over all known steps;
+    each left out where no step that it needs is known. `check` as of `open_data`.
+    """
     data = open_data(config.data, "val", check=check)
     states = EgoStates(data, data.anchors[:: config.eval.every])
-    values = measures(predict(config, params, data, states.rows), states.waypoints, states.valid, _dt(config))
-    return {f"val/{name}": float(np.nanmean(value)) for name, value in values.items() if np.isfinite(value).any()}
+    predicted = predict(config, params, data, states.rows)
+    values = measures(predicted, states.waypoints, states.valid, _dt(config))
+    metrics = {f"val/{name}": float(np.nanmean(value)) for name, value in values.items() if np.isfinite(value).any()}
+    if states.valid.any():
+        loss = waypoints.waypoint_loss(*(jnp.asarray(x) for x in (predicted, states.waypoints, states.valid)))
+        metrics["holdout/loss"] = float(loss.value())
+    return metrics
 
 
 def compare(

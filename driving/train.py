@@ -12,25 +12,38 @@ from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
+from driving.data.validation import members
 from driving.record import MADE_BY, METADATA, record
+from driving.tasks.held_out import HeldOut
 from driving.tasks.pretrain import PretrainTask
 from driving.tasks.waypoints import WaypointTask
 
 
 class EvaluatedPretrain(PretrainTask):
-    """A pretraining that is probed at its end."""
+    """A pretraining that is measured on the validation drives, and probed at its end."""
 
     def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path) -> None:
         super().__init__(config, data)
         self.folder = folder
+        self._held_out: HeldOut | None = None  # opened at the first evaluation, by the process that evaluates
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
-        """Probes and retrieval, beside those of an encoder that learnt nothing; during training nothing."""
-        if not final:
-            return {}
-        return evaluate.report(
-            evaluate.probe(self.config, state.params["encoder"], check=self.data.files.require_equal), self.folder
-        )
+        """The objectives on the validation drives; at the end probes, beside those of an encoder that learnt nothing.
+
+        Where the split has no validation drives, the second alone.
+        """
+        check = self.data.files.require_equal
+        metrics: dict[str, float] = {}
+        if len(members(self.data.index, self.config.data, "val", [])):
+            if self._held_out is None:
+                self._held_out = HeldOut(self, open_data(self.config.data, "val", check=check))
+            metrics = self._held_out.measure(state.params)
+            loss, samples = metrics["holdout/loss"], self._held_out.rows.size
+            print(f"step {int(state.step)}: held out, {samples} samples of val: loss {loss:.4g}", flush=True)
+        if final:
+            probed = evaluate.probe(self.config, state.params["encoder"], check=check)
+            metrics |= evaluate.report(probed, self.folder)
+        return metrics
 
     def finish(self) -> None:
         """Nothing to draw."""

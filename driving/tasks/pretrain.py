@@ -48,7 +48,7 @@ class PretrainTask:
 
         def loss(params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Array, dict[str, Mean]]:
             whole, target = all_gather_params((params, state.target))
-            return self._loss(whole, target, batch, key)
+            return self.loss(whole, target, batch, key)
 
         weights = objectives.weights(self.settings)
         gradient, metrics = gradients.gradient(
@@ -63,9 +63,17 @@ class PretrainTask:
             new = new.replace(target=target)
         return new, metrics
 
-    def _loss(
+    def loss(
         self, params: PyTree, target: PyTree, batch: Any, key: Key[Array, ""]
     ) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        """Returns the loss of a batch, and means, each objective among them.
+
+        Args:
+          params: Of encoder and heads, whole.
+          target: Of the slowly moving encoder; not read where nothing is masked.
+          batch: From `inputs`.
+          key: Of the tokens that are hidden.
+        """
         images, valid = batch["images"], batch["image_valid"]
         hidden = tokens = None
         if self.settings.masked:

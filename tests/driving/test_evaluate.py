@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
 from chunkwise.errors import DataError
 from chunkwise.state import TrainState
 from chunkwise.train import rngs
-from driving import evaluate
+from driving import evaluate, train
 from driving.config import (
     ConvConfig,
     DataConfig,
@@ -163,9 +164,9 @@ def test_intervals_are_over_drives_and_gains_are_paired(root: Path, monkeypatch:
 def test_the_curve_is_of_the_validation_drives(root: Path, monkeypatch: pytest.MonkeyPatch):
     fake = Predictors(monkeypatch, 0.25)
     config = make_config(root)
-    assert evaluate.quick(config, {}) == pytest.approx(
-        dict.fromkeys(["val/ade_1s", "val/fde_1s", "val/ade_2s", "val/fde_2s"], 0.25), abs=1e-5
-    )
+    errors = dict.fromkeys(["val/ade_1s", "val/fde_1s", "val/ade_2s", "val/fde_2s"], 0.25)
+    errors["holdout/loss"] = math.sqrt(0.25**2 + 0.1**2) - 0.1
+    assert evaluate.quick(config, {}) == pytest.approx(errors, abs=1e-5)
     assert [ids(data) for data in fake.seen] == [{"v0"}]
 
 
@@ -411,11 +412,28 @@ def test_a_pretraining_is_probed_beside_fresh_weights_on_the_held_out_drives(
         calls.append((encoder if isinstance(encoder, str) else "fresh", ids(train), ids(held_out)))
         return {"speed_r2": 0.75 if encoder == "learnt" else 0.25}
 
+    opened = []
+
+    class Measured:
+        def __init__(self, task: Any, data: DrivingData) -> None:
+            opened.append(ids(data))
+            self.rows = data.anchors[None]
+
+        def measure(self, params: Any) -> dict[str, float]:
+            assert params == {"encoder": "learnt"}
+            return {"holdout/loss": 3.5}
+
+    monkeypatch.setattr(train, "HeldOut", Measured)
     monkeypatch.setattr(probes, "probe", probe)
     task = EvaluatedPretrain(config, open_data(config.data), tmp_path)
     state = TrainState(step=2, params={"encoder": "learnt"}, opt_state={}, target={})
-    assert task.evaluate(state, final=False) == {}
-    assert task.evaluate(state, final=True) == {"model/speed_r2": 0.75, "untrained/speed_r2": 0.25}
+    assert task.evaluate(state, final=False) == {"holdout/loss": 3.5}
+    assert task.evaluate(state, final=True) == {
+        "holdout/loss": 3.5,
+        "model/speed_r2": 0.75,
+        "untrained/speed_r2": 0.25,
+    }
+    assert opened == [{"v0"}]
     assert calls == [("learnt", {"t0", "t1"}, {"e0", "e1"}), ("fresh", {"t0", "t1"}, {"e0", "e1"})]
     written = json.loads((tmp_path / evaluate.REPORT).read_text())
     assert (written["kind"], written["split"], written["drives"]) == ("pretraining", "test", 2)
@@ -428,12 +446,13 @@ def test_a_run_logs_validation_errors_and_at_its_end_the_table(
     config = make_config(root)
     task = EvaluatedWaypoints(config, open_data(config.data), tmp_path)
     state = TrainState(step=2, params={}, opt_state={}, target={})
-    assert set(task.evaluate(state, final=False)) == {"val/ade_1s", "val/fde_1s", "val/ade_2s", "val/fde_2s"}
+    measured = {"val/ade_1s", "val/fde_1s", "val/ade_2s", "val/fde_2s", "holdout/loss"}
+    assert set(task.evaluate(state, final=False)) == measured
     metrics = task.evaluate(state, final=True)
     assert metrics["model/ade_1s"] == pytest.approx(0.5)
     assert metrics["history_mlp/fde_2s_low"] == pytest.approx(2.0)
     assert metrics["val/ade_1s"] == pytest.approx(0.5), "at the end too, for checkpoint.keep_best"
-    assert len(metrics) == 6 * 4 * 3 + 4
+    assert len(metrics) == 6 * 4 * 3 + 5
     assert json.loads((tmp_path / evaluate.REPORT).read_text())["rows"]["ego_mlp"]["ade_1s"]["mean"] == pytest.approx(3)
 
 

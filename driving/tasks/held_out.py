@@ -1,0 +1,59 @@
+"""Validation loss of a pretraining: its objectives on the validation drives, without augmentation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from chunkwise.arrays import PyTree
+from chunkwise.data.holdout import spaced
+from chunkwise.train import rngs
+from chunkwise.train.gradients import weighted
+from chunkwise.train.metrics import Mean
+from driving.data.batches import DrivingData
+from driving.tasks import objectives
+from driving.tasks.pretrain import PretrainTask, inputs
+
+
+class HeldOut:
+    """Measures weights on the same samples at every evaluation, with the same hidden tokens for every seed."""
+
+    def __init__(self, task: PretrainTask, data: DrivingData) -> None:
+        """Reads nothing yet.
+
+        Args:
+          task: What is trained.
+          data: The validation drives.
+        """
+        config = task.config
+        anchors = data.anchors[:: config.eval.every]
+        batches = spaced(len(anchors), config.train.batch_size // config.train.grad_accum_steps)
+        # Dealt out, not cut: InfoNCE takes its negatives from the batch, so each has samples of all drives.
+        self.rows = anchors[batches.reshape(batches.shape[1], -1).T]
+        """Frames (rows of the index), a line a batch."""
+        self._data = data
+        self._weights = objectives.weights(task.settings)
+
+        def means(params: PyTree, batch: Any, key: Key[Array, ""]) -> dict[str, Mean]:
+            return task.loss(params, params["encoder"], batch, key)[1]
+
+        self._means = jax.jit(means)
+
+    def measure(self, params: PyTree) -> dict[str, float]:
+        """Returns means over all batches, by name: `holdout/loss`, and `holdout/<name>` of each that training logs.
+
+        Hidden tokens are predicted against those that the encoder itself makes of the whole images, not the slowly
+        moving one, since an evaluation has the weights alone.
+
+        Raises:
+          DataError: An image cannot be read.
+        """
+        total: dict[str, Mean] = {}
+        for number, rows in enumerate(self.rows):
+            batch = jax.device_put(inputs(self._data.batch(rows)))
+            found = self._means(params, batch, rngs.key(0, "holdout", number))
+            total = jax.tree.map(jnp.add, total, found) if total else found
+        values = {"loss": float(weighted(total, self._weights))}
+        values |= {name: float(mean.value()) for name, mean in total.items() if float(mean.count) > 0}
+        return {f"holdout/{name}": value for name, value in values.items()}
