@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -413,26 +414,14 @@ def test_a_pretraining_is_probed_beside_fresh_weights_on_the_held_out_drives(
         return {"speed_r2": 0.75 if encoder == "learnt" else 0.25}
 
     opened = []
-
-    class Measured:
-        def __init__(self, task: Any, data: DrivingData) -> None:
-            opened.append(ids(data))
-            self.rows = data.anchors[None]
-
-        def measure(self, params: Any) -> dict[str, float]:
-            assert params == {"encoder": "learnt"}
-            return {"holdout/loss": 3.5}
-
-    monkeypatch.setattr(train, "HeldOut", Measured)
+    measured = SimpleNamespace(rows=np.zeros((1, 4)), measure=lambda params: {"holdout/loss": float(len(params))})
+    monkeypatch.setattr(train, "HeldOut", lambda _, data: opened.append(ids(data)) or measured)
     monkeypatch.setattr(probes, "probe", probe)
     task = EvaluatedPretrain(config, open_data(config.data), tmp_path)
     state = TrainState(step=2, params={"encoder": "learnt"}, opt_state={}, target={})
-    assert task.evaluate(state, final=False) == {"holdout/loss": 3.5}
-    assert task.evaluate(state, final=True) == {
-        "holdout/loss": 3.5,
-        "model/speed_r2": 0.75,
-        "untrained/speed_r2": 0.25,
-    }
+    assert task.evaluate(state, final=False) == {"holdout/loss": 1}
+    probed = {"model/speed_r2": 0.75, "untrained/speed_r2": 0.25}
+    assert task.evaluate(state, final=True) == {"holdout/loss": 1} | probed
     assert opened == [{"v0"}]
     assert calls == [("learnt", {"t0", "t1"}, {"e0", "e1"}), ("fresh", {"t0", "t1"}, {"e0", "e1"})]
     written = json.loads((tmp_path / evaluate.REPORT).read_text())
