@@ -15,7 +15,7 @@ from chunkwise.config.experiment import (
 )
 
 Normalization = Literal["none", "mean_std", "quantile", "min_max"]
-FORMATS = ("aloha_hdf5", "ogbench_npz")
+FORMATS = ("aloha_hdf5", "ogbench_npz", "lerobot")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,9 +23,11 @@ class DataConfig(FilesConfig):
     """Episodes on disk and the pool that is drawn from them (specification: the pool loader)."""
 
     path: str = dataclasses.field(metadata=FREE_ON_RESUME)
-    """Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file; of a reader of your own, its files."""
+    """Folder of ALOHA-layout HDF5 episodes, an OGBench .npz file, or a LeRobot folder; of a reader of your own, its
+    files."""
     format: str = "aloha_hdf5"
-    """aloha_hdf5, ogbench_npz, or `module:function` of your own: it makes an Episode of a file (docs/extend.md)."""
+    """aloha_hdf5, ogbench_npz, lerobot (v2.1 or v3.0, without images), or `module:function` of your own: it makes an
+    Episode of a file (docs/extend.md)."""
     task: str | None = None
     """OGBench single-task environment whose reward replaces the file's, e.g. cube-single-play-singletask-task2-v0."""
     observation: Literal["qpos", "state"] = "qpos"
@@ -98,6 +100,16 @@ class DataConfig(FilesConfig):
             raise ValueError(
                 f"data.task is {self.task!r} and data.missing_reward {self.missing_reward!r}; expected None and "
                 "'label', since the reader of your own that data.format names gives the rewards"
+            )
+        if self.format == "lerobot" and self.task is not None:
+            raise ValueError(
+                f"data.task is {self.task!r}: its rewards are computed from the simulator's state, which a LeRobot "
+                "dataset does not have; expected None"
+            )
+        if (self.cameras or self.depth_cameras) and self.format == "lerobot":
+            raise ValueError(
+                "data.format is lerobot, of which training takes no images; convert the dataset for cameras: "
+                f"python -m qchunk.convert {self.path} OUT, and set --data.path OUT --data.format aloha_hdf5"
             )
         if (self.cameras or self.depth_cameras) and self.format != "aloha_hdf5":
             raise ValueError(f"data.format is {self.format}, which holds no images; expected aloha_hdf5 for cameras")

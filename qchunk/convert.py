@@ -7,14 +7,12 @@ there; a bad source is refused with one list of everything that is wrong with it
 """
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import h5py
-import numpy as np
 
 from chunkwise.cli import command
 from chunkwise.data import convert as driver
@@ -29,6 +27,8 @@ from qchunk.converters.lerobot import LeRobotReader
 from qchunk.converters.ogbench import OgbenchReader
 from qchunk.converters.recording import ConvertSettings, Reader, Recording, check_widths
 from qchunk.converters.robomimic import RobomimicReader
+from qchunk.data.conventions import SuccessRule
+from qchunk.data.index import is_lerobot
 from qchunk.data.readers.hdf5 import open_h5
 
 Format = Literal["robomimic", "d4rl", "ogbench", "lerobot"]
@@ -49,7 +49,7 @@ def detect(source: Path) -> Format:
     """
     if not source.exists():
         raise DataError(f"{source}: there is no such file or folder")
-    if (source / "meta" / "info.json").is_file():
+    if is_lerobot(source):
         return "lerobot"
     if source.is_file() and source.suffix == ".npz":
         return "ogbench"
@@ -73,19 +73,6 @@ def detect(source: Path) -> Format:
         f"{source}: expected a robomimic or D4RL HDF5 file, an OGBench .npz file, or a LeRobot folder with "
         "meta/info.json, found none of them. A folder of ALOHA HDF5 episodes needs no conversion"
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Labels:
-    """How episodes get the attribute `success`."""
-
-    rule: str
-    sparse: bool
-
-    def of(self, recording: Recording) -> bool | None:
-        if recording.success is not None:
-            return recording.success
-        return bool((recording.reward == 1).any()) if self.sparse and recording.reward is not None else None
 
 
 class _Conversion:
@@ -112,7 +99,7 @@ class _Conversion:
             write_episode(
                 folder / f"episode_{index:05d}.hdf5",
                 reading.recording,
-                success=self._labels.of(reading.recording),
+                success=self._labels.label(reading.recording.success, reading.recording.reward),
                 images=self._settings.images,
                 quality=self._settings.quality,
             )
@@ -121,23 +108,23 @@ class _Conversion:
     def about(self) -> Mapping[str, Any]:
         return {
             "source_sha256": content_hash(self._source) if self._source.is_file() else None,
-            "labels": self._labels.rule,
+            "labels": str(self._labels),
             "episodes": len(self._reader),
             "about_the_source": self._reader.describe(),
         }
 
     def summary(self, out: Path) -> str:
-        return f"wrote {len(self._reader)} episode(s) into {out}; labels: {self._labels.rule}"
+        return f"wrote {len(self._reader)} episode(s) into {out}; labels: {self._labels}"
 
     def close(self) -> None:
         self._reader.close()
 
 
-def _judge(reader: Reader) -> _Labels:
+def _judge(reader: Reader) -> SuccessRule:
     """Reads every episode once, refuses a source with problems, and finds out what its rewards say of success."""
     problems: list[Problem] = []
     widths: dict[str, dict[str, str]] = {}
-    named, sparse, solved = False, True, False
+    rule = SuccessRule()
     for index in range(len(reader)):
         reading = reader.read(index)
         problems += reading.problems
@@ -145,20 +132,11 @@ def _judge(reader: Reader) -> _Labels:
         if recording is None:
             continue
         widths[recording.id] = _widths(recording)
-        named = named or recording.success is not None
-        reward = recording.reward
-        sparse = sparse and reward is not None and bool(np.isin(reward, (0, 1)).all())
-        solved = solved or (reward is not None and bool((reward == 1).any()))
+        rule.see(recording.success, recording.reward)
     problems += check_widths(widths)
     if problems:
         raise refuse(problems, NOTHING_WRITTEN)
-    if named:
-        return _Labels(rule="success as the source says", sparse=False)
-    if sparse and solved:
-        return _Labels(rule="success where a reward of 1 was earned; all rewards are 0 or 1", sparse=True)
-    if not any("reward" in found for found in widths.values()):
-        return _Labels(rule="none: the source has no rewards", sparse=False)
-    return _Labels(rule="none: a reward that is not 0 or 1, or never 1, does not say what success is", sparse=False)
+    return rule
 
 
 def _widths(recording: Recording) -> dict[str, str]:

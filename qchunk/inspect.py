@@ -30,7 +30,7 @@ from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.printable import say
 from qchunk.config import DataConfig, QChunkConfig
-from qchunk.data.index import dataset_files, read_index
+from qchunk.data.index import dataset_files, is_lerobot, read_index
 from qchunk.data.readers.report import EpisodeReport
 from qchunk.data.selection import Selection, select
 from qchunk.data.verdict import of_training
@@ -40,7 +40,7 @@ def inspect(path: str) -> dict[str, Any]:
     """Walks a dataset and describes it, as numbers, strings and lists that go into JSON.
 
     Args:
-      path: Folder of ALOHA-layout HDF5 episodes, or an OGBench .npz file.
+      path: Folder of ALOHA-layout HDF5 episodes, an OGBench .npz file, or a LeRobot folder.
 
     Raises:
       DataError: There is no dataset at all.
@@ -82,6 +82,7 @@ def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | N
       DataError: There is no dataset at all.
     """
     kind = "ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5"
+    kind = "lerobot" if is_lerobot(Path(path)) else kind
     data = DataConfig(path=path, format=kind, verify="full", allow_links_to=tuple(allow_links_to))
     if config is not None:
         data = dataclasses.replace(config.data, verify="full")
@@ -202,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("dir", metavar="DIR", help="folder of HDF5 episodes, or an OGBench .npz file")
+    parser.add_argument("dir", metavar="DIR", help="folder of HDF5 episodes, OGBench .npz file, or LeRobot folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--figure",

@@ -25,7 +25,8 @@ def environments() -> dict[str, str]:
 
 def readers() -> dict[str, str]:
     """Returns the formats that each package reads and converts."""
-    found = {}
+    formats = importlib.import_module("qchunk.config").FORMATS
+    found = {"qchunk data.format": ", ".join((*formats, "module:function of your own"))}
     for package in ("qchunk", "driving"):
         formats = importlib.import_module(f"{package}.convert").Format
         found[f"{package} convert"] = ", ".join(get_args(formats))

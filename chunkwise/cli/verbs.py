@@ -167,11 +167,18 @@ def _package(name: str, verb: Verb, rest: list[str]) -> tuple[str, list[str]]:
         raise ConfigError(f"chunkwise {name}: expected {choice} first, such as: {verb.example}")
     elif verb.told_by == "run":
         package = kinds.package_of_run(path)
+    elif (told := _package_of_config(rest)) in PACKAGES:
+        package = told
     else:
         package = kinds.package_of_data(path, name)
     if package not in verb.modules:
         raise ConfigError(f"chunkwise {name}: there is none for {package}; there is for {', '.join(verb.modules)}")
     return package, rest
+
+
+def _package_of_config(words: Sequence[str]) -> str:
+    """The word before the slash of --config, such as qchunk of qchunk/own_data; empty without one."""
+    return "".join(words[k + 1].partition("/")[0] for k, word in enumerate(words[:-1]) if word == "--config")
 
 
 def _first_path(words: Sequence[str]) -> Path | None:

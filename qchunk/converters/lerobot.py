@@ -1,8 +1,6 @@
-"""LeRobot datasets v2.1 and v3.0 as a Reader, by chunkwise/data/lerobot/meta.py.
+"""LeRobot datasets v2.1 and v3.0 as a Reader, with images; qchunk/data/readers/lerobot.py has the conventions.
 
-observation.state, ...   the observation            next.reward    reward
-action                   the action                 next.done      also true where an episode is merely over
-every image or video     a camera, by the last part of its key      next.success   the task is solved
+Every image or video is a camera, by the last part of its key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,19 +15,8 @@ from chunkwise.data.lerobot.tables import load_table
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
-from qchunk.converters.recording import (
-    SUCCESS_REWARD,
-    ConvertSettings,
-    Images,
-    Reading,
-    Recording,
-    as_float32,
-    concatenate,
-    terminations,
-)
-
-DEFAULT_KEYS = ("observation.state",)
-_OUTCOME = ("next.reward", "next.done", "next.success")
+from qchunk.converters.recording import ConvertSettings, Images, Reading, Recording
+from qchunk.data.readers.lerobot import DEFAULT_KEYS, OUTCOME, arrays_of
 
 
 class LeRobotReader:
@@ -51,7 +38,7 @@ class LeRobotReader:
             raise ConfigError(f"{path}: there are no features {missing}; the dataset has {sorted(vectors)}")
         self._cameras = _cameras(meta, settings)
         self._images = LeRobotImages(meta, tuple(self._cameras))
-        present = [key for key in _OUTCOME if key in meta.features]
+        present = [key for key in OUTCOME if key in meta.features]
         self._table, _ = load_table(meta, (*self._keys, "action", *present), on_bad="refuse", check=self._images.check)
 
     def __len__(self) -> int:
@@ -72,22 +59,16 @@ class LeRobotReader:
     def read(self, index: int) -> Reading:
         first, length = int(self._table.starts[index]), int(self._table.lengths[index])
         rows = {key: x[first : first + length] for key, x in self._table.columns.items()}
-        reward = rows["next.reward"].reshape(-1).astype(np.float64) if "next.reward" in rows else None
-        success = rows["next.success"].reshape(-1).astype(bool) if "next.success" in rows else None
-        done = rows["next.done"].reshape(-1).astype(bool) if "next.done" in rows else success
-        terminated = None
-        if reward is not None and done is not None:
-            solved = bool(success[-1]) if success is not None else bool(reward[-1] >= SUCCESS_REWARD)
-            terminated = terminations(done, solved=solved, final_done=self._settings.final_done)
+        arrays = arrays_of(rows, keys=self._keys, final_done=self._settings.final_done)
         attributes = {"observation_keys": list(self._keys), "fps": self._meta.fps}
         attributes |= {"instruction": self._meta.tasks[int(rows["task_index"][0])]}
         recording = Recording(
             id=f"{self._name} episode {index}",
-            observation=concatenate([_columns(rows[key]) for key in self._keys]),
-            action=as_float32(_columns(rows["action"])),
-            reward=reward,
-            terminated=terminated,
-            success=None if success is None else bool(success.any()),
+            observation=arrays.observation,
+            action=arrays.action,
+            reward=arrays.reward,
+            terminated=arrays.terminated,
+            success=arrays.success,
             attributes=attributes,
             images=self._frames(index, length) if self._cameras else None,
         )
@@ -100,10 +81,6 @@ class LeRobotReader:
                 yield {name: images[key] for key, name in self._cameras.items()}
 
         return frames
-
-
-def _columns(x: np.ndarray) -> np.ndarray:
-    return x[:, None] if x.ndim == 1 else x
 
 
 def _cameras(meta: LeRobotMeta, settings: ConvertSettings) -> dict[str, str]:

@@ -13,9 +13,6 @@ from chunkwise.data.problems import Problem
 from chunkwise.errors import ConfigError
 from qchunk.data.readers.report import check_finite, check_lengths
 
-SUCCESS_REWARD = 1.0
-"""Reward of a solved task in robosuite, robomimic and LeRobot's simulated sets, shaped rewards included."""
-
 Images = Callable[[], Iterator[Mapping[str, UInt8[np.ndarray, "h w 3"]]]]
 """Gives all cameras of one frame after another; called once, when the episode is written."""
 
@@ -130,25 +127,6 @@ def as_float32(x: np.ndarray) -> np.ndarray:
     """float32; a number too large becomes Inf, which is reported as such."""
     with np.errstate(over="ignore"):
         return x.astype(np.float32)
-
-
-def terminations(
-    done: Bool[np.ndarray, " T"], *, solved: bool, final_done: Literal["time_limit", "termination"]
-) -> Bool[np.ndarray, " T"]:
-    """Where no value may be bootstrapped, from a `done` that also marks where a recording simply ends.
-
-    robomimic (dataset_states_to_obs, done_mode 2) and LeRobot set `done` in every episode's last frame. There it is
-    taken for a time limit unless the episode earned its success in that frame.
-
-    Args:
-      done: As recorded.
-      solved: Whether the last frame earned success.
-      final_done: time_limit as above; termination takes every done as it is.
-    """
-    ended = done.copy()
-    if final_done == "time_limit" and not solved:
-        ended[-1:] = False
-    return ended
 
 
 def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -26,7 +26,6 @@ from chunkwise.files import budget
 from chunkwise.files.strict_json import parse_json
 from qchunk.converters.hdf5_arrays import read_flags, read_numbers
 from qchunk.converters.recording import (
-    SUCCESS_REWARD,
     ConvertSettings,
     Images,
     Reading,
@@ -34,8 +33,8 @@ from qchunk.converters.recording import (
     as_float32,
     check_arrays,
     concatenate,
-    terminations,
 )
+from qchunk.data.conventions import SUCCESS_REWARD, terminations
 from qchunk.data.readers.hdf5 import (
     UNREADABLE,
     Refused,

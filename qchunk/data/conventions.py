@@ -1,12 +1,67 @@
 """What the rewards in a dataset's files mean: which reward ends an episode as a success, and that all files agree."""
 
 from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float64
 
 from chunkwise.data.problems import Problem
 from qchunk.data.readers.report import EpisodeReport
 
 MOST_VALUES = 16
 """Distinct rewards of a dataset that are taken for a sparse reward or for stages; above, the reward is a dense one."""
+
+SUCCESS_REWARD = 1.0
+"""Reward of a solved task in robosuite, robomimic and LeRobot's simulated sets, shaped rewards included."""
+
+
+def terminations(
+    done: Bool[np.ndarray, " T"], *, solved: bool, final_done: Literal["time_limit", "termination"]
+) -> Bool[np.ndarray, " T"]:
+    """Where no value may be bootstrapped, from a `done` that also marks where a recording simply ends.
+
+    robomimic (dataset_states_to_obs, done_mode 2) and LeRobot set `done` in every episode's last frame. There it is
+    taken for a time limit unless the episode earned its success in that frame.
+
+    Args:
+      done: As recorded.
+      solved: Whether the last frame earned success.
+      final_done: time_limit as above; termination takes every done as it is.
+    """
+    ended = done.copy()
+    if final_done == "time_limit" and not solved:
+        ended[-1:] = False
+    return ended
+
+
+class SuccessRule:
+    """How episodes get their labels in formats that have no folders for them; told of every episode first."""
+
+    def __init__(self) -> None:
+        self._named, self._sparse, self._solved, self._rewarded = False, True, False, False
+
+    def see(self, success: bool | None, reward: Float64[np.ndarray, " T"] | None) -> None:
+        """Takes in what an episode says of its success itself, and its rewards."""
+        self._named = self._named or success is not None
+        self._rewarded = self._rewarded or reward is not None
+        self._sparse = self._sparse and reward is not None and bool(np.isin(reward, (0, 1)).all())
+        self._solved = self._solved or (reward is not None and bool((reward == 1).any()))
+
+    def __str__(self) -> str:
+        if self._named:
+            return "success as the source says"
+        if self._sparse and self._solved:
+            return "success where a reward of 1 was earned; all rewards are 0 or 1"
+        if not self._rewarded:
+            return "none: the source has no rewards"
+        return "none: a reward that is not 0 or 1, or never 1, does not say what success is"
+
+    def label(self, success: bool | None, reward: Float64[np.ndarray, " T"] | None) -> bool | None:
+        """Returns an episode's label; None for none."""
+        if self._named or reward is None or not (self._sparse and self._solved):
+            return success
+        return bool((reward == 1).any())
 
 
 def success_reward(reports: Sequence[EpisodeReport]) -> float | None:

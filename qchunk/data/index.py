@@ -21,7 +21,7 @@ from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files, open_files
 from qchunk.config import DataConfig
 from qchunk.data.image_store.workers import Workers
-from qchunk.data.readers import aloha, ogbench, own
+from qchunk.data.readers import aloha, lerobot, ogbench, own
 from qchunk.data.readers.report import EpisodeReport, from_json
 from qchunk.data.relabel import single_task
 from qchunk.data.selection import Selection, select
@@ -67,6 +67,9 @@ def make_source(selection: Selection, data: DataConfig, files: Files) -> Episode
     if ":" in data.format:
         read = own.reader(data.format)
         return own.OwnSource(path, good, positives, files=files, action=data.action, read=read)
+    if data.format == "lerobot":
+        success = selection.success_reward
+        return lerobot.LeRobotSource(path, good, positives, files=files, action=data.action, success_reward=success)
     if data.format == "ogbench_npz":
         return ogbench.OgbenchSource(path, good, positives, files=files, action=data.action, task=task)
     return aloha.AlohaSource(
@@ -124,6 +127,8 @@ def read_index(
     budget.use(data.limits)
     root = Path(data.path)
     files = dataset_files(data) if files is None else files
+    if data.format == "lerobot":  # tables of many episodes, read in a moment: nothing is cached
+        return lerobot.examine(root, files)
     known = {} if ":" in data.format else _load_cache(root)
     images = bool(data.cameras or data.depth_cameras) if images is None else images
     workers = Workers(data.decode_threads) if images and data.format == "aloha_hdf5" else None
@@ -215,8 +220,11 @@ def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
         raise DataError(f"data.path: {root} does not exist (in {Path.cwd()}); expected what the reader {kind} reads")
     if not root.exists():
         raise DataError(
-            f"data.path: {root} does not exist; set --data.path to a folder of HDF5 episodes or an OGBench .npz file"
+            f"data.path: {root} does not exist; set --data.path to a folder of HDF5 episodes, an OGBench .npz file or "
+            "a LeRobot dataset"
         )
+    if kind == "lerobot":
+        return lerobot.dataset_names(root, files)
     if kind == "ogbench_npz":
         if root.suffix != ".npz" or not root.is_file():
             raise DataError(f"data.path: {root} is no .npz file, which data.format=ogbench_npz expects")
@@ -227,11 +235,21 @@ def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
         hint = "; set --data.format ogbench_npz" if root.suffix == ".npz" else ""
         raise DataError(f"data.path: {root} is a file; data.format=aloha_hdf5 expects a folder of episodes{hint}")
     names = aloha.episode_names(files.bounds)
+    if not names and is_lerobot(root):
+        raise DataError(
+            f"data.path: {root} is a LeRobot dataset; set --data.format lerobot, or, to train on its images, convert "
+            f"it: python -m qchunk.convert {root} OUT"
+        )
     if not names:
         raise DataError(
             f"data.path: {root} holds no episode; expected files *.hdf5 or *.h5, in score_<n> folders or not"
         )
     return names
+
+
+def is_lerobot(root: Path) -> bool:
+    """Whether a folder is laid out as a LeRobot dataset."""
+    return (root / "meta" / "info.json").is_file()
 
 
 def _load_cache(root: Path) -> Mapping[str, tuple[str, list[EpisodeReport]]]:

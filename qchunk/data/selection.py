@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from chunkwise.data.problems import Problem
 from qchunk.config import DataConfig
 from qchunk.data.conventions import convention_problems, success_reward
-from qchunk.data.readers import aloha, ogbench
+from qchunk.data.readers import aloha, lerobot, ogbench
 from qchunk.data.readers.aloha_images import COLOUR, DEPTH, camera_path
 from qchunk.data.readers.report import EpisodeReport, ImageReport
 from qchunk.data.relabel import base_env, needs_buttons
@@ -82,7 +82,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
     for report in taken:
         problems[report.id] += _misspelt_score(report)
     whole = [report for report in taken if not problems[report.id]]
-    from_files = data.format == "aloha_hdf5" and data.task is None
+    from_files = data.format in ("aloha_hdf5", "lerobot") and data.task is None
     if from_files and data.missing_reward == "label":
         for problem in convention_problems(whole):
             problems[problem.file].append(problem)
@@ -213,7 +213,7 @@ def _words(form: Form) -> str:
 
 def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
     """Arrays that the config asks for and the episode lacks."""
-    names = aloha.DATASETS if data.format == "aloha_hdf5" else ogbench.KEYS
+    names = {"aloha_hdf5": aloha.DATASETS, "lerobot": lerobot.KEYS}.get(data.format, ogbench.KEYS)
     needed = {"qpos": "data"} if data.format == "aloha_hdf5" else {}
     if data.observation == "state":
         needed["state"] = "data.observation=state"

@@ -64,6 +64,15 @@ def test_packs_are_told_by_their_manifest(tmp_path: Path):
         kinds.package_of_data(tmp_path, "inspect")
 
 
+def test_a_config_says_who_reads_a_dataset_that_two_packages_read(tmp_path: Path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/info.json").touch()
+    assert verbs.resolve(["inspect", str(tmp_path)])[0] == "openpi_ript.inspect"
+    words = [str(tmp_path), "--config", "qchunk/own_data", "--data.format", "lerobot"]
+    assert verbs.resolve(["inspect", *words]) == ("qchunk.inspect", words)
+    assert verbs.resolve(["inspect", str(tmp_path), "--config", "mine.py"])[0] == "openpi_ript.inspect"
+
+
 @pytest.mark.parametrize(
     ("words", "error", "message"),
     [
@@ -134,6 +143,7 @@ def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]):
     assert set(found["verbs"]) == set(verbs.VERBS)
     assert "robosuite" in found["environments"]
     assert "nuscenes" in found["readers"]["driving convert"]
+    assert found["readers"]["qchunk data.format"].startswith("aloha_hdf5, ogbench_npz, lerobot, module:function")
     assert listing.main(["configs"]) == 0
     assert "  qchunk/debug " in capsys.readouterr().out
 

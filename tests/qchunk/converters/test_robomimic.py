@@ -9,8 +9,8 @@ import pytest
 from chunkwise.data.images import decode
 from chunkwise.errors import ConfigError
 from qchunk.convert import convert
-from qchunk.converters.recording import terminations
 from qchunk.data import Pool
+from qchunk.data.conventions import terminations
 from tests.qchunk.converters.sources import (
     KEYS,
     arrays_of,

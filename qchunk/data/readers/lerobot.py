@@ -1,0 +1,234 @@
+"""Episodes of a LeRobot dataset (v2.1, v3.0), read as `python -m qchunk.convert` would convert them, without images.
+
+observation.state   the observation      next.reward    reward
+action              the action           next.done      also true where an episode is merely over
+                                         next.success   the task is solved
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Int64
+
+from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
+from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
+from chunkwise.data.lerobot.video import file_names
+from chunkwise.errors import DataError
+from chunkwise.files.identity import Files
+from qchunk.data.conventions import SUCCESS_REWARD, SuccessRule, terminations
+from qchunk.data.readers.report import EpisodeReport, report_rewards
+from qchunk.data.relabel import labelled_outcome
+
+KEYS = {
+    "qpos": "observation.state",
+    "state": "observation.state",
+    "action": "action",
+    "reward": "next.reward",
+    "done": "next.done",
+    "success": "next.success",
+}
+"""Features that are read, by short name."""
+DEFAULT_KEYS = (KEYS["state"],)
+OUTCOME = (KEYS["reward"], KEYS["done"], KEYS["success"])
+"""Features that a dataset may lack."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeRobotArrays:
+    """What an episode's columns are to Q-chunking."""
+
+    observation: Float32[np.ndarray, "T s"]
+    action: Float32[np.ndarray, "T a"]
+    reward: Float64[np.ndarray, " T"] | None
+    terminated: Bool[np.ndarray, " T"] | None
+    """None where the dataset says nothing, or has no reward."""
+    success: bool | None
+
+
+def arrays_of(
+    columns: Mapping[str, np.ndarray],
+    *,
+    keys: Sequence[str] = DEFAULT_KEYS,
+    final_done: Literal["time_limit", "termination"] = "time_limit",
+) -> LeRobotArrays:
+    """Takes an episode's columns for observation, action and outcome.
+
+    Args:
+      columns: By feature, of one episode.
+      keys: Features that make up the observation, in this order.
+      final_done: Meaning of a done in the last frame that earned no success, as of `terminations`.
+    """
+
+    def flat(key: str, dtype: type) -> np.ndarray | None:
+        return columns[key].reshape(-1).astype(dtype) if key in columns else None
+
+    reward, success, done = flat(KEYS["reward"], np.float64), flat(KEYS["success"], bool), flat(KEYS["done"], bool)
+    done = success if done is None else done
+    terminated = None
+    if reward is not None and done is not None:
+        solved = bool(success[-1]) if success is not None else bool(reward[-1] >= SUCCESS_REWARD)
+        terminated = terminations(done, solved=solved, final_done=final_done)
+    return LeRobotArrays(
+        observation=np.concatenate([_matrix(columns[key]) for key in keys], axis=1),
+        action=_matrix(columns[KEYS["action"]]),
+        reward=reward,
+        terminated=terminated,
+        success=None if success is None else bool(success.any()),
+    )
+
+
+def _matrix(x: np.ndarray) -> Float32[np.ndarray, "T d"]:
+    return (x[:, None] if x.ndim == 1 else x).astype(np.float32)
+
+
+def dataset_names(path: Path, files: Files) -> list[str]:
+    """Returns the files that a run reads: meta/ and the tables.
+
+    Raises:
+      DataError: It is no LeRobot dataset, or meta/ is bad.
+    """
+    return list(file_names(read_meta(path, bounds=files.bounds), ()))
+
+
+def examine(path: Path, files: Files) -> list[EpisodeReport]:
+    """Reads all tables: a report on each episode.
+
+    Raises:
+      DataError: meta/ is bad, the features that training needs are missing, or a file changed while it was read.
+    """
+    rule, read = SuccessRule(), []
+    for table in _tables(path, files):
+        arrays = None if table.problems else arrays_of(table.columns)
+        if arrays is not None:
+            rule.see(arrays.success, arrays.reward)
+        read.append(_report(table, arrays, files))
+    return [
+        report if arrays is None else dataclasses.replace(report, success=rule.label(arrays.success, arrays.reward))
+        for report, arrays in read
+    ]
+
+
+def _report(
+    table: EpisodeTable, arrays: LeRobotArrays | None, files: Files
+) -> tuple[EpisodeReport, LeRobotArrays | None]:
+    """The report without the label, which depends on all episodes, and what that is made from."""
+    meta = table.meta
+    report = EpisodeReport(
+        id=f"episode_{meta.index:05d}",
+        path=meta.file,
+        size=files.size(meta.file),
+        mtime_ns=files.mtime_ns(meta.file),
+        content_hash=files.hash(meta.file) or "",
+        length=meta.length,
+        problems=table.problems,
+    )
+    if arrays is None:
+        return report, None
+    reward, width = arrays.reward, arrays.observation.shape[1]
+    report = dataclasses.replace(
+        report,
+        dims={"action": arrays.action.shape[1], "qpos": width, "state": width},
+        total_reward=None if reward is None else float(reward.sum()),
+        rewards=None if reward is None else report_rewards(reward, terminated=arrays.terminated is not None),
+        action_low=tuple(arrays.action.min(0).tolist()),
+        action_high=tuple(arrays.action.max(0).tolist()),
+    )
+    return report, arrays
+
+
+def _tables(path: Path, files: Files) -> Iterator[EpisodeTable]:
+    """The tables of all episodes, each file unchanged since it was hashed."""
+    meta = read_meta(path, bounds=files.bounds)
+    _require_features(meta)
+    keys = [key for key in dict.fromkeys(KEYS.values()) if key in meta.features]
+    yield from iter_tables(meta, keys)
+    for name in files.own:
+        files.require_unchanged(files.place(name))
+
+
+def _require_features(meta: LeRobotMeta) -> None:
+    missing = [key for key in (*DEFAULT_KEYS, KEYS["action"]) if key not in meta.features]
+    if missing:
+        vectors = sorted(key for key, feature in meta.features.items() if len(feature.shape) <= 1)
+        raise DataError(
+            f"{meta.root}: expected features {', '.join(missing)}, found {', '.join(vectors)}; "
+            "python -m qchunk.convert --observation-keys takes others for the observation"
+        )
+
+
+class LeRobotSource:
+    """Indexed episodes of a LeRobot dataset; an EpisodeSource. Keeps the tables in memory.
+
+    `qpos` of an episode is the observation itself, as in converted files.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        reports: Sequence[EpisodeReport],
+        positives: Bool[np.ndarray, " episodes"],
+        *,
+        files: Files,
+        action: str,
+        success_reward: float | None,
+    ) -> None:
+        """Takes episodes that were found good, and reads the tables.
+
+        Args:
+          path: The dataset's folder.
+          reports: From `examine`; those left out were bad.
+          positives: Label of each.
+          files: The dataset's, as they were indexed.
+          action: Short name of the array that holds the actions, action or qpos.
+          success_reward: Ends an episode whose table does not say where it terminated; None: none does.
+
+        Raises:
+          DataError: A file is no longer what was indexed.
+        """
+        self._reports, self._positives, self._action, self._success_reward = reports, positives, action, success_reward
+        dims = reports[0].dims
+        self._dims = {"qpos": dims["qpos"], "state": dims["state"], "action": dims[action]}
+        wanted = {report.id for report in reports}
+        found = {f"episode_{table.meta.index:05d}": table for table in _tables(path, files)}
+        self._arrays = {name: arrays_of(table.columns) for name, table in found.items() if name in wanted}
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return [report.id for report in self._reports]
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " episodes"]:
+        return np.array([report.length for report in self._reports], np.int64)
+
+    @property
+    def positives(self) -> Bool[np.ndarray, " episodes"]:
+        return self._positives
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return self._dims
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def manifest_hash(self) -> str:
+        return manifest_hash(report.row() for report in self._reports)
+
+    def load(self, index: int) -> Episode:
+        report, positive = self._reports[index], bool(self._positives[index])
+        arrays = self._arrays[report.id]
+        reward, terminated = labelled_outcome(
+            arrays.reward, arrays.terminated, report.length, positive, self._success_reward
+        )
+        return Episode(
+            id=report.id,
+            states={"qpos": arrays.observation, "state": arrays.observation},
+            action=arrays.action if self._action == "action" else arrays.observation,
+            reward=reward,
+            terminated=terminated,
+            positive=positive,
+        )
