@@ -166,6 +166,7 @@ class _Run:
 
     def run(self) -> str:
         """Restores or initialises, then loops."""
+        callers = gc.get_freeze_count()  # a caller who has frozen objects of theirs gets them back so
         try:
             with stopping.watched() as self.watch:
                 self._restore()
@@ -178,7 +179,8 @@ class _Run:
                 return self._finish()
         finally:
             self.checkpoints.close()
-            gc.unfreeze()
+            if not callers:
+                gc.unfreeze()
 
     def _unless_stopped(self, work: Callable[[], T], patience: float = math.inf) -> T | None:
         """Returns what `work` does, or None if a request to stop broke it off; what it began must not count then.
