@@ -1,18 +1,10 @@
 """Reads and writes that fail: the short form of `python -m tests.faults`."""
 
-import types
 from pathlib import Path
 
 import pytest
 
-from chunkwise.files import trouble
 from tests import faults
-
-
-@pytest.fixture(autouse=True)
-def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read is tried again at once, not after 1.75 s in all."""
-    monkeypatch.setattr(trouble, "time", types.SimpleNamespace(sleep=lambda seconds: None))
 
 
 # Orbax leaves tasks behind where a save fails, and Python reports their exceptions as unraisable.
