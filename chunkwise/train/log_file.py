@@ -15,7 +15,7 @@ NAME = "log.txt"
 
 
 class _Tee:
-    """A stream that also writes whole lines into a file."""
+    """A stream that also writes whole lines into a file, as long as that is open; a handler may keep it for longer."""
 
     def __init__(self, stream: Any, file: FileIO) -> None:
         self._stream, self._file, self._line = stream, file, ""
@@ -31,13 +31,12 @@ class _Tee:
         """Writes what is left without a line's end."""
         if self._line:
             self._add(self._line)
-            self._line = ""
 
     def _add(self, line: str) -> None:
         shown = line.rpartition("\r")[2]  # of a bar that was drawn over, its last state
         # What does not fit on the disk has been printed; the save that follows says why the run ends.
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        with contextlib.suppress(*SYSTEM):
+        with contextlib.suppress(*SYSTEM, ValueError):  # the latter where it is closed
             self._file.write(f"{now} {printable(shown)}\n".encode(errors="backslashreplace"))
 
     def __getattr__(self, name: str) -> Any:

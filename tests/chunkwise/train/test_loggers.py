@@ -78,10 +78,14 @@ class Service:
         self.folder = Path("nowhere/run-1")
         self.runs: dict[str, list[tuple[int, dict[str, float]]]] = {}
         self.failing = False
+        self.finished = 0
 
-    def init(self, *, name: str, resume: str, id: str = "", config: Any, **_: Any) -> Any:
+    def init(self, *, name: str, resume: str, id: str = "", config: Any, **settings: Any) -> Any:
         assert resume == "allow"
         assert config["width"] == 3
+        if not id:  # trackio
+            expected = {"project": "chunkwise", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+            assert settings == expected, "else it adds rows of its own, with steps that the run's then come before"
         rows = self.runs.setdefault(id or name, [])
         next_step = rows[-1][0] + 1 if rows else 0
 
@@ -91,12 +95,17 @@ class Service:
             assert step >= next_step, "a line that the service has"
             rows.append((step, row))
 
+        def finish() -> None:
+            self.finished += 1
+
         return types.SimpleNamespace(
-            dir=str(self.folder / "files"), step=next_step, _next_step=next_step, log=log, finish=lambda: None
+            dir=str(self.folder / "files"), step=next_step, _next_step=next_step, log=log, finish=finish
         )
 
     def Settings(self, **settings: Any) -> None:
         assert settings["console"] == "off", "else it takes stdout from the run's own log"
+        assert settings["disable_git"], "else it sends what was changed in the user's repository"
+        assert settings["save_code"] is False, "else it sends the user's program"
 
 
 @pytest.fixture(params=["wandb", "trackio"])
@@ -142,6 +151,23 @@ def test_a_service_gets_each_line_once(service: tuple[str, Service], tmp_path: P
     assert [(step, k, v) for step, row in rows for k, v in row.items()] == in_metrics(tmp_path)
     (tmp_path / loggers.ID).write_text("../x")
     assert loggers.run_id(tmp_path) == loggers.run_id(tmp_path) != "../x"
+
+
+def test_a_service_gets_the_lines_that_it_lacks_from_the_very_next_step_and_is_told_the_end(
+    service: tuple[str, Service], tmp_path: Path
+):
+    name, made = service
+    rows = [{"step": step, "split": "train", "loss": step / 2} for step in (1, 2, 3, 4)]
+    opened = loggers.Loggers([name], tmp_path, {"width": 3}, rows[:2])
+    assert made.finished == 0
+    opened.close()
+    assert made.finished == 1
+    again = loggers.Loggers([name], tmp_path, {"width": 3}, rows[:3])
+    again.write(rows[3])
+    again.close()
+    assert made.finished == 2
+    (kept,) = made.runs.values()
+    assert kept == [(step, {"train/loss": step / 2}) for step in (1, 2, 3, 4)]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,21 @@ def test_without_git_and_without_a_repository(tmp_path: Path, monkeypatch: pytes
     provenance._repository.cache_clear()
 
 
+def test_a_git_that_hangs_is_waited_for_five_seconds(repository: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[float] = []
+
+    def hangs(words: list[str], *, timeout: float, **_: Any) -> Any:
+        asked.append(timeout)
+        raise subprocess.TimeoutExpired(words, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hangs)
+    found = provenance.describe()
+    assert (found["commit"], found["folder_commit"]) == (None, None)
+    assert asked
+    assert set(asked) == {5.0}
+    provenance._repository.cache_clear()
+
+
 def run(config: Any) -> None:
     with RunFolder(config, "toy") as folder:
         fit(config, ToyTask(config), folder)
@@ -114,3 +130,22 @@ def test_a_log_shows_lines_as_they_ended(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.startswith("ab\x1b[31mc\n")
     print("after")
     assert "after" not in (tmp_path / "log.txt").read_text()
+
+
+def test_who_keeps_a_stream_of_a_run_prints_to_the_real_one_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """As a handler of logging that was made meanwhile."""
+    with log_file.logged(tmp_path):
+        kept = sys.stderr
+        print("during", file=kept)
+    print("after", file=kept)
+    assert capsys.readouterr().err == "during\nafter\n"
+    assert [line.partition(" ")[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["during"]
+
+
+def test_a_full_disk_does_not_end_a_run_at_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    with log_file.logged(tmp_path):
+        print("a line")
+    assert capsys.readouterr().out == "a line\n"
