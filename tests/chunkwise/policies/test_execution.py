@@ -1,12 +1,23 @@
 """Which action of which chunk is executed when, by hand; chunks whose actions say their inference and their place."""
 
+import argparse
 from typing import Any
 
 import numpy as np
 import pytest
 
 from chunkwise.errors import ConfigError
-from chunkwise.policies.execution import HOWS, NOTHING, Committed, Execution, Plan, execution_of, padded, soft_mask
+from chunkwise.policies.execution import (
+    HOWS,
+    NOTHING,
+    Committed,
+    Execution,
+    Plan,
+    add_flags,
+    execution_of,
+    padded,
+    soft_mask,
+)
 
 
 def chunk(number: int, horizon: int = 6) -> Any:
@@ -211,7 +222,15 @@ def test_chunks_that_are_too_short(settings: Any, horizon: int, message: str) ->
         plan.take(chunk(0, horizon))
 
 
-def test_flags() -> None:
+def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, "every, as trained")
+    assert vars(parser.parse_args([])) == {"how": None, "execute": None, "delay": None}
+    found = vars(parser.parse_args(["--how", "realtime", "--execute", "3", "--delay", "2"]))
+    assert found == {"how": "realtime", "execute": 3, "delay": 2}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--how", "never"])
+    assert "default: every, as trained" in parser.format_help()
     assert execution_of(None, None, None) == Execution()
     assert execution_of(None, 3, None) == Execution(how="every", execute=3)
     assert execution_of("realtime", 3, 2) == Execution(how="realtime", execute=3, delay=2)

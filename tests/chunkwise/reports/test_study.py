@@ -1,20 +1,24 @@
 """Studies: what is run, what is skipped, what a kill leaves, and that the table is a function of the run folders."""
 
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from chunkwise.config.study import StudyConfig, read_study, runs_of
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError, StopRequested
 from chunkwise.reports import study as program
 from chunkwise.reports import study_table
+from chunkwise.reports.aggregate import bootstrap
 
 ROOT = Path(__file__).parents[3]
 STUDY = f"""
@@ -26,6 +30,12 @@ def get_study():
     return StudyConfig(config={str(ROOT / "tests/train.py")!r}, seeds=(3, 4), grid=grid, flags=flags, policies=("",),
                        metric="distance")
 """
+
+
+@pytest.fixture(autouse=True)
+def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds less a table; tests/chunkwise/reports/test_aggregate.py has the intervals."""
+    monkeypatch.setattr(study_table, "bootstrap", functools.partial(bootstrap, draws=500))
 
 
 @pytest.mark.parametrize("name", ["quickstart", "studies/debug"])
@@ -49,7 +59,9 @@ def test_a_study_that_cannot_be_is_named(tmp_path: Path):
         read_study(str(tmp_path / "x.py"))
     cases: list[tuple[dict[str, Any], str]] = [
         ({"seeds": (1, 1)}, "different numbers"),
+        ({"seeds": ()}, "at least one"),
         ({"seeds": (1,), "grid": {"a": ()}}, "no values for a"),
+        ({"seeds": (1,), "evaluate": (), "policies": ("policy", "behaviour_cloning")}, "expected policies to be"),
     ]
     for wrong, words in cases:
         with pytest.raises(ValueError, match=words):
@@ -98,12 +110,44 @@ def test_the_table_by_hand(tmp_path: Path):
     assert "| agent.horizon=1 | 0.375 | 0.242 to 0.53 (15 of 40) | 0.1, 0.2, 0.3, 0.9 | 0.25 |" in text
     assert 'chunkwise train qchunk/debug --agent.horizon 5 --run.seed 3 --run.dir "$OUT"/agent.horizon=5/seed_3' in text
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "table.json").read_text() == json.dumps(found, indent=1) + "\n"
     before = {name: (tmp_path / name).read_bytes() for name in ("table.json", "table.md")}
     study_table.write(study, runs, tmp_path, {})
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     failed = study_table.table(study, runs, tmp_path, {runs[0].folder: "ended with 70: error: x"})
     assert list(failed["rows"][0]["by_seed"]) == ["1", "2", "3"]
     assert "- agent.horizon=1/seed_0: ended with 70: error: x" in study_table.markdown(failed)
+
+
+def test_curves_are_the_means_over_seeds_at_each_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    figures: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (figures.append(figure), Path(path).touch()))
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), grid={"agent.horizon": ("1", "5")})
+    runs = runs_of(study)
+    for number, run in enumerate(runs):
+        train = {"step": 15, "split": "train", "policy/success": 9.0}
+        write_run(tmp_path / run.folder, [line(20, 0.2 * number), train, line(10, 0.1 * number), {"step": 30}])
+    study_table.draw(study, runs, tmp_path)
+    (axes,) = figures[0].axes
+    found = {drawn.get_label(): [list(drawn.get_xdata()), list(drawn.get_ydata())] for drawn in axes.lines}
+    assert found == {
+        "agent.horizon=1": [[10, 20], pytest.approx([0.05, 0.1])],
+        "agent.horizon=5": [[10, 20], pytest.approx([0.25, 0.5])],
+    }
+    ranges = [band.get_paths()[0].get_extents() for band in axes.collections]
+    assert [(box.x0, box.x1) for box in ranges] == [(10, 20)] * 2
+    assert [(box.y0, box.y1) for box in ranges] == [pytest.approx((0.0, 0.2)), pytest.approx((0.2, 0.6))]
+
+
+def test_seeds_that_only_one_row_has_are_not_paired(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2), grid={"agent.horizon": ("1", "5")})
+    runs = runs_of(study)
+    for run in runs:
+        if (run.cell[-1], run.seed) not in (("1", 0), ("5", 2)):
+            write_run(tmp_path / run.folder, [line(10, 0.1 * run.seed + 0.5 * (run.cell[-1] == "5"))])
+    row = study_table.table(study, runs, tmp_path, {})["rows"][1]
+    assert row["by_seed"] == {"0": 0.5, "1": 0.6}
+    assert row["against_first"]["paired_seeds"] == {"mean_difference": pytest.approx(0.5), "p": 1.0}
 
 
 def test_episodes_are_paired_by_seed_and_state(tmp_path: Path):
@@ -161,6 +205,78 @@ def test_a_folder_that_cannot_be_read_fails_alone(tmp_path: Path):
     failed = program.train_all(StudyConfig(config="qchunk/debug", seeds=(0,)), runs, tmp_path, 1)
     assert list(failed) == [runs[0].folder]
     assert "done.json" in failed[runs[0].folder]
+
+
+def test_the_others_wait_until_the_first_run_trains_since_it_may_record_their_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1))
+    runs = runs_of(study)
+    second = threading.Event()
+    early: list[bool] = []
+
+    def one(_: Any, run: Any, out: Path, *__: Any) -> str:
+        if run.seed == 1:
+            second.set()
+            return ""
+        early.append(second.wait(2 * program.ASK_AGAIN))
+        write_run(out / run.folder, [{"step": 1}])
+        assert second.wait(60), "the second never begins while the first trains"
+        return ""
+
+    monkeypatch.setattr(program, "_one", one)
+    assert program.train_all(study, runs, tmp_path, 2) == {}
+    assert early == [False]
+
+
+def test_a_run_that_another_process_has_open_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    processes = program.Processes()
+    codes, waits = [73, 73, 0], []
+    monkeypatch.setattr(processes, "call", lambda *_: codes.pop(0))
+    monkeypatch.setattr(processes.stopping, "wait", lambda seconds: waits.append(seconds))
+    assert program._call(processes, ["x"], tmp_path / "log", "a/seed_0") == ""
+    assert waits == [5.0, 5.0]
+    assert capsys.readouterr().out.count("a/seed_0: another process has it open") == 1
+    codes[:] = [73]
+    monkeypatch.setattr(processes.stopping, "wait", lambda seconds: True)
+    with pytest.raises(StopRequested):
+        program._call(processes, ["x"], tmp_path / "log", "a/seed_0")
+
+
+def test_what_is_said_of_a_run_that_failed_is_its_error(tmp_path: Path):
+    log = tmp_path / "logs/x.txt"
+    lines = "print('error: first'); print('error: the last'); print('more', end='\\n\\n'); raise SystemExit(65)"
+    assert (
+        program._call(program.Processes(), [sys.executable, "-c", lines], log, "x") == "ended with 65: error: the last"
+    )
+    log.unlink()
+    assert program._call(program.Processes(), [sys.executable, "-c", "exit(3)"], log, "x") == "ended with 3: "
+
+
+def test_a_study_that_is_to_stop_asks_its_runs_to(tmp_path: Path):
+    processes = program.Processes()
+    began = tmp_path / "began"
+    waits = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75))"
+    waits += f"; open({str(began)!r}, 'w').close(); time.sleep(600)"
+    found: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            processes.call([sys.executable, "-c", waits], tmp_path / "logs/x.txt")
+        except StopRequested as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    while not began.exists():
+        time.sleep(0.02)
+    processes.stopping.set()
+    thread.join(60)
+    assert len(found) == 1
+    with pytest.raises(StopRequested):
+        processes.call(["/nothing/is/started"], tmp_path / "logs/x.txt")
 
 
 def test_cores_are_divided_evenly(monkeypatch: pytest.MonkeyPatch):
