@@ -28,6 +28,9 @@ class DataConfig(FilesConfig):
     format: str = "aloha_hdf5"
     """aloha_hdf5, ogbench_npz, lerobot (v2.1 or v3.0, without images), or `module:function` of your own: it makes an
     Episode of a file (docs/extend.md)."""
+    mixture: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Folders below `path`, each a dataset, by their weights: of all frames that are drawn a folder's expected share is
+    its weight over the sum (qchunk/data/mixture.py). Empty: all episodes below `path` alike."""
     task: str | None = None
     """OGBench single-task environment whose reward replaces the file's, e.g. cube-single-play-singletask-task2-v0."""
     observation: Literal["qpos", "state"] = "qpos"
@@ -101,6 +104,7 @@ class DataConfig(FilesConfig):
                 f"data.task is {self.task!r} and data.missing_reward {self.missing_reward!r}; expected None and "
                 "'label', since the reader of your own that data.format names gives the rewards"
             )
+        self._check_mixture()
         if self.format == "lerobot" and self.task is not None:
             raise ValueError(
                 f"data.task is {self.task!r}: its rewards are computed from the simulator's state, which a LeRobot "
@@ -121,6 +125,25 @@ class DataConfig(FilesConfig):
         if self.refresh == "rolling" and self.refresh_parts > most:
             raise ValueError(
                 f"data.refresh_parts is {self.refresh_parts}; expected at most {most}, an episode and a step each"
+            )
+
+    def _check_mixture(self) -> None:
+        """Folders that are below `path`, apart from one another, and weights that are shares of something."""
+        if not self.mixture:
+            return
+        if self.format in ("ogbench_npz", "lerobot"):
+            raise ValueError(
+                f"data.mixture: data.format {self.format} is one dataset; expected folders of HDF5 episodes "
+                "(python -m qchunk.convert makes them), or of a reader of your own"
+            )
+        if len(self.mixture) < 2 or not all(0 < weight < float("inf") for weight in self.mixture.values()):
+            raise ValueError(f"data.mixture is {self.mixture}; expected two folders or more with weights above 0")
+        outside = [name for name in self.mixture if {"", ".", ".."} & set(name.split("/"))]
+        nested = [a for a in self.mixture for b in self.mixture if a.startswith(f"{b}/")]
+        if outside or nested:
+            raise ValueError(
+                f"data.mixture names {outside + nested}; expected folders below data.path, written as dirA or dir/A, "
+                "none of them inside another"
             )
 
 

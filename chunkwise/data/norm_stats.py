@@ -8,7 +8,7 @@ JSON: {"norm_stats": {"state": {"mean": [...], "std": [...], "q01": [...], "q99"
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -92,6 +92,29 @@ class RunningStats:
         return NormStats(mean=self._mean, std=std, q01=q01, q99=q99, min=self._low, max=self._high)
 
 
+def mixed(parts: Sequence[RunningStats], weights: Sequence[float]) -> NormStats:
+    """Returns the statistics of a mixture: the rows of each part together weigh its weight.
+
+    mean = sum_i w_i mean_i,  variance = sum_i w_i (variance_i + (mean_i - mean)^2); quantiles of the mixed histograms;
+    the least and the greatest value of all.
+
+    Args:
+      parts: Each with at least one row, all of one width.
+      weights: Of each, above 0; they add up to 1.
+    """
+    w = np.asarray(weights)[:, None]
+    means = np.stack([part._mean for part in parts])
+    variances = np.stack([part._moment / part._count for part in parts])
+    mean = (w * means).sum(0)
+    low, high = np.min([part._low for part in parts], 0), np.max([part._high for part in parts], 0)
+    columns = list(zip(*(part._histograms for part in parts), strict=True))
+    q01, q99 = (
+        np.clip([_Histogram.mixed_quantile(column, weights, q) for column in columns], low, high) for q in (0.01, 0.99)
+    )
+    std = np.sqrt((w * (variances + np.square(means - mean))).sum(0))
+    return NormStats(mean=mean, std=std, q01=q01, q99=q99, min=low, max=high)
+
+
 class _Histogram:
     """Counts of one dimension in bins [k width, (k + 1) width), k = first .. first + len(counts) - 1."""
 
@@ -122,6 +145,22 @@ class _Histogram:
         i = int(np.searchsorted(cumulative, rank))
         inside = (rank - (cumulative[i] - self._counts[i])) / max(self._counts[i], 1)
         return (self._first + i + inside) * self._width
+
+    @staticmethod
+    def mixed_quantile(parts: Sequence["_Histogram"], weights: Sequence[float], q: float) -> float:
+        """As `quantile`, where the rows of each part together weigh its weight; the bins are those of the coarsest."""
+        width = max(part._width for part in parts)
+        edges, shares = [], []
+        for part, weight in zip(parts, weights, strict=True):
+            bins = part._first + np.arange(len(part._counts))
+            edges.append(np.floor(bins * (part._width / width)).astype(np.int64))
+            shares.append(part._counts * (weight / part._counts.sum()))
+        first, place = np.unique(np.concatenate(edges), return_inverse=True)
+        share = np.bincount(place, np.concatenate(shares))
+        cumulative = np.cumsum(share)
+        i = min(int(np.searchsorted(cumulative, q * cumulative[-1])), len(share) - 1)
+        inside = (q * cumulative[-1] - (cumulative[i] - share[i])) / share[i] if share[i] else 0.0
+        return float((first[i] + inside) * width)
 
     def _first_with(self, low: float) -> int:
         return min(self._first, math.floor(low / self._width))

@@ -30,6 +30,8 @@ class Purpose(enum.Enum):
     POOL_STARTS = ("Philox", 1)
     POOL_ITEM = ("Philox", 2)
     """Start of one transition of the specification's dataset: (seed, epoch), the rank, and its index as the step."""
+    POOL_MIXTURE = ("Philox", 3)
+    """How the places of a pool are rounded for each dataset of a mixture: (seed, epoch), and the shard."""
     AUGMENTATION = ("Philox, driving", 0)
     """Of one sample: (seed, epoch), and its index in the epoch as the step."""
 
@@ -152,6 +154,7 @@ def draw_episodes(
     seed: int,
     epoch: int,
     shard: int,
+    part: int = 0,
 ) -> EpisodeDraw:
     """Draws round(positive_ratio * count) positive episodes and fills up with negative ones, uniformly.
 
@@ -167,6 +170,7 @@ def draw_episodes(
       seed: Of the run, 0 to 2^63 - 1.
       epoch: Of the pool.
       shard: Virtual shard.
+      part: Number of this draw, where several fill one pool.
 
     Raises:
       ValueError: If there is no episode at all.
@@ -174,7 +178,7 @@ def draw_episodes(
     """
     if not len(positives) and not len(negatives):
         raise ValueError("no episodes to draw from")
-    rng = philox(Purpose.POOL_EPISODES, seed, epoch, shard=shard)
+    rng = philox(Purpose.POOL_EPISODES, seed, epoch, shard=shard, step=part)
     want = round(positive_ratio * count)
     wanted = {"positive": want, "negative": count - want}
     classes = {"positive": positives, "negative": negatives}

@@ -9,6 +9,7 @@ image_store/  their images, decoded once or when drawn; memory.py chooses by the
 refresh.py    which pool is in use at a step, and loading the next one behind it
 stream.py     Grain
 holdout.py    episodes that no pool draws
+mixture.py    several datasets by weights
 dataloader_v3.py  the specification by its own names, for a training loop of your own
 """
 

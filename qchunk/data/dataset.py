@@ -14,6 +14,7 @@ from chunkwise.errors import DataError
 from chunkwise.files.identity import Check, Files, any_files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
+from qchunk.data import mixture
 from qchunk.data.holdout import held_out
 from qchunk.data.image_store.frames import image_form
 from qchunk.data.index import dataset_files, open_source
@@ -86,8 +87,10 @@ def open_dataset(config: QChunkConfig, *, check: Check = any_files) -> Dataset:
 
 def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tuple[str, ...]) -> Dataset:
     stats = None
+    held = held_out(data, source)
+    mixture.require_each(data, source, ~held)
+    notes += mixture.describe(data, source, ~held)
     if data.holdout:
-        held = held_out(data, source)
         notes += (f"data.holdout {data.holdout:g}: {held.sum()} of {len(held)} episodes are kept for evaluation alone",)
     if (data.action_norm, data.observation_norm) != ("none", "none"):
         stats = _norm_stats(data, source)
@@ -129,7 +132,7 @@ def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
     """Statistics of "state" (the array that data.observation names) and "actions", in openpi's keys.
 
     Read from data.norm_stats if that is set, else computed in one pass over all frames of all good episodes
-    that are not held out.
+    that are not held out; of a mixture, each folder weighs its share.
 
     Raises:
       DataError: The dataset or the JSON is missing or bad.
@@ -140,12 +143,15 @@ def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
 def _norm_stats(data: DataConfig, source: EpisodeSource) -> dict[str, NormStats]:
     widths = {"state": source.dims[data.observation], "actions": source.dims["action"]}
     if data.norm_stats is None:
-        running = {name: RunningStats() for name in widths}
+        folders = mixture.folders_of(data, source)
+        running = {name: [RunningStats() for _ in mixture.shares(data)] for name in widths}
         for index in np.flatnonzero(~held_out(data, source)):
             episode = load_episode(source, int(index))
-            running["state"].update(episode.states[data.observation])
-            running["actions"].update(episode.action)
-        return {name: stats.result() for name, stats in running.items()}
+            running["state"][folders[index]].update(episode.states[data.observation])
+            running["actions"][folders[index]].update(episode.action)
+        if not data.mixture:
+            return {name: stats.result() for name, (stats,) in running.items()}
+        return {name: norm_stats.mixed(parts, mixture.shares(data).tolist()) for name, parts in running.items()}
     path = Path(data.norm_stats)
     stats = norm_stats.load(path)
     for name, width in widths.items():

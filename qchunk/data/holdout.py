@@ -10,15 +10,17 @@ from chunkwise.data import holdout
 from chunkwise.data.episodes import EpisodeSource
 from chunkwise.errors import DataError
 from qchunk.config import DataConfig
+from qchunk.data.mixture import folders_of
 
 
 def held_out(data: DataConfig, source: EpisodeSource) -> Bool[np.ndarray, " episodes"]:
-    """Returns which episodes are held out, a share of each label.
+    """Returns which episodes are held out, a share of each label; of a mixture, of each label of each folder.
 
     Raises:
       DataError: No label has 2 episodes.
     """
-    held = holdout.held_out(source.ids, data.holdout, groups=source.positives.tolist())
+    groups = list(zip(folders_of(data, source).tolist(), source.positives.tolist(), strict=True))
+    held = holdout.held_out(source.ids, data.holdout, groups=groups)
     if data.holdout and not held.any():
         raise DataError(
             f"{data.path}: data.holdout is {data.holdout}, and no label has more than one episode of {len(source)}; "

@@ -21,6 +21,7 @@ from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files, open_files
 from qchunk.config import DataConfig
 from qchunk.data.image_store.workers import Workers
+from qchunk.data.mixture import names_within
 from qchunk.data.readers import aloha, lerobot, ogbench, own
 from qchunk.data.readers.report import EpisodeReport, from_json
 from qchunk.data.relabel import single_task
@@ -104,7 +105,7 @@ def dataset_files(data: DataConfig) -> Files:
       DataError: The folder or file is missing, of the wrong kind, or holds no episode; or links lead out of it.
     """
     files = open_files(data.path, data)
-    files.require(_dataset_names(files, Path(data.path), data.format))
+    files.require(_dataset_names(files, data))
     if data.norm_stats is not None:
         files.add_other("data.norm_stats", Path(data.norm_stats))
     return files
@@ -214,8 +215,9 @@ def _silent_change(file: str, dataset: str, expected: str, found: str) -> Proble
     )
 
 
-def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
+def _dataset_names(files: Files, data: DataConfig) -> list[str]:
     """Names of the episode files; DataError where there are none."""
+    root, kind = Path(data.path), data.format
     if not root.exists() and ":" in kind:
         raise DataError(f"data.path: {root} does not exist (in {Path.cwd()}); expected what the reader {kind} reads")
     if not root.exists():
@@ -230,7 +232,7 @@ def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
             raise DataError(f"data.path: {root} is no .npz file, which data.format=ogbench_npz expects")
         return [root.name]
     if ":" in kind:
-        return list(files.bounds.walk(None)) if root.is_dir() else [root.name]
+        return names_within(data, list(files.bounds.walk(None))) if root.is_dir() else [root.name]
     if not root.is_dir():
         hint = "; set --data.format ogbench_npz" if root.suffix == ".npz" else ""
         raise DataError(f"data.path: {root} is a file; data.format=aloha_hdf5 expects a folder of episodes{hint}")
@@ -244,7 +246,7 @@ def _dataset_names(files: Files, root: Path, kind: str) -> list[str]:
         raise DataError(
             f"data.path: {root} holds no episode; expected files *.hdf5 or *.h5, in score_<n> folders or not"
         )
-    return names
+    return names_within(data, names)
 
 
 def is_lerobot(root: Path) -> bool:

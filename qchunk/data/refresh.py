@@ -20,6 +20,7 @@ from jaxtyping import Int64
 from chunkwise.data.episodes import EpisodeSource
 from chunkwise.data.sampling import EpisodeDraw, draw_episodes
 from qchunk.config import QChunkConfig
+from qchunk.data import mixture
 from qchunk.data.holdout import held_out
 from qchunk.data.image_store.workers import step_back
 
@@ -81,6 +82,8 @@ def episodes_of_pool(config: QChunkConfig, source: EpisodeSource, epoch: int, pa
     drawn = ~held_out(config.data, source)
 
     def draw(epoch: int) -> EpisodeDraw:
+        if config.data.mixture:
+            return mixture.draw(config.data, source, drawn, seed=config.run.seed, epoch=epoch, shard=shard)
         return draw_episodes(
             np.flatnonzero(source.positives & drawn),
             np.flatnonzero(~source.positives & drawn),

@@ -71,6 +71,28 @@ def test_a_quantile_is_never_outside_of_what_there_is():
     assert (found.q01.tolist(), found.q99.tolist()) == ([0.6], [1e4])
 
 
+def test_a_mixture_of_equal_weights_a_row_is_the_whole():
+    """A part three times and another once weigh as 0.75 and 0.25 of the two, whatever the parts' lengths and ranges."""
+    rng = np.random.default_rng(0)
+    near, far = rng.normal(size=(40, 3)), rng.normal(5.0, 30.0, size=(40, 3))
+    near[:, 2] = far[:, 2] = 1.5
+    whole, first, second = RunningStats(), RunningStats(), RunningStats()
+    for x in (near, far, near, near):
+        whole.update(x)
+    first.update(np.concatenate([near, near]))
+    second.update(far)
+    found, expected = norm_stats.mixed([first, second], [0.75, 0.25]), whole.result()
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-12)
+    np.testing.assert_allclose(found.std, expected.std, rtol=1e-12, atol=1e-12)
+    assert found.q01 is not None
+    assert found.q99 is not None
+    bins = np.ptp(far, axis=0) / (norm_stats.BINS / 2)
+    assert (np.abs(found.q01 - expected.q01) <= bins).all()
+    assert (np.abs(found.q99 - expected.q99) <= bins).all()
+    np.testing.assert_array_equal(found.min, expected.min)
+    np.testing.assert_array_equal(found.max, expected.max)
+
+
 def test_no_rows_are_an_error():
     with pytest.raises(ValueError, match="no rows"):
         computed(np.zeros((0, 2)))
