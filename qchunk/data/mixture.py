@@ -34,15 +34,15 @@ def names_within(data: DataConfig, names: Sequence[str]) -> list[str]:
 
 
 def folders_of(data: DataConfig, source: EpisodeSource) -> Int64[np.ndarray, " episodes"]:
-    """Returns the number of the folder that each episode lies in, in the order of data.mixture; 0 without a mixture."""
-    folders = list(data.mixture)
+    """Returns the number of the folder that each episode lies in, in alphabetical order; 0 without a mixture."""
+    folders = sorted(data.mixture)
     numbers = [next((k for k, folder in enumerate(folders) if name.startswith(f"{folder}/")), 0) for name in source.ids]
     return np.array(numbers, np.int64)
 
 
 def shares(data: DataConfig) -> Float64[np.ndarray, " folders"]:
-    """Returns the share of the frames of each folder; 1 alone without a mixture."""
-    weights = np.array(list(data.mixture.values()) or [1.0])
+    """Returns the share of the frames of each folder, in alphabetical order; 1 alone without a mixture."""
+    weights = np.array([data.mixture[name] for name in sorted(data.mixture)] or [1.0])
     return weights / weights.sum()
 
 
@@ -90,7 +90,7 @@ def draw(
     counts = _rounded(ends, first)
     positives = _rounded(np.cumsum(counts) * (_positives(data) / data.episodes_per_epoch), second)
     indices, notes = [], []
-    for k, name in enumerate(data.mixture):
+    for k, name in enumerate(sorted(data.mixture)):
         if not counts[k]:
             continue
         members = drawn & (folder == k)
@@ -122,7 +122,7 @@ def _rounded(ends: Float64[np.ndarray, " n"], u: float) -> Int64[np.ndarray, " n
 def require_each(data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray, " episodes"]) -> None:
     """Raises DataError if there is a folder of the mixture of which no episode is left to draw."""
     folder = folders_of(data, source)
-    lacking = [name for k, name in enumerate(data.mixture) if not (drawn & (folder == k)).any()]
+    lacking = [name for k, name in enumerate(sorted(data.mixture)) if not (drawn & (folder == k)).any()]
     if lacking:
         raise DataError(
             f"{data.path}: no episode is left to train on in {', '.join(lacking)}; expected one in every folder of "
@@ -137,7 +137,7 @@ def describe(data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray, " 
     folder, lengths = folders_of(data, source), source.lengths
     average = places(data, source, drawn)
     lines = []
-    for k, (name, share) in enumerate(zip(data.mixture, shares(data).tolist(), strict=True)):
+    for k, (name, share) in enumerate(zip(sorted(data.mixture), shares(data).tolist(), strict=True)):
         members = drawn & (folder == k)
         lines.append(
             f"mixture: {name}: {share:.3g} of the frames; {members.sum()} episodes, {lengths[members].sum()} frames, "

@@ -19,7 +19,7 @@ from qchunk.data.mixture import _rounded
 from qchunk.data.refresh import episodes_of_pool
 from tests.qchunk.recordings import STATE, arrays, config, write
 
-WEIGHTS = {"near": 0.75, "far/away": 0.25}
+WEIGHTS = {"near": 0.75, "out/away": 0.25}
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 def folders(root: Path) -> Path:
-    """Near: 4 successes of 10 frames and 4 failures of 20; far/away: 3 successes of 6 frames; and one beside them."""
+    """Near: 4 successes of 10 frames and 4 failures of 20; out/away: 3 successes of 6 frames; and one beside them."""
     for number in range(8):
         length = 10 if number % 2 else 20
         write(root / f"near/episode_{number}.hdf5", arrays(length, number), success=bool(number % 2))
     for number in range(3):
-        write(root / f"far/away/episode_{number}.hdf5", arrays(6, 10 + number), success=True)
+        write(root / f"out/away/episode_{number}.hdf5", arrays(6, 10 + number), success=True)
     write(root / "other/episode_0.hdf5", arrays(50, 20), success=True)
     return root
 
@@ -48,7 +48,7 @@ def folder_counts(run: QChunkConfig, found: Dataset, indices: np.ndarray) -> lis
 
 
 def test_places_by_hand(tmp_path: Path):
-    """Near: 0.6 x 10 + 0.4 x 20 = 14 frames an episode. Away: successes alone, of 6. 0.75 / 14 to 0.25 / 6 is 9 to 7."""
+    """Near: 0.6 x 10 + 0.4 x 20 = 14 frames an episode; away: successes alone, of 6. 0.75 / 14 to 0.25 / 6: 9 to 7."""
     run = mixed(folders(tmp_path))
     found = open_dataset(run)
     drawn = np.ones(len(found.source), bool)
@@ -58,8 +58,12 @@ def test_places_by_hand(tmp_path: Path):
         in found.notes
     )
     assert not any(name.startswith("other/") for name in (*found.source.ids, *found.files.names))
-    heavier = mixed(tmp_path, mixture={"near": 6.0, "far/away": 2.0})
-    assert mixture.shares(heavier.data).tolist() == [0.75, 0.25]
+    for other in ({"near": 6.0, "out/away": 2.0}, {"out/away": 0.25, "near": 0.75}):  # the order is no part of it
+        same = mixed(tmp_path, mixture=other)
+        assert mixture.shares(same.data).tolist() == [0.75, 0.25]
+        for epoch in range(5):
+            one, two = (episodes_of_pool(of, found.source, epoch, 0, 0).indices for of in (run, same))
+            np.testing.assert_array_equal(one, two)
 
 
 def test_the_frames_of_pools_have_the_weights_shares(tmp_path: Path):
@@ -80,7 +84,7 @@ def test_each_folder_has_its_share_of_positives(tmp_path: Path):
     """12 of 20 places are for successes; where a folder has both labels, its share of them is 0.6."""
     root = folders(tmp_path)
     for number in range(3):
-        write(root / f"far/away/failure_{number}.hdf5", arrays(6, 30 + number), success=False)
+        write(root / f"out/away/failure_{number}.hdf5", arrays(6, 30 + number), success=False)
     run = mixed(root)
     found = open_dataset(run)
     of_away = []
@@ -178,8 +182,8 @@ def test_folders_without_episodes_and_of_other_widths_are_refused_by_name(tmp_pa
         open_dataset(mixed(root, mixture={"nea": 1.0, "near": 1.0, "none": 1.0}))
     wide = arrays(6, 50)
     wide["/observations/qpos"] = np.zeros((6, STATE), np.float32)
-    write(root / "far/away/wide.hdf5", wide, success=True)
-    with pytest.raises(DataError, match=r"far/away/wide\.hdf5: /observations/qpos: expected 6 dimensions"):
+    write(root / "out/away/wide.hdf5", wide, success=True)
+    with pytest.raises(DataError, match=r"out/away/wide\.hdf5: /observations/qpos: expected 6 dimensions"):
         open_dataset(mixed(root))
 
 
