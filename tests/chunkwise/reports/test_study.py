@@ -1,5 +1,6 @@
 """Studies: what is run, what is skipped, what a kill leaves, and that the table is a function of the run folders."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from chunkwise.config.experiment import RunConfig
 from chunkwise.config.study import StudyConfig, read_study, runs_of
 from chunkwise.errors import ConfigError, DataError, StopRequested
 from chunkwise.reports import study as program
 from chunkwise.reports import study_table
 from chunkwise.reports.aggregate import bootstrap
+from chunkwise.train.run_dir import RunFolder
 
 ROOT = Path(__file__).parents[3]
 STUDY = f"""
@@ -148,6 +151,31 @@ def test_seeds_that_only_one_row_has_are_not_paired(tmp_path: Path):
     row = study_table.table(study, runs, tmp_path, {})["rows"][1]
     assert row["by_seed"] == {"0": 0.5, "1": 0.6}
     assert row["against_first"]["paired_seeds"] == {"mean_difference": pytest.approx(0.5), "p": 1.0}
+
+
+def test_successes_are_whole_numbers_of_episodes(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,))
+    runs = runs_of(study)
+    write_run(tmp_path / runs[0].folder, [line(10, 0.29, episodes=100)])
+    (row,) = study_table.table(study, runs, tmp_path, {})["rows"]
+    assert (row["successes"], row["episodes"]) == (29, 100), "0.29 times 100 is 28.999999999999996"
+
+
+def test_what_is_finished(tmp_path: Path):
+    """Its last update is done, with the settings that the study has now."""
+    grid = {"optim.learning-rate": ("1e-3",)}
+    (run,) = runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), grid=grid))
+    folder, steps = tmp_path / run.folder, run.config.train.steps
+    assert not program.is_finished(run, tmp_path)
+    with RunFolder(dataclasses.replace(run.config, run=RunConfig(dir=str(folder))), "qchunk"):
+        pass
+    assert not program.is_finished(run, tmp_path)
+    for done, finished in (({"step": steps}, True), ({"step": steps - 1}, False), ({}, False), ([], False)):
+        (folder / "done.json").write_text(json.dumps(done))
+        assert program.is_finished(run, tmp_path) is finished
+    (folder / "done.json").write_text(json.dumps({"step": steps}))
+    other = dataclasses.replace(run.config, optim=dataclasses.replace(run.config.optim, learning_rate=1e-4))
+    assert not program.is_finished(dataclasses.replace(run, config=other), tmp_path)
 
 
 def test_episodes_are_paired_by_seed_and_state(tmp_path: Path):

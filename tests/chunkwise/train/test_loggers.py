@@ -212,8 +212,9 @@ def test_an_absent_package_is_named_before_anything_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_nan_is_left_out():
-    assert loggers.named({"step": 3, "split": "train", "loss": None, "norm": 1.5}) == {"train/norm": 1.5}
+def test_nan_is_left_out_and_zero_is_not():
+    row = {"step": 3, "split": "train", "loss": None, "norm": 1.5, "skipped": 0.0}
+    assert loggers.named(row) == {"train/norm": 1.5, "train/skipped": 0.0}
 
 
 @pytest.mark.slow

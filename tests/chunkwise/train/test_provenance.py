@@ -64,6 +64,9 @@ def test_without_git_and_without_a_repository(tmp_path: Path, monkeypatch: pytes
     assert found["folder"] == str(tmp_path)
     assert found["versions"]["jax"] is not None
     provenance._repository.cache_clear()
+    monkeypatch.undo()
+    assert provenance._repository(tmp_path) is None, "git is there, and says that this is no repository"
+    provenance._repository.cache_clear()
 
 
 def test_a_git_that_hangs_is_waited_for_five_seconds(repository: Path, monkeypatch: pytest.MonkeyPatch):
@@ -117,6 +120,7 @@ def test_what_cannot_be_written_stops_nothing(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_log_shows_lines_as_they_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    streams = sys.stdout, sys.stderr
     with log_file.logged(tmp_path):
         print("a", end="")
         print("b\x1b[31mc")
@@ -128,6 +132,7 @@ def test_a_log_shows_lines_as_they_ended(tmp_path: Path, capsys: pytest.CaptureF
         "no end",
     ]
     assert capsys.readouterr().out.startswith("ab\x1b[31mc\n")
+    assert (sys.stdout, sys.stderr) == streams
     print("after")
     assert "after" not in (tmp_path / "log.txt").read_text()
 
