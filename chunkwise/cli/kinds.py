@@ -8,7 +8,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.strict_json import read_json
 
 DEPTH = 3
-"""Folders below one that are looked into."""
+"""Folders that are looked into, one below the other, the first one among them."""
 WAYS: dict[str, tuple[str, ...]] = {
     "qchunk": ("*.hdf5", "*.h5", "*.npz"),
     "driving": ("*.tfrecord*", "v1.0-*", "camera_image", "*.json"),
@@ -49,7 +49,7 @@ def package_of_run(path: Path) -> str:
 
 
 def _there(path: Path, pattern: str) -> bool:
-    """Whether the path, or something at most DEPTH folders below it, has such a name."""
+    """Whether the path, or something in it or in the folders of the next levels, DEPTH in all, has such a name."""
     if path.match(pattern):
         return True
     return any(next(path.glob("*/" * depth + pattern), None) is not None for depth in range(DEPTH))

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from chunkwise.checkpoint.reader import (
     each_for_itself,
     list_saves,
     metadata_hash,
+    quiet,
     read_newest,
     require_same_files,
     verify,
@@ -285,3 +287,11 @@ def test_a_reading_process_waits_for_no_other(monkeypatch: pytest.MonkeyPatch):
     processes = each_for_itself().multiprocessing
     assert processes.primary_host == 3
     assert processes.active_processes == {3}
+
+
+@pytest.mark.parametrize("before", [logging.NOTSET, logging.INFO])
+def test_quiet_is_over_afterwards(before: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logging.root.manager, "disable", before)
+    with quiet():
+        assert logging.root.manager.disable == logging.CRITICAL
+    assert logging.root.manager.disable == before

@@ -64,6 +64,18 @@ def test_packs_are_told_by_their_manifest(tmp_path: Path):
         kinds.package_of_data(tmp_path, "inspect")
 
 
+@pytest.mark.parametrize("folders", range(4))
+def test_files_are_looked_for_two_folders_down(folders: int, tmp_path: Path):
+    place = tmp_path.joinpath(*"abc"[:folders])
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "episode.hdf5").touch()
+    if folders < 3:
+        assert kinds.package_of_data(tmp_path, "inspect") == "qchunk"
+    else:
+        with pytest.raises(ConfigError, match="cannot tell whose data"):
+            kinds.package_of_data(tmp_path, "inspect")
+
+
 def test_a_config_says_who_reads_a_dataset_that_two_packages_read(tmp_path: Path):
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/info.json").touch()

@@ -11,7 +11,7 @@ from qchunk import train
 from qchunk.data import open_dataset
 from qchunk.data.dataset import load_episode
 from qchunk.data.holdout import held_out
-from qchunk.policies.offline_metrics import OfflineMetrics, calibration, returns_to_go
+from qchunk.policies.offline_metrics import OfflineMetrics, calibration, returns_to_go, summary
 from qchunk.policies.policy import QChunkPolicy
 from tests.qchunk.recordings import ACTION, arrays, config, write
 
@@ -105,3 +105,16 @@ def test_a_run_without_a_simulator_writes_them(tmp_path: Path, policy: Any):
     assert cloned == (policy != "gaussian")
     assert 0 < found[0]["holdout/policy/error"] < 2
     assert found[0]["holdout/recorded/q"] != found[1]["holdout/recorded/q"]
+
+
+def test_the_line_that_a_run_prints():
+    metrics = {
+        "holdout/policy/error": 0.12345,
+        "holdout/behaviour_cloning/error": 0.5,
+        "holdout/critic_bias": -0.25,
+        "holdout/critic_correlation": 0.875,
+        "holdout/recorded/q": 3.0,
+    }
+    line = "held out, 7 episodes: error of an action: policy 0.1235, behaviour cloning 0.5"
+    assert summary(dict(list(metrics.items())[:2]), 7) == line
+    assert summary(metrics, 7) == f"{line}; critic less return -0.25, correlation 0.88"
