@@ -26,14 +26,18 @@ class OfflineMetrics:
     """Measures policies on the same starts at every evaluation and with the same draws, so that curves are smooth."""
 
     def __init__(self, config: QChunkConfig, dataset: Dataset) -> None:
-        """Loads the episodes held out, their images as recorded; at most data.episodes_per_epoch of them.
+        """Loads the episodes held out, their images as recorded; at most data.episodes_per_epoch of them, of a
+        mixture evenly spaced over all.
 
         Raises:
           DataError: There are none, or an episode could not be read.
           ConfigError: Their images need more than data.memory_gib.
         """
         source = dataset.source
-        indices = np.flatnonzero(held_out(config.data, source))[: config.data.episodes_per_epoch]
+        held, most = np.flatnonzero(held_out(config.data, source)), config.data.episodes_per_epoch
+        indices = held[:most]
+        if config.data.mixture and len(held) > most:  # some of every folder
+            indices = held[np.linspace(0, len(held) - 1, most).round().astype(np.int64)]
         self.episodes = len(indices)
         starts = spaced(int(source.lengths[indices].sum()), config.train.batch_size)
         self._rows = starts.shape[1]

@@ -113,7 +113,7 @@ def test_a_pool_is_a_function_of_seed_epoch_and_shard_and_folders_draw_apart(tmp
     for number in range(8):  # as near, so that equal draws would show
         length = 10 if number % 2 else 20
         write(root / f"twin/episode_{number}.hdf5", arrays(length, 40 + number), success=bool(number % 2))
-    run = mixed(root, mixture={"near": 0.5, "twin": 0.5}, episodes_per_epoch=8)
+    run = mixed(root, mixture={"near": 0.5, "twin": 0.5}, episodes_per_epoch=8, positive_ratio=0.5)
     found = open_dataset(run)
 
     def drawn(epoch: int = 0, shard: int = 0, seed: int = 0) -> list[int]:

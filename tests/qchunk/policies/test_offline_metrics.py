@@ -118,3 +118,14 @@ def test_the_line_that_a_run_prints():
     line = "held out, 7 episodes: error of an action: policy 0.1235, behaviour cloning 0.5"
     assert summary(dict(list(metrics.items())[:2]), 7) == line
     assert summary(metrics, 7) == f"{line}; critic less return -0.25, correlation 0.88"
+
+
+def test_of_a_mixture_some_of_every_folder_are_measured(tmp_path: Path):
+    """Of the twelve held out, eight of a and four of b, four are taken, evenly spaced: the frames tell which."""
+    for folder, count, length in (("a", 16, 9), ("b", 8, 5)):
+        for number in range(count):
+            write(tmp_path / f"{folder}/episode_{number}.hdf5", arrays(length, number), success=number % 2 == 0)
+    cfg = config(tmp_path, batch=1, holdout=0.5, mixture={"a": 0.5, "b": 0.5}, episodes_per_epoch=4)
+    measured = OfflineMetrics(cfg, open_dataset(cfg))
+    assert measured.episodes == 4
+    assert len(measured._starts) == 3 * 9 + 5  # every frame of 0, 4, 7 and 11 of the twelve: three of a and one of b
