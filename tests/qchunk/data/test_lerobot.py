@@ -80,7 +80,9 @@ def test_dense_rewards_and_rewards_that_end_an_episode_are_too(tmp_path: Path):
 
 
 def test_arrays_and_statistics_by_hand(tmp_path: Path):
+    """The second episode earns a reward of 1 on its way, and failed all the same, as the dataset says."""
     episodes = lerobot_files.record((7, 5, 9))
+    episodes[1].reward[1] = 1.0
     run = config(written(tmp_path / "set", episodes), format="lerobot", action_norm="mean_std")
     found = open_dataset(run)
     assert found.source.ids == ["episode_00000", "episode_00001", "episode_00002"]
