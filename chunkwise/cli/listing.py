@@ -18,6 +18,11 @@ def configs() -> dict[str, str]:
     return {name: names.first_line(name) for name in names.names()}
 
 
+def studies() -> dict[str, str]:
+    """Returns the shipped studies, each with the first line of its docstring."""
+    return {name: names.first_line(f"studies/{name}") for name in names.studies()}
+
+
 def environments() -> dict[str, str]:
     """Returns the suites of simulators, each with the factory that makes one."""
     return dict(importlib.import_module("chunkwise.envs.environment").SUITES)
@@ -35,6 +40,7 @@ def readers() -> dict[str, str]:
 
 KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "configs": configs,
+    "studies": studies,
     "verbs": lambda: {name: verb.summary for name, verb in verbs.VERBS.items()},
     "environments": environments,
     "readers": readers,
@@ -45,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = Parser(
         prog="chunkwise list",
-        description="Lists configs, verbs, environments and readers.",
+        description="Lists configs, studies, verbs, environments and readers.",
         epilog="example: chunkwise list configs --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         width = max(map(len, entries)) + 2
         print(f"{name}:")
         print("\n".join(f"  {entry:<{width}}{text}" for entry, text in entries.items()))
-    print("next: chunkwise train NAME, chunkwise VERB --help")
+    print("next: chunkwise train NAME, chunkwise study NAME, chunkwise VERB --help")
     return 0
 
 

@@ -55,7 +55,7 @@ VERBS: dict[str, Verb] = {
         modules={"": "chunkwise.cli.train"},
     ),
     "list": Verb(
-        summary="configs with their first line, verbs, environments, readers",
+        summary="configs and studies with their first line, verbs, environments, readers",
         example="chunkwise list configs",
         modules={"": "chunkwise.cli.listing"},
     ),

@@ -22,6 +22,11 @@ def names() -> list[str]:
     return [path.relative_to(root).with_suffix("").as_posix() for path in files]
 
 
+def studies() -> list[str]:
+    """Returns the names of the shipped studies, as `chunkwise study` takes them."""
+    return sorted(path.stem for path in (folder() / "studies").glob("*.py") if path.stem != "__init__")
+
+
 def find(name: str) -> Path:
     """Returns the file of a config.
 

@@ -149,9 +149,11 @@ def test_configs_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: 
 def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]):
     assert listing.main(["--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert set(found) == {"configs", "verbs", "environments", "readers"}
+    assert set(found) == {"configs", "studies", "verbs", "environments", "readers"}
     assert set(found["configs"]) == set(names.names())
     assert all(found["configs"].values()), "a config without a first line"
+    assert set(found["studies"]) == {"debug", "quickstart"}
+    assert found["studies"]["quickstart"].startswith("The quickstart three times over")
     assert set(found["verbs"]) == set(verbs.VERBS)
     assert "robosuite" in found["environments"]
     assert "nuscenes" in found["readers"]["driving convert"]
