@@ -34,7 +34,7 @@ def package_of_data(path: Path, verb: str) -> str:
         form = str(tree.get("format")) if isinstance(tree, dict) else ""
         return "driving" if "driving" in form else "openpi_ript"
     if not path.exists():
-        raise DataError(f"{path}: expected a dataset, found nothing")
+        raise DataError(f"{path}: expected a dataset, found nothing (in {Path.cwd()})")
     for package, patterns in WAYS.items():
         if any(_there(path, pattern) for pattern in patterns):
             return package

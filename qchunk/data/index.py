@@ -223,7 +223,7 @@ def _dataset_names(files: Files, data: DataConfig) -> list[str]:
     if not root.exists():
         raise DataError(
             f"data.path: {root} does not exist; set --data.path to a folder of HDF5 episodes, an OGBench .npz file or "
-            "a LeRobot dataset"
+            f"a LeRobot dataset; a relative path starts at the folder the command was given in, {Path.cwd()}"
         )
     if kind == "lerobot":
         return lerobot.dataset_names(root, files)
