@@ -143,7 +143,7 @@ def test_who_keeps_a_stream_of_a_run_prints_to_the_real_one_afterwards(
     """As a handler of logging that was made meanwhile."""
     with log_file.logged(tmp_path):
         kept = sys.stderr
-        print("during", file=kept)
+        assert kept.write("during\n") == 7
     print("after", file=kept)
     assert capsys.readouterr().err == "during\nafter\n"
     assert [line.partition(" ")[2] for line in (tmp_path / "log.txt").read_text().splitlines()] == ["during"]
