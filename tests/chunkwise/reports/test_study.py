@@ -225,6 +225,16 @@ def test_what_is_evaluated_is_the_last_step(tmp_path: Path, monkeypatch: pytest.
     assert asked[0][-2:] == ["--episodes", "3"]
 
 
+def test_a_run_is_always_told_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    study = StudyConfig(config="qchunk/debug", seeds=(5,), flags=("--train.steps", "40"))
+    (run,) = runs_of(study)
+    asked: list[Any] = []
+    monkeypatch.setattr(program, "_call", lambda _, words, *__: asked.append(words) or "ended with 3: x")
+    assert program._one(study, run, tmp_path, program.Processes()) == "ended with 3: x"
+    flags = ["--train.steps", "40", "--run.seed", "5", "--run.dir", str(tmp_path / run.folder), "--run.resume"]
+    assert asked == [[sys.executable, "-m", "chunkwise", "train", "qchunk/debug", *flags]]
+
+
 def test_a_folder_that_cannot_be_read_fails_alone(tmp_path: Path):
     runs = runs_of(StudyConfig(config="qchunk/debug", seeds=(0,)))
     folder = tmp_path / runs[0].folder
