@@ -184,17 +184,31 @@ def play(case: Case, begun: Path, target: Path, digest: str) -> str:
         raise AssertionError(f"{case}: {[path.name for path in (target / 'quarantine').iterdir()]} set aside")
     if ended == "74" and not set(before[:1]) <= set(steps_in(target / "checkpoints")):
         raise AssertionError(f"{case}: the newest save, {before[0]}, is gone")
-    if (found := train(target)) != digest:
+    try:
+        found = train(target)
+    except RunError as error:
+        raise AssertionError(f"{case}: {ended}, and the next start ended with {error.exit_code}: {error}") from error
+    if found != digest:
         raise AssertionError(f"{case}: the next start ended with another digest than the untouched run")
     return ended
 
 
-def run(folder: Path, every: int, offset: int = 0) -> tuple[dict[tuple[str, str], collections.Counter[str]], int]:
-    """Endings by (call, error), and the number of cases. AssertionError at the first case that fails."""
+@dataclasses.dataclass
+class Result:
+    """What came of some cases."""
+
+    endings: dict[tuple[str, str], collections.Counter[str]]
+    """How starts ended, by (call, error)."""
+    failures: list[str]
+    cases: int
+
+
+def run(folder: Path, every: int, offset: int = 0) -> Result:
+    """Plays one case in so many."""
     begun, target = folder / "begun", folder / "run"
     digest = train(folder / "untouched")
     train(begun, STEPS - 8)
-    endings: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    result = Result(collections.defaultdict(collections.Counter), [], 0)
     cases: list[tuple[str, Case]] = []
     for fresh in (False, True):
         for call, name in enumerate(calls(fresh, begun, target)):
@@ -206,20 +220,27 @@ def run(folder: Path, every: int, offset: int = 0) -> tuple[dict[tuple[str, str]
             ]
     with mock.patch.object(trouble, "time", types.SimpleNamespace(sleep=lambda seconds: None)):
         for name, case in cases[offset::every]:
-            endings[name, case.error][play(case, begun, target, digest)] += 1
-    return endings, len(cases[offset::every])
+            # A folder of its own: threads that Orbax left behind where a save failed still write into the last one.
+            target = folder / f"run_{result.cases}"
+            result.cases += 1
+            try:
+                result.endings[name, case.error][play(case, begun, target, digest)] += 1
+            except AssertionError as failure:
+                result.failures.append(f"{name}: {failure}")
+            else:
+                shutil.rmtree(target, ignore_errors=True)
+    return result
 
 
 PARTS = 16
 """In which `main` cuts the cases, for its workers and for what it says of how far they are."""
 
 
-def part(which: tuple[int, int]) -> tuple[dict[tuple[str, str], collections.Counter[str]], int]:
+def part(which: tuple[int, int]) -> Result:
     """As `run` with (every, offset), in a folder of its own; a worker's task."""
     logging.disable(logging.CRITICAL)  # Orbax logs a page for each fault
     with tempfile.TemporaryDirectory() as folder:
-        endings, cases = run(Path(folder).resolve(), *which)
-    return dict(endings), cases
+        return run(Path(folder).resolve(), *which)
 
 
 def main() -> None:
@@ -236,23 +257,25 @@ def main() -> None:
     }
     for name, value in settings.items():
         os.environ.setdefault(name, value)
-    endings: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    cases = 0
+    result = Result(collections.defaultdict(collections.Counter), [], 0)
     parts = [(arguments.every * PARTS, arguments.every * i) for i in range(PARTS)]
     # A pool that terminates its workers: what Orbax leaves behind where a save fails keeps a process for minutes.
     with multiprocessing.get_context("spawn").Pool(arguments.workers) as workers:
-        for found, count in track(workers.imap_unordered(part, parts), "failing", total=PARTS, transient=True):
-            cases += count
-            for key, counts in found.items():
-                endings[key] += counts
+        for found in track(workers.imap_unordered(part, parts), "failing", total=PARTS, transient=True):
+            result.cases += found.cases
+            result.failures += found.failures
+            for key, counts in found.endings.items():
+                result.endings[key] += counts
     table = Table(title="went on to the untouched run's end / ended with 74 and went on at the next start")
     for column in ("call", *ERRORS):
         table.add_column(column, justify="left" if column == "call" else "right")
-    for name in sorted({name for name, _ in endings}):
-        counts = [endings.get((name, error), collections.Counter()) for error in ERRORS]
+    for name in sorted({name for name, _ in result.endings}):
+        counts = [result.endings.get((name, error), collections.Counter()) for error in ERRORS]
         table.add_row(name, *(f"{count['went on']} / {count['74']}" for count in counts))
     Console(width=120).print(table)
-    print(f"{cases} cases: nothing was set aside, nothing lost, every next start ended as the untouched run")
+    if result.failures:
+        raise SystemExit("\n".join([*result.failures, f"{len(result.failures)} of {result.cases} cases failed"]))
+    print(f"{result.cases} cases: nothing was set aside, nothing lost, every next start ended as the untouched run")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from tests import faults
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [997, pytest.param(97, marks=pytest.mark.long)])
 def test_a_fault_moves_nothing_and_loses_nothing(every: int, tmp_path: Path):
-    endings, cases = faults.run(tmp_path.resolve(), every=every)
-    assert cases >= 6000 // every
-    assert {ended for counts in endings.values() for ended in counts} == {"went on", "74"}
+    result = faults.run(tmp_path.resolve(), every=every)
+    assert result.failures == []
+    assert result.cases >= 6000 // every
+    assert {ended for counts in result.endings.values() for ended in counts} == {"went on", "74"}
