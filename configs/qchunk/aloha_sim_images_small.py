@@ -1,9 +1,9 @@
-"""ALOHA's simulated cube transfer from one small image and the joints, on a CPU in an hour.
+"""ALOHA's simulated cube transfer from one small image and the joints, on a CPU in an hour or so.
 
 The camera above the table at 30 x 40 says where the cube lies to 2 or 3 mm; the cube's pose is not in what the networks
 see. The best of four samples of the flow acts, as the critic judges. Recording 60 episodes with two cameras takes 13
-minutes on two cores, once; they are those of docs/own_recordings.md. For what it reaches, and what the same policy
-reaches that sees black images alone, see docs/aloha_sim.md and benchmarks/seeing.py.
+minutes on two cores, once; they are those of docs/own_recordings.md. 56 of 100 episodes succeeded (95 % interval 46 to
+65), and 6 (3 to 13) of a twin that was trained and evaluated on black images (benchmarks/seeing.py).
 
     python launch.py --config configs/qchunk/aloha_sim_images_small.py
 """
