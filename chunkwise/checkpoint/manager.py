@@ -67,6 +67,9 @@ from chunkwise.state import TrainState
 
 T = TypeVar("T")
 
+MERGED = "state/manifest.ocdbt"
+"""File of a save that names the arrays of all processes; without it a save looks whole and cannot be read."""
+
 # A save that fails is tried again at the next occasion; after this many in a row the run ends.
 MAX_FAILED_SAVES = 3
 
@@ -177,6 +180,9 @@ class Checkpoints:
         """
         before, sys.unraisablehook = sys.unraisablehook, _say_unless_loop_is_closed
         write()
+        # Orbax merges the parts of all processes that a listing names, and takes one that failed for an empty one.
+        if not (scratch / MERGED).is_file():
+            raise StorageError(f"{scratch / MERGED}: expected it once the arrays are written, found no such file")
         sync_tree(scratch)
         seal(scratch, self._hurrying.is_set)
         final = self._folder / str(step)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import jax
@@ -139,6 +140,28 @@ def test_a_removal_that_fails_is_said_and_the_save_is_whole(
     monkeypatch.setattr("chunkwise.checkpoint.manager.remove_tree", mock.Mock(side_effect=EIO))
     saved(tmp_path, 3)
     assert "checkpoint of step 1 could not be removed" in capsys.readouterr().out
+    assert restored(tmp_path) == 3
+
+
+def test_a_save_whose_parts_could_not_be_listed_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Orbax lists the folders of all processes to merge them; one listing fails, and it merges none, without a word."""
+    failing, scandir = [True], os.scandir
+
+    def once(path: Any = ".") -> Any:
+        if failing and ".saving" in str(path) and Path(str(path)).name.startswith("state"):
+            failing.clear()
+            raise EIO
+        return scandir(path)
+
+    saved(tmp_path, 1, 2)
+    monkeypatch.setattr(os, "scandir", once)
+    saved(tmp_path, 3)
+    assert not failing
+    assert "save of step 3 failed (1 of 3)" in (said := capsys.readouterr().out)
+    assert "state/manifest.ocdbt: expected it once the arrays are written" in said
+    monkeypatch.undo()
     assert restored(tmp_path) == 3
 
 
