@@ -29,6 +29,12 @@ from openpi_ript.tasks.objective import loss_of, objective_name
 from openpi_ript.weights import fit_to_model
 
 
+def _any_positive(data: TrainingData) -> bool:
+    """Whether a sample that is trained on is positive."""
+    trained = data.episodes_of(data.rows)
+    return bool((data.to_ript.rollouts.optimality[trained] == Optimality.POSITIVE).any())
+
+
 class SupervisedTask:
     """A pi0 run on a dataset as the train loop sees it: imitation, guided by advantages where `guidance` is set."""
 
@@ -38,8 +44,7 @@ class SupervisedTask:
         Raises:
           ConfigError: If the tokenizer is missing, or guidance has no positive sample to learn from.
         """
-        trained = data.episodes_of(data.rows)
-        if config.guidance is not None and not (data.to_ript.rollouts.optimality[trained] == Optimality.POSITIVE).any():
+        if config.guidance is not None and not _any_positive(data):
             assert config.data.advantage is not None
             raise ConfigError(
                 "guidance is set and no rollout is better than the others of its group; expected groups with different "
