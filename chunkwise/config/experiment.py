@@ -20,6 +20,11 @@ def renamed_from(name: str) -> Mapping[str, Any]:
     return MappingProxyType({"renamed from": name})
 
 
+def before_it_was_there(value: Any) -> Mapping[str, Any]:
+    """Returns metadata of a field whose default is not what versions without the field did: that is `value`."""
+    return MappingProxyType({"before it was there": value})
+
+
 def require_positive(config: Any, *names: str) -> None:
     """Raises ValueError if a field is not above 0, naming class, field and value."""
     for name in names:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import CONFIG, members, read_flat, resume_rules, with_present_names
+from chunkwise.config.saved import CONFIG, members, read_flat, resume_rules
 from chunkwise.errors import ConfigError
 
 PACKAGES = ("qchunk", "openpi_ript", "driving")
@@ -39,8 +39,8 @@ def package_of(run: Path) -> str:
     known: dict[str, int] = {}
     for package in PACKAGES:
         kind = config_class(package)
-        fields = set(_leaves(kind, ""))
-        known[package] = len(fields & set(with_present_names(flat, resume_rules(kind))))
+        fields, renamed = set(_leaves(kind, "")), resume_rules(kind).renamed
+        known[package] = len(fields & {renamed.get(name, name) for name in flat})
     best = max(known, key=lambda name: known[name])
     if not known[best]:
         raise ConfigError(f"{run / CONFIG}: expected the config of a run of {', '.join(PACKAGES)}, found other fields")

@@ -40,13 +40,15 @@ class ResumeRules:
     """What the fields of a config class say of runs that go on: dotted names; one that ends in a dot means all below.
 
     `always` and `at_a_constant_rate` may differ; `renamed` has today's name by the one that earlier versions wrote;
-    `defaults` the value of a field that an earlier version did not have yet.
+    `defaults` the value of a field that an earlier version did not have yet; `before` that of one whose default is
+    another one now.
     """
 
     always: tuple[str, ...] = ()
     at_a_constant_rate: tuple[str, ...] = ()
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    before: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 NO_RULES = ResumeRules()
@@ -54,7 +56,7 @@ NO_RULES = ResumeRules()
 
 def resume_rules(kind: type) -> ResumeRules:
     """Collects what the metadata of a config class, and of the classes nested in it, say of their fields."""
-    always, constant, renamed, defaults = [], [], {}, {}
+    always, constant, renamed, defaults, before = [], [], {}, {}, {}
 
     def walk(prefix: str, kind: type, free: bool) -> None:
         hints = typing.get_type_hints(kind)
@@ -67,6 +69,8 @@ def resume_rules(kind: type) -> ResumeRules:
                 (always if when == "always" else constant).append(f"{name}." if nested else name)
             if "renamed from" in field.metadata:
                 renamed[f"{prefix}{field.metadata['renamed from']}"] = name
+            if "before it was there" in field.metadata:
+                before[name] = field.metadata["before it was there"]
             if field.default is not dataclasses.MISSING:
                 defaults[name] = field.default
             elif field.default_factory is not dataclasses.MISSING:
@@ -77,7 +81,9 @@ def resume_rules(kind: type) -> ResumeRules:
     walk("", kind, free=False)
     plain = {name: value for name, value in defaults.items() if not dataclasses.is_dataclass(value)}
     jsonable = json.loads(json.dumps(plain))
-    return ResumeRules(always=tuple(always), at_a_constant_rate=tuple(constant), renamed=renamed, defaults=jsonable)
+    return ResumeRules(
+        always=tuple(always), at_a_constant_rate=tuple(constant), renamed=renamed, defaults=jsonable, before=before
+    )
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -89,13 +95,18 @@ def fingerprint(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
     """Returns the part of a flattened config, by the names of today, that must be the same when a run goes on."""
     names = rules.always + (rules.at_a_constant_rate if flat.get("optim.schedule") == "constant" else ())
     below = tuple(name for name in names if name.endswith("."))
-    now = with_present_names(flat, rules)
+    now = as_written_today(flat, rules)
     return {name: value for name, value in now.items() if name not in names and not name.startswith(below)}
 
 
-def with_present_names(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
-    """Renames the fields of a flattened config that an earlier version wrote under other names."""
-    return {rules.renamed.get(name, name): value for name, value in flat.items()}
+def as_written_today(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
+    """Renames the fields of a flattened config that an earlier version wrote under other names.
+
+    A field that it did not have, and whose default is another one now, gets the value that stands for what it did.
+    """
+    now = {rules.renamed.get(name, name): value for name, value in flat.items()}
+    siblings = {name.rpartition(".")[0] for name in now}
+    return {name: value for name, value in rules.before.items() if name.rpartition(".")[0] in siblings} | now
 
 
 def without_younger(current: Mapping[str, Any], saved: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
@@ -147,7 +158,7 @@ def read_config(folder: Path, kind: type[Config]) -> Config:
     """
     flat = read_flat(folder)
     try:
-        return _unflatten(kind, with_present_names(flat, resume_rules(kind)), "")
+        return _unflatten(kind, as_written_today(flat, resume_rules(kind)), "")
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{folder / CONFIG}: expected a {kind.__name__} as this version writes it: {error}"

@@ -3,7 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from chunkwise.config.experiment import FREE_ON_RESUME, FilesConfig, require_non_negative, require_positive
+from chunkwise.config.experiment import (
+    FREE_ON_RESUME,
+    FilesConfig,
+    before_it_was_there,
+    require_non_negative,
+    require_positive,
+)
 
 Normalization = Literal["none", "mean_std", "quantile"]
 
@@ -109,6 +115,12 @@ class DataConfig(FilesConfig):
     state_norm: Normalization = "mean_std"
     action_norm: Normalization = "none"
     """The specification leaves actions as they are; pi0's weights expect mean_std, those of pi0.5 quantile."""
+    constant_dims: Literal["openpi", "floored"] = dataclasses.field(
+        default="openpi", metadata=before_it_was_there("floored")
+    )
+    """How dimensions that never move in the data are normalised. openpi: as all others, which divides them by 1e-6, so
+    that openpi's policies see the numbers that they were trained on. floored: divided by 0.001, as earlier versions
+    did; their runs keep acting so, and go on with it."""
     norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """norm_stats.json, or the folder that holds it; None computes the statistics from the dataset's tables."""
     default_prompt: str | None = None

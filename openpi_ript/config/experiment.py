@@ -124,6 +124,9 @@ class ModelConfig:
     """Steps of one chunk."""
     prompt_tokens: int
     """Tokens that a prompt is padded or cut to."""
+    state_in_prompt: bool | None = None
+    """Whether the prompt ends with the state in words (openpi's discrete_state_input). None: as the kind was
+    pretrained, with it for pi05. False is for pi05 alone, which then sees no state at all: openpi's pi05_libero."""
     optimality: bool = False
     """Whether the action tokens carry the condition embedding (guidance needs it; openpi's own models have none)."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -138,6 +141,11 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require_positive(self, "vocab_size", "image_size", "action_dim", "action_horizon", "prompt_tokens")
         require_positive(self, "scan_unroll")
+        if self.kind == "pi0" and self.state_in_prompt is not None:
+            raise ValueError(
+                f"model.state_in_prompt is {self.state_in_prompt} and model.kind pi0, which reads the state as a token "
+                "and never in the prompt; expected None"
+            )
         if self.image_size % self.vision.patch_size:
             raise ValueError(
                 f"model.image_size {self.image_size} is not divisible by model.vision.patch_size "
@@ -152,6 +160,11 @@ class ModelConfig:
                 )
         if self.expert.width % 2:
             raise ValueError(f"model.expert.width is {self.expert.width}; the time embedding needs an even number")
+
+    @property
+    def prompt_has_state(self) -> bool:
+        """Whether the state is written into the prompt."""
+        return self.kind == "pi05" and self.state_in_prompt is not False
 
 
 SO400M = SiglipConfig(width=1152, depth=27, mlp_dim=4304, num_heads=16)

@@ -296,8 +296,7 @@ def _to_openpi(table: FrameTable, config: DataConfig, stats: Mapping[str, NormSt
     for name, mode in (("state", config.state_norm), ("actions", config.action_norm)):
         if mode != "none" and name not in stats:
             raise DataError(f"{config.norm_stats}: expected statistics of {name!r}, found {sorted(stats)}")
-    state, remarks = norm.affine(stats.get("state"), config.state_norm, width=robot.state_dim, name="state")
-    action, more = norm.affine(stats.get("actions"), config.action_norm, width=robot.action_dim, name="actions")
+    (state, remarks), (action, more) = norm.affines(config, stats)
     notes += [*remarks, *more]
     notes.extend(norm.plausible(state.apply(table.columns[config.state_key]), "state"))
     return ToOpenPi(

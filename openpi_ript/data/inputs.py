@@ -109,7 +109,7 @@ class ToModel:
 
     def _state_in_prompt(self, state: Float32[np.ndarray, "b s"]) -> Float32[np.ndarray, "b s2"] | None:
         """What pi0.5 reads as words: the robot's own dimensions, without the zeros behind them, as in openpi."""
-        if self.model.kind == "pi0":
+        if not self.model.prompt_has_state:
             return None
         return state[:, : min(self.robot.state_dim, self.robot.target_state_dim)]
 

@@ -8,7 +8,7 @@ batches at a time; mean and deviation are accumulated in 64 bits (openpi: in the
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
@@ -208,17 +208,26 @@ def _parse(entry: Any, where: str) -> NormStats:
     return stats
 
 
-def affine(stats: NormStats | None, mode: Normalization, *, width: int, name: str) -> tuple[Affine, tuple[str, ...]]:
+def affine(
+    stats: NormStats | None,
+    mode: Normalization,
+    *,
+    width: int,
+    name: str,
+    constant_dims: Literal["openpi", "floored"] = "openpi",
+) -> tuple[Affine, tuple[str, ...]]:
     """openpi's normalisation as one affine map, and a note for each dimension that never moved.
 
     mean_std: (x - mean) / (std + 1e-6). quantile: 2 (x - q01) / (q99 - q01 + 1e-6) - 1. A dimension whose spread is
-    below 1e-6 is divided by chunkwise.data.norm_stats.SCALE_FLOOR instead.
+    below 1e-6 is one that never moved.
 
     Args:
       stats: Of the array; dimensions beyond `width` are cut off, as openpi does. None where nothing is normalised.
       mode: How to normalise.
       width: Dimensions of the array.
       name: Of the array, for notes and errors.
+      constant_dims: openpi: the same formula for dimensions that never moved. floored: they are divided by
+        chunkwise.data.norm_stats.SCALE_FLOOR instead.
 
     Raises:
       DataError: If the statistics have fewer dimensions than `width`, or no quantiles where they are needed.
@@ -234,10 +243,21 @@ def affine(stats: NormStats | None, mode: Normalization, *, width: int, name: st
             raise DataError(f"norm statistics of {name}: expected q01 and q99 for quantile normalisation, found none")
         offset, spread = q01 + (q99 - q01 + EPSILON) / 2, (q99 - q01) / 2
     still = spread < EPSILON
-    epsilon = EPSILON if mode == "mean_std" else EPSILON / 2
-    scale = np.where(still, norm_stats.SCALE_FLOOR, spread + epsilon)
+    scale = spread + (EPSILON if mode == "mean_std" else EPSILON / 2)
+    if constant_dims == "floored":
+        scale = np.where(still, norm_stats.SCALE_FLOOR, scale)
     notes = [f"{name}, dimension {d}: it never moves (spread {spread[d]:.3g})" for d in np.flatnonzero(still)]
     return Affine(offset=offset, scale=scale), tuple(notes)
+
+
+def affines(
+    config: DataConfig, stats: Mapping[str, NormStats]
+) -> tuple[tuple[Affine, tuple[str, ...]], tuple[Affine, tuple[str, ...]]]:
+    """Returns the maps of state and action that a config asks for, with `affine`'s notes and errors."""
+    robot, how = config.robot, config.constant_dims
+    state = affine(stats.get("state"), config.state_norm, width=robot.state_dim, name="state", constant_dims=how)
+    name, width = "actions", robot.action_dim
+    return state, affine(stats.get(name), config.action_norm, width=width, name=name, constant_dims=how)
 
 
 def plausible(x: Float32[np.ndarray, "rows d"], name: str) -> Sequence[str]:

@@ -86,12 +86,13 @@ class Policy(policy.Policy[Prepared]):
         self._params = jax.device_put(params, jax.local_devices()[0])
         self._stats = stats
         self._inputs = make_inputs(config.model, robot, tuple(data.cameras), config.tokenizer)
+        state, action = norm.affines(data, stats)
         self._to_openpi = ToOpenPi(
             cameras=data.cameras,
             image_size=data.image_size,
             robot=robot,
-            state=norm.affine(stats.get("state"), data.state_norm, width=robot.state_dim, name="state")[0],
-            action=norm.affine(stats.get("actions"), data.action_norm, width=robot.action_dim, name="actions")[0],
+            state=state[0],
+            action=action[0],
             default_prompt=data.default_prompt,
         )
         self._model = Pi0(config.model)

@@ -118,3 +118,17 @@ def test_a_field_that_an_earlier_version_lacked_may_have_its_default_alone():
     another = {name: value for name, value in before.items() if name != "agent.discount"}
     saved, current, _ = comparable(another, fingerprint(now | {"agent.discount": 0.5}, rules), rules)
     assert current["agent.discount"] == 0.5
+
+
+def test_a_field_whose_default_is_new_stands_for_what_was_done_before_it_was_there(tmp_path: Path):
+    config, _ = load(["--config", str(ROOT / "configs/openpi_ript/debug.py")])
+    rules, now = resume_rules(type(config)), flatten(config)
+    assert now["data.constant_dims"] == "openpi"
+    earlier = {name: value for name, value in now.items() if name != "data.constant_dims"}
+    (tmp_path / "config.json").write_text(json.dumps(earlier))
+    assert flatten(read_config(tmp_path, type(config))) == now | {"data.constant_dims": "floored"}
+    saved, current, _ = comparable(earlier, fingerprint(now, rules), rules)
+    assert (saved["data.constant_dims"], current["data.constant_dims"]) == ("floored", "openpi")
+    saved, current, _ = comparable(earlier, fingerprint(now | {"data.constant_dims": "floored"}, rules), rules)
+    assert saved == current
+    assert "data.constant_dims" not in fingerprint({"run.seed": 1}, rules)  # of a config without the part

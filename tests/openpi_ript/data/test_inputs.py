@@ -67,6 +67,19 @@ def test_pi0_reads_the_prompt_alone(tokenizer: str):
     np.testing.assert_array_equal(seen["token_mask"], expected[1])
 
 
+def test_pi05_without_the_state_in_its_prompt_reads_pi0s(tokenizer: str):
+    batch, model = make_batch(), dataclasses.replace(toy("pi05"), state_in_prompt=False)
+    seen = make_inputs(model, ROBOT, CAMERAS, tokenizer)(batch)["observation"]
+    expected = PromptTokenizer(tokenizer, model.prompt_tokens).encode_batch(batch["prompt"])
+    np.testing.assert_array_equal(seen["tokens"], expected[0])
+    said = make_inputs(dataclasses.replace(model, state_in_prompt=True), ROBOT, CAMERAS, tokenizer)(batch)
+    silent = make_inputs(toy("pi05"), ROBOT, CAMERAS, tokenizer)(batch)
+    np.testing.assert_array_equal(said["observation"]["tokens"], silent["observation"]["tokens"])
+    for value in (True, False):
+        with pytest.raises(ValueError, match=f"state_in_prompt is {value} and model.kind pi0, which reads the state"):
+            dataclasses.replace(toy("pi0"), state_in_prompt=value)
+
+
 @pytest.mark.parametrize(("target", "kept"), [(4, 3), (2, 2)])
 def test_pi05_reads_the_robots_own_state_without_the_padding(tokenizer: str, target: int, kept: int):
     batch = make_batch()

@@ -1,7 +1,9 @@
 """openpi_ript/data/norm.py: openpi's statistics, formulas and JSON, against a plain writing of its procedure."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -118,17 +120,32 @@ def test_formulas_are_openpis() -> None:
     )
     x = np.array([[0.3, 2.01, 0.5], [-4.0, 1.7, 0.6]], np.float32)
     standard, notes = norm.affine(stats, "mean_std", width=3, name="state")
-    expected = (x[:, :2].astype(np.float64) - stats.mean[:2]) / (stats.std[:2] + 1e-6)
-    np.testing.assert_allclose(standard.apply(x)[:, :2], expected, rtol=1e-6)
-    np.testing.assert_allclose(standard.apply(x)[:, 2], [0, 100], rtol=1e-5)  # never moved: divided by 1e-3
+    expected = (x.astype(np.float64) - stats.mean[:3]) / (stats.std[:3] + 1e-6)
+    np.testing.assert_allclose(standard.apply(x), expected, rtol=1e-6)
     assert notes == ("state, dimension 2: it never moves (spread 0)",)
-    quantile, _ = norm.affine(stats, "quantile", width=3, name="state")
-    low, high = stats.q01[:2], stats.q99[:2]
-    expected = (x[:, :2].astype(np.float64) - low) / (high - low + 1e-6) * 2 - 1
-    np.testing.assert_allclose(quantile.apply(x)[:, :2], expected, rtol=1e-6)
+    quantile, notes = norm.affine(stats, "quantile", width=3, name="state")
+    low, high = stats.q01[:3], stats.q99[:3]
+    expected = (x.astype(np.float64) - low) / (high - low + 1e-6) * 2 - 1
+    np.testing.assert_allclose(quantile.apply(x), expected, rtol=1e-6)
+    assert quantile.apply(x)[0, 2] == -1  # never moved: at its low quantile, in the first of pi0.5's bins
     np.testing.assert_allclose(quantile.invert(quantile.apply(x)), x, rtol=1e-5)
+    assert notes == ("state, dimension 2: it never moves (spread 0)",)
     same, _ = norm.affine(None, "none", width=3, name="state")
     np.testing.assert_array_equal(same.apply(x), x)
+
+
+@pytest.mark.parametrize(("mode", "still"), [("mean_std", [0, 100]), ("quantile", [-0.0005, 99.9995])])
+def test_dimensions_that_never_moved_keep_their_floor_in_runs_of_earlier_versions(
+    mode: Literal["mean_std", "quantile"], still: list[float]
+) -> None:
+    stats = NormStats(mean=np.full(2, 0.5), std=np.array([2.0, 0.0]), q01=np.array([-1, 0.5]), q99=np.array([3.0, 0.5]))
+    x = np.array([[0.3, 0.5], [-4.0, 0.6]], np.float32)
+    floored, _ = norm.affine(stats, mode, width=2, name="state", constant_dims="floored")
+    openpi, _ = norm.affine(stats, mode, width=2, name="state")
+    np.testing.assert_array_equal(floored.apply(x)[:, 0], openpi.apply(x)[:, 0])
+    np.testing.assert_allclose(floored.apply(x)[:, 1], still, rtol=1e-5)
+    named = dataclasses.replace(config(), state_norm=mode, constant_dims="floored", robot=RobotConfig(state_dim=2))
+    np.testing.assert_array_equal(norm.affines(named, {"state": stats})[0][0].scale, floored.scale)
 
 
 def test_statistics_that_do_not_fit_are_refused() -> None:
