@@ -48,7 +48,8 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     execution.interval(config.model.action_horizon)
     collector = Collector(config.env, allow_code=arguments.allow_env == config.env.suite, execution=execution)
     step, params = read_run_weights(run, config)
-    policy = ActingPolicy(config, read_stats(run, config))
+    trusted = arguments.allow_code == config.data.robot.adapter
+    policy = ActingPolicy(config, read_stats(run, config), allow_code=trusted)
     policy.use(params, step)
     policy.guidance_scale = arguments.guidance_scale
     scale = arguments.guidance_scale
@@ -93,6 +94,7 @@ def main(argv: list[str]) -> int:
     add_flags(run, "env.execute actions of each chunk")
     run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
     run.add_argument("--allow-env", help="env.suite of the run, where it is a module:factory that you trust")
+    run.add_argument("--allow-code", help="data.robot.adapter of the run, where it is a module:factory that you trust")
     run.add_argument("--video", type=int, default=0, help="episodes in a grid video beside it")
     run.set_defaults(act=evaluate_run)
     pair = commands.add_parser("compare", help="compare two evaluations, initial state by initial state")

@@ -29,7 +29,9 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))
-        data = processes.primary_then_all(lambda: open_data(config.data, check=folder.require_same_files))
+        data = processes.primary_then_all(
+            lambda: open_data(config.data, check=folder.require_same_files, allow_code=True)
+        )
         for note in data.notes:
             say(f"data: {note}")
         if data.stats:

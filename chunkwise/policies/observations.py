@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, UInt8, UInt32
+from jaxtyping import Bool, Float, Float32, Float64, UInt8, UInt32
 
 from chunkwise.data.images import require_uint8
 from chunkwise.data.norm_stats import Affine
@@ -97,7 +97,7 @@ def known_numbers(
     return filled.reshape(rows, *shape), known.reshape(rows, *shape)
 
 
-def normalised(affine: Affine, raw: Float32[np.ndarray, "b s"], key: str) -> Float32[np.ndarray, "b s"]:
+def normalised(affine: Affine, raw: Float[np.ndarray, "b s"], key: str) -> Float32[np.ndarray, "b s"]:
     """Normalises numbers as in training. Raises DataError where one is absurd, above MAX_STATE."""
     with np.errstate(over="ignore"):
         state = affine.apply(raw)

@@ -1,7 +1,12 @@
 """Every setting of a pi0 run, as frozen dataclasses. No jax is imported here."""
 
 from openpi_ript.config.data import (
+    ALOHA,
+    DROID,
+    DROID_POSITION,
+    LIBERO,
     PANDA,
+    UR5,
     UR5E,
     AdvantageConfig,
     DataConfig,
@@ -31,13 +36,18 @@ from openpi_ript.config.experiment import (
 from openpi_ript.config.rollouts import MAX_ENVS, MAX_SIDE, DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
 
 __all__ = [
+    "ALOHA",
+    "DROID",
+    "DROID_POSITION",
     "GEMMA_2B",
     "GEMMA_300M",
+    "LIBERO",
     "MAX_ENVS",
     "MAX_SIDE",
     "PANDA",
     "PROMPT_TOKENS",
     "SO400M",
+    "UR5",
     "UR5E",
     "AdvantageConfig",
     "DataConfig",

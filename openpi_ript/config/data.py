@@ -12,6 +12,8 @@ from chunkwise.config.experiment import (
 )
 
 Normalization = Literal["none", "mean_std", "quantile"]
+ADAPTED = {"aloha": (14, 14), "droid": (8, 8), "libero": (8, 7), "ur5": (7, 7)}
+"""Widths of state and action of the robots that openpi_ript/robots knows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,9 +29,22 @@ class RobotConfig:
     relative_dims: tuple[int, ...] = ()
     """Action dimensions stored as targets that become `action - state` of the window's own first frame; dimension i of
     the action belongs to dimension i of the state. Empty: the dataset's actions are used as they are."""
+    adapter: str = "none"
+    """Between the robot's numbers and names and those of openpi's policies (openpi_ript/robots): none, aloha, droid,
+    libero, ur5, or `module:factory` of your own."""
 
     def __post_init__(self) -> None:
         require_positive(self, "state_dim", "target_state_dim", "action_dim")
+        if self.adapter != "none" and self.adapter not in ADAPTED and ":" not in self.adapter:
+            raise ValueError(
+                f"robot.adapter is {self.adapter!r}; expected none, {', '.join(ADAPTED)}, or module:factory of your own"
+            )
+        widths = ADAPTED.get(self.adapter, (self.state_dim, self.action_dim))
+        if (self.state_dim, self.action_dim) != widths:
+            raise ValueError(
+                f"robot.adapter is {self.adapter}, robot.state_dim {self.state_dim} and robot.action_dim "
+                f"{self.action_dim}; expected {widths[0]} and {widths[1]}"
+            )
         limit = min(self.state_dim, self.action_dim)
         bad = [dim for dim in self.relative_dims if not 0 <= dim < limit]
         if bad or len(set(self.relative_dims)) < len(self.relative_dims):
@@ -53,6 +68,18 @@ PANDA = RobotConfig(state_dim=14, relative_dims=(0, 1, 2, 3, 4, 5, 6))
 """Panda of the specification: state of 14 as it is, every action dimension relative."""
 UR5E = RobotConfig(state_dim=6, relative_dims=(0, 1, 2, 3, 4, 5))
 """UR5e: six joints padded to 14; the gripper command has no state and stays absolute."""
+
+
+ALOHA = RobotConfig(state_dim=14, action_dim=14, relative_dims=(0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11, 12), adapter="aloha")
+"""ALOHA of openpi's pi0_aloha and pi05_aloha: joints relative, grippers absolute."""
+DROID = RobotConfig(state_dim=8, action_dim=8, adapter="droid")
+"""DROID of openpi's pi0_droid and pi05_droid: velocities of the joints, used as they are."""
+DROID_POSITION = RobotConfig(state_dim=8, action_dim=8, relative_dims=(0, 1, 2, 3, 4, 5, 6), adapter="droid")
+"""DROID of openpi's pi05_full_droid_finetune: positions of the joints, relative; the gripper's is absolute."""
+LIBERO = RobotConfig(state_dim=8, action_dim=7, adapter="libero")
+"""LIBERO of openpi's pi05_libero; its pi0_libero also subtracts the state from the first six dimensions."""
+UR5 = RobotConfig(state_dim=7, action_dim=7, relative_dims=(0, 1, 2, 3, 4, 5), adapter="ur5")
+"""UR5 of openpi's example: six joints relative, the gripper absolute."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +125,9 @@ class DataConfig(FilesConfig):
     cameras: dict[str, str] = dataclasses.field(default_factory=default_cameras)
     """openpi's name of each image to the dataset's key; empty: no images are read."""
     state_key: str = "observation.state"
+    state_parts: tuple[str, ...] = ()
+    """Columns that one after another are the state, where the dataset has it in several (DROID: joint_position and
+    gripper_position); state_key is then what messages call it. Empty: state_key alone."""
     action_key: str = "action"
     reward_key: str = "next.reward"
     """Reward of each frame, summed over the episode; where there is none, success counts 1."""

@@ -321,6 +321,9 @@ class OpenpiRiptConfig(ExperimentConfig):
             )
         if env is None:
             return
+        hand = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+        if self.data.robot.adapter == "libero":
+            self._require_equal("env.state", env.state, "what data.robot.adapter libero reads", hand)
         self._require_equal("env.cameras, its names,", set(env.cameras), "data.cameras has", set(self.data.cameras))
         if env.execute > self.model.action_horizon:
             raise ValueError(

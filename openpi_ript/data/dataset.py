@@ -34,6 +34,7 @@ from openpi_ript.data import norm
 from openpi_ript.data.advantage import label, process, rloo, uniform_groups
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
+from openpi_ript.robots.adapter import Adapter, find_adapter
 
 SAMPLES = 1 << 40
 """Length of the endless stream, as Grain wants one."""
@@ -173,12 +174,13 @@ def make_batches(
     )
 
 
-def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
+def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool = False) -> TrainingData:
     """Opens a dataset or a pack, checks every episode, and prepares statistics, advantages and transforms.
 
     Args:
       config: Which dataset, and how to take it.
       check: Told which files the dataset is made of, data.norm_stats among them, before any of them is judged.
+      allow_code: Whether the user named `module:factory`, if that is what data.robot.adapter is.
 
     Raises:
       DataError: If the dataset is bad (all problems in one error), does not fit the config, has no outcome to compute
@@ -186,11 +188,12 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
       ConfigError: If the pack's image size is not the config's, or no frame is left to draw, or to measure on.
     """
     budget.use(config.limits)
+    adapter = find_adapter(config.robot.adapter, allow_code=allow_code)
     files = open_files(config.path, config)
     table, images, skipped = _open_source(config, files, check)
     _check_against_config(table, config)
     notes = [f"skipped {line}" for line in list_problems(skipped)]
-    notes += [config.robot.adaptation, *_relative_notes(table, config)]
+    notes += [config.robot.adaptation, *_relative_notes(table, config, adapter)]
     starts = _starts(table, config)
     held = _held_out(table, config, starts, notes)
     source = norm.stats_source(table, config)
@@ -198,8 +201,8 @@ def open_data(config: DataConfig, *, check: Check = any_files) -> TrainingData:
     if config.norm_stats is not None:
         stats = norm.load_stats(Path(config.norm_stats), source)
     elif (config.state_norm, config.action_norm) != ("none", "none"):
-        stats = norm.dataset_stats(table.only(~held) if held.any() else table, config)
-    to_openpi = _to_openpi(table, config, stats, notes)
+        stats = norm.dataset_stats(table.only(~held) if held.any() else table, config, adapter=adapter)
+    to_openpi = _to_openpi(table, config, stats, adapter, notes)
     rollouts, kept, replaced = _rollouts(table, config, starts, held, notes)
     rows, held_rows = (np.flatnonzero(np.repeat(kept & side, table.lengths)) for side in (~held, held))
     if not rows.size or (held.any() and not held_rows.size):
@@ -246,12 +249,19 @@ def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameT
         check(files)
         images = LeRobotImages(meta, cameras, tolerance_s=config.tolerance_s, files=files)
         outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
-        keys = (config.state_key, config.action_key, *([config.init_key] if config.init_key else []), *outcomes)
+        keys = (*(config.state_parts or (config.state_key,)), config.action_key)
+        keys += (*([config.init_key] if config.init_key else []), *outcomes)
         table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=images.check)
     for name in files.names:  # what was read just now is what was hashed
         if name.endswith((".parquet", ".npz", ".json", ".jsonl")):
             files.require_unchanged(files.place(name))
     columns = dict(table.columns)
+    if config.state_parts:
+        missing = sorted(set(config.state_parts) - set(columns))
+        if missing:
+            raise DataError(f"{path}: expected columns {missing} as data.state_parts says, found {sorted(columns)}")
+        parts = [columns[key].astype(np.float32).reshape(table.frames, -1) for key in config.state_parts]
+        columns[config.state_key] = np.concatenate(parts, axis=1)
     for key in (config.init_key or config.state_key, config.state_key, config.action_key):
         if key not in columns:
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
@@ -273,7 +283,7 @@ def _check_against_config(table: FrameTable, config: DataConfig) -> None:
         raise DataError(f"{config.path}: expected an instruction for tasks {empty}, found ''; set data.default_prompt")
 
 
-def _relative_notes(table: FrameTable, config: DataConfig) -> Iterator[str]:
+def _relative_notes(table: FrameTable, config: DataConfig, adapter: Adapter) -> Iterator[str]:
     """What is subtracted, and a doubt where the actions look relative already.
 
     A target lies near the state, so subtracting the state leaves less variance. If it leaves more in every dimension,
@@ -282,7 +292,8 @@ def _relative_notes(table: FrameTable, config: DataConfig) -> Iterator[str]:
     dims = list(config.robot.relative_dims)
     yield f"action {config.robot.action_dim}: dimensions {dims} become action - state, the others stay as they are"
     if dims:
-        state, action = (table.columns[key][:, dims] for key in (config.state_key, config.action_key))
+        state = adapter.state(table.columns[config.state_key])[:, dims]
+        action = adapter.action(table.columns[config.action_key])[:, dims]
         if ((action - state).var(0) > action.var(0)).all():
             yield (
                 f"{config.action_key}: subtracting the state makes every dimension of {dims} vary more; if the "
@@ -290,7 +301,9 @@ def _relative_notes(table: FrameTable, config: DataConfig) -> Iterator[str]:
             )
 
 
-def _to_openpi(table: FrameTable, config: DataConfig, stats: Mapping[str, NormStats], notes: list[str]) -> ToOpenPi:
+def _to_openpi(
+    table: FrameTable, config: DataConfig, stats: Mapping[str, NormStats], adapter: Adapter, notes: list[str]
+) -> ToOpenPi:
     """The transform of layer 1; appends what is remarkable about the statistics to `notes`."""
     robot = config.robot
     for name, mode in (("state", config.state_norm), ("actions", config.action_norm)):
@@ -298,7 +311,7 @@ def _to_openpi(table: FrameTable, config: DataConfig, stats: Mapping[str, NormSt
             raise DataError(f"{config.norm_stats}: expected statistics of {name!r}, found {sorted(stats)}")
     (state, remarks), (action, more) = norm.affines(config, stats)
     notes += [*remarks, *more]
-    notes.extend(norm.plausible(state.apply(table.columns[config.state_key]), "state"))
+    notes.extend(norm.plausible(state.apply(adapter.state(table.columns[config.state_key])), "state"))
     return ToOpenPi(
         cameras=config.cameras,
         image_size=config.image_size,
@@ -306,6 +319,7 @@ def _to_openpi(table: FrameTable, config: DataConfig, stats: Mapping[str, NormSt
         state=state,
         action=action,
         default_prompt=config.default_prompt,
+        adapter=adapter,
     )
 
 

@@ -20,6 +20,7 @@ from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.strict_json import read_json
 from openpi_ript.config.data import DataConfig, Normalization
+from openpi_ript.robots.adapter import OWN, Adapter
 
 BINS = 5000
 EDGE = 1e-10
@@ -107,7 +108,9 @@ class RunningStats:
         self._count = total
 
 
-def dataset_stats(table: FrameTable, config: DataConfig, *, drop_tail: bool = False) -> dict[str, NormStats]:
+def dataset_stats(
+    table: FrameTable, config: DataConfig, *, adapter: Adapter = OWN, drop_tail: bool = False
+) -> dict[str, NormStats]:
     """Statistics of "state" (each frame) and "actions" (each step of each frame's window, made relative).
 
     Padded steps count with the action that they repeat, as in openpi.
@@ -115,9 +118,10 @@ def dataset_stats(table: FrameTable, config: DataConfig, *, drop_tail: bool = Fa
     Args:
       table: All frames.
       config: Its keys, horizon and relative dimensions.
+      adapter: Gives the numbers that the policy sees of the table's.
       drop_tail: Leave out the last frames where they fill no batch of 32, as openpi's script does.
     """
-    state, action = table.columns[config.state_key], table.columns[config.action_key]
+    state, action = adapter.state(table.columns[config.state_key]), adapter.action(table.columns[config.action_key])
     episode = np.repeat(np.arange(len(table.lengths)), table.lengths)
     frame = np.arange(table.frames) - table.starts[episode]
     deltas = np.arange(config.horizon)
@@ -141,12 +145,13 @@ def dataset_stats(table: FrameTable, config: DataConfig, *, drop_tail: bool = Fa
 
 def stats_source(table: FrameTable, config: DataConfig) -> dict[str, Any]:
     """What statistics belong to: stored beside them, compared when they are used."""
-    return {
+    source = {
         "fingerprint": table.fingerprint((config.state_key, config.action_key)),
         "frames": table.frames,
         "horizon": config.horizon,
         "relative_dims": list(config.robot.relative_dims),
     }
+    return source if config.robot.adapter == "none" else source | {"adapter": config.robot.adapter}
 
 
 def save_stats(path: Path, stats: Mapping[str, NormStats], source: Mapping[str, Any]) -> None:

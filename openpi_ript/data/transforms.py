@@ -16,6 +16,7 @@ from chunkwise.data.images import require_uint8, resize_with_pad
 from chunkwise.data.norm_stats import Affine
 from chunkwise.errors import DataError
 from openpi_ript.config.data import RobotConfig
+from openpi_ript.robots.adapter import OWN, Adapter
 
 
 class RawSample(TypedDict):
@@ -79,8 +80,8 @@ def adapt_state(state: Float32[np.ndarray, "*b s"], robot: RobotConfig) -> Float
 
 
 def relative_action(
-    action: Float32[np.ndarray, "*b t a"], state: Float32[np.ndarray, "*b s"], dims: Sequence[int]
-) -> Float32[np.ndarray, "*b t a"]:
+    action: Float[np.ndarray, "*b t a"], state: Float[np.ndarray, "*b s"], dims: Sequence[int]
+) -> Float[np.ndarray, "*b t a"]:
     """action - state on `dims`, where `state` is that of the window's first frame, not normalised. Copies."""
     relative = action.copy()
     relative[..., list(dims)] -= state[..., None, list(dims)]
@@ -88,8 +89,8 @@ def relative_action(
 
 
 def absolute_action(
-    action: Float32[np.ndarray, "*b t a"], state: Float32[np.ndarray, "*b s"], dims: Sequence[int]
-) -> Float32[np.ndarray, "*b t a"]:
+    action: Float[np.ndarray, "*b t a"], state: Float[np.ndarray, "*b s"], dims: Sequence[int]
+) -> Float[np.ndarray, "*b t a"]:
     """Undoes `relative_action`, up to rounding."""
     absolute = action.copy()
     absolute[..., list(dims)] += state[..., None, list(dims)]
@@ -109,6 +110,8 @@ class ToOpenPi:
     action: Affine
     """Normalises the action, after it was made relative."""
     default_prompt: str | None = None
+    adapter: Adapter = OWN
+    """Between the robot's numbers and the policy's, in which state and action are normalised."""
 
     def __call__(self, raw: RawSample) -> OpenPiSample:
         """Raises DataError for a sample that went through here before, float images, wrong widths, no prompt."""
@@ -129,11 +132,10 @@ class ToOpenPi:
         prompt = raw["task"] if raw["task"].strip() else self.default_prompt
         if not prompt:
             raise DataError(f"episode {raw['episode']}: expected a task, found ''; set data.default_prompt")
-        action = relative_action(raw["action"], raw["state"], self.robot.relative_dims)
         return {
             "image": {name: self._image(raw["images"][key], key) for name, key in self.cameras.items()},
-            "state": adapt_state(self.state.apply(raw["state"]), self.robot),
-            "action": self.action.apply(action),
+            "state": adapt_state(self.state.apply(self.adapter.state(raw["state"])), self.robot),
+            "action": self.seen_action(raw["action"], raw["state"]),
             "action_is_pad": raw["action_is_pad"],
             "prompt": prompt,
             "episode": raw["episode"],
@@ -152,7 +154,21 @@ class ToOpenPi:
           action: The policy's chunk.
           state: Raw state at which the policy was asked.
         """
-        return absolute_action(self.action.invert(action), state, self.robot.relative_dims)
+        return self.sent_action(self.action.invert(action), state)
+
+    def seen_action(
+        self, action: Float[np.ndarray, "*b t a"], state: Float32[np.ndarray, "*b s"]
+    ) -> Float32[np.ndarray, "*b t a"]:
+        """What the policy has of a robot's chunk: undoes `observed_action`."""
+        relative = relative_action(self.adapter.action(action), self.adapter.state(state), self.robot.relative_dims)
+        return self.action.apply(relative)
+
+    def sent_action(
+        self, action: Float[np.ndarray, "*b t a"], state: Float32[np.ndarray, "*b s"]
+    ) -> Float32[np.ndarray, "*b t a"]:
+        """What a robot is sent for actions that are relative where the config says so, and normalised no more."""
+        absolute = absolute_action(action, self.adapter.state(state), self.robot.relative_dims)
+        return self.adapter.acted(absolute).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,10 +29,11 @@ from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
 from openpi_ript.data.inputs import make_inputs
-from openpi_ript.data.transforms import ToOpenPi, absolute_action, adapt_state, relative_action
+from openpi_ript.data.transforms import ToOpenPi, adapt_state
 from openpi_ript.model.guidance import guided_sample
 from openpi_ript.model.pi0 import Known, Observation, Pi0, encode, sample_actions
 from openpi_ript.policies import saved
+from openpi_ript.robots.adapter import find_adapter
 
 SAMPLE_STEPS = 10
 """Euler steps of a policy without guidance; openpi's number."""
@@ -62,7 +63,14 @@ class Policy(policy.Policy[Prepared]):
     local_options = ("noise", "committed")
 
     def __init__(
-        self, config: OpenpiRiptConfig, params: Any, stats: Mapping[str, NormStats], *, step: int = 0, seed: int = 0
+        self,
+        config: OpenpiRiptConfig,
+        params: Any,
+        stats: Mapping[str, NormStats],
+        *,
+        step: int = 0,
+        seed: int = 0,
+        allow_code: bool = False,
     ) -> None:
         """A policy from its parts; `from_checkpoint` reads them.
 
@@ -72,9 +80,10 @@ class Policy(policy.Policy[Prepared]):
           stats: Of "state" and "actions", as far as they are normalised.
           step: Updates that made the weights; shown in `metadata`.
           seed: Of the noise from which chunks are sampled.
+          allow_code: Whether the user named `module:factory`, if that is what data.robot.adapter is.
 
         Raises:
-          ConfigError: If the tokenizer is missing.
+          ConfigError: If the tokenizer is missing, or the adapter is code that the user did not name.
           DataError: If statistics are missing.
         """
         data, robot = config.data, config.data.robot
@@ -94,6 +103,7 @@ class Policy(policy.Policy[Prepared]):
             state=state[0],
             action=action[0],
             default_prompt=data.default_prompt,
+            adapter=find_adapter(robot.adapter, allow_code=allow_code),
         )
         self._model = Pi0(config.model)
         self._sample = jax.jit(self._trace)
@@ -106,6 +116,7 @@ class Policy(policy.Policy[Prepared]):
         config: OpenpiRiptConfig | None = None,
         checkpoint: int | Which = "newest",
         seed: int = 0,
+        allow_code: str | None = None,
     ) -> "Policy":
         """Loads the policy of a run, or of an openpi checkpoint.
 
@@ -115,12 +126,13 @@ class Policy(policy.Policy[Prepared]):
           config: For weights that are not a run of this project: model, robot, cameras, tokenizer. A run has its own.
           checkpoint: Which of a run's checkpoints; see chunkwise.checkpoint.weights.
           seed: Of the noise.
+          allow_code: `module:factory` of the run's data.robot.adapter, which may then be imported: you trust it.
 
         Raises:
           ConfigError: If the config is missing, given for a run, or damaged; or the tokenizer is missing.
           DataError: If there is no whole checkpoint, weights do not fit the model, or statistics are missing.
         """
-        folder = Path(folder)
+        folder, own = Path(folder), config is not None
         if is_run(folder):
             if config is not None:
                 raise ConfigError(f"{folder} is a run and has its own config; expected no other, found one")
@@ -135,14 +147,15 @@ class Policy(policy.Policy[Prepared]):
             raise ConfigError(f"checkpoint is {checkpoint}, and {folder} is no run, which has several; expected none")
         else:
             step, params = 0, saved.read_openpi_weights(folder, config)
-        return cls(config, params, saved.read_stats(folder, config), step=step, seed=seed)
+        trusted = own or config.data.robot.adapter == allow_code
+        return cls(config, params, saved.read_stats(folder, config), step=step, seed=seed, allow_code=trusted)
 
     @property
     def spec(self) -> Spec:
         """Cameras, state and prompt; actions absolute, as in the dataset."""
         data, robot = self.config.data, self.config.data.robot
         prompt = "the task in words" + ("" if data.default_prompt is None else f"; empty: {data.default_prompt!r}")
-        own = "as in the dataset"
+        own = self._to_openpi.adapter.words or "as in the dataset"
         return Spec(
             observation={
                 **{
@@ -168,6 +181,8 @@ class Policy(policy.Policy[Prepared]):
             "model": self.config.model.kind,
             "cameras": list(self._inputs.cameras),
             "state_dim": robot.state_dim,
+            "adapter": robot.adapter,
+            **self._to_openpi.adapter.metadata,
             "guidance_scale": None if self.config.guidance is None else self.config.guidance.scale,
             "bounds": None if bounds is None else bounds.metadata | {"relative_dims": list(robot.relative_dims)},
         }
@@ -176,6 +191,8 @@ class Policy(policy.Policy[Prepared]):
         self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
     ) -> Prepared:
         scale = self._scale(options.get("guidance_scale"))
+        adapter = self._to_openpi.adapter
+        observation = adapter.observation(observation, self._inputs.cameras)
         raw_state, single = observations.numbers(observation, "state", self.config.data.robot.state_dim)
         rows = len(raw_state)
         observations.require_rows("state", rows, max_rows)
@@ -189,7 +206,10 @@ class Policy(policy.Policy[Prepared]):
                 single=single,
                 may_be_off=True,
             ),
-            adapt_state(observations.normalised(self._to_openpi.state, raw_state, "state"), self.config.data.robot),
+            adapt_state(
+                observations.normalised(self._to_openpi.state, adapter.state(raw_state), "state"),
+                self.config.data.robot,
+            ),
             self._prompts(observation, rows, single),
         )
         noise = self._noise(options.get("noise"), rows, draw)
@@ -214,9 +234,8 @@ class Policy(policy.Policy[Prepared]):
             raise DataError(f"committed: expected what is committed in {len(raw_state)} rows, found {len(committed)}")
         model, robot = self.config.model, self.config.data.robot
         actions, weights = padded(committed, model.action_horizon, robot.action_dim)
-        relative = relative_action(actions, raw_state, robot.relative_dims)
         own = [(0, 0), (0, 0), (0, model.action_dim - robot.action_dim)]
-        normal = np.pad(self._to_openpi.action.apply(relative), own)
+        normal = np.pad(self._to_openpi.seen_action(actions, raw_state), own)
         per_number = np.repeat(weights[..., None], robot.action_dim, axis=-1)
         return {"actions": normal, "weights": np.pad(per_number, own)}
 
@@ -224,12 +243,17 @@ class Policy(policy.Policy[Prepared]):
         return self._to_openpi.action.invert(chunk[..., : self.config.data.robot.action_dim])
 
     def _absolute(self, actions: Float32[np.ndarray, "b t a"], request: Prepared) -> Float32[np.ndarray, "b t a"]:
-        return absolute_action(actions, request.raw_state, self.config.data.robot.relative_dims)
+        return self._to_openpi.sent_action(actions, request.raw_state)
 
     def exportable(self) -> Exportable:
         """Inputs: `state`, raw; `images` (k, h, w, 3), cameras by their names' order, `image_mask` (k) where one is on;
         `tokens` and `token_mask`; `noise`, drawn from the seed if left out; with guidance `guidance_scale`."""
         model, robot, cameras = self.config.model, self.config.data.robot, len(self._inputs.cameras)
+        if not self._to_openpi.adapter.same_numbers:
+            raise ConfigError(
+                f"data.robot.adapter is {robot.adapter}, which changes numbers, and an export has no place for that; "
+                "serve the policy instead (chunkwise serve)"
+            )
         inputs: dict[str, tuple[tuple[int, ...], str]] = {
             "state": ((robot.state_dim,), "float32"),
             "tokens": ((model.prompt_tokens,), "int32"),
@@ -337,4 +361,4 @@ def load(
     """Loads a policy for `chunkwise.load_policy`; see Policy.from_checkpoint."""
     if not isinstance(config, OpenpiRiptConfig | None):
         raise ConfigError(f"config: expected one of openpi_ript, found {type(config).__name__}")
-    return Policy.from_checkpoint(folder, config=config, checkpoint=checkpoint, seed=seed)
+    return Policy.from_checkpoint(folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code)

@@ -18,9 +18,9 @@ from openpi_ript.policies.policy import Policy
 class ActingPolicy(Policy):
     """A policy whose weights are replaced; it is an `Actor` of collect.py."""
 
-    def __init__(self, config: OpenpiRiptConfig, stats: Mapping[str, NormStats]) -> None:
-        """Raises ConfigError if the tokenizer is missing."""
-        super().__init__(config, {}, stats)
+    def __init__(self, config: OpenpiRiptConfig, stats: Mapping[str, NormStats], *, allow_code: bool = False) -> None:
+        """Arguments and errors are those of Policy."""
+        super().__init__(config, {}, stats, allow_code=allow_code)
         self.weights = ""
         self.guidance_scale: float | None = None
         self.chunk = (config.model.action_horizon, config.model.action_dim)
@@ -44,11 +44,14 @@ class ActingPolicy(Policy):
         They may hold NaN: the collector looks, and keeps what the policy saw.
 
         Args:
-          observation: Rows of the policy's inputs.
+          observation: Rows as an environment shows them: "state" of env.state, "image" by openpi's name, "prompt".
           noise: From which each row is sampled.
           committed: What each row's chunk is completed from; None: chunks are not completed.
         """
-        prepared = self.prepare(observation, guidance_scale=self.guidance_scale, noise=noise, committed=committed)
+        adapter = self._to_openpi.adapter
+        images = {name: adapter.simulated_image(image) for name, image in observation["image"].items()}
+        seen = {**observation, "state": adapter.simulated_state(observation["state"]), "image": images}
+        prepared = self.prepare(seen, guidance_scale=self.guidance_scale, noise=noise, committed=committed)
         chunk = self.act([prepared])[0][..., : self.config.data.robot.action_dim]
         return self._to_openpi.observed_action(chunk, prepared.raw_state)
 

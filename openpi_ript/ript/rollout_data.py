@@ -15,6 +15,7 @@ from openpi_ript.data.advantage import label, process, rloo
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.transforms import Rollouts, ToRipt
 from openpi_ript.envs.layer_4 import policy_state
+from openpi_ript.robots.adapter import OWN, Adapter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,10 +53,13 @@ class RolloutImages:
     rollouts: Sequence[Rollout]
     cameras: Mapping[str, str]
     """The dataset's key of each image to the observation's."""
+    adapter: Adapter = OWN
+    """Gives the dataset's images of the environment's."""
 
     def read(self, episode: int, frame: int) -> Mapping[str, UInt8[np.ndarray, "h w 3"]]:
         observations = self.rollouts[episode].observations
-        return {key: observations[name][frame] for key, name in self.cameras.items()}
+        shown = self.adapter.simulated_image
+        return {key: shown(observations[name][frame]) for key, name in self.cameras.items()}
 
 
 def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, config: RolloutConfig) -> TrainingData:
@@ -70,6 +74,7 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
       env: Names state and cameras.
       config: The objective, and the advantages' shaping.
     """
+    adapter = data.to_openpi.adapter
     pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
     if config.objective == "rejection":
         pairs = [(number, rollout) for number, rollout in pairs if rollout.success]
@@ -89,7 +94,10 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         episodes=np.arange(len(rollouts)),
         columns={
             data.config.state_key: np.concatenate(
-                [policy_state(rollout.observations, env.state)[:-1] for rollout in rollouts]
+                [
+                    adapter.simulated_state(policy_state(rollout.observations, env.state)[:-1]).astype(np.float32)
+                    for rollout in rollouts
+                ]
             ),
             data.config.action_key: np.concatenate([rollout.actions for rollout in rollouts]),
             "task_index": np.zeros(int(lengths.sum()), np.int64),
@@ -109,7 +117,7 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
     return dataclasses.replace(
         data,
         table=table,
-        images=RolloutImages(rollouts=rollouts, cameras=cameras),
+        images=RolloutImages(rollouts=rollouts, cameras=cameras, adapter=adapter),
         to_ript=ToRipt(rollouts=facts),
         rows=np.arange(table.frames),
         held_rows=np.zeros(0, np.int64),

@@ -23,7 +23,7 @@ class RiptTask(SupervisedTask):
         super().__init__(config, data)
         assert config.env is not None
         self.collector = Collector(config.env, allow_code=True)
-        self.policy = ActingPolicy(config, data.stats)
+        self.policy = ActingPolicy(config, data.stats, allow_code=True)
         self.folder = folder
         self.ript: Ript | None = None
         if config.rollout is not None:

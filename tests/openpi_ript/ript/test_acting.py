@@ -8,6 +8,7 @@ import pytest
 from openpi_ript.config.experiment import AdvantageConfig, DataConfig, OpenpiRiptConfig, RobotConfig
 from openpi_ript.model.pi0 import Pi0
 from openpi_ript.ript.acting import ActingPolicy, digest
+from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.toy_policy import random_params
 
@@ -90,3 +91,20 @@ def test_the_digest_knows_values_names_and_types():
     assert digest(tree) == digest(jax.tree.map(jnp.copy, tree))
     others = [tree | {"a": jnp.arange(3.0) + 1e-7}, {"aa": tree["a"], "b": tree["b"]}, tree | {"a": jnp.arange(3)}]
     assert len({digest(one) for one in [tree, *others]}) == 4
+
+
+def test_a_simulators_rows_are_seen_as_the_adapter_says(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch):
+    class Mirrored(Adapter):
+        def simulated_state(self, state: np.ndarray) -> np.ndarray:
+            return state[..., ::-1].copy()
+
+    rng = np.random.default_rng(4)
+    rows, noise = batch(rng, 2), rng.normal(size=(2, 8, 8)).astype(np.float32)
+    policy = ActingPolicy(config, {})
+    policy.use(random_params(Pi0(config.model)), 1)
+    turned = policy({**rows, "state": np.asarray(rows["state"])[:, ::-1].copy()}, noise)
+    monkeypatch.setattr("openpi_ript.policies.policy.find_adapter", lambda *_, **__: Mirrored())
+    mirrored = ActingPolicy(config, {})
+    mirrored.use(random_params(Pi0(config.model)), 1)
+    np.testing.assert_array_equal(mirrored(rows, noise), turned)
+    assert np.abs(policy(rows, noise) - turned).max() > 1e-4

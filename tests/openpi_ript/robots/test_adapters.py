@@ -1,0 +1,212 @@
+"""openpi_ript/robots by hand-computed numbers; test_openpi_policies.py compares the whole with openpi's own."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.errors import ConfigError, DataError
+from openpi_ript import config as configs
+from openpi_ript.config import DataConfig, EnvConfig, EvalConfig, OpenpiRiptConfig, RobotConfig
+from openpi_ript.data.dataset import TrainingData, open_data
+from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
+from openpi_ript.robots.adapter import Adapter, as_bytes, find_adapter, joined
+from openpi_ript.robots.aloha import Aloha
+from openpi_ript.robots.libero import Libero, rotation_vector
+from tests.openpi_ript.robots.openpi_cases import POLICIES, observation
+from tests.openpi_ript.robots.test_openpi_policies import config_of, make_policy
+
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
+
+
+class Doubled(Adapter):
+    """One of a user's own."""
+
+    same_numbers = False
+
+    def state(self, state: np.ndarray) -> np.ndarray:
+        return 2 * state
+
+
+def test_alohas_joints_turn_and_its_grippers_become_angles() -> None:
+    """A position of 0.5 is 0.03822 m of travel: sine 0.3910 of the motor's angle, 0.4017 rad."""
+    aloha, state = Aloha(), np.arange(1.0, 15.0)
+    state[[6, 13]] = 0.5, 1.0
+    got = aloha.state(state)
+    np.testing.assert_array_equal(got[:6], [1, -2, -3, 4, 5, 6])
+    np.testing.assert_array_equal(got[7:13], [8, -9, -10, 11, 12, 13])
+    sine = (0.022**2 + 0.03822**2 - 0.036**2) / (2 * 0.022 * 0.03822)
+    assert got[6] == pytest.approx((np.arcsin(sine) - 0.5476) / 1.082, abs=1e-12)
+    wide = (0.022**2 + 0.058**2 - 0.036**2) / (2 * 0.022 * 0.058)
+    assert got[13] == pytest.approx((np.arcsin(min(wide, 1)) - 0.5476) / 1.082, abs=1e-12)
+    assert state[1] == 2  # the caller's own is not changed
+    assert np.isfinite(aloha.state(np.full(14, -0.01844 / 0.03956))).all()  # no travel at all
+
+
+def test_alohas_actions_come_back() -> None:
+    aloha, chunk = Aloha(), np.random.default_rng(0).uniform(-1, 1, (3, 5, 14))
+    np.testing.assert_allclose(aloha.acted(aloha.action(chunk)), chunk, atol=1e-12)
+    closed = np.zeros(14)
+    closed[6], closed[13] = 0.0, 1.0
+    np.testing.assert_allclose(aloha.action(closed)[[6, 13]], [-0.6213 - 0.5476, 1.4910 - 0.5476], atol=1e-12)
+    assert aloha.acted(closed)[6] == pytest.approx((0.5476 + 0.6213) / 2.1123)
+
+
+def test_quaternions_become_axis_times_angle() -> None:
+    half = np.sqrt(0.5)
+    turns = np.array([[0, 0, 0, 1], [half, 0, 0, half], [0, 0, 1, 0], [0, -1, 0, -1e-9], [0, 0, 0, 1.1], [0, 0, 0, -1]])
+    expected = [[0, 0, 0], [np.pi / 2, 0, 0], [0, 0, np.pi], [0, -np.pi, 0], [0, 0, 0], [0, 0, 0]]
+    np.testing.assert_allclose(rotation_vector(turns), expected, atol=1e-6)
+    small = np.array([1e-5, 0, 0, 1.0], np.float32)  # whose fourth number is 1 in 32 bits
+    np.testing.assert_allclose(rotation_vector(small), np.zeros(3), atol=2e-5)
+
+
+def test_liberos_simulator_is_seen_as_openpis_client_sends_it() -> None:
+    """The simulator's own image has its first row at the bottom; ours is upright, openpi turns it by 180 degrees."""
+    libero, rng = Libero(), np.random.default_rng(0)
+    own = rng.integers(0, 256, (4, 6, 3)).astype(np.uint8)
+    upright = own[::-1]
+    np.testing.assert_array_equal(libero.simulated_image(upright), np.rot90(own, 2))
+    np.testing.assert_array_equal(libero.simulated_image(np.stack([upright] * 2))[1], own[::-1, ::-1])
+    state = np.array([[1, 2, 3, 0, 0, 1, 0, 8, 9]], np.float32)
+    np.testing.assert_allclose(libero.simulated_state(state), [[1, 2, 3, 0, 0, np.pi, 8, 9]], atol=1e-6)
+    with pytest.raises(DataError, match=r"position, quaternion and fingers, 9 numbers, found 8"):
+        libero.simulated_state(state[:, :8])
+
+
+def test_droids_state_is_joints_and_gripper_of_one_moment_or_of_many() -> None:
+    keys = ("joints", "gripper")
+    np.testing.assert_array_equal(joined({"joints": [1.0, 2.0], "gripper": 3.0}, keys), [1, 2, 3])
+    np.testing.assert_array_equal(
+        joined({"joints": [[1.0, 2.0]] * 2, "gripper": [3.0, 4.0]}, keys), [[1, 2, 3], [1, 2, 4]]
+    )
+    with pytest.raises(DataError, match=r"joints, gripper: expected numbers of one moment.*\[2, 2\]"):
+        joined({"joints": [[1.0, 2.0]] * 2, "gripper": [[3.0]]}, keys)
+    with pytest.raises(DataError, match=r"gripper: expected it in the observation, found \['joints'\]"):
+        joined({"joints": [1.0]}, keys)
+
+
+def test_images_of_floats_become_bytes() -> None:
+    got = as_bytes(np.array([[0.0, 0.5, 1.0]], np.float32), "cam")
+    np.testing.assert_array_equal(got, np.array([[0, 127, 255]], np.uint8))
+    assert as_bytes(got, "cam") is got
+    for bad in (1.5, -0.1, np.nan):
+        with pytest.raises(DataError, match=r"image cam: expected floats from 0 to 1, or bytes"):
+            as_bytes(np.array([bad, 0.5]), "cam")
+
+
+@pytest.mark.parametrize("robot", ["aloha", "droid", "libero", "ur5"])
+def test_observations_with_our_names_are_taken_too(robot: str) -> None:
+    own = {"state": np.ones(14), "image": {"base_0_rgb": None}, "prompt": "go"}
+    assert find_adapter(robot).observation(own, CAMERAS) is own
+
+
+def test_clients_names_become_ours() -> None:
+    sent, _ = observation(POLICIES[0], 2)  # a single camera, of bytes
+    got = find_adapter("aloha").observation(sent, CAMERAS)
+    assert sorted(got) == ["image", "prompt", "state"]
+    assert got["image"]["left_wrist_0_rgb"] is None
+    assert got["image"]["base_0_rgb"].dtype == np.uint8
+    with pytest.raises(DataError, match=r"images: expected cameras of .*cam_low.*, found .'cam_front'"):
+        find_adapter("aloha").observation({**sent, "images": {"cam_front": 0}}, CAMERAS)
+    with pytest.raises(DataError, match=r"images/cam_high: expected it in the observation"):
+        find_adapter("aloha").observation({**sent, "images": {"cam_low": np.zeros(3)}}, CAMERAS)
+    ur5 = {"joints": np.arange(6.0), "gripper": np.array([6.0]), "base_rgb": np.zeros((2, 2, 3), np.uint8)}
+    with pytest.raises(DataError, match=r"wrist_rgb: expected it"):
+        find_adapter("ur5").observation(ur5, CAMERAS)
+    got = find_adapter("ur5").observation({**ur5, "prompt": b"go"}, CAMERAS[:1])
+    np.testing.assert_array_equal(got["state"], np.arange(7.0))
+    assert (list(got["image"]), got["prompt"]) == (["base_0_rgb"], "go")
+    nested = {"observation": {"state": np.ones(8)}, "prompt": "go"}
+    np.testing.assert_array_equal(find_adapter("libero").observation(nested, ())["state"], np.ones(8))
+
+
+def test_an_adapter_has_a_name_or_is_code_that_the_user_named() -> None:
+    name = f"{__name__}:Doubled"
+    with pytest.raises(ConfigError, match=r"would import Python code"):
+        find_adapter(name)
+    assert isinstance(find_adapter(name, allow_code=True), Doubled)
+    with pytest.raises(ConfigError, match=r"expected an openpi_ript.robots.adapter.Adapter, found dict"):
+        find_adapter("builtins:dict", allow_code=True)
+    with pytest.raises(ConfigError, match=r"expected one of none, aloha, droid, libero, ur5"):
+        find_adapter("alhoa")
+    with pytest.raises(ValueError, match=r"robot.adapter is 'alhoa'; expected none, aloha"):
+        RobotConfig(state_dim=14, adapter="alhoa")
+    with pytest.raises(ValueError, match=r"robot.adapter is aloha, robot.state_dim 6 .*; expected 14 and 14"):
+        RobotConfig(state_dim=6, adapter="aloha")
+
+
+def _dataset(root: Path, **columns: np.ndarray) -> Path:
+    episodes = [Recorded(columns=columns, images={}, task="go")]
+    names = {key: [str(i) for i in range(x.shape[1])] for key, x in columns.items() if x.ndim == 2}
+    write_lerobot(root, episodes, fps=10, robot="toy", provenance={}, names=names)
+    return root
+
+
+def _open(root: Path, robot: RobotConfig, **changes: Any) -> TrainingData:
+    settings: dict[str, Any] = {"path": str(root), "robot": robot, "cameras": {}, "horizon": 4}
+    settings |= {"action_norm": "mean_std"} | changes
+    return open_data(DataConfig(**settings), allow_code=True)
+
+
+def test_statistics_and_windows_are_of_the_policys_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    state, action = (rng.uniform(0, 1, (9, 14)).astype(np.float32) for _ in range(2))
+    root = _dataset(tmp_path / "aloha", **{"observation.state": state, "action": action})
+    data, aloha = _open(root, configs.ALOHA), Aloha()
+    np.testing.assert_allclose(data.stats["state"].mean, aloha.state(state).mean(0), atol=1e-9)
+    sample, dims = data.sample(5), list(configs.ALOHA.relative_dims)
+    frames = np.minimum(np.arange(5, 9), 8)
+    relative = aloha.action(action)[frames]
+    relative[:, dims] -= aloha.state(state)[5, dims]
+    stats = data.stats["actions"]
+    np.testing.assert_allclose(sample["action"], (relative - stats.mean) / (stats.std + 1e-6), rtol=1e-4, atol=1e-5)
+    sent = data.to_openpi.observed_action(sample["action"], state[5])
+    np.testing.assert_allclose(sent, action[frames], atol=1e-5)
+    assert data.stats_source["adapter"] == "aloha"
+    plain = _open(root, dataclasses.replace(configs.ALOHA, adapter="none"))
+    assert "adapter" not in plain.stats_source
+    assert np.abs(plain.stats["state"].mean - data.stats["state"].mean).max() > 0.1
+
+
+def test_a_state_in_several_columns_is_joined(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    joints, gripper = (rng.uniform(0, 1, shape).astype(np.float32) for shape in ((6, 7), (6,)))
+    action = rng.uniform(0, 1, (6, 8)).astype(np.float32)
+    root = _dataset(tmp_path / "droid", joint_position=joints, gripper_position=gripper, actions=action)
+    names: dict[str, Any] = {"action_key": "actions", "state_parts": ("joint_position", "gripper_position")}
+    data = _open(root, configs.DROID, **names)
+    np.testing.assert_array_equal(data.raw(2)["state"], [*joints[2], gripper[2]])
+    with pytest.raises(DataError, match=r"joint_positions"):
+        _open(root, configs.DROID, action_key="actions", state_parts=("joint_positions",))
+    own = dataclasses.replace(configs.DROID, adapter=f"{__name__}:Doubled")
+    with pytest.raises(ConfigError, match=r"would import Python code"):
+        open_data(dataclasses.replace(data.config, robot=own))
+    doubled = _open(root, own, **names)
+    np.testing.assert_allclose(doubled.stats["state"].mean, 2 * data.stats["state"].mean, atol=1e-6)
+
+
+def test_a_policy_says_what_its_robot_is_and_what_it_cannot_export() -> None:
+    policy = make_policy(POLICIES[0])
+    assert policy.metadata["adapter"] == "aloha"
+    assert policy.metadata["reset_pose"] == [0, -1.5, 1.5, 0, 0, 0]
+    assert policy.spec.observation["state"].unit.startswith("ALOHA's own: joints in radians")
+    with pytest.raises(ConfigError, match=r"adapter is aloha, which changes numbers, and an export has no place"):
+        policy.exportable()
+    assert make_policy(POLICIES[3]).exportable().inputs["state"] == ((8,), "float32")
+
+
+def test_libero_reads_one_state_of_its_environment() -> None:
+    config = config_of(POLICIES[-1])
+    env: dict[str, Any] = {"suite": "libero", "task": "libero_spatial/0", "prompt": "go", "max_steps": 9}
+    env["cameras"] = dict.fromkeys(CAMERAS, "agentview_image")
+
+    def with_env(**changes: Any) -> OpenpiRiptConfig:
+        settings: dict[str, Any] = env | {"execute": 4} | changes
+        return dataclasses.replace(config, env=EnvConfig(**settings), eval=EvalConfig())
+
+    assert with_env().env is not None
+    with pytest.raises(ValueError, match=r"env.state is .* and what data.robot.adapter libero reads is"):
+        with_env(state=("robot0_eef_pos",))
