@@ -59,9 +59,9 @@ lock:  ## pins what pyproject.toml names; the file names no host
 	@rm -rf $(ENV)-lock
 
 bench: env  ## every benchmark, one after another; each prints a ratio to its peer
-	@for file in $(filter-out benchmarks/pod_program.py benchmarks/lerobot_loader.py benchmarks/driving_waypoints.py benchmarks/qchunk_peer.py benchmarks/delayed_chunks.py benchmarks/seeing.py benchmarks/serving.py,$(wildcard benchmarks/*.py)); do \
+	@for file in $(filter-out benchmarks/pod_program.py benchmarks/lerobot_loader.py benchmarks/driving_waypoints.py benchmarks/qchunk_peer.py benchmarks/delayed_chunks.py benchmarks/seeing.py benchmarks/serving.py benchmarks/policy_call.py benchmarks/policy_call_peer.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
-	@echo "lerobot_loader.py needs LeRobot in an environment of its own, driving_waypoints.py a pretraining: see there; serving.py a run; pod_program.py, delayed_chunks.py and seeing.py time nothing"
+	@echo "lerobot_loader.py needs LeRobot in an environment of its own, driving_waypoints.py a pretraining: see there; serving.py a run, policy_call.py openpi in an environment of its own; pod_program.py, delayed_chunks.py and seeing.py time nothing"
 
 clean:  ## the environment and caches; runs and datasets stay
 	rm -rf $(ENV) .cache .pytest_cache .ruff_cache .hypothesis

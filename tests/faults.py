@@ -1,6 +1,6 @@
 """Lets every read and write of a checkpoint fail in turn, and goes on with the run: nothing may be moved or lost.
 
-    python -m tests.faults                  # every third case, 20 minutes on two cores
+    python -m tests.faults                  # every third case, 25 minutes on two cores
     python -m tests.faults --every 1        # all
 
 A small run (tests/chunkwise/toy.py) is made once, untouched. Then its calls to the system and to Orbax that touch a
