@@ -58,10 +58,8 @@ lock:  ## pins what pyproject.toml names; the file names no host
 	  --quiet --output-file requirements-openpi-client.lock requirements-openpi-client.in
 	@rm -rf $(ENV)-lock
 
-bench: env  ## every benchmark, one after another; each prints a ratio to its peer
-	@for file in $(filter-out benchmarks/pod_program.py benchmarks/lerobot_loader.py benchmarks/driving_waypoints.py benchmarks/qchunk_peer.py benchmarks/delayed_chunks.py benchmarks/seeing.py benchmarks/serving.py benchmarks/policy_call.py benchmarks/policy_call_peer.py,$(wildcard benchmarks/*.py)); do \
-	  echo "== $$file"; $(BIN)/python $$file || exit 1; done
-	@echo "lerobot_loader.py needs LeRobot in an environment of its own, driving_waypoints.py a pretraining: see there; serving.py a run, policy_call.py openpi in an environment of its own; pod_program.py, delayed_chunks.py and seeing.py time nothing"
+bench: env  ## every ratio of docs/performance.md again, and which fell; PEERS="--torch PYTHON ..." names the peers
+	$(BIN)/python -m benchmarks $(PEERS)
 
 clean:  ## the environment and caches; runs and datasets stay
 	rm -rf $(ENV) .cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,65 @@
+"""The list of ratios that `python -m benchmarks` measures again, and its verdicts."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import benchmarks.__main__ as again
+
+ROOT = Path(__file__).parents[1]
+ROW = {"name": "pool", "find": r"^ *32 .* ([\d.]+)$", "ratio": 40.0}
+
+
+@pytest.mark.parametrize(
+    ("better", "now", "verdict"),
+    [
+        ("higher", "35.0", "as before"),
+        ("higher", "33.9", "fell"),
+        ("higher", "47.1", "rose"),
+        ("lower", "47.1", "fell"),
+        ("lower", "46.0", "as before"),
+        ("lower", "33.9", "rose"),
+    ],
+)
+def test_a_ratio_falls_by_more_than_a_seventh(better: str, now: str, verdict: str):
+    output = f" batch  specified/s   ratio\n    32       35,589    {now}\n   128  36,436    82.6\n"
+    (found,) = again.judge([ROW | {"better": better}], output)
+    assert (found.now, found.verdict, found.bad) == (float(now), verdict, verdict == "fell")
+
+
+def test_what_is_not_there_is_told_apart():
+    (missing,) = again.judge([ROW], "no table\n")
+    assert (missing.verdict, missing.bad) == ("not found in the output", True)
+    (left_out,) = again.judge([ROW], None, "not measured: name its peer by --torch")
+    assert (left_out.verdict, left_out.bad) == ("not measured: name its peer by --torch", False)
+
+
+def test_the_list_names_programs_peers_and_one_number_each():
+    names = []
+    for entry in again.read_ratios():
+        assert (ROOT / entry["run"][0]).is_file()
+        assert set(entry) <= {"run", "rows", "peer", "with_peer"}
+        filled = [
+            each.format(torch="p", lerobot="p", qc="p", qc_path="d", openpi="p", openpi_path="d")
+            for each in entry.get("with_peer", [])
+        ]
+        assert bool(filled) == ("peer" in entry)
+        for row in entry["rows"]:
+            assert re.compile(row["find"]).groups == 1
+            names.append(row["name"])
+    assert len(names) == len(set(names))
+
+
+def test_the_page_has_every_recorded_ratio():
+    page = (ROOT / "docs/performance.md").read_text() + (ROOT / "docs/serving.md").read_text()
+    for entry in again.read_ratios():
+        for row in entry["rows"]:
+            assert re.search(rf"(?<![\d.]){row['ratio']:g}0?(?![\d])", page), row["name"]
+
+
+def test_only_what_is_asked_for_is_run(capsys: pytest.CaptureFixture[str]):
+    assert again.main(["--only", "lerobot"]) == 0
+    said = capsys.readouterr().out
+    assert "not measured: name its peer by --lerobot" in said
+    assert "0 of 4 fell or are missing" in said
