@@ -195,7 +195,6 @@ class AlohaEnv:
     def reset_to(self, objects: Float64[np.ndarray, " p"]) -> Observation:
         """Starts an episode with the objects at these poses, of each position (m) and quaternion."""
         start(self.model, self.data, objects)
-        self.data.ctrl[:] = START
         settle(self.task.model, self.data)
         return self._observe()
 

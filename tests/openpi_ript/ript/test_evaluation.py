@@ -17,6 +17,7 @@ from chunkwise.envs import environment, render
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
 from chunkwise.envs.workers import ProcessWorkers, Start, Stretch
 from chunkwise.errors import DataError, RunError
+from chunkwise.state import TrainState
 from openpi_ript import evaluate as command
 from openpi_ript.config.experiment import EnvConfig
 from openpi_ript.envs.make import spec_of
@@ -24,6 +25,7 @@ from openpi_ript.policies import saved
 from openpi_ript.ript import acting
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import evaluate, make_manifest, write_video
+from openpi_ript.tasks import ript
 from tests.openpi_ript.toy_rollouts import Straight, point
 
 
@@ -261,3 +263,29 @@ def test_evaluations_are_paired_by_initial_state_whatever_their_order():
     assert (swapped.both, swapped.only_a, swapped.only_b, swapped.neither) == (1, 2, 1, 0)
     with pytest.raises(DataError, match="no initial state in common"):
         compare_evaluations(of_outcomes(a=True), of_outcomes(b=True))
+
+
+def test_only_the_last_evaluation_of_a_run_keeps_rollouts_and_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept, shown = [], []
+
+    def play(*_: Any, keep: int, **__: Any) -> Any:
+        kept.append(keep)
+        return SimpleNamespace(save=lambda path: None, metrics=dict)
+
+    monkeypatch.setattr(ript, "evaluate", play)
+    monkeypatch.setattr(ript, "manifest_of", lambda *_, **__: None)
+    monkeypatch.setattr(ript, "write_video", lambda *_, episodes: shown.append(episodes))
+    settings = SimpleNamespace(videos=5, final_episodes=3, episodes=2, seed=0)
+    task = SimpleNamespace(
+        config=SimpleNamespace(eval=settings, env=point(), guidance=None),
+        policy=SimpleNamespace(use=lambda *_: None, release=lambda: None),
+        _held_out_loss=lambda _: {},
+        collector=None,
+        folder=tmp_path,
+    )
+    state = TrainState(step=4, params={}, opt_state={}, target={})
+    for final in (False, True):
+        ript.RiptTask.evaluate(task, state, final=final)  # pyright: ignore[reportArgumentType]
+    assert (kept, shown) == ([0, 3], [3])
