@@ -1,4 +1,4 @@
-"""Weights in openpi's own checkpoint format and as safetensors, and their fit to a model of ours.
+"""Weights in openpi's own checkpoint format and as safetensors, ours and PyTorch's, and their fit to a model of ours.
 
 An openpi checkpoint is an Orbax folder (usually named `params`) that holds the tree {"params": weights}. A training run
 of openpi adds one level: every leaf path ends in "value". This module names Orbax because that layout is openpi's and
@@ -24,6 +24,7 @@ from chunkwise.files.trouble import root_cause
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params
+from openpi_ript.pytorch_names import Flavour, from_pytorch, is_pytorch, to_pytorch
 
 VALUE = "value"
 CONDITION = "condition_embedding"
@@ -95,20 +96,31 @@ def save_openpi(params: Mapping[str, Any], folder: str | Path, *, as_training_ru
         raise
 
 
-def load_safetensors(file: str | Path) -> dict[str, Any]:
-    """Weights from a safetensors file written by `save_safetensors`; tensors are named by path, "a/b/c".
+def load_safetensors(file: str | Path, model: Pi0 | None = None) -> dict[str, Any]:
+    """Weights from a safetensors file, dtypes as stored.
+
+    Args:
+      file: Written by `save_safetensors`, tensors named by path, "a/b/c"; or of openpi's or LeRobot's PyTorch model.
+      model: That PyTorch's tensors are of; other files do not need it.
 
     Raises:
-      DataError: If the file is missing or damaged.
+      DataError: If the file is missing or damaged, or its tensors are not those of PyTorch's model; the message lists
+        every name that is missing or left over.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
         budget.regular(file)
-        return traverse_util.unflatten_dict(load_file(Path(file)), sep="/")
+        tensors = load_file(Path(file))
+        if not is_pytorch(tensors):
+            return traverse_util.unflatten_dict(tensors, sep="/")
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{file}: expected a safetensors file, reading it failed: {error}") from error
+    if model is None:
+        raise DataError(f"{file}: expected tensors named by path, found PyTorch's; say which model they are of")
+    wanted = {name: leaf.shape for name, leaf in model_shapes(model).items() if not _may_be_fresh(name)}
+    return traverse_util.unflatten_dict(from_pytorch(tensors, wanted), sep="/")
 
 
 def save_safetensors(params: Mapping[str, Any], file: str | Path) -> None:
@@ -118,6 +130,26 @@ def save_safetensors(params: Mapping[str, Any], file: str | Path) -> None:
     path = Path(file)
     with scratch_file(path) as scratch:
         save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, scratch)
+
+
+def save_pytorch(params: Mapping[str, Any], file: str | Path, flavour: Flavour) -> None:
+    """Writes weights as openpi's PyTorch model or LeRobot's policies read them (model.safetensors), bytes as they are.
+
+    The file appears whole or not at all.
+
+    Args:
+      params: Of a model without adapters; a condition is folded first (`fold_condition`).
+      file: To write.
+      flavour: openpi, what its `PI0Pytorch` loads; lerobot, its pi0 and pi05 policies.
+
+    Raises:
+      ConfigError: There are adapters or a condition among them.
+    """
+    from safetensors.numpy import save_file
+
+    tensors = to_pytorch({name: np.asarray(leaf) for name, leaf in by_path(params).items()}, flavour)
+    with scratch_file(Path(file)) as scratch:
+        save_file(tensors, scratch, metadata={"format": "pt"})
 
 
 def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> dict[str, Any]:

@@ -278,8 +278,8 @@ class OpenpiRiptConfig(ExperimentConfig):
     tokenizer: str = dataclasses.field(metadata=FREE_ON_RESUME)
     """PaliGemma's tokenizer.model."""
     weights: str | None = None
-    """Where training starts: an openpi checkpoint folder (or the one above its `params`) or a .safetensors file of
-    this project; None starts from random weights."""
+    """Where training starts: an openpi checkpoint folder (or the one above its `params`), a .safetensors file of this
+    project, or one of openpi's or LeRobot's PyTorch model (or its folder); None starts from random weights."""
     record: RecordConfig | None = None
     """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
     demonstrate: DemonstrateConfig | None = None

@@ -17,7 +17,6 @@ from jaxtyping import Array, Float, Float32, Int
 from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import Which
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import is_run
 from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
@@ -133,7 +132,7 @@ class Policy(policy.Policy[Prepared]):
           DataError: If there is no whole checkpoint, weights do not fit the model, or statistics are missing.
         """
         folder, own = Path(folder), config is not None
-        if is_run(folder):
+        if saved.is_run(folder):
             if config is not None:
                 raise ConfigError(f"{folder} is a run and has its own config; expected no other, found one")
             config = saved.read_config(folder)

@@ -21,6 +21,8 @@ from openpi_ript.weights import fit_to_model, load_openpi, load_safetensors
 
 NORM_STATS = "norm_stats.json"
 """File of statistics, in a run's folder, and below `assets` in openpi's checkpoints."""
+PYTORCH = "model.safetensors"
+"""Weights in a folder that openpi's converter or LeRobot wrote."""
 TOKENIZER = "tokenizer.model"
 """Copy of the tokenizer in a run's folder."""
 
@@ -42,9 +44,16 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
     return dataclasses.replace(config, tokenizer=str(own))
 
 
-def read_stored_weights(path: str | Path) -> dict[str, Any]:
-    """Weights as stored: a .safetensors file, or else an openpi checkpoint folder. Raises DataError if it is bad."""
-    return load_safetensors(path) if Path(path).suffix == ".safetensors" else load_openpi(path)
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run of this project; those of PyTorch's policies have a config.json too."""
+    return saved.is_run(folder) and not (folder / PYTORCH).is_file()
+
+
+def read_stored_weights(path: str | Path, model: Pi0) -> dict[str, Any]:
+    """Weights as stored: a .safetensors file, or the folder of openpi's or LeRobot's that holds one, or else a
+    checkpoint folder of openpi's. Raises DataError if it is bad, or PyTorch's and not of the model."""
+    file = Path(path) / PYTORCH if (Path(path) / PYTORCH).is_file() else Path(path)
+    return load_safetensors(file, model) if file.suffix == ".safetensors" else load_openpi(path)
 
 
 def read_run_weights(
@@ -71,7 +80,8 @@ def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:
     Raises DataError if they do not fit, and lists what, or if links lead out of the checkpoint.
     """
     require_own_files(path)
-    return fit_to_model(read_stored_weights(path), Pi0(config.model), key(config.run.seed, "fresh weights"))
+    model = Pi0(config.model)
+    return fit_to_model(read_stored_weights(path, model), model, key(config.run.seed, "fresh weights"))
 
 
 def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats]:
@@ -85,7 +95,7 @@ def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats
     """
     if (config.data.state_norm, config.data.action_norm) == ("none", "none"):
         return {}
-    if saved.is_run(folder):
+    if is_run(folder):
         return norm.load_stats(folder / NORM_STATS, {})
     if config.data.norm_stats is not None:
         return norm.load_stats(Path(config.data.norm_stats), {})

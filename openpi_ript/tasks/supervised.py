@@ -75,7 +75,7 @@ class SupervisedTask:
           DataError: If it is missing or damaged, or does not fit the model; the message lists what differs.
         """
         assert self.config.weights is not None
-        stored = read_stored_weights(self.config.weights)
+        stored = read_stored_weights(self.config.weights, self.model)
         fitted = fit_to_model(stored, self.model, rngs.key(self.config.run.seed, "fresh weights"))
         # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
         params = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), fitted, state.params)

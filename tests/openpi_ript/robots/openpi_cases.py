@@ -128,3 +128,16 @@ def actions(case: Case, number: int) -> np.ndarray:
 def copy(sent: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the entries in dicts of their own."""
     return {key: copy(value) if isinstance(value, Mapping) else value for key, value in sent.items()}
+
+
+def pytorch_inputs() -> dict[str, np.ndarray]:
+    """Returns what record_pytorch.py shows to openpi's PyTorch model: two rows, in one of which a camera is off."""
+    rng = np.random.RandomState(0)
+    return {
+        "images": rng.randint(0, 256, (2, 3, 42, 42, 3)).astype(np.uint8),
+        "image_mask": np.array([[True, True, False], [True, True, True]]),
+        "state": rng.normal(size=(2, 7)).astype(np.float32),
+        "tokens": rng.randint(0, 48, (2, 9)).astype(np.int32),
+        "token_mask": np.arange(9)[None] < np.array([[6], [9]]),
+        "noise": rng.normal(size=(2, 6, 7)).astype(np.float32),
+    }
