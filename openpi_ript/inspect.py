@@ -12,14 +12,14 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data import norm_stats
-from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
+from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import ImageReader, PackedImages, read_manifest, read_pack_table
@@ -50,6 +50,10 @@ class Inspection:
     """Decode every image; otherwise only files, times and headers are checked."""
     allow_links_to: tuple[str, ...] = ()
     """Folders outside of the dataset that links in it may lead to."""
+    tolerance_s: float = TIME_TOLERANCE_S
+    """As data.tolerance_s."""
+    wrong_totals: Literal["refuse", "note"] = "refuse"
+    """As data.wrong_totals."""
 
 
 def inspect(request: Inspection) -> Report:
@@ -73,7 +77,13 @@ def inspect(request: Inspection) -> Report:
 
 
 def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
-    meta = read_meta(request.path, bounds=Bounds(request.path, request.allow_links_to))
+    meta = read_meta(
+        request.path,
+        bounds=Bounds(request.path, request.allow_links_to),
+        tolerance_s=request.tolerance_s,
+        wrong_totals=request.wrong_totals,
+    )
+    report["notes"] += meta.notes
     features = {key: {"dtype": f.dtype, "shape": list(f.shape)} for key, f in meta.features.items()}
     report |= {"kind": f"LeRobot {meta.version}", "robot": meta.robot_type, "fps": meta.fps, "features": features}
     report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
@@ -184,6 +194,8 @@ def _config(request: Inspection, cameras: dict[str, str], features: Report) -> D
         image_size=tuple(read_manifest(request.path)["image_size"]) if is_pack(request.path) else (224, 224),
         state_norm="none",
         allow_links_to=request.allow_links_to,
+        tolerance_s=request.tolerance_s,
+        wrong_totals=request.wrong_totals,
     )
 
 
@@ -222,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--relative-dims", nargs="*", type=int, default=[], help="as data.robot.relative_dims")
     parser.add_argument("--horizon", type=int, default=50, help="as data.horizon; the action statistics depend on it")
     parser.add_argument("--write-stats", type=Path, help="write openpi's norm_stats.json here")
+    parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
+    parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")
     add_links_option(parser)
     args = parser.parse_args(argv)
     request = Inspection(
@@ -232,6 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         horizon=args.horizon,
         images=not args.no_images,
         allow_links_to=tuple(args.allow_links_to),
+        tolerance_s=args.tolerance_s,
+        wrong_totals=args.wrong_totals,
     )
     report = inspect(request)
     print(json.dumps(report, indent=2)) if args.json else _print(report)

@@ -8,9 +8,10 @@ Every numeric column and every camera is kept; `data.path` may then name the pac
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from chunkwise.cli import command
-from chunkwise.data.lerobot.meta import Feature, LeRobotMeta, read_meta
+from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, Feature, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import load_table
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import write_pack
@@ -39,6 +40,8 @@ def pack(
     threads: int = 2,
     quiet: bool = True,
     allow_links_to: Sequence[str] = (),
+    tolerance_s: float = TIME_TOLERANCE_S,
+    wrong_totals: Literal["refuse", "note"] = "refuse",
 ) -> int:
     """Packs a dataset; returns the number of frames.
 
@@ -51,19 +54,22 @@ def pack(
       threads: Shards written at a time.
       quiet: Print no progress.
       allow_links_to: Folders outside of the dataset that links in it may lead to.
+      tolerance_s: As data.tolerance_s.
+      wrong_totals: As data.wrong_totals.
 
     Raises:
       DataError: If the dataset is bad, or `out` exists.
     """
-    meta = read_meta(dataset, bounds=Bounds(dataset, allow_links_to))
+    bounds = Bounds(dataset, allow_links_to)
+    meta = read_meta(dataset, bounds=bounds, tolerance_s=tolerance_s, wrong_totals=wrong_totals)
     keys = tuple(cameras) or meta.cameras
     checker = LeRobotImages(meta, keys)
     table, skipped = load_table(meta, numeric_columns(meta), on_bad=on_bad, check=checker.check)
     with counting_frames(table.frames, images=len(keys), quiet=quiet) as advance:
         write_pack(out, table, lambda: LeRobotImages(meta, keys), keys, settings, threads=threads, progress=advance)
     if not quiet:
-        for line in list_problems(skipped):
-            print(f"skipped {line}")
+        for line in (*meta.notes, *(f"skipped {line}" for line in list_problems(skipped))):
+            print(line)
     return table.frames
 
 
@@ -72,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     about, source = (__doc__ or "").splitlines()[0], "LeRobot dataset, v2.1 or v3.0"
     parser = pack_parser("openpi_ript.pack", about, source=source, image_size=(224, 224))
     parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all by default")
+    parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
+    parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")
     args = parser.parse_args(argv)
     settings = settings_of(parser, args)
     try:
@@ -84,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             threads=args.threads,
             quiet=False,
             allow_links_to=args.allow_links_to,
+            tolerance_s=args.tolerance_s,
+            wrong_totals=args.wrong_totals,
         )
     except RunError as error:
         print(error, file=sys.stderr)

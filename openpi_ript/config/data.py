@@ -163,7 +163,11 @@ class DataConfig(FilesConfig):
     on_bad: Literal["refuse", "skip"] = "refuse"
     """Bad episodes: refuse all with one report, or skip up to 1 % of them with the list printed."""
     tolerance_s: float = 1e-4
-    """How far a video frame may lie from the time of its row; LeRobot's default."""
+    """How far the timestamp of a row, and the frame of a video that belongs to it, may lie from frame_index / fps, in
+    seconds; LeRobot's default. A recording whose clock jitters, or whose fps is rounded (9.99 for 10), needs more; the
+    frames of a video are told apart in any case."""
+    wrong_totals: Literal["refuse", "note"] = "refuse"
+    """Totals in info.json that are not what meta/ lists: a bad dataset, or a note, and what is listed counts."""
     read_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that build batches ahead; 0 builds them where they are used."""
 

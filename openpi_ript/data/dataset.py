@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data import holdout
-from chunkwise.data.lerobot.meta import read_meta
+from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.data.norm_stats import NormStats
@@ -190,9 +190,10 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     budget.use(config.limits)
     adapter = find_adapter(config.robot.adapter, allow_code=allow_code)
     files = open_files(config.path, config)
-    table, images, skipped = _open_source(config, files, check)
+    notes: list[str] = []
+    table, images, skipped = _open_source(config, files, check, notes)
     _check_against_config(table, config)
-    notes = [f"skipped {line}" for line in list_problems(skipped)]
+    notes += [f"skipped {line}" for line in list_problems(skipped)]
     notes += [config.robot.adaptation, *_relative_notes(table, config, adapter)]
     starts = _starts(table, config)
     held = _held_out(table, config, starts, notes)
@@ -228,7 +229,9 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     )
 
 
-def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameTable, ImageReader, Sequence[Problem]]:
+def _open_source(
+    config: DataConfig, files: Files, check: Check, notes: list[str]
+) -> tuple[FrameTable, ImageReader, Sequence[Problem]]:
     path, cameras = Path(config.path), tuple(config.cameras.values())
     skipped: Sequence[Problem] = ()
     if config.norm_stats is not None:
@@ -244,14 +247,16 @@ def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameT
                 "field, or pack again"
             )
     else:
-        meta = read_meta(path, bounds=files.bounds)
+        meta = read_meta(path, bounds=files.bounds, tolerance_s=config.tolerance_s, wrong_totals=config.wrong_totals)
+        notes += meta.notes
         files.require(file_names(meta, cameras))
         check(files)
-        images = LeRobotImages(meta, cameras, tolerance_s=config.tolerance_s, files=files)
+        images = LeRobotImages(meta, cameras, files=files)
         outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
         keys = (*(config.state_parts or (config.state_key,)), config.action_key)
         keys += (*([config.init_key] if config.init_key else []), *outcomes)
         table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=images.check)
+        notes += _clock_notes(table, config)
     for name in files.names:  # what was read just now is what was hashed
         if name.endswith((".parquet", ".npz", ".json", ".jsonl")):
             files.require_unchanged(files.place(name))
@@ -268,6 +273,14 @@ def _open_source(config: DataConfig, files: Files, check: Check) -> tuple[FrameT
     for key in (config.state_key, config.action_key):
         columns[key] = columns[key].astype(np.float32).reshape(table.frames, -1)
     return dataclasses.replace(table, columns=columns), images, skipped
+
+
+def _clock_notes(table: FrameTable, config: DataConfig) -> Iterator[str]:
+    """How far timestamps lie off, where a config lets them lie farther off than LeRobot does."""
+    if config.tolerance_s > TIME_TOLERANCE_S:
+        frame = np.arange(table.frames) - np.repeat(table.starts, table.lengths)
+        off = float(np.abs(table.columns["timestamp"].astype(np.float64) - frame / table.fps).max())
+        yield f"timestamps lie up to {off:.2g} s from frame_index / fps; data.tolerance_s is {config.tolerance_s:g}"
 
 
 def _check_against_config(table: FrameTable, config: DataConfig) -> None:

@@ -15,7 +15,7 @@ import math
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +26,8 @@ from chunkwise.files.links import Bounds
 from chunkwise.files.parquet import open_parquet, read_rows
 from chunkwise.files.strict_json import read_json, read_json_lines
 
+TIME_TOLERANCE_S = 1e-4
+"""How far a frame's timestamp may lie from frame_index / fps; LeRobot's own default."""
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 DEFAULT_IMAGE_PATH = "images/{image_key}/episode_{episode_index:06d}/frame_{frame_index:06d}.png"
 """Where v2.1 keeps images that are neither in the table nor in a video."""
@@ -77,6 +79,10 @@ class LeRobotMeta:
     """Task index to instruction."""
     episodes: tuple[EpisodeMeta, ...]
     """By index, 0 to n - 1."""
+    tolerance_s: float = TIME_TOLERANCE_S
+    """How far a row's timestamp, and the frame of a video, may lie from frame_index / fps."""
+    notes: tuple[str, ...] = ()
+    """What was passed over because the caller allowed it."""
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -89,12 +95,21 @@ class LeRobotMeta:
         return self.features[key]
 
 
-def read_meta(root: str | Path, *, bounds: Bounds | None = None) -> LeRobotMeta:
+def read_meta(
+    root: str | Path,
+    *,
+    bounds: Bounds | None = None,
+    tolerance_s: float = TIME_TOLERANCE_S,
+    wrong_totals: Literal["refuse", "note"] = "refuse",
+) -> LeRobotMeta:
     """Opens a dataset: reads and checks meta/, touches no table and no image.
 
     Args:
       root: The dataset.
       bounds: What links in it may lead to; by default nothing outside of it but a hub's blobs.
+      tolerance_s: How far a row's timestamp, and the frame of a video, may lie from frame_index / fps.
+      wrong_totals: refuse: total_episodes and total_frames of info.json must be what meta/ lists. note: they are only
+        noted, and what is listed counts, as LeRobot does.
 
     Raises:
       DataError: With every problem in meta/, each with file, key, expected and found.
@@ -117,7 +132,9 @@ def read_meta(root: str | Path, *, bounds: Bounds | None = None) -> LeRobotMeta:
     if problems:
         raise refuse(problems, what=f"{root}/meta")
     episodes = sorted(episodes, key=lambda episode: episode.index)
-    _check_episodes(episodes, info, problems)
+    totals = _check_totals(episodes, info)
+    problems += totals if wrong_totals == "refuse" else []
+    _check_episodes(episodes, problems)
     _check_spans(episodes, float(info["fps"]), problems)
     if problems:
         raise refuse(problems, what=f"{root}/meta")
@@ -130,6 +147,8 @@ def read_meta(root: str | Path, *, bounds: Bounds | None = None) -> LeRobotMeta:
         features=features,
         tasks=tasks,
         episodes=tuple(episodes),
+        tolerance_s=tolerance_s,
+        notes=tuple(f"passed over: {problem}" for problem in totals),
     )
 
 
@@ -170,8 +189,18 @@ def _is_feature(feature: Any) -> bool:
     )
 
 
-def _check_episodes(episodes: Sequence[EpisodeMeta], info: Mapping[str, Any], problems: list[Problem]) -> None:
-    """Episodes count from 0 without gaps, none is empty, and the totals of info.json agree."""
+def _check_totals(episodes: Sequence[EpisodeMeta], info: Mapping[str, Any]) -> list[Problem]:
+    """Where the totals of info.json are not what meta/ lists."""
+    totals = {"total_episodes": len(episodes), "total_frames": sum(episode.length for episode in episodes)}
+    return [
+        Problem(file="meta/info.json", key=key, expected=str(info[key]), found=f"{total} in meta/episodes")
+        for key, total in totals.items()
+        if info[key] != total
+    ]
+
+
+def _check_episodes(episodes: Sequence[EpisodeMeta], problems: list[Problem]) -> None:
+    """Episodes count from 0 without gaps, and none is empty."""
     file = "meta/episodes"
     indices = [episode.index for episode in episodes]
     if indices != list(range(len(indices))):
@@ -184,11 +213,6 @@ def _check_episodes(episodes: Sequence[EpisodeMeta], info: Mapping[str, Any], pr
         for e in episodes
         if e.length < 1
     )
-    totals = {"total_episodes": len(episodes), "total_frames": sum(episode.length for episode in episodes)}
-    for key, total in totals.items():
-        if info[key] != total:
-            found = f"{total} in meta/episodes"
-            problems.append(Problem(file="meta/info.json", key=key, expected=str(info[key]), found=found))
     if not episodes:
         problems.append(Problem(file=file, expected="at least 1 episode", found="none"))
 

@@ -11,13 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Int, Int64
 
-from chunkwise.data.lerobot.meta import EpisodeMeta, Feature, LeRobotMeta
+from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, EpisodeMeta, Feature, LeRobotMeta
 from chunkwise.data.problems import Problem, refuse
 from chunkwise.errors import DataError, one_line
 from chunkwise.files.parquet import open_parquet, read_columns
 
-TIME_TOLERANCE_S = 1e-4
-"""How far a frame's timestamp may lie from frame_index / fps; LeRobot's own default."""
 MAX_SKIPPED = 0.01
 """Share of bad episodes up to which `on_bad="skip"` goes on."""
 
@@ -259,8 +257,8 @@ def _check_index(meta: LeRobotMeta, episode: EpisodeMeta, columns: Mapping[str, 
         "episode_index": (columns["episode_index"] != episode.index, str(episode.index)),
         "frame_index": (columns["frame_index"] != frames, "0, 1, 2, ..."),
         "timestamp": (
-            np.abs(columns["timestamp"].astype(np.float64) - frames / meta.fps) > _time_tolerance(frames / meta.fps),
-            f"frame_index / fps at {meta.fps:g} fps within {TIME_TOLERANCE_S} s",
+            np.abs(columns["timestamp"].astype(np.float64) - frames / meta.fps) > _time_tolerance(meta, frames),
+            f"frame_index / fps at {meta.fps:g} fps within {meta.tolerance_s:g} s",
         ),
         "task_index": (
             ~np.isin(columns["task_index"], known),
@@ -274,6 +272,6 @@ def _check_index(meta: LeRobotMeta, episode: EpisodeMeta, columns: Mapping[str, 
             yield Problem(file=episode.file, episode=episode.index, key=key, row=row, expected=expected, found=found)
 
 
-def _time_tolerance(seconds: np.ndarray) -> np.ndarray:
+def _time_tolerance(meta: LeRobotMeta, frames: np.ndarray) -> np.ndarray:
     """Timestamps are float32: after 28 minutes its rounding alone exceeds LeRobot's tolerance."""
-    return TIME_TOLERANCE_S + np.finfo(np.float32).eps * seconds
+    return meta.tolerance_s + np.finfo(np.float32).eps * frames / meta.fps

@@ -14,7 +14,6 @@ from jaxtyping import UInt8
 
 from chunkwise.data.images import decode, require_pixels
 from chunkwise.data.lerobot.meta import DEFAULT_IMAGE_PATH, EpisodeMeta, LeRobotMeta, meta_files
-from chunkwise.data.lerobot.tables import TIME_TOLERANCE_S
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
@@ -198,22 +197,14 @@ class LeRobotImages:
     Args:
       meta: The opened dataset.
       cameras: Camera keys to read.
-      tolerance_s: How far a video frame may lie from the time of its row.
       files: The dataset's, as it was opened; one that changed since is an error when it is read. None: not compared.
     """
 
-    def __init__(
-        self,
-        meta: LeRobotMeta,
-        cameras: Sequence[str],
-        *,
-        tolerance_s: float = TIME_TOLERANCE_S,
-        files: Files | None = None,
-    ) -> None:
+    def __init__(self, meta: LeRobotMeta, cameras: Sequence[str], *, files: Files | None = None) -> None:
         self.meta = meta
         self._files = files
         self.cameras = tuple(cameras)
-        self._tolerance_s = tolerance_s
+        self._tolerance_s = meta.tolerance_s
         self._videos: _Cache[Path, VideoFile] = _Cache(OPEN_FILES, VideoFile)
         self._tables: _Cache[str, _Table] = _Cache(TABLES, lambda file: _read_layout(meta.bounds.require(file)))
         self._groups: _Cache[tuple[str, str, int], pa.Array] = _Cache(

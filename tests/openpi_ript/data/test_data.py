@@ -11,6 +11,7 @@ import pytest
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data.images import resize_with_pad
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
 from openpi_ript.config.experiment import Optimality
@@ -19,6 +20,8 @@ from openpi_ript.data.advantage import process, rloo
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import Order, TrainingData, make_batches, open_data
 from openpi_ript.data.transforms import init_hash
+from openpi_ript.inspect import Inspection, inspect
+from openpi_ript.pack import pack
 from tests.lerobot_files import CAMERAS, TASKS, Recorded, record, write_v21, write_v30
 
 HORIZON = 4
@@ -301,6 +304,27 @@ def test_a_dataset_that_does_not_fit_the_config_is_refused(tmp_path: Path, chang
 
 
 @pytest.mark.slow
+def test_a_clock_that_jitters_and_wrong_totals_open_where_the_config_says_so(tmp_path: Path) -> None:
+    episodes = record()
+    episodes[1].timestamp[2] += 0.004
+    root = write_v21(tmp_path / "set", episodes, "image")
+    info = json.loads((root / "meta/info.json").read_text()) | {"total_episodes": 4}
+    (root / "meta/info.json").write_text(json.dumps(info))
+    with pytest.raises(DataError, match="total_episodes: expected 4, found 3"):
+        open_data(config(root))
+    with pytest.raises(DataError, match=r"episode 1, .*timestamp, row 2"):
+        open_data(config(root, wrong_totals="note"))
+    data = open_data(config(root, wrong_totals="note", tolerance_s=0.005))
+    assert any("total_episodes: expected 4, found 3" in note for note in data.notes)
+    assert "timestamps lie up to 0.004 s from frame_index / fps; data.tolerance_s is 0.005" in data.notes
+    assert len(data.rows) == 21
+    report = inspect(Inspection(path=root, horizon=4, tolerance_s=0.005, wrong_totals="note"))
+    assert not report["refused"]
+    assert inspect(Inspection(path=root, horizon=4))["refused"]
+    pack(root, tmp_path / "pack", settings=PackSettings(image_size=(28, 28)), tolerance_s=0.005, wrong_totals="note")
+    assert len(open_data(config(tmp_path / "pack")).rows) == 21
+
+
 def test_a_task_without_words_is_refused(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", rollouts(), "image")
     (root / "meta/tasks.jsonl").write_text('{"task_index": 0, "task": "go"}\n{"task_index": 1, "task": ""}\n')
