@@ -164,7 +164,7 @@ def _open(config: RecordConfig, path: Path) -> Recorder:
 
 def _require_simulator() -> None:
     if importlib.util.find_spec("mujoco") is None:
-        raise ConfigError("recording needs MuJoCo, which is not installed: pip install -e '.[sim]'")
+        raise ConfigError("recording needs MuJoCo, which is not installed: pip install mujoco")
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from chunkwise.state import TrainState
@@ -89,3 +90,16 @@ def test_batches_are_stacked_in_order_and_filled_up_with_the_last():
     alone = stack([one], 1)["x"]
     assert alone.tolist() == [[1, 2]]
     assert np.shares_memory(alone, one["x"])
+
+
+def test_gradients_move_weights_by_the_optimiser_and_the_step_by_one():
+    optimiser = optax.chain(optax.trace(0.5), optax.add_decayed_weights(0.1), optax.scale(-1.0))
+    params = {"a": {"w": jnp.float32(10)}, "c": {"w": jnp.float32(30)}}
+    state = TrainState.create(params, optimiser, {"w": jnp.float32(7)})
+    gradient = {"a": {"w": jnp.float32(2)}, "c": {"w": jnp.float32(4)}}
+    one = state.apply_gradients(gradient, optimiser, frozen=["c"])
+    two = one.apply_gradients(gradient, optimiser)
+    # a: 10 - 2 - 0.1 * 10 = 7; then the trace is 2 + 0.5 * 2 = 3, and 7 - 3 - 0.7 = 3.3. c: 30, 30 - 6 - 3 = 21.
+    assert (int(one.step), int(two.step)) == (1, 2)
+    assert [float(state.params[name]["w"]) for state in (one, two) for name in "ac"] == pytest.approx([7, 30, 3.3, 21])
+    assert float(two.target["w"]) == 7
