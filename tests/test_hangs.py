@@ -12,7 +12,7 @@ from tests import hangs
     "name",
     [
         pytest.param("restore", marks=pytest.mark.long),
-        "reader_after_interaction",
+        pytest.param("reader_after_interaction", marks=pytest.mark.long),
         pytest.param("evaluation", marks=pytest.mark.long),
         "compile",
         "checkpoints_unwritable",

@@ -17,6 +17,7 @@ def test_two_processes_train_as_one(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_and_a_stopped_process(tmp_path: Path):
     digest = pod.finish(TOY, tmp_path / "untouched", OPTIONS, devices=2)
     pod.check_kills(TOY, tmp_path, OPTIONS, digest, 1, random.Random(1), devices=2)

@@ -21,8 +21,7 @@ OPTIONS = ["--train.steps", "120", "--checkpoint.every", "10", "--train.eval-eve
 
 
 @pytest.mark.slow
-def test_killed_stopped_and_with_other_calls_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XLA_FLAGS", "")  # as in training: so compiled, updates have the same bits however many a call
+def test_killed_and_stopped_it_ends_the_same(tmp_path: Path):
     counts = kill.run(DEBUG, 2, tmp_path, OPTIONS, seed=1)
     assert counts["run"] + counts["save"] >= 2
     untouched = tmp_path / "untouched"
@@ -40,8 +39,14 @@ def test_killed_stopped_and_with_other_calls_it_ends_the_same(tmp_path: Path, mo
     assert "Traceback" not in output
     kill.expect_end(DEBUG, tmp_path / "b", OPTIONS, untouched, digest)
 
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_with_one_update_a_call_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # as in training: so compiled, updates have the same bits however many a call
+    digest = kill.finish(DEBUG, tmp_path / "five", OPTIONS)
     one = [*OPTIONS, "--train.updates-per-call", "1"]  # the config says 5
-    kill.expect_end(DEBUG, tmp_path / "one", one, untouched, digest)
+    kill.expect_end(DEBUG, tmp_path / "one", one, tmp_path / "five", digest)
 
 
 def run(*arguments: str, config: str = TOY) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from typing import Any
 from tests.mutants.mutant import HERE, Mutant
 
 PHASES = ("not slow", "slow")
-"""Tests marked slow come last: most faults are seen before. Those marked long see nothing that others do not."""
+"""Tests marked slow come last: most faults are seen before. Those marked long are left out."""
 QUICK = 1.0
 """Seconds; slower tests come after the quick ones of all files."""
 UNKNOWN = 60.0

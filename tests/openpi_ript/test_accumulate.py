@@ -16,7 +16,7 @@ compiled = functools.partial(jax.jit, compiler_options={"xla_backend_optimizatio
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize("guided", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_parts_make_the_update_of_the_whole(guided: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = small_config(make_dataset(tmp_path), tmp_path / "run")
     config = config if guided else supervised(config)

@@ -335,6 +335,7 @@ def play(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_in_the_middle_the_table_is_the_same(tmp_path: Path):
     alone = play(tmp_path / "alone", "--workers", "2")
     assert alone.returncode == 0, alone.stdout + alone.stderr

@@ -84,7 +84,7 @@ def test_label_dropout_replaces_a_tenth_of_the_labels_by_none() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("positive_weight", ["indicator", "advantage"])
+@pytest.mark.parametrize("positive_weight", ["advantage", pytest.param("indicator", marks=pytest.mark.long)])
 def test_one_prefix_for_both_branches_equals_two_separate_passes(policy: Any, positive_weight: Any) -> None:
     model, params = policy
     weight = jnp.array([1.0, 0, 0]) if positive_weight == "indicator" else jnp.array([1.5, 0, 0.25])

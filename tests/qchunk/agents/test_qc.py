@@ -335,7 +335,14 @@ def test_target_is_a_copy_and_the_state_can_be_donated():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "hidden_sizes"), [("qc-fql", (16, 16)), ("qc", (33,)), ("dropped", (64,))])
+@pytest.mark.parametrize(
+    ("name", "hidden_sizes"),
+    [
+        pytest.param("qc-fql", (16, 16), marks=pytest.mark.long),
+        pytest.param("qc", (33,), marks=pytest.mark.long),
+        ("dropped", (64,)),
+    ],
+)
 def test_updates_per_call_change_no_bit(name, hidden_sizes):
     """One call with 5 batches and 5 calls with one; "dropped" has a single flow step, whose loop XLA inlines."""
     agent = agent_of(hidden_sizes=hidden_sizes, **SETTINGS[name])

@@ -405,6 +405,7 @@ def test_phases_that_do_not_add_up_are_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_sigkill_offline_online_and_in_a_save(tmp_path: Path) -> None:
     """More than an episode online; saves every ten updates find most chunks half executed."""
     options = ["--online.start", "60", "--online.steps", "230", "--train.steps", "270", "--eval.env", "None"]

@@ -105,12 +105,22 @@ AGENTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
+    """The folder of a run with cameras, and what its policies answered in its evaluation."""
+    folder = tmp_path_factory.mktemp("policy")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return folder, trained(folder, monkeypatch, images=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
-def test_what_evaluation_asked_is_what_is_loaded_and_served(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_evaluation_asked_is_what_is_loaded_and_served(
+    name: str, seeing: tuple[Path, list[np.ndarray]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     agent, images = AGENTS[name]
-    answers = trained(tmp_path, monkeypatch, images=images, **agent)
-    policy = load_policy(tmp_path / "run")
+    folder, answers = seeing if images else (tmp_path, trained(tmp_path, monkeypatch, images=False, **agent))
+    policy = load_policy(folder / "run")
     assert (policy.step, policy.spec.actions.shape) == (6, (3, ACTION))
     acted = policy.infer(observation(3, images=images), seeds=SEEDS)
     np.testing.assert_array_equal(acted["actions"], answers[0])
@@ -132,11 +142,8 @@ def test_what_evaluation_asked_is_what_is_loaded_and_served(name: str, tmp_path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        trained(folder, monkeypatch, images=True)
-    return folder / "run"
+def run(seeing: tuple[Path, list[np.ndarray]]) -> Path:
+    return seeing[0] / "run"
 
 
 @pytest.fixture(scope="module")
