@@ -228,11 +228,10 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Measures one way of ours."""
     from chunkwise.config.experiment import TrainConfig
     from qchunk.config import AgentConfig, DataConfig, QChunkConfig
-    from qchunk.data import make_batches, specification_batches
-    from qchunk.data.image_store import frames
+    from qchunk.data import image_store, make_batches, specification_batches
 
     if name == "raw-copied":
-        frames.LARGE_IMAGE = sys.maxsize
+        image_store.LARGE_IMAGE = sys.maxsize
     more: dict[str, Any] = {} if name == "state" else {"cameras": CAMERAS}
     more |= {"frames": {"jpeg": "recorded", "float": "recorded", "224": "decoded"}.get(name, "auto")}
     more |= {"image_size": (SMALL, SMALL)} if name == "224" else {}
@@ -262,14 +261,14 @@ def decoder_limit(folder: Path, seconds: float) -> float:
 
     import simplejpeg
 
-    from qchunk.data.image_store.workers import cores
+    from chunkwise.distributed.cores import cores
     from qchunk.data.readers.aloha_images import read_jpegs
 
     with h5py.File(folder / "episode_0.hdf5", "r") as h5:
         dataset = h5["/observations/images/cam_high"]
         assert isinstance(dataset, h5py.Dataset)
         rows = read_jpegs(dataset)
-    counts = [0] * cores()
+    counts = [0] * len(cores())
     stop = threading.Event()
 
     def decode(worker: int) -> None:

@@ -22,6 +22,7 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.saved import fingerprint, flatten, read_flat, resume_rules, without_younger
 from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
+from chunkwise.distributed.cores import cores
 from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, one_line
 from chunkwise.files.durable import make_folders
 from chunkwise.files.strict_json import read_json
@@ -158,11 +159,11 @@ def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> s
 def _shares(workers: int) -> list[set[int]]:
     """Cores of this process for each worker, as many for all, since a digest depends on their number; with more workers
     than cores they share them."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    if workers > len(cores):
-        return [set(cores)] * workers
-    each = len(cores) // workers
-    return [set(cores[i * each : (i + 1) * each]) for i in range(workers)]
+    usable = cores()
+    if workers > len(usable):
+        return [set(usable)] * workers
+    each = len(usable) // workers
+    return [set(usable[i * each : (i + 1) * each]) for i in range(workers)]
 
 
 def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = print) -> int:

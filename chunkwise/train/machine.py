@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from chunkwise.distributed import processes
+from chunkwise.distributed.cores import cores
 from chunkwise.errors import DataError, StorageError
 from chunkwise.files.durable import write_durably
 from chunkwise.files.strict_json import read_json
@@ -40,15 +41,10 @@ def describe() -> dict[str, Any]:
     }
 
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _cores_of_xla() -> int:
     """Cores among which XLA divides its work on a CPU: NPROC where that is set, else all that there are."""
     text = os.environ.get("NPROC", "")
-    return int(text) if text.isdecimal() and int(text) > 0 else cores()
+    return int(text) if text.isdecimal() and int(text) > 0 else len(cores())
 
 
 def note(run: Path, step: int) -> None:

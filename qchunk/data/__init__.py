@@ -2,15 +2,16 @@
 
 file -> EpisodeSource.load -> Pool (once an epoch and shard) -> starts from (seed, epoch, shard, step) -> Batch.
 
-batch.py      what a batch holds, and the specification's float form of it
-dataset.py    the indexed dataset and its normalisation
-pool.py       episodes in memory, chunks cut from them
-image_store/  their images, decoded once or when drawn; memory.py chooses by the budget
-refresh.py    which pool is in use at a step, and loading the next one behind it
-stream.py     Grain
-holdout.py    episodes that no pool draws
-mixture.py    several datasets by weights
-dataloader_v3.py  the specification by its own names, for a training loop of your own
+batch.py         what a batch holds, and the specification's float form of it
+dataset.py       the indexed dataset and its normalisation
+pool.py          episodes in memory, chunks cut from them
+image_store.py   their images, decoded once or as recorded, as the budget says
+drawn_images.py  the images of a batch, drawn from those
+refresh.py       which pool is in use at a step, and loading the next one behind it
+stream.py        Grain
+holdout.py       episodes that no pool draws
+mixture.py       several datasets by weights
+dataloader_v3.py the specification by its own names, for a training loop of your own
 """
 
 from collections.abc import Iterator

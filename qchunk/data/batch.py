@@ -7,8 +7,8 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 from jaxtyping import Bool, Float32, Shaped, UInt8
 
-from qchunk.data.image_store.buffers import LentBuffers
-from qchunk.data.image_store.workers import Workers
+from chunkwise.data.buffers import LentBuffers
+from chunkwise.data.threads import Workers
 
 Layout = Literal["kchw", "khwc"]
 

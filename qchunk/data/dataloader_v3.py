@@ -30,7 +30,7 @@ from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data.batch import SpecificationForm
 from qchunk.data.dataset import Dataset, open_dataset
 from qchunk.data.holdout import held_out
-from qchunk.data.image_store.memory import open_store
+from qchunk.data.image_store import open_store
 from qchunk.data.pool import Pool
 
 

@@ -16,7 +16,7 @@ from chunkwise.files.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
 from qchunk.data import mixture
 from qchunk.data.holdout import held_out
-from qchunk.data.image_store.frames import image_form
+from qchunk.data.image_store import image_form
 from qchunk.data.index import dataset_files, open_source
 from qchunk.data.readers.aloha import AlohaSource
 

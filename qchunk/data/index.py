@@ -16,11 +16,11 @@ from rich.progress import track
 
 from chunkwise.data.episodes import EpisodeSource
 from chunkwise.data.problems import Problem, list_problems, refuse
+from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError
 from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files, open_files
 from qchunk.config import DataConfig
-from qchunk.data.image_store.workers import Workers
 from qchunk.data.mixture import names_within
 from qchunk.data.readers import aloha, lerobot, ogbench, own
 from qchunk.data.readers.report import EpisodeReport, from_json

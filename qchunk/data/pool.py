@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from chunkwise.data.buffers import aligned
 from chunkwise.data.episodes import (
     Episode,
     EpisodeSource,
@@ -28,10 +29,8 @@ from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset, load_episode, open_dataset, read_again
-from qchunk.data.image_store.buffers import aligned
-from qchunk.data.image_store.frames import EpisodeFrames, FrameStore, ImageArrays, Work
-from qchunk.data.image_store.kept_images import draw
-from qchunk.data.image_store.memory import open_store
+from qchunk.data.drawn_images import ImageArrays, Work, draw
+from qchunk.data.image_store import EpisodeFrames, FrameStore, open_store
 from qchunk.data.refresh import episodes_of_pool
 
 

@@ -19,10 +19,10 @@ from jaxtyping import Int64
 
 from chunkwise.data.episodes import EpisodeSource
 from chunkwise.data.sampling import EpisodeDraw, draw_episodes
+from chunkwise.data.threads import step_back
 from qchunk.config import QChunkConfig
 from qchunk.data import mixture
 from qchunk.data.holdout import held_out
-from qchunk.data.image_store.workers import step_back
 
 Loaded = TypeVar("Loaded")
 

@@ -12,16 +12,15 @@ import grain
 import numpy as np
 from jaxtyping import Int64
 
+from chunkwise.data.buffers import LentBuffers
 from chunkwise.data.sampling import STEPS_PER_BLOCK, block_of_starts
+from chunkwise.data.threads import Workers
 from chunkwise.printable import say
 from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset
-from qchunk.data.image_store.buffers import LentBuffers
-from qchunk.data.image_store.frames import FrameStore, ImageArrays
-from qchunk.data.image_store.kept_images import KeptImages, draw, steps_until_again
-from qchunk.data.image_store.memory import open_store
-from qchunk.data.image_store.workers import Workers
+from qchunk.data.drawn_images import ImageArrays, KeptImages, draw, steps_until_again
+from qchunk.data.image_store import FrameStore, open_store
 from qchunk.data.pool import Pool
 from qchunk.data.refresh import Place, PoolLoader, Refreshes, schedule
 

@@ -6,7 +6,7 @@ from chunkwise.errors import RunError
 from qchunk.config import QChunkConfig
 from qchunk.data import reach
 from qchunk.data.dataset import Dataset, open_dataset
-from qchunk.data.image_store.memory import open_store
+from qchunk.data.image_store import open_store
 from qchunk.data.refresh import episodes_of_pool
 
 

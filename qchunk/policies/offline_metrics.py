@@ -17,7 +17,7 @@ from chunkwise.data.sampling import EpisodeDraw
 from qchunk.config import QChunkConfig
 from qchunk.data.dataset import Dataset, load_episode
 from qchunk.data.holdout import held_out
-from qchunk.data.image_store.memory import open_store
+from qchunk.data.image_store import open_store
 from qchunk.data.pool import Pool
 from qchunk.policies.policy import QChunkPolicy
 

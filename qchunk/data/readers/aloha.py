@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float64, Int64
 from chunkwise.data.episodes import Episode, manifest_hash
 from chunkwise.data.images import decode_jpeg_into
 from chunkwise.data.problems import Problem
+from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError, one_line
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
-from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers.aloha_images import (
     COLOUR,
     JpegRows,

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Int64, Shaped, UInt8
 
 from chunkwise.data.images import decode_jpeg_into, read_image_size, require_pixels
 from chunkwise.data.problems import Problem
+from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
-from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers.hdf5 import (
     UNREADABLE,
     Refused,

@@ -14,7 +14,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes this another machine."""
 
     def put(cores: int) -> None:
-        monkeypatch.setattr(machine, "cores", lambda: cores)
+        monkeypatch.setattr(machine, "cores", lambda: list(range(cores)))
 
     return put
 

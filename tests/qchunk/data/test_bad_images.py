@@ -14,10 +14,10 @@ import pytest
 import simplejpeg
 
 from chunkwise.data.problems import SHOWN, Problem
+from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError
 from qchunk.config import DataConfig
 from qchunk.data import index
-from qchunk.data.image_store.workers import Workers
 from qchunk.data.readers import aloha, aloha_images
 from qchunk.data.readers.report import from_json
 from qchunk.data.selection import select

@@ -1,4 +1,4 @@
-"""Threads for work that releases Python's lock: decoding, resizing, copying images."""
+"""Threads for work that releases Python's lock, such as decoding, resizing and copying images."""
 
 import itertools
 import os
@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from chunkwise.train.machine import cores
+from chunkwise.distributed.cores import cores
 
 BACKGROUND_NICENESS = 5
-"""Of threads that load the next pool: where cores are short, one of them gets a third of a training thread's share.
+"""Of threads that load what is needed later: where cores are short, one gets a third of a training thread's share.
 
-On one core for everything, at 0 steps take twice as long while a pool loads (63 against 32 ms), at 10 an eighth longer,
-but the pool may not be there in time; the sum is the same.
+Measured with pools of episodes, on one core for everything: at 0 steps take twice as long while a pool loads (63
+against 32 ms), at 10 an eighth longer, but the pool may not be there in time; the sum is the same.
 """
 
 
@@ -39,9 +39,9 @@ class Workers:
         Args:
           threads: The caller's own included; 0 takes one a core.
         """
-        self.threads = threads or cores()
+        self.threads = threads or len(cores())
         others = self.threads - 1
-        self._others = ThreadPoolExecutor(others, thread_name_prefix="images") if others else None
+        self._others = ThreadPoolExecutor(others, thread_name_prefix="workers") if others else None
 
     def run(self, work: Callable[[int], None], count: int) -> None:
         """Calls work(0) to work(count - 1), each once, in any order.

@@ -1,19 +1,73 @@
-"""Images that are drawn again within a few steps: decoded once, and kept until then.
+"""The images of one batch: the arrays that they fill, and drawing them from the pool's by several threads.
 
 Where frames stay JPEGs decoding is what a batch costs. The draws of a block of steps are known when it begins, and with
-them which of its images come again, and when; those that come soon enough for the memory there is are kept.
+them which of its images come again, and when; those that come soon enough for the memory there is are decoded once, and
+kept until then.
 """
 
 import dataclasses
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Shaped, UInt8
 
-from qchunk.data.image_store.frames import Frames, Work
-from qchunk.data.image_store.workers import Workers
+from chunkwise.data.threads import Workers
+from qchunk.data.batch import Batch
+from qchunk.data.image_store import EpisodeFrames, Frames, ImageForm
+
+Work = tuple[Frames, int, np.ndarray, int]
+"""An image to be drawn: from where, which frame of it, where to, and the step that draws it again, 0 for none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageArrays:
+    """Arrays for the images of one batch, of the observations and of the next ones; empty where there are none."""
+
+    colour: tuple[UInt8[np.ndarray, "b k h w 3"], ...]
+    depth: tuple[Shaped[np.ndarray, "b _ _ _"], ...]
+
+    @classmethod
+    def make(cls, form: ImageForm, rows: int, new: Callable[[tuple[int, ...], Any], np.ndarray]) -> "ImageArrays":
+        """Arrays with undefined content, from `new(shape, dtype)`."""
+        colour, depth = (), ()
+        if form.image_size is not None:
+            colour = tuple(new((rows, len(form.colour), *form.image_size, 3), np.uint8) for _ in range(2))
+        if form.depth_size is not None:
+            depth = tuple(new((rows, len(form.depth), *form.depth_size), form.depth_dtype) for _ in range(2))
+        return cls(colour=colour, depth=depth)
+
+    def rows(self, first: int, end: int) -> "ImageArrays":
+        """Views of a stretch of the batch's rows."""
+        return ImageArrays(
+            colour=tuple(x[first:end] for x in self.colour), depth=tuple(x[first:end] for x in self.depth)
+        )
+
+    def work(
+        self,
+        episodes: Sequence[EpisodeFrames],
+        frames: tuple[Sequence[int], Sequence[int]],
+        due: tuple[Sequence[int], Sequence[int]],
+    ) -> list[Work]:
+        """What fills these arrays: row i with frame frames[0][i] of episodes[i], and with frames[1][i] as the next.
+
+        `due` has the steps that draw them again, 0 for none.
+        """
+        found: list[Work] = []
+        for arrays, of in ((self.colour, "colour"), (self.depth, "depth")):
+            for array, shown, again in zip(arrays, frames, due, strict=bool(arrays)):
+                for episode, frame, step, places in zip(episodes, shown, again, array, strict=True):
+                    cameras = episode.colour if of == "colour" else episode.depth
+                    found += [(camera, frame, place, step) for camera, place in zip(cameras, places, strict=True)]
+        return found
+
+    def put_into(self, batch: Batch) -> None:
+        """Makes these arrays the batch's images."""
+        for i, name in enumerate(("observations", "next_observations")):
+            batch[name]["images"] = self.colour[i] if self.colour else None
+            batch[name]["depth_images"] = self.depth[i] if self.depth else None
 
 
 def steps_until_again(drawn: Int64[np.ndarray, "steps n"]) -> Int64[np.ndarray, "steps n"]:

@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 
 ALIGNMENT = 4096
 """Bytes: a page. jax.device_put on a CPU takes memory aligned to 64 as it is, and copies other memory; OpenCV bypasses
-the cache (qchunk/data/image_store/frames.py, `Planes`) where an image begins at a whole vector."""
+the cache (`Planes` of qchunk/data/image_store.py) where an image begins at a whole vector."""
 SPARES = 3
 """Buffers of one shape that wait to be lent again; one is filled while two are under way to the device."""
 
@@ -39,7 +39,7 @@ class LentBuffers:
         self._lock = threading.Lock()
 
     def lend(self, shape: tuple[int, ...], dtype: Any) -> Shaped[np.ndarray, "..."]:
-        """An array with undefined content, aligned to a page."""
+        """Returns an array with undefined content, aligned to a page."""
         key = (tuple(shape), np.dtype(dtype))
         with self._lock:
             # A deque that forgets its oldest member is where memory beyond the spares is let go.
@@ -53,7 +53,7 @@ class LentBuffers:
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Shaped[np.ndarray, "..."]:
-    """New memory with undefined content, aligned to a page."""
+    """Returns new memory with undefined content, aligned to a page."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % ALIGNMENT

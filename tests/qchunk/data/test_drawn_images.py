@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qchunk.data import make_batches
-from qchunk.data.image_store.kept_images import KeptImages, steps_until_again
+from qchunk.data.drawn_images import KeptImages, steps_until_again
 from tests.qchunk.image_recordings import CAMERAS, dataset
 from tests.qchunk.recordings import assert_same, config
 
@@ -113,7 +113,7 @@ def test_batches_are_those_without_and_fewer_are_decoded(tmp_path: Path, monkeyp
     root = dataset(tmp_path / "data", lengths=(8, 9, 10, 11, 12))
     batches: Any = make_batches(config(root, **settings))
     found = [next(batches) for _ in range(70)]
-    monkeypatch.setattr("qchunk.data.image_store.memory.SPARE_BYTES", 0)
+    monkeypatch.setattr("qchunk.data.image_store.SPARE_BYTES", 0)
     for one, other in zip(found, make_batches(config(root, **settings)), strict=False):
         assert_same(one, other)
     if not changes.get("read_threads"):

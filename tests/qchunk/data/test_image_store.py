@@ -1,5 +1,4 @@
 import gc
-import os
 import threading
 import time
 import weakref
@@ -15,12 +14,18 @@ from PIL import Image
 
 from chunkwise.errors import ConfigError, DataError
 from qchunk.config import DataConfig
-from qchunk.data import Pool, dims, make_batches, refresh, specification_batch, specification_batches, stream
+from qchunk.data import (
+    Pool,
+    dims,
+    image_store,
+    make_batches,
+    refresh,
+    specification_batch,
+    specification_batches,
+    stream,
+)
 from qchunk.data import dataset as dataset_lib
-from qchunk.data.image_store import frames as frames_lib
-from qchunk.data.image_store.buffers import LentBuffers
-from qchunk.data.image_store.frames import Planes
-from qchunk.data.image_store.workers import Workers
+from qchunk.data.image_store import Planes
 from tests.qchunk.image_recordings import CAMERAS, HEIGHT, WIDTH, dataset, write_episode
 from tests.qchunk.recordings import ACTION, assert_same, config
 
@@ -53,17 +58,17 @@ def plain_image(root: Path, episode: str, camera: str, frame: int, size: tuple[i
     ("kind", "large_image"),
     [
         ("decoded", 0),
-        ("decoded", frames_lib.LARGE_IMAGE),
-        ("recorded", frames_lib.LARGE_IMAGE),
+        ("decoded", image_store.LARGE_IMAGE),
+        ("recorded", image_store.LARGE_IMAGE),
         ("raw", 0),
-        ("raw", frames_lib.LARGE_IMAGE),
+        ("raw", image_store.LARGE_IMAGE),
         ("raw recorded", 0),
     ],
 )
 def test_images_have_the_bits_of_a_plain_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, size: tuple[int, int] | None, large_image: int
 ):
-    monkeypatch.setattr(frames_lib, "LARGE_IMAGE", large_image)
+    monkeypatch.setattr(image_store, "LARGE_IMAGE", large_image)
     root = dataset(tmp_path, jpeg="raw" not in kind)
     frames = {"raw": "auto", "raw recorded": "recorded"}.get(kind, kind)
     pool = Pool(config(root, cameras=CAMERAS, image_size=size, frames=frames, episodes_per_epoch=6), 0, 0)
@@ -275,24 +280,6 @@ class TestMemory:
 
 
 class TestNothingIsOverwritten:
-    def test_memory_comes_back_when_nobody_holds_it(self):
-        buffers = LentBuffers()
-        one = buffers.lend((3, 100), np.float32)
-        address = one.ctypes.data
-        assert address % 4096 == 0
-        view = one[1:][:, ::2]
-        del one
-        other = buffers.lend((3, 100), np.float32)
-        assert other.ctypes.data != address  # a view of a view still looks into the first
-        del view
-        assert buffers.lend((3, 100), np.float32).ctypes.data == address
-
-    def test_only_some_unused_memory_is_kept(self):
-        buffers = LentBuffers(spares=2)
-        lent = [buffers.lend((10,), np.uint8) for _ in range(5)]
-        del lent
-        assert len(buffers._free[(10,), np.dtype(np.uint8)]) == 2
-
     def test_a_device_array_keeps_its_batch(self, tmp_path: Path):
         """jax.device_put keeps an aligned numpy array's memory on a CPU; the batches after it must not land there."""
         root = dataset(tmp_path)
@@ -383,7 +370,7 @@ class TestRolling:
             assert_same(one, _concatenate([half[step] for half in halves]))
 
     def test_memory_is_one_pool_and_a_part(self, tmp_path: Path):
-        from qchunk.data.image_store.memory import resident_episodes
+        from qchunk.data.image_store import resident_episodes
 
         assert resident_episodes(DataConfig(path="", episodes_per_epoch=32), 1) == 64
         assert resident_episodes(DataConfig(path="", episodes_per_epoch=32, refresh="rolling"), 2) == 72
@@ -409,7 +396,7 @@ class TestRefresh:
     def test_loading_images_stops_when_the_run_ends(self, tmp_path: Path):
         from concurrent.futures import CancelledError
 
-        from qchunk.data.image_store.memory import open_store
+        from qchunk.data.image_store import open_store
 
         root = dataset(tmp_path)
         cfg = config(root, cameras=CAMERAS)
@@ -426,27 +413,3 @@ class TestRefresh:
         write_episode(root / "episode_0.hdf5", 6, 0, jpeg=False, success=True)
         with pytest.raises(DataError, match=r"episode_0\.hdf5: changed since the dataset was opened"):
             Pool(cfg, 0, 0, dataset=opened)
-
-
-class TestWorkers:
-    @pytest.mark.parametrize("threads", [1, 2, 5])
-    def test_every_piece_is_done_once(self, threads: int):
-        done = np.zeros(200, np.int64)
-
-        def work(i: int) -> None:
-            done[i] += 1
-
-        Workers(threads).run(work, 200)
-        assert (done == 1).all()
-
-    @pytest.mark.parametrize("threads", [1, 4])
-    def test_a_failure_is_raised(self, threads: int):
-        def work(i: int) -> None:
-            if i == 7:
-                raise DataError("seven")
-
-        with pytest.raises(DataError, match="seven"):
-            Workers(threads).run(work, 100)
-
-    def test_none_takes_one_a_core(self):
-        assert Workers(0).threads == len(os.sched_getaffinity(0))
