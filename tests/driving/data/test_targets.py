@@ -140,6 +140,14 @@ def test_a_standing_car_keeps_its_heading_and_a_car_that_never_moved_has_none():
     assert not targets.headings(t, pose, np.full(30, np.nan), max_gap_s=0.5)[1].any()
 
 
+def test_a_place_that_jumps_aside_takes_no_heading_from_its_neighbours():
+    """From 0 to 0.3 m and back to 0.05: too far from either to stand there, too near between both to move."""
+    pose = np.full((7, 3), np.nan)
+    pose[:, 0], pose[:, 1] = [-2.0, -1.0, 0.0, 0.3, 0.05, 0.05, 0.05], 0.0
+    known = targets.headings(DT * np.arange(7), pose, np.full(7, np.nan), max_gap_s=0.5)[1]
+    assert known.tolist() == [True, True, True, False, True, True, True]
+
+
 def test_speed_from_positions():
     t = DT * np.arange(30)
     speed, valid = targets.speeds(t, circle(t)[:, :2], max_gap_s=0.5)
