@@ -1,8 +1,9 @@
 """From a folder to a policy, whichever package trained it."""
 
 import importlib
+import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chunkwise.checkpoint.weights import Which
 from chunkwise.config.experiment import ExperimentConfig
@@ -19,6 +20,7 @@ def load_policy(
     config: ExperimentConfig | None = None,
     seed: int = 0,
     allow_code: str | None = None,
+    dtype: Literal["bfloat16"] | None = None,
 ) -> Policy[Any]:
     """Loads a trained policy.
 
@@ -27,7 +29,10 @@ def load_policy(
       checkpoint: "newest", the newest that verifies; "best", by the metric of checkpoint.keep_best; or a step.
       config: For weights that are not a run of this project, which has its own: model, robot, cameras, tokenizer.
       seed: Of what the policy draws.
-      allow_code: `module:function` of the run's agent.factory, which may then be imported: you trust it.
+      allow_code: `module:function` that the run's config names (agent.factory, data.robot.adapter), which may then be
+        imported: you trust it.
+      dtype: In which the weights are kept, where that is a choice: bfloat16 halves the memory of a large model. None:
+        as they were trained, float32.
 
     Raises:
       ConfigError: It is no run, or a pretraining, which has no policy; or the config is missing or damaged.
@@ -45,4 +50,7 @@ def load_policy(
             "that says what model and robot they are for"
         )
     module = importlib.import_module(f"{package}.policies.policy")
-    return module.load(folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code)
+    chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    if chosen.keys() - inspect.signature(module.load).parameters.keys():
+        raise ConfigError(f"dtype is {dtype}, and policies of {package} are small and keep float32; leave it out")
+    return module.load(folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code, **chosen)

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             checkpoint=which(arguments.checkpoint),
             seed=arguments.seed,
             allow_code=arguments.allow_code,
+            dtype=arguments.dtype,
         )
         if arguments.spec:
             print(json.dumps(policy.spec.plain(), indent=1))
@@ -189,7 +190,12 @@ def _parser() -> argparse.ArgumentParser:
         help="the client's key of an entry, and the policy's, such as observation/image=image/base_0_rgb; repeatable",
     )
     parser.add_argument(
-        "--allow-code", metavar="MODULE:FUNCTION", help="agent.factory of the run, where it is one that you trust"
+        "--allow-code", metavar="MODULE:FUNCTION", help="code that the run names (agent.factory, data.robot.adapter)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16",),
+        help="keep the weights of a large model in bfloat16, in half the memory; by default float32, as trained",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     return parser

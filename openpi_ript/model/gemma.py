@@ -120,7 +120,7 @@ class Embedder(nn.Module):
     @nn.compact
     def __call__(self, tokens: Int[Array, "b n"]) -> Float[Array, "b n d"]:
         table = self.param("input_embedding", nn.initializers.normal(), (self.vocab_size, self.width))
-        return table[tokens] * jnp.sqrt(jnp.float32(self.width))
+        return table[tokens].astype(jnp.float32) * jnp.sqrt(jnp.float32(self.width))
 
 
 class Gemma(nn.Module):

@@ -7,7 +7,7 @@ actions = policy.infer({"image": {"base_0_rgb": image}, "state": state, "prompt"
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from openpi_ript.data import norm
 from openpi_ript.data.inputs import make_inputs
 from openpi_ript.data.transforms import ToOpenPi, adapt_state
 from openpi_ript.model.guidance import guided_sample
-from openpi_ript.model.pi0 import Known, Observation, Pi0, encode, sample_actions
+from openpi_ript.model.pi0 import Known, Observation, Pi0, as_used, encode, sample_actions
 from openpi_ript.policies import saved
 from openpi_ript.robots.adapter import find_adapter
 
@@ -70,6 +70,7 @@ class Policy(policy.Policy[Prepared]):
         step: int = 0,
         seed: int = 0,
         allow_code: bool = False,
+        dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         """A policy from its parts; `from_checkpoint` reads them.
 
@@ -80,6 +81,7 @@ class Policy(policy.Policy[Prepared]):
           step: Updates that made the weights; shown in `metadata`.
           seed: Of the noise from which chunks are sampled.
           allow_code: Whether the user named `module:factory`, if that is what data.robot.adapter is.
+          dtype: In which the weights are kept; bfloat16 halves their memory, and is what openpi's server does.
 
         Raises:
           ConfigError: If the tokenizer is missing, or the adapter is code that the user did not name.
@@ -91,7 +93,12 @@ class Policy(policy.Policy[Prepared]):
                 raise DataError(f"norm statistics: expected {name!r}, found {sorted(stats)}")
         super().__init__(step=step, seed=seed)
         self.config = config
-        self._params = jax.device_put(params, jax.local_devices()[0])
+        self._dtype = dtype
+        device = jax.local_devices()[0]
+        # One at a time: two copies of all weights may be more than there is memory.
+        self._params = jax.tree.map(
+            lambda leaf: jax.device_put(leaf.astype(jnp.dtype(dtype), copy=False), device), params
+        )
         self._stats = stats
         self._inputs = make_inputs(config.model, robot, tuple(data.cameras), config.tokenizer)
         state, action = norm.affines(data, stats)
@@ -116,6 +123,7 @@ class Policy(policy.Policy[Prepared]):
         checkpoint: int | Which = "newest",
         seed: int = 0,
         allow_code: str | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> "Policy":
         """Loads the policy of a run, or of an openpi checkpoint.
 
@@ -126,6 +134,7 @@ class Policy(policy.Policy[Prepared]):
           checkpoint: Which of a run's checkpoints; see chunkwise.checkpoint.weights.
           seed: Of the noise.
           allow_code: `module:factory` of the run's data.robot.adapter, which may then be imported: you trust it.
+          dtype: In which the weights are kept.
 
         Raises:
           ConfigError: If the config is missing, given for a run, or damaged; or the tokenizer is missing.
@@ -147,7 +156,8 @@ class Policy(policy.Policy[Prepared]):
         else:
             step, params = 0, saved.read_openpi_weights(folder, config)
         trusted = own or config.data.robot.adapter == allow_code
-        return cls(config, params, saved.read_stats(folder, config), step=step, seed=seed, allow_code=trusted)
+        stats = saved.read_stats(folder, config)
+        return cls(config, params, stats, step=step, seed=seed, allow_code=trusted, dtype=dtype)
 
     @property
     def spec(self) -> Spec:
@@ -180,6 +190,7 @@ class Policy(policy.Policy[Prepared]):
             "model": self.config.model.kind,
             "cameras": list(self._inputs.cameras),
             "state_dim": robot.state_dim,
+            "dtype": self._dtype,
             "adapter": robot.adapter,
             **self._to_openpi.adapter.metadata,
             "guidance_scale": None if self.config.guidance is None else self.config.guidance.scale,
@@ -307,6 +318,8 @@ class Policy(policy.Policy[Prepared]):
         steps: Int[Array, ""],
         known: Known | None,
     ) -> Float32[Array, "b t a"]:
+        if self._dtype != "float32":
+            params = as_used(params)
         context = encode(self._model, params, observation)
         if self.config.guidance is None:
             return sample_actions(self._model, params, context, noise, steps, known)
@@ -356,8 +369,11 @@ def load(
     checkpoint: int | Which,
     seed: int,
     allow_code: str | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
 ) -> Policy:
     """Loads a policy for `chunkwise.load_policy`; see Policy.from_checkpoint."""
     if not isinstance(config, OpenpiRiptConfig | None):
         raise ConfigError(f"config: expected one of openpi_ript, found {type(config).__name__}")
-    return Policy.from_checkpoint(folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code)
+    return Policy.from_checkpoint(
+        folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code, dtype=dtype
+    )
