@@ -7,9 +7,9 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float64
 
-from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.data.episodes import Episode
 from chunkwise.data.images import decode_jpeg_into
 from chunkwise.data.problems import Problem
 from chunkwise.data.threads import Workers
@@ -38,6 +38,7 @@ from qchunk.data.readers.hdf5 import (
 from qchunk.data.readers.report import (
     EpisodeReport,
     ImageReport,
+    ReportedEpisodes,
     beyond_float32_as_inf,
     check_finite,
     check_lengths,
@@ -176,8 +177,8 @@ def _read(h5: h5py.File, key: str) -> np.ndarray | None:
         return x.astype(np.float64 if key == "sim_qpos" else np.float32)
 
 
-class AlohaSource:
-    """Indexed ALOHA-layout episodes; an EpisodeSource."""
+class AlohaSource(ReportedEpisodes):
+    """Indexed ALOHA-layout episodes."""
 
     def __init__(
         self,
@@ -203,40 +204,17 @@ class AlohaSource:
           base_action: Appends the base's action to the arms'.
           success_reward: Ends an episode whose file does not say where it terminated; None: none does.
         """
-        self._root, self._reports, self._positives, self._task = root, reports, positives, task
-        self._files, self._success_reward = files, success_reward
         self._actions = (action, "base_action") if base_action else (action,)
         self._states = tuple(name for name in ("qpos", "state") if name in reports[0].dims)
-        self._dims = {name: reports[0].dims[name] for name in self._states}
-        self._dims["action"] = sum(reports[0].dims[name] for name in self._actions)
-        self._lengths = np.array([r.length for r in reports], np.int64)
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return [r.id for r in self._reports]
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " episodes"]:
-        return self._lengths
-
-    @property
-    def positives(self) -> Bool[np.ndarray, " episodes"]:
-        return self._positives
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        return self._dims
+        dims = {name: reports[0].dims[name] for name in self._states}
+        dims["action"] = sum(reports[0].dims[name] for name in self._actions)
+        super().__init__(reports, positives, dims)
+        self._root, self._task, self._files, self._success_reward = root, task, files, success_reward
 
     @property
     def images_of(self) -> Sequence[Mapping[str, ImageReport]]:
         """Cameras of each episode by the paths of their datasets, where images were indexed."""
         return [r.images or {} for r in self._reports]
-
-    def __len__(self) -> int:
-        return len(self._reports)
-
-    def manifest_hash(self) -> str:
-        return manifest_hash(r.row() for r in self._reports)
 
     def load(self, index: int) -> Episode:
         report, positive = self._reports[index], bool(self._positives[index])

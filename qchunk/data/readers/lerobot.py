@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64
 
-from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.data.episodes import Episode
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import file_names
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from qchunk.data.conventions import SUCCESS_REWARD, SuccessRule, terminations
-from qchunk.data.readers.report import EpisodeReport, report_rewards
+from qchunk.data.readers.report import EpisodeReport, ReportedEpisodes, report_rewards
 from qchunk.data.relabel import labelled_outcome
 
 KEYS = {
@@ -160,8 +160,8 @@ def _require_features(meta: LeRobotMeta) -> None:
         )
 
 
-class LeRobotSource:
-    """Indexed episodes of a LeRobot dataset; an EpisodeSource. Keeps the tables in memory.
+class LeRobotSource(ReportedEpisodes):
+    """Indexed episodes of a LeRobot dataset. Keeps the tables in memory.
 
     `qpos` of an episode is the observation itself, as in converted files.
     """
@@ -189,34 +189,13 @@ class LeRobotSource:
         Raises:
           DataError: A file is no longer what was indexed.
         """
-        self._reports, self._positives, self._action, self._success_reward = reports, positives, action, success_reward
         dims = reports[0].dims
-        self._dims = {"qpos": dims["qpos"], "state": dims["state"], "action": dims[action]}
+        dims = {"qpos": dims["qpos"], "state": dims["state"], "action": dims[action]}
+        super().__init__(reports, positives, dims)
+        self._action, self._success_reward = action, success_reward
         wanted = {report.id for report in reports}
         found = {f"episode_{table.meta.index:05d}": table for table in _tables(path, files)}
         self._arrays = {name: arrays_of(table.columns) for name, table in found.items() if name in wanted}
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return [report.id for report in self._reports]
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " episodes"]:
-        return np.array([report.length for report in self._reports], np.int64)
-
-    @property
-    def positives(self) -> Bool[np.ndarray, " episodes"]:
-        return self._positives
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        return self._dims
-
-    def __len__(self) -> int:
-        return len(self._reports)
-
-    def manifest_hash(self) -> str:
-        return manifest_hash(report.row() for report in self._reports)
 
     def load(self, index: int) -> Episode:
         report, positive = self._reports[index], bool(self._positives[index])

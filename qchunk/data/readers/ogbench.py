@@ -9,15 +9,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 
-from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.data.episodes import Episode
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from chunkwise.files.npz import read_npz
 from chunkwise.printable import printable
-from qchunk.data.readers.report import EpisodeReport, beyond_float32_as_inf, check_finite, check_lengths
+from qchunk.data.readers.report import (
+    EpisodeReport,
+    ReportedEpisodes,
+    beyond_float32_as_inf,
+    check_finite,
+    check_lengths,
+)
 from qchunk.data.relabel import SingleTask, labelled_outcome
 
 KEYS = {
@@ -142,8 +148,8 @@ def _cut(arrays: Mapping[str, np.ndarray], first: int, last: int) -> dict[str, n
     return episode
 
 
-class OgbenchSource:
-    """Indexed episodes of one .npz file; an EpisodeSource. Keeps the file's arrays in memory, as OGBench does.
+class OgbenchSource(ReportedEpisodes):
+    """Indexed episodes of one .npz file. Keeps the file's arrays in memory, as OGBench does.
 
     `qpos` of an episode is the observation itself: the file's own qpos is the simulator's, of the whole scene.
     """
@@ -171,38 +177,15 @@ class OgbenchSource:
         Raises:
           DataError: The file is no longer what was indexed.
         """
-        self._reports, self._positives, self._action, self._task = reports, positives, action, task
         width = reports[0].dims["state"]
         actions = reports[0].dims["action"] if action == "action" else width
-        self._dims = {"qpos": width, "state": width, "action": actions}
-        self._lengths = np.array([r.length for r in reports], np.int64)
+        super().__init__(reports, positives, {"qpos": width, "state": width, "action": actions})
+        self._action, self._task = action, task
         files.require_unchanged(files.place(reports[0].path))
         self._arrays, _ = _read(path)
         files.require_unchanged(files.place(reports[0].path))
         boundaries = _boundaries(self._arrays["terminal"])
         self._spans = [boundaries[int(r.id.rpartition("#")[2])] for r in reports]
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return [r.id for r in self._reports]
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " episodes"]:
-        return self._lengths
-
-    @property
-    def positives(self) -> Bool[np.ndarray, " episodes"]:
-        return self._positives
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        return self._dims
-
-    def __len__(self) -> int:
-        return len(self._reports)
-
-    def manifest_hash(self) -> str:
-        return manifest_hash(r.row() for r in self._reports)
 
     def load(self, index: int) -> Episode:
         positive, length = bool(self._positives[index]), int(self._lengths[index])

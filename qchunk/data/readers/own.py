@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool
 
-from chunkwise.data.episodes import Episode, manifest_hash
+from chunkwise.data.episodes import Episode
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files import trust
 from chunkwise.files.identity import Files
-from qchunk.data.readers.report import EpisodeReport, check_finite, check_lengths
+from qchunk.data.readers.report import EpisodeReport, ReportedEpisodes, check_finite, check_lengths
 
 Read = Callable[[Path], Episode | None]
 
@@ -77,8 +77,8 @@ def _wrong_types(episode: Any) -> str:
     return ", ".join(other)
 
 
-class OwnSource:
-    """Indexed episodes of the user's files; an EpisodeSource."""
+class OwnSource(ReportedEpisodes):
+    """Indexed episodes of the user's files."""
 
     def __init__(
         self,
@@ -91,32 +91,11 @@ class OwnSource:
         read: Read,
     ) -> None:
         """Takes episodes that were found good; reads nothing yet."""
-        self._path, self._reports, self._positives = path, reports, positives
-        self._files, self._action, self._read = files, action, read
         dims = reports[0].dims
-        self._dims = {key: dims[key] for key in dims if key != "action"} | {"action": dims[action]}
-
-    @property
-    def ids(self) -> Sequence[str]:
-        return [report.id for report in self._reports]
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " episodes"]:
-        return np.array([report.length for report in self._reports], np.int64)
-
-    @property
-    def positives(self) -> Bool[np.ndarray, " episodes"]:
-        return self._positives
-
-    @property
-    def dims(self) -> Mapping[str, int]:
-        return self._dims
-
-    def __len__(self) -> int:
-        return len(self._reports)
-
-    def manifest_hash(self) -> str:
-        return manifest_hash(report.row() for report in self._reports)
+        super().__init__(
+            reports, positives, {key: dims[key] for key in dims if key != "action"} | {"action": dims[action]}
+        )
+        self._path, self._files, self._read = path, files, read
 
     def load(self, index: int) -> Episode:
         report = self._reports[index]

@@ -1,11 +1,14 @@
 """What indexing finds out about an episode: facts first, and what is wrong with it whatever the config."""
 
+import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Bool, Int64
 
+from chunkwise.data.episodes import Episode, manifest_hash
 from chunkwise.data.problems import Problem
 
 MOST_REWARDS = 17
@@ -170,3 +173,40 @@ def check_finite(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str
                 Problem(file=file, key=names[key], row=row + int(bad[0]), expected="finite numbers", found=found)
             )
     return problems
+
+
+class ReportedEpisodes(abc.ABC):
+    """Episodes that were found good, as an EpisodeSource; a subclass loads them."""
+
+    def __init__(
+        self, reports: Sequence[EpisodeReport], positives: Bool[np.ndarray, " episodes"], dims: Mapping[str, int]
+    ) -> None:
+        """Takes the episodes' reports and labels, and the width of "action" and of each state array."""
+        self._reports, self._positives, self._dims = reports, positives, dims
+        self._lengths = np.array([report.length for report in reports], np.int64)
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return [report.id for report in self._reports]
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " episodes"]:
+        return self._lengths
+
+    @property
+    def positives(self) -> Bool[np.ndarray, " episodes"]:
+        return self._positives
+
+    @property
+    def dims(self) -> Mapping[str, int]:
+        return self._dims
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def manifest_hash(self) -> str:
+        return manifest_hash(report.row() for report in self._reports)
+
+    @abc.abstractmethod
+    def load(self, index: int) -> Episode:
+        """Reads one episode, as EpisodeSource says."""
