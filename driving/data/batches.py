@@ -14,10 +14,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
 
-from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data.episodes import manifest_hash
 from chunkwise.data.shards import add_pack, is_pack
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.data.stream import StreamConfig, batches_of_run, require_shares
+from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
 from driving.config import DataConfig, Split
@@ -36,26 +36,16 @@ __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_da
 
 
 @runtime_checkable
-class BatchesConfig(Protocol):
+class BatchesConfig(StreamConfig, Protocol):
     """What `make_batches` reads of a run's config."""
 
-    @property
-    def run(self) -> RunConfig: ...
-    @property
-    def train(self) -> TrainConfig: ...
     @property
     def data(self) -> DataConfig: ...
 
 
 def make_batches(config: BatchesConfig, *, start_step: int = 0, shard: int = 0, num_shards: int = 1) -> Iterator[Batch]:
     """Opens the training split of config.data and gives its batches; see `open_data` and `DrivingData.batches`."""
-    return open_data(config.data).batches(
-        seed=config.run.seed,
-        batch_size=config.train.batch_size,
-        start_step=start_step,
-        shard=shard,
-        num_shards=num_shards,
-    )
+    return batches_of_run(open_data(config.data), config, start_step=start_step, shard=shard, num_shards=num_shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,11 +139,7 @@ class DrivingData:
         """
         from driving.data.stream import open_stream  # Grain takes 1 s, and imports jax
 
-        if batch_size % num_shards or not 0 <= shard < num_shards:
-            raise ConfigError(
-                f"train.batch_size {batch_size}: expected a multiple of the number of shards, {num_shards}, and a "
-                f"shard below it, found shard {shard}"
-            )
+        require_shares(batch_size, shard, num_shards)
         return open_stream(self, seed=seed, batch_size=batch_size, start=start_step, shard=shard, shards=num_shards)
 
     def sample(self, row: int, *, decode: bool = True) -> Sample:

@@ -3,8 +3,6 @@
 One record a batch, so that a thread decodes every image into its place and nothing is stacked afterwards.
 """
 
-import sys
-import threading
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +10,8 @@ import grain
 import numpy as np
 from jaxtyping import Int64
 
-from chunkwise.data.sampling import Purpose, generator
+from chunkwise.data.sampling import Purpose
+from chunkwise.data.stream import ENDLESS, EpochOrder, iterator_at
 from driving.config import DataConfig
 from driving.data.augment import Draws, draw
 from driving.data.batch import Batch
@@ -36,12 +35,8 @@ class Samples(Protocol):
 
 def open_stream(data: Samples, *, seed: int, batch_size: int, start: int, shard: int, shards: int) -> Iterator[Batch]:
     """A Grain iterator over the batches of one process, standing at step `start`; see DrivingData.batches."""
-    threads = data.config.read_threads
     batches = StepBatches(data, seed=seed, batch_size=batch_size, shard=shard, shards=shards)
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1 if threads else 0)
-    iterator = iter(batches.to_iter_dataset(options))
-    iterator.set_state({"next_index": start})
-    return iterator
+    return iterator_at(batches, start, threads=data.config.read_threads)
 
 
 class StepBatches(grain.MapDataset[Batch]):
@@ -51,27 +46,15 @@ class StepBatches(grain.MapDataset[Batch]):
         super().__init__()
         self._data, self._seed, self._batch_size = data, seed, batch_size
         self._first, self._rows = shard * batch_size // shards, batch_size // shards
-        self._epochs: dict[int, np.ndarray] = {}
-        self._lock = threading.Lock()
+        self._order = EpochOrder(data.anchors, Purpose.DRIVING_ORDER, seed)
 
     def __len__(self) -> int:
-        return sys.maxsize
+        return ENDLESS
 
     def __getitem__(self, step: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
         begin = step * self._batch_size + self._first
-        places = [divmod(begin + j, len(self._data.anchors)) for j in range(self._rows)]
-        rows = np.array([self._order(epoch)[k] for epoch, k in places], np.int64)
-        config = self._data.config
+        samples = range(begin, begin + self._rows)
+        rows = np.array([self._order[i] for i in samples], np.int64)
+        places, config = [self._order.place(i) for i in samples], self._data.config
         draws = draw(places, seed=self._seed, times=len(config.offsets_s), cameras=len(config.cameras))
         return self._data.batch(rows, draws)
-
-    def _order(self, epoch: int) -> np.ndarray:
-        """Anchors in the order of an epoch."""
-        with self._lock:
-            if epoch not in self._epochs:
-                if len(self._epochs) > 1:  # threads read ahead across one border at most
-                    del self._epochs[min(self._epochs)]
-                self._epochs[epoch] = generator(Purpose.DRIVING_ORDER, self._seed, epoch).permutation(
-                    self._data.anchors
-                )
-            return self._epochs[epoch]

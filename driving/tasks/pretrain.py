@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Key
 
 from chunkwise.arrays import NumpyTree, PyTree
+from chunkwise.data.stream import batches_of_run
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
 from chunkwise.train.gradients import weighted
@@ -88,13 +89,7 @@ class PretrainTask:
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the objectives see of the batches, from update `start_step` on."""
-        batches = self.data.batches(
-            seed=self.config.run.seed,
-            batch_size=self.config.train.batch_size,
-            start_step=start_step,
-            shard=shard,
-            num_shards=num_shards,
-        )
+        batches = batches_of_run(self.data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
         return map(inputs, batches)
 
     def data_fingerprint(self) -> dict[str, Any]:

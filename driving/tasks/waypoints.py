@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Key
 from chunkwise.arrays import NumpyTree, PyTree
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
+from chunkwise.data.stream import batches_of_run
 from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
@@ -83,13 +84,7 @@ class WaypointTask:
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on."""
-        batches = self.data.batches(
-            seed=self.config.run.seed,
-            batch_size=self.config.train.batch_size,
-            start_step=start_step,
-            shard=shard,
-            num_shards=num_shards,
-        )
+        batches = batches_of_run(self.data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
         return (inputs(batch, self.config.data.anchor) for batch in batches)
 
     def data_fingerprint(self) -> dict[str, Any]:

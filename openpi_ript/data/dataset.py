@@ -8,7 +8,6 @@ sample n B + p B / P + j. So the stream does not depend on how many processes re
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data import holdout
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
@@ -24,8 +22,9 @@ from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.pack import ImageReader, PackedImages, read_pack_table
 from chunkwise.data.problems import Problem, list_problems
-from chunkwise.data.sampling import Purpose, generator
+from chunkwise.data.sampling import Purpose
 from chunkwise.data.shards import add_pack, is_pack
+from chunkwise.data.stream import EpochOrder, StreamConfig, batches_of_run, iterator_at, require_shares
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
@@ -36,18 +35,11 @@ from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
 from openpi_ript.robots.adapter import Adapter, find_adapter
 
-SAMPLES = 1 << 40
-"""Length of the endless stream, as Grain wants one."""
-
 
 @runtime_checkable
-class BatchesConfig(Protocol):
+class BatchesConfig(StreamConfig, Protocol):
     """What `make_batches` reads of a run's config."""
 
-    @property
-    def run(self) -> RunConfig: ...
-    @property
-    def train(self) -> TrainConfig: ...
     @property
     def data(self) -> DataConfig: ...
 
@@ -123,55 +115,19 @@ class TrainingData:
         """
         import grain  # 1 s, and imports jax
 
-        if batch_size % num_shards or not 0 <= shard < num_shards:
-            raise ConfigError(
-                f"train.batch_size {batch_size}: expected a multiple of the number of shards, {num_shards}, and a "
-                f"shard below it, found shard {shard}"
-            )
+        require_shares(batch_size, shard, num_shards)
         local = batch_size // num_shards
-        order = Order(self.rows, seed)
+        order = EpochOrder(self.rows, Purpose.RIPT_ORDER, seed)
         dataset = grain.MapDataset.source(order).map(self.raw).map(self.to_openpi).map(self.to_ript)
         dataset = dataset.batch(local, batch_fn=to_training_batch)[shard::num_shards]
-        threads = self.config.read_threads
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1 if threads else 0)
-        iterator = iter(dataset.to_iter_dataset(options))
-        iterator.set_state({"next_index": start_step})
-        return iterator
-
-
-class Order:
-    """Row of sample i: epochs of all rows, each in a permutation drawn from (seed, epoch). A source for Grain."""
-
-    def __init__(self, rows: Int64[np.ndarray, " n"], seed: int) -> None:
-        self._rows = rows
-        self._seed = seed
-        self._epochs: dict[int, np.ndarray] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        epoch, k = divmod(int(index), len(self._rows))
-        with self._lock:
-            if epoch not in self._epochs:
-                if len(self._epochs) > 1:  # threads read ahead across one border at most
-                    del self._epochs[min(self._epochs)]
-                self._epochs[epoch] = generator(Purpose.RIPT_ORDER, self._seed, epoch).permutation(len(self._rows))
-            return int(self._rows[self._epochs[epoch][k]])
+        return iterator_at(dataset, start_step, threads=self.config.read_threads)
 
 
 def make_batches(
     config: BatchesConfig, *, shard: int = 0, num_shards: int = 1, start_step: int = 0
 ) -> Iterator[TrainingBatch]:
     """Opens config.data and gives its training batches; see `open_data` and `TrainingData.batches`."""
-    return open_data(config.data).batches(
-        seed=config.run.seed,
-        batch_size=config.train.batch_size,
-        shard=shard,
-        num_shards=num_shards,
-        start_step=start_step,
-    )
+    return batches_of_run(open_data(config.data), config, start_step=start_step, shard=shard, num_shards=num_shards)
 
 
 def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool = False) -> TrainingData:

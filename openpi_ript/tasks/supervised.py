@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Key
 
 from chunkwise.arrays import NumpyTree, PyTree
 from chunkwise.data.norm_stats import as_lists
+from chunkwise.data.stream import batches_of_run
 from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
@@ -101,13 +102,7 @@ class SupervisedTask:
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Model inputs from update `start_step` on."""
-        batches = self.data.batches(
-            seed=self.config.run.seed,
-            batch_size=self.config.train.batch_size,
-            start_step=start_step,
-            shard=shard,
-            num_shards=num_shards,
-        )
+        batches = batches_of_run(self.data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
         return map(self.inputs, batches)
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:

@@ -4,7 +4,6 @@ One record a batch, because Grain's bookkeeping costs 11 us a record or more, an
 """
 
 import dataclasses
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 
@@ -14,6 +13,7 @@ from jaxtyping import Int64
 
 from chunkwise.data.buffers import LentBuffers
 from chunkwise.data.sampling import STEPS_PER_BLOCK, block_of_starts
+from chunkwise.data.stream import ENDLESS, iterator_at
 from chunkwise.data.threads import Workers
 from chunkwise.printable import say
 from qchunk.config import QChunkConfig
@@ -38,9 +38,7 @@ def open_stream(
     batches = StepBatches(config, dataset, pieces(config, shard, num_shards), start_step, training=training)
     if not threads:
         return InPlaceIterator(batches, start_step)
-    iterator = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + 1)))
-    iterator.set_state({"next_index": start_step})
-    return iterator
+    return iterator_at(batches, start_step, threads=threads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +111,7 @@ class StepBatches(grain.MapDataset[Batch]):
         self._blocks: dict[int, Block] = {}
 
     def __len__(self) -> int:
-        return sys.maxsize
+        return ENDLESS
 
     @property
     def refresh_wait(self) -> float:

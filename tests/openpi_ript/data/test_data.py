@@ -18,7 +18,7 @@ from openpi_ript.config.experiment import Optimality
 from openpi_ript.data import norm
 from openpi_ript.data.advantage import process, rloo
 from openpi_ript.data.batch import TrainingBatch
-from openpi_ript.data.dataset import Order, TrainingData, make_batches, open_data
+from openpi_ript.data.dataset import TrainingData, make_batches, open_data
 from openpi_ript.data.transforms import init_hash
 from openpi_ript.inspect import Inspection, inspect
 from openpi_ript.pack import pack
@@ -229,13 +229,6 @@ def test_shards_split_the_same_batches(tmp_path: Path, num_shards: int) -> None:
             np.testing.assert_array_equal(np.concatenate([shard[step][key] for shard in shards]), batch[key])
     with pytest.raises(ConfigError, match=r"batch_size 6: expected a multiple of the number of shards, 4"):
         make_batches(settings, num_shards=4)
-
-
-def test_every_frame_is_drawn_once_an_epoch_far_into_the_stream() -> None:
-    order = Order(np.arange(10, 21), seed=0)
-    far = 11 * 123_456_789
-    assert sorted(order[far + k] for k in range(11)) == list(range(10, 21))
-    assert [order[far + k] for k in range(11)] != [order[k] for k in range(11)]
 
 
 @pytest.mark.slow
