@@ -6,7 +6,6 @@
 Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
 from chunkwise.errors import DataError, RunError
 from chunkwise.files import budget
-from chunkwise.files.durable import write_durably
+from chunkwise.files.durable import write_json
 from chunkwise.files.identity import Check, any_files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
@@ -172,7 +171,7 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
 
 def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
     """Writes evaluation.json, prints the table, and gives the metrics for the run's log."""
-    write_durably(folder / REPORT, json.dumps(result, indent=1) + "\n")
+    write_json(folder / REPORT, result)
     print(text([(folder.name, result)]), flush=True)
     metrics: dict[str, float] = {}
     for row, values in result["rows"].items():
@@ -249,7 +248,7 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     _, params = read_weights(run, config, lambda: init(config, rngs.key(0, "init")))
     probed = config.objective is not None
     result = probe(config, params["encoder"]) if probed else compare(config, params, run / PLOT)
-    write_durably(run / REPORT, json.dumps(result, indent=1) + "\n")
+    write_json(run / REPORT, result)
     return result
 
 

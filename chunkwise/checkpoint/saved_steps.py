@@ -9,14 +9,13 @@ before it is announced. So where no save can be read, it tells a run that never 
 beginning, from one whose saves are lost, which must not.
 """
 
-import json
 import os
 import re
 from pathlib import Path
 
 from chunkwise.errors import DataError
 from chunkwise.files import budget
-from chunkwise.files.durable import write_durably
+from chunkwise.files.durable import write_json
 from chunkwise.files.strict_json import parse_json
 
 SAVES = "checkpoints"
@@ -56,7 +55,7 @@ def remains_in(folder: Path) -> list[Path]:
 
 def announce(run: Path, step: int | None) -> None:
     """Notes the newest save of a run, durably; None when it begins. Raises OSError."""
-    write_durably(run / ANNOUNCED, json.dumps({"step": step}) + "\n")
+    write_json(run / ANNOUNCED, {"step": step}, indent=None)
 
 
 def announced(run: Path) -> dict[str, int | None] | None:

@@ -8,7 +8,6 @@ the same noise. `init_hash` is compared at every rollout: another simulator vers
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from chunkwise.envs.collect import Actor, Collector, Job
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
-from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import Comparison, compare
@@ -47,7 +46,7 @@ class Manifest:
     def save(self, path: Path) -> None:
         """Writes manifest.json."""
         make_folders(path.parent)
-        write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        write_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Manifest":
@@ -111,7 +110,7 @@ class Evaluation:
     def save(self, path: Path) -> None:
         """Writes the evaluation as JSON."""
         make_folders(path.parent)
-        write_durably(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+        write_json(path, dataclasses.asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> "Evaluation":

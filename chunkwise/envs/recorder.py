@@ -25,7 +25,7 @@ from typing import Annotated, Any, TypeVar
 from chunkwise.cli.progress import follow
 from chunkwise.config.load import parsed
 from chunkwise.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
-from chunkwise.files.durable import give_name, make_folders, sweep, write_durably
+from chunkwise.files.durable import give_name, make_folders, sweep, write_json
 from chunkwise.files.new_folder import new_folder
 from chunkwise.files.strict_json import read_json
 
@@ -113,7 +113,7 @@ def claim(
         raise ConfigError(f"{path} is not empty and holds no recording; record into another folder")
     versions = {package: importlib.metadata.version(package) for package in packages}
     made = {"made_by": made_by, "config": settings, "versions": versions}
-    write_durably(path / metadata.unfinished, json.dumps(made, indent=2) + "\n")
+    write_json(path / metadata.unfinished, made, indent=2)
     return True
 
 

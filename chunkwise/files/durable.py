@@ -15,12 +15,13 @@ import concurrent.futures
 import contextlib
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 THREADS = 8  # a save has up to hundreds of files, and a device takes several flushes at a time
 
@@ -49,6 +50,11 @@ def write_durably(path: Path, content: bytes | str | Callable[[BinaryIO], object
             file.write(content.encode() if isinstance(content, str) else content)
         file.flush()  # Python's own buffer, of which fsync knows nothing
         os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+    """Replaces a file by a JSON value and a line's end, as `write_durably`; by default a line for each entry."""
+    write_durably(path, json.dumps(value, indent=indent) + "\n")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 A function of the run folders: no clock, no host and no absolute path is in table.md and table.json.
 """
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from chunkwise.config.study import Run, StudyConfig
 from chunkwise.errors import DataError
-from chunkwise.files.durable import scratch_file, write_durably
+from chunkwise.files.durable import scratch_file, write_durably, write_json
 from chunkwise.files.strict_json import parse_json, read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
 from chunkwise.reports.intervals import wilson
@@ -209,7 +208,7 @@ def markdown(found: Mapping[str, Any]) -> str:
 def write(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
     """Writes table.json, table.md and curves.png into the study's folder; returns the table."""
     found = table(study, runs, out, failed)
-    write_durably(out / "table.json", json.dumps(found, indent=1) + "\n")
+    write_json(out / "table.json", found)
     write_durably(out / "table.md", markdown(found))
     draw(study, runs, out)
     return found

@@ -133,7 +133,22 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _WandB:
+class _Service:
+    """A run of a service that numbers its lines itself, and has those of earlier starts."""
+
+    _run: Any
+    _first: int
+    """Step of the first line that it lacks."""
+
+    def write(self, row: Row) -> None:
+        if row["step"] >= self._first:
+            self._run.log(named(row), step=row["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _WandB(_Service):
     """A run of W&B, in the mode that WANDB_MODE says.
 
     Its files lie where W&B puts them (WANDB_DIR): one is a link out of the folder, which a run must not have. Offline
@@ -162,15 +177,8 @@ class _WandB:
         for row in rows:
             self.write(row)
 
-    def write(self, row: Row) -> None:
-        if row["step"] >= self._first:
-            self._run.log(named(row), step=row["step"])
 
-    def close(self) -> None:
-        self._run.finish()
-
-
-class _Trackio:
+class _Trackio(_Service):
     """A run of trackio, in its database on this machine or where TRACKIO_SPACE_ID says."""
 
     def __init__(self, run: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> None:
@@ -188,13 +196,6 @@ class _Trackio:
         self._first = self._run._next_step  # there is no public word for it
         for row in rows:
             self.write(row)
-
-    def write(self, row: Row) -> None:
-        if row["step"] >= self._first:
-            self._run.log(named(row), step=row["step"])
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 _OPENERS: dict[str, Callable[[Path, Mapping[str, Any], Sequence[Row]], Logger]] = {

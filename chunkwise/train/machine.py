@@ -8,7 +8,6 @@ machine.json is a list: the machine of the run's first update, and each other on
 """
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -18,7 +17,7 @@ from typing import Any
 from chunkwise.distributed import processes
 from chunkwise.distributed.cores import cores
 from chunkwise.errors import DataError, StorageError
-from chunkwise.files.durable import write_durably
+from chunkwise.files.durable import write_json
 from chunkwise.files.strict_json import read_json
 
 NAME = "machine.json"
@@ -74,7 +73,7 @@ def note(run: Path, step: int) -> None:
     entries = before if before and not changed else [*before, {"step": step} | now]
     if entries != known:
         try:
-            write_durably(path, json.dumps(entries, indent=1) + "\n")
+            write_json(path, entries)
         except OSError as error:
             raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -33,7 +33,7 @@ from chunkwise.config.saved import fingerprint, flatten, resume_rules, without_y
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
-from chunkwise.files.durable import make_folders, sweep, write_durably
+from chunkwise.files.durable import make_folders, sweep, write_json
 from chunkwise.files.identity import Files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
@@ -109,7 +109,7 @@ class RunFolder:
         if holds_run:
             self._require_same_config(config)
         sweep(self.path)
-        write_durably(self.path / "config.json", json.dumps(flatten(config), indent=1) + "\n")
+        write_json(self.path / "config.json", flatten(config))
         self._files.enter_context(log_file.logged(self.path))
         self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab", buffering=0)))
         self._timing = Appender(self._files.enter_context(open(self.path / "timing.jsonl", "ab", buffering=0)))
@@ -191,7 +191,7 @@ class RunFolder:
         """Writes done.json."""
         if processes.is_primary():
             with _storage_error(self.path, "done.json"):
-                write_durably(self.path / "done.json", json.dumps(line) + "\n")
+                write_json(self.path / "done.json", line, indent=None)
 
 
 class Appender:

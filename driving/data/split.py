@@ -6,7 +6,6 @@ recording, measures memory.
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from chunkwise.errors import DataError
-from chunkwise.files.durable import write_durably
+from chunkwise.files.durable import write_json
 from chunkwise.files.strict_json import read_json
 from driving.config import Split
 from driving.data.index import Index
@@ -103,7 +102,7 @@ def _groups(index: Index) -> list[str]:
 
 def save_manifest(manifest: Manifest, file: Path) -> None:
     """Writes a manifest. Raises OSError if the folder cannot be written."""
-    write_durably(file, json.dumps({"format": FORMAT, **manifest.episodes}, indent=1) + "\n")
+    write_json(file, {"format": FORMAT, **manifest.episodes})
 
 
 def load_manifest(file: Path) -> Manifest:

@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from chunkwise.arrays import PyTree
 from chunkwise.data.holdout import spaced
-from chunkwise.train import rngs
 from chunkwise.train.gradients import weighted
+from chunkwise.train.held_out import HeldOutMeans
 from chunkwise.train.metrics import Mean
 from driving.data.batches import DrivingData
 from driving.tasks import objectives
@@ -38,7 +36,7 @@ class HeldOut:
         def means(params: PyTree, batch: Any, key: Key[Array, ""]) -> dict[str, Mean]:
             return task.loss(params, params["encoder"], batch, key)[1]
 
-        self._means = jax.jit(means)
+        self._means = HeldOutMeans(means)
 
     def measure(self, params: PyTree) -> dict[str, float]:
         """Returns means over all batches, by name: `holdout/loss`, and `holdout/<name>` of each that training logs.
@@ -49,11 +47,7 @@ class HeldOut:
         Raises:
           DataError: An image cannot be read.
         """
-        total: dict[str, Mean] = {}
-        for number, rows in enumerate(self.rows):
-            batch = jax.device_put(inputs(self._data.batch(rows)))
-            found = self._means(params, batch, rngs.key(0, "holdout", number))
-            total = jax.tree.map(jnp.add, total, found) if total else found
+        total = self._means(params, (inputs(self._data.batch(rows)) for rows in self.rows))
         values = {"loss": float(weighted(total, self._weights))}
         values |= {name: float(mean.value()) for name, mean in total.items() if float(mean.count) > 0}
         return {f"holdout/{name}": value for name, value in values.items()}

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
 from chunkwise.arrays import PyTree
 from chunkwise.data.holdout import spaced
-from chunkwise.train import rngs
+from chunkwise.train.held_out import HeldOutMeans
 from chunkwise.train.metrics import Mean
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import to_training_batch
@@ -44,7 +43,7 @@ class HeldOut:
         def means(params: PyTree, batch: Any, key: Key[Array, ""]) -> dict[str, Mean]:
             return loss_of(model, params, batch, key, guidance)[1]
 
-        self._means = jax.jit(means)
+        self._means = HeldOutMeans(means)
 
     def measure(self, params: PyTree) -> dict[str, float]:
         """Returns means over all real steps of all windows, by name.
@@ -55,11 +54,10 @@ class HeldOut:
         Raises:
           DataError: An image cannot be read.
         """
-        total: dict[str, Mean] = {}
-        for number, rows in enumerate(self.rows):
-            batch = self._inputs(to_training_batch([self._data.sample(row) for row in rows.tolist()]))
-            found = self._means(params, jax.device_put(batch), rngs.key(0, "holdout", number))
-            total = jax.tree.map(jnp.add, total, found) if total else found
+        batches = (
+            self._inputs(to_training_batch([self._data.sample(row) for row in rows.tolist()])) for rows in self.rows
+        )
+        total = self._means(params, batches)
         values = {name: mean for name, mean in jax.device_get(total).items() if mean.count > 0}
         names = {name: "loss" if name == self._objective else name for name in values}
         return {f"holdout/{names[name]}": float(mean.value()) for name, mean in values.items()}

@@ -21,7 +21,7 @@ from jaxtyping import Float32, Int64, UInt8
 
 from chunkwise.data.episodes import chunk_returns, first_steps, steps_to_termination
 from chunkwise.errors import DataError
-from chunkwise.files.durable import make_folders, sync_folder, write_durably
+from chunkwise.files.durable import make_folders, sync_folder, write_json
 from qchunk.config import QChunkConfig
 from qchunk.data import Batch, Dataset, Observations
 
@@ -69,7 +69,7 @@ class Log:
         """
         make_folders(self._path.parent)
         described = [(name, self._dtype[name].base.str, self._dtype[name].shape) for name in self._dtype.names or ()]
-        write_durably(self._path.parent / "layout.json", json.dumps(described) + "\n")
+        write_json(self._path.parent / "layout.json", described, indent=None)
         self.rows = self.crc32 = 0
         records = self.follow(rows, crc32)
         with open(self._path, "ab") as file:
