@@ -4,6 +4,7 @@ import dataclasses
 import enum
 from typing import Literal
 
+from chunkwise.config.augmentation import AugmentationConfig
 from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
@@ -275,6 +276,8 @@ class OpenpiRiptConfig(ExperimentConfig):
     data: DataConfig
     guidance: GuidanceConfig | None = None
     """None: supervised fine-tuning, every action is imitated. Else guided training (CFG-RIPT) on the advantages."""
+    augment: AugmentationConfig | None = None
+    """Random changes of the training images, on the device; None: they are seen as they were recorded."""
     tokenizer: str = dataclasses.field(metadata=FREE_ON_RESUME)
     """PaliGemma's tokenizer.model."""
     weights: str | None = None
@@ -294,6 +297,8 @@ class OpenpiRiptConfig(ExperimentConfig):
     def __post_init__(self) -> None:
         self._require_equal("data.horizon", self.data.horizon, "model.action_horizon", self.model.action_horizon)
         size = (self.model.image_size, self.model.image_size)
+        if self.augment is not None and not self.data.cameras:
+            raise ValueError("augment is set and data.cameras is empty; expected None where there are no images")
         if self.data.cameras:
             self._require_equal("data.image_size", self.data.image_size, "model.image_size, twice,", size)
         for name in ("target_state_dim", "action_dim"):

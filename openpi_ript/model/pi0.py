@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, UInt8
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, Real
 
 from chunkwise.models.flow_matching import inpainting, straight_path
 from chunkwise.train.metrics import Mean, mean_of
@@ -39,8 +39,8 @@ class Observation(NamedTuple):
     A camera that a robot does not have may be absent, or present and masked out: the result is the same.
     """
 
-    images: UInt8[Array, "b k h w c"]
-    """RGB, 0 to 255; scaled to [-1, 1] on the device."""
+    images: Real[Array, "b k h w c"]
+    """RGB, 0 to 255, uint8, or float32 where they were augmented; scaled to [-1, 1] on the device."""
     image_mask: Bool[Array, "b k"]
     """False where a sample lacks that camera."""
     state: Float32[Array, "b s"]
@@ -106,11 +106,11 @@ class Pi0(nn.Module):
         """Runs images and prompt through the language model, and keeps keys and values.
 
         Raises:
-          ValueError: If the images are not uint8 of the configured size.
+          ValueError: If the images are neither uint8 nor float32, or not of the configured size.
         """
         b, k, *size = observation.images.shape
         expected = [self.config.image_size, self.config.image_size, 3]
-        if observation.images.dtype != jnp.uint8 or size != expected:
+        if observation.images.dtype not in (jnp.uint8, jnp.float32) or size != expected:
             raise ValueError(
                 f"images are {observation.images.dtype} {size}; expected uint8 {expected}, resized on the host"
             )

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from chunkwise.arrays import NumpyTree, PyTree
 from chunkwise.data.norm_stats import as_lists
 from chunkwise.data.stream import batches_of_run
 from chunkwise.errors import ConfigError
+from chunkwise.models.augmentation import augmented
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
 from chunkwise.train.metrics import Mean, mean_of
@@ -86,11 +87,21 @@ class SupervisedTask:
         """One update of the weights that train."""
         key = rngs.key(self.config.run.seed, "loss", state.step)
         weights = {objective_name(self.config.guidance): 1.0}
+        batch = self._augmented(batch, state.step)
         gradient, metrics = gradients.gradient(
             self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         return state.apply_gradients(gradient, self._optimiser), metrics
+
+    def _augmented(self, batch: Any, step: Int[Array, ""]) -> Any:
+        """The batch with other images, drawn from (run.seed, step)."""
+        if self.config.augment is None:
+            return batch
+        observation, key = batch["observation"], rngs.key(self.config.run.seed, "augmentation", step)
+        moves = ["wrist" not in name for name in sorted(self.config.data.cameras)]
+        images = augmented(observation["images"], key, self.config.augment, moves)
+        return {**batch, "observation": {**observation, "images": images}}
 
     def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
         params = stop_frozen(gathered_outside_layers(params), self._trains)
