@@ -1,22 +1,28 @@
 """openpi_ript/robots by hand-computed numbers; test_openpi_policies.py compares the whole with openpi's own."""
 
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.policies.execution import Committed
+from chunkwise.policies.load import load_policy
 from openpi_ript import config as configs
-from openpi_ript.config import DataConfig, EnvConfig, EvalConfig, OpenpiRiptConfig, RobotConfig
+from openpi_ript.config import DataConfig, EnvConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, toy
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
 from openpi_ript.robots.adapter import Adapter, as_bytes, find_adapter, joined
 from openpi_ript.robots.aloha import Aloha
 from openpi_ript.robots.libero import Libero, rotation_vector
-from tests.openpi_ript.robots.openpi_cases import POLICIES, observation
-from tests.openpi_ript.robots.test_openpi_policies import config_of, make_policy
+from openpi_ript.train import main
+from tests.chunkwise.policies.serving import running
+from tests.openpi_ript.robots.openpi_cases import POLICIES, Case, observation
+from tests.openpi_ript.robots.test_openpi_policies import TOKENIZER, config_of, make_policy
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
@@ -210,3 +216,60 @@ def test_libero_reads_one_state_of_its_environment() -> None:
     assert with_env().env is not None
     with pytest.raises(ValueError, match=r"env.state is .* and what data.robot.adapter libero reads is"):
         with_env(state=("robot0_eef_pos",))
+
+
+@pytest.mark.slow
+def test_a_run_with_an_adapter_of_ones_own_is_loaded_where_it_is_trusted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    columns = {"observation.state": rng.uniform(0, 1, (12, 2)), "action": rng.uniform(0, 1, (12, 2))}
+    root = _dataset(tmp_path / "set", **{name: x.astype(np.float32) for name, x in columns.items()})
+    name = f"{__name__}:Doubled"
+    robot = RobotConfig(state_dim=2, target_state_dim=4, action_dim=2, relative_dims=(0,), adapter=name)
+    data = DataConfig(path=str(root), robot=robot, cameras={}, horizon=8, action_norm="mean_std")
+    model, tokenizer = toy("pi0"), str(TOKENIZER)
+    run = RunConfig(dir=str(tmp_path / "run"))
+    train = TrainConfig(steps=1, batch_size=2)
+    main(OpenpiRiptConfig(run=run, train=train, model=model, data=data, tokenizer=tokenizer), "test")
+    with pytest.raises(ConfigError, match=r"adapter is .*:Doubled', which would import Python code"):
+        load_policy(tmp_path / "run")
+    policy = load_policy(tmp_path / "run", allow_code=name)
+    state = np.array([0.25, 0.5], np.float32)
+    noise = rng.standard_normal((8, 8)).astype(np.float32)
+    actions = policy.infer({"state": state, "prompt": "go"}, noise=noise)["actions"]
+    stats = open_data(data, allow_code=True).stats
+    chunk = policy.act([policy.prepare({"state": state, "prompt": "go"}, noise=noise)])[0][0, :, :2]
+    by_hand = chunk * (stats["actions"].std + 1e-6) + stats["actions"].mean + np.array([0.5, 0.0])
+    np.testing.assert_allclose(actions, by_hand, atol=1e-5)  # twice 0.25 was subtracted, and is added again
+
+
+@pytest.mark.slow
+def test_what_is_committed_and_rows_of_a_batch_are_the_robots_too() -> None:
+    policy = make_policy(POLICIES[0])
+    rows = [observation(POLICIES[0], number) for number in (3, 5)]  # the first of floats, and of another size
+    both = [policy.infer(sent, noise=noise)["actions"] for sent, noise in rows]
+    third, fifth = (dict(sent) for sent, _ in rows)
+    state = np.stack([third["state"], fifth["state"]])
+    images = {name: np.stack([image] * 2) for name, image in fifth["images"].items() if name != "cam_right_wrist"}
+    batch = {"state": state, "images": images, "prompt": [third["prompt"], fifth["prompt"]]}
+    got = policy.infer(batch, noise=np.stack([noise for _, noise in rows]))["actions"]
+    assert got.shape == (2, 6, 14)
+    own = policy.infer({**fifth, "images": {k: v[1] for k, v in images.items()}}, noise=rows[1][1])["actions"]
+    np.testing.assert_allclose(got[1], own, atol=1e-4)
+    known = policy._known([Committed(actions=both[0], weights=np.ones(6, np.float32))], state[:1])
+    back = policy._to_openpi.observed_action(known["actions"][..., :14], state[:1])
+    np.testing.assert_allclose(back[0], both[0], atol=1e-5)
+
+
+# websockets 17.1 deprecates the way in which openpi-client 0.1.0 connects.
+@pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [POLICIES[0], POLICIES[3], POLICIES[7]], ids=lambda case: case.name)
+def test_openpis_own_client_is_answered(case: Case) -> None:
+    policy = make_policy(case)
+    with running(policy) as port:
+        its = importlib.import_module("openpi_client.websocket_client_policy").WebsocketClientPolicy("127.0.0.1", port)
+        assert its.get_server_metadata()["adapter"] == case.robot
+        for number in range(6):
+            sent, _ = observation(case, number)
+            assert its.infer(sent)["actions"].shape == (6, policy.config.data.robot.action_dim)
+        its._ws.close()
