@@ -92,10 +92,14 @@ class AdvantageConfig:
     uniform_groups: Literal["keep", "drop"] = "keep"
     """Groups of one rollout or of equal rewards: kept with advantage 0, or left out: their frames are not drawn, and
     they have no part in the statistics of the steps below (RIPT)."""
-    normalization: Literal["none", "standard", "min_max", "robust"] = "standard"
-    """standard: (A - mean) / std. min_max: to 0..1. robust: (A - median) / (1.4826 median absolute deviation)."""
-    clipping: Literal["none", "symmetric", "quantile"] = "symmetric"
-    """symmetric: to +-clip_value. quantile: to the quantiles clip_quantile and 1 - clip_quantile."""
+    normalization: Literal["none", "zero_mean", "standard", "min_max", "robust"] = "standard"
+    """zero_mean: A - mean. standard: (A - mean) / std. min_max: to 0..1. robust: (A - median) / (1.4826 median absolute
+    deviation)."""
+    ddof: Literal[0, 1] = 0
+    """The standard deviation of n values divides by n - ddof: 0 as numpy does, 1 as torch does."""
+    clipping: Literal["none", "symmetric", "sigma", "quantile"] = "symmetric"
+    """symmetric: to +-clip_value. sigma: to the mean +- clip_value standard deviations of what was normalised.
+    quantile: to the quantiles clip_quantile and 1 - clip_quantile."""
     clip_value: float = 3.0
     clip_quantile: float = 0.05
     negative_handling: Literal["none", "softplus", "relu", "shift", "exponential"] = "softplus"
@@ -108,6 +112,11 @@ class AdvantageConfig:
         require_positive(self, "clip_value", "temperature", "max_weight")
         if not 0 <= self.clip_quantile < 0.5:
             raise ValueError(f"advantage.clip_quantile is {self.clip_quantile}; expected 0 to below 0.5")
+        if self.ddof and self.normalization not in ("standard", "robust") and self.clipping != "sigma":
+            raise ValueError(
+                f"advantage.ddof is {self.ddof}, and neither advantage.normalization {self.normalization!r} nor "
+                f"advantage.clipping {self.clipping!r} has a standard deviation; expected 0"
+            )
 
 
 def default_cameras() -> dict[str, str]:

@@ -84,9 +84,10 @@ class RolloutConfig:
     initial_states: int = 200
     """Initial states from which groups are taken; none of them is one of the evaluation's."""
     retry_after: int = 0
-    """Updates for which an initial state whose rollouts all had the same outcome is not tried again."""
+    """Updates for which an initial state that all of its rollouts solved is not tried again."""
     replay_rounds: int = 1
-    """Newest rounds whose rollouts are drawn from."""
+    """Newest rounds whose rollouts are drawn from, as far as they have something to learn from. Where none has, the
+    updates imitate the dataset."""
     objective: Literal["guided", "rejection"] = "guided"
     """guided: advantages inside each group label its rollouts. rejection: all successful rollouts of a round, those of
     groups without a difference too, are imitated as demonstrations are, and nothing else (rejection sampling)."""

@@ -7,11 +7,12 @@ sample; after `negative_handling` it says nothing any more.
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32
 
+from chunkwise.errors import DataError
 from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.config.experiment import Optimality
 
 EXTREME = 1e6
-"""Largest advantage that is let through; beyond it, and for Inf, this value with its sign is used."""
+"""Largest advantage that is let through; beyond it this value with its sign is used."""
 MIN_MAD = 1e-6
 """Share of the standard deviation below which the median absolute deviation is not divided by."""
 MAD_TO_STD = 1.4826
@@ -72,23 +73,31 @@ def label(raw: Float[np.ndarray, " n"]) -> Int32[np.ndarray, " n"]:
 def process(
     advantages: Float[np.ndarray, " n"], config: AdvantageConfig
 ) -> tuple[Float32[np.ndarray, " n"], dict[str, int]]:
-    """Shapes advantages: made finite, normalised, clipped, negatives handled, in this order.
+    """Shapes advantages: NaN and extreme values replaced, normalised, clipped, negatives handled, in this order.
 
-    Whatever comes in, what goes out is finite. A constant input is normalised to 0.
+    What goes out is finite. A constant input is normalised to 0. An infinite advantage would decide the mean and the
+    deviation alone, and so flatten all others: it is refused.
 
     Args:
       advantages: One for each rollout (or sample); the statistics are taken over all of them.
       config: Which steps are done.
 
     Returns:
-      The weights, and how many values were replaced: "nan" (by 0), "inf", "extreme" (by +-EXTREME), "clipped", and
+      The weights, and how many values were replaced: "nan" (by 0), "extreme" (by +-EXTREME), "clipped", and
       "negative" (values below 0 that negative_handling changed), "capped" (exponential weights at max_weight).
+
+    Raises:
+      DataError: An advantage is infinite.
     """
     x = advantages.astype(np.float64)
-    nan, inf = np.isnan(x), np.isinf(x)
+    if len(infinite := np.flatnonzero(np.isinf(x))):
+        raise DataError(
+            f"advantages: expected finite numbers, found {x[infinite[0]]} in row {infinite[0]} ({len(infinite)} of "
+            f"{len(x)} rows); look at the rewards of that rollout"
+        )
+    nan = np.isnan(x)
     x = np.where(nan, 0.0, x)
-    extreme = np.abs(x) > EXTREME
-    counts = {"nan": nan.sum(), "inf": inf.sum(), "extreme": (extreme & ~inf).sum()}
+    counts = {"nan": nan.sum(), "extreme": (np.abs(x) > EXTREME).sum()}
     x = _normalize(np.clip(x, -EXTREME, EXTREME), config)
     clipped = _clip(x, config)
     counts["clipped"] = (clipped != x).sum()
@@ -106,7 +115,9 @@ def _normalize(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64
         return np.zeros_like(x)
     if config.normalization == "min_max":
         return (x - x.min()) / (x.max() - x.min())
-    centre, spread = x.mean(), x.std()
+    if config.normalization == "zero_mean":
+        return x - x.mean()
+    centre, spread = x.mean(), x.std(ddof=config.ddof)
     if config.normalization == "robust":
         centre = np.median(x)
         deviation = MAD_TO_STD * np.median(np.abs(x - centre))
@@ -120,6 +131,9 @@ def _clip(x: Float64[np.ndarray, " n"], config: AdvantageConfig) -> Float64[np.n
         return x
     if config.clipping == "symmetric":
         return np.clip(x, -config.clip_value, config.clip_value)
+    if config.clipping == "sigma":
+        reach = config.clip_value * x.std(ddof=config.ddof) if len(x) > 1 else 0.0
+        return np.clip(x, x.mean() - reach, x.mean() + reach)
     return np.clip(x, np.quantile(x, config.clip_quantile), np.quantile(x, 1 - config.clip_quantile))
 
 

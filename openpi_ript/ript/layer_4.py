@@ -5,7 +5,6 @@ import numpy as np
 from chunkwise.data.images import resize_with_pad
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
-from openpi_ript.config.experiment import Optimality
 from openpi_ript.data.batch import EpisodeRecord, Observation
 from openpi_ript.envs.layer_4 import IMAGES
 
@@ -45,7 +44,7 @@ def layer_4(
         "actions": list(rollout.actions[np.minimum(frames, rollout.length - 1)]),
         "action_is_pad": list(frames >= rollout.length),
         "task": rollout.prompt,
-        "success": optimality == Optimality.POSITIVE,
+        "success": rollout.success,
         "optimality": optimality,
         "total_reward": advantage,
     }

@@ -3,9 +3,11 @@
     collect groups until enough of them hold both outcomes -> label each rollout by its advantage -> `updates` updates
 
 arXiv:2505.17016, with the guided loss in place of its policy gradient. A group whose rollouts all end alike carries no
-signal: it is not trained on, and its initial state rests for `retry_after` updates. Everything is a function of the
-seed, the step and the weights: a round's rollouts lie in a folder named after step and weights, and a run that was
-killed takes those it finds there and plays the others.
+signal and is not trained on. An initial state that every rollout of its group solved rests for `retry_after` updates,
+and is tried again then; one that none solved is not spared. Rounds older than `replay_rounds` are let go of. Where that
+leaves nothing to learn from, as when all states are solved, the updates of the round imitate the dataset. Everything is
+a function of the seed, the step and the weights: a round's rollouts lie in a folder named after step and weights, and a
+run that was killed takes those it finds there and plays the others.
 """
 
 import dataclasses
@@ -29,14 +31,12 @@ from openpi_ript.ript.rollout_data import Group, training_data
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rest:
-    """An initial state whose rollouts all had one outcome, and is not tried again for a while."""
+    """An initial state that all of its rollouts solved, and that is not tried again for a while."""
 
     state: int
     init_hash: str
     step: int
     """Updates behind the policy that showed it."""
-    success: bool
-    """Of all rollouts, or of none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,9 @@ class Ript:
             return None
         alike = [group for group in groups if not group.mixed]
         resting += [
-            Rest(state=group.state, init_hash=group.init_hash, step=step, success=group.rollouts[0].success)
+            Rest(state=group.state, init_hash=group.init_hash, step=step)
             for group in alike
+            if group.rollouts[0].success
         ]
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         successes = [float(rollout.success) for rollout in rollouts]
@@ -118,9 +119,16 @@ class Ript:
             "rollouts/resting_states": [float(len(resting))],
         }
         new = Round(step=step, folder=folder.name, groups=[group.files for group in self._useful(groups)])
-        rounds = self._remembered(new)
+        rounds = self._remembered(new, solved=all(successes))
+        if not rounds:
+            print(
+                f"step {step}: nothing to learn from, every group ended alike and {len(resting)} of "
+                f"{self._rollout.initial_states} initial states rest, solved; the next {self.every} updates imitate "
+                "the dataset",
+                flush=True,
+            )
         self._resting, self._rounds, self._training = resting, rounds, self._load(rounds)
-        return metrics
+        return {name: values for name, values in metrics.items() if values}
 
     def batches(
         self,
@@ -130,7 +138,8 @@ class Ript:
         shard: int = 0,
         num_shards: int = 1,
     ) -> Iterator[TrainingBatch]:
-        """The dataset's batches up to the first round, then windows of rollouts, any start alike.
+        """The dataset's batches up to the first round, then windows of rollouts, any start alike; the dataset's again
+        where there are no rollouts to learn from.
 
         Args:
           supervised: Batches of the dataset from an update on, of this shard.
@@ -139,15 +148,14 @@ class Ript:
           num_shards: Processes that share a batch.
         """
         rows_here = slice(*(self._config.train.batch_size * i // num_shards for i in (shard, shard + 1)))
-        step = start_step
-        if step < self.start:
-            for batch in supervised(step):
-                yield batch
-                step += 1
-                if step == self.start:
-                    break
+        step, imitated = start_step, None
         while True:
-            assert self._training is not None, "the loop interacts before it takes a batch"
+            if step < self.start or self._training is None:
+                imitated = supervised(step) if imitated is None else imitated
+                yield next(imitated)
+                step += 1
+                continue
+            imitated = None
             rng = generator(Purpose.ROLLOUT_ROWS, self._config.run.seed, step)
             rows = rng.choice(self._training.rows, self._config.train.batch_size)
             yield to_training_batch([self._training.sample(int(row)) for row in rows[rows_here]])
@@ -172,7 +180,11 @@ class Ript:
         """
         if position is None:
             return
-        self._resting = [Rest(**one) for one in position["resting"]]
+        # Earlier versions let states rest that no rollout solved, too, and said which.
+        resting = [{"success": True, **one} for one in position["resting"]]
+        self._resting = [
+            Rest(state=one["state"], init_hash=one["init_hash"], step=one["step"]) for one in resting if one["success"]
+        ]
         self._rounds = [Round(**one) for one in position["rounds"]]
         self._training = self._load(self._rounds)
 
@@ -181,11 +193,6 @@ class Ript:
         settings = self._rollout
         order = generator(Purpose.CANDIDATES, self._config.run.seed, step).permutation(settings.initial_states)
         candidates = [state for state in order.tolist() if state not in resting][: settings.max_groups]
-        if not candidates:
-            raise ConfigError(
-                f"step {step}: all {settings.initial_states} initial states rest; raise rollout.initial_states, or "
-                "lower rollout.retry_after"
-            )
         enough = math.ceil(settings.early_stop * settings.groups)
         groups: list[Group] = []
         while candidates and (found := sum(group.mixed for group in groups)) < enough:
@@ -248,20 +255,24 @@ class Ript:
             return [group for group in groups if any(rollout.success for rollout in group.rollouts)]
         return [group for group in groups if group.mixed]
 
-    def _remembered(self, new: Round) -> list[Round]:
-        """The newest rounds that have something to train on.
+    def _remembered(self, new: Round, *, solved: bool) -> list[Round]:
+        """Returns those of the newest `replay_rounds` rounds that have something to train on.
+
+        Args:
+          new: The newest.
+          solved: Whether all of its rollouts succeeded.
 
         Raises:
-          ConfigError: There has been none yet.
+          ConfigError: It is the first one, and has nothing, and not because all is solved.
         """
-        rounds = [*self._rounds, new][-self._rollout.replay_rounds :] if new.groups else self._rounds
-        if not rounds:
+        if not new.groups and new.step == self.start and not solved:
             raise ConfigError(
                 f"step {new.step}: every group of the first round ended alike, so there is nothing to learn from. "
                 "Start from a policy that neither always succeeds nor always fails (rollout.start, data.path), or "
                 "raise rollout.max_groups, rollout.size"
             )
-        return rounds
+        oldest = new.step - self.every * (self._rollout.replay_rounds - 1)
+        return [one for one in (*self._rounds, new) if one.groups and one.step >= oldest]
 
     def _load(self, rounds: Sequence[Round]) -> TrainingData | None:
         """Reads the rollouts of the rounds, and prepares their windows."""

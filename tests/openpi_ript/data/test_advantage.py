@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chunkwise.errors import DataError
 from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.data.advantage import EXTREME, label, process, rloo, uniform_groups
 
@@ -98,7 +99,7 @@ def test_each_normalization() -> None:
     np.testing.assert_allclose(shape(rare, normalization="robust")[0], [0, 0, 0, 0, 2.5], 1e-6)
 
 
-@pytest.mark.parametrize("normalization", ["standard", "min_max", "robust"])
+@pytest.mark.parametrize("normalization", ["zero_mean", "standard", "min_max", "robust"])
 def test_a_constant_input_is_normalised_to_zero(normalization: str) -> None:
     assert shape([0.7] * 5, normalization=normalization)[0].tolist() == [0.0] * 5
     assert shape([3.0], normalization=normalization)[0].tolist() == [0.0]
@@ -132,17 +133,49 @@ def test_the_steps_come_in_order() -> None:
     found, counts = process(values, AdvantageConfig())
     z = (values - values.mean()) / values.std()  # the success is at 4.36 and is clipped to 3
     np.testing.assert_allclose(found, np.log1p(np.exp(np.minimum(z, 3))), 1e-6)
-    assert counts == {"nan": 0, "inf": 0, "extreme": 0, "clipped": 1, "negative": 19, "capped": 0}
+    assert counts == {"nan": 0, "extreme": 0, "clipped": 1, "negative": 19, "capped": 0}
 
 
 def test_what_is_replaced_is_counted() -> None:
-    values, counts = shape([np.nan, np.inf, -np.inf, 1e9, 2.0, np.nan])
-    assert values.tolist() == [0.0, EXTREME, -EXTREME, EXTREME, 2.0, 0.0]
-    assert counts == {"nan": 2, "inf": 2, "extreme": 1, "clipped": 0, "negative": 0, "capped": 0}
+    values, counts = shape([np.nan, -1e9, 1e9, EXTREME, 2.0, np.nan])
+    assert values.tolist() == [0.0, -EXTREME, EXTREME, EXTREME, 2.0, 0.0]
+    assert counts == {"nan": 2, "extreme": 2, "clipped": 0, "negative": 0, "capped": 0}
+
+
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf])
+def test_an_infinite_advantage_is_refused_by_its_row(infinite: float) -> None:
+    """It would make all others equal: of [0, 1, 1e6] the first two lie 2e-6 deviations apart."""
+    message = rf"advantages: expected finite numbers, found {infinite} in row 2 \(2 of 5 rows\)"
+    with pytest.raises(DataError, match=message):
+        shape([0.0, 1.0, infinite, np.nan, -infinite], normalization="standard")
+
+
+def test_deviations_of_samples_and_of_populations() -> None:
+    """1, 2, 3, 6: mean 3, sum of squares 14, so the variance is 3.5, or 14 / 3 by n - 1."""
+    values = [1.0, 2.0, 3.0, 6.0]
+    centred = np.array([-2.0, -1.0, 0.0, 3.0])
+    assert shape(values, normalization="zero_mean")[0].tolist() == centred.tolist()
+    np.testing.assert_allclose(shape(values, normalization="standard")[0], centred / np.sqrt(3.5), 1e-6)
+    np.testing.assert_allclose(shape(values, normalization="standard", ddof=1)[0], centred / np.sqrt(14 / 3), 1e-6)
+    # One and a half deviations above the mean of 3: 5.81 for the population, 6.24 by n - 1, which 6 does not reach.
+    clipped, counts = shape(values, clipping="sigma", clip_value=1.5)
+    np.testing.assert_allclose(clipped, [1, 2, 3, 3 + 1.5 * np.sqrt(3.5)], 1e-6)
+    assert counts["clipped"] == 1
+    assert shape(values, clipping="sigma", clip_value=1.5, ddof=1)[0].tolist() == values
+    low = shape([-x for x in values], clipping="sigma", clip_value=1.5)[0]
+    np.testing.assert_allclose(low, [-1, -2, -3, -3 - 1.5 * np.sqrt(3.5)], 1e-6)
+    assert shape([4.0], clipping="sigma", ddof=1)[0].tolist() == [4.0]
+
+
+def test_a_divisor_without_a_deviation_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"advantage\.ddof is 1, and neither .* has a standard deviation; expected 0"):
+        AdvantageConfig(normalization="zero_mean", clipping="symmetric", ddof=1)
+    AdvantageConfig(normalization="robust", ddof=1)
+    AdvantageConfig(normalization="none", clipping="sigma", ddof=1)
 
 
 @given(
-    st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20),
+    st.lists(st.floats(allow_nan=True, allow_infinity=False), max_size=20),
     *(st.sampled_from(get_args(HINTS[name])) for name in ("normalization", "clipping", "negative_handling")),
 )
 @settings(deadline=None, max_examples=300)

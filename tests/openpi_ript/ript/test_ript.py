@@ -131,7 +131,7 @@ def test_rollouts_of_different_initial_states_are_no_group():
         Group(state=0, files=["0.npz", "1.npz"], rollouts=rollouts)
 
 
-def test_groups_alike_are_replaced_remembered_and_rest(root: Path, tmp_path: Path):
+def test_groups_alike_are_replaced_and_solved_states_rest(root: Path, tmp_path: Path):
     collector = FakeCollector(lambda state, k: k < 2 if state >= 3 else state == 0)
     config = make_config(root, tmp_path)
     ript = make_ript(config, open_data(config.data), tmp_path, collector)
@@ -144,21 +144,20 @@ def test_groups_alike_are_replaced_remembered_and_rest(root: Path, tmp_path: Pat
     assert told["rollouts/mixed_groups"] == [float(state >= 3) for state in tried]
     assert len(told["rollouts/success"]) == 4 * len(tried)
     position = ript.position()
-    alike = [state for state in tried if state < 3]
-    assert [(rest["state"], rest["success"]) for rest in position["resting"]] == [(s, s == 0) for s in alike]
-    assert [rest["init_hash"] for rest in position["resting"]] == [f"{state:016x}" for state in alike]
+    solved = [state for state in tried if state == 0]
+    assert position["resting"] == [{"state": state, "init_hash": f"{state:016x}", "step": 2} for state in solved]
     assert [[name.split("-")[0] for name in group] for group in position["rounds"][0]["groups"]] == [
         [f"state_{state:05d}"] * 4 for state in mixed
     ]
     collector.played.clear()
     interact(ript, 6, "b")
-    assert not set(states_of(collector.played)) & set(alike), "they rest for 8 updates"
+    assert not set(states_of(collector.played)) & set(solved), "they rest for 8 updates"
     collector.played.clear()
     interact(ript, 10, "c")
     rested = {rest["state"] for rest in position["resting"]}
     still = {rest["state"] for rest in ript.position()["resting"] if rest["step"] == 2}
     assert not still
-    assert rested <= {0, 1, 2}
+    assert rested <= {0}
 
 
 def test_early_stop_goes_on_with_fewer_groups(root: Path, tmp_path: Path):
@@ -171,16 +170,55 @@ def test_early_stop_goes_on_with_fewer_groups(root: Path, tmp_path: Path):
     assert tried.index(3) >= len(tried) - 2, "the wave in which the one mixed group was is the last"
 
 
-def test_a_round_without_signal_keeps_the_last_one(root: Path, tmp_path: Path):
+def test_rounds_are_let_go_of_by_their_age_and_then_the_dataset_is_imitated(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     solved = False
     collector = FakeCollector(lambda state, k: solved or k < 2)
-    config = make_config(root, tmp_path)
-    ript = make_ript(config, open_data(config.data), tmp_path, collector)
+    config = make_config(root, tmp_path, replay_rounds=2, retry_after=100)
+    data = open_data(config.data)
+    ript = make_ript(config, data, tmp_path, collector)
+
+    def supervised(start: int) -> Any:
+        return data.batches(seed=5, batch_size=4, start_step=start)
+
+    def actions(step: int, ript: Ript = ript) -> np.ndarray:
+        return next(ript.batches(supervised, step))["action"]
+
     interact(ript, 2)
     rounds = ript.position()["rounds"]
     solved = True
     interact(ript, 6, "b")
-    assert ript.position()["rounds"] == rounds
+    assert ript.position()["rounds"] == rounds, "the round before last is one of the newest two"
+    assert not np.array_equal(actions(6), next(supervised(6))["action"])
+    capsys.readouterr()
+    told = interact(ript, 10, "c")
+    assert ript.position()["rounds"] == []
+    resting = len(ript.position()["resting"])
+    said = f"step 10: nothing to learn from, every group ended alike and {resting} of 6 initial states rest, solved"
+    assert said in capsys.readouterr().out
+    assert told is not None
+    assert set(told) >= {"rollouts/success", "rollouts/resting_states"}
+    for ahead, batch in zip(range(2), ript.batches(supervised, 10), strict=False):
+        np.testing.assert_array_equal(batch["action"], next(supervised(10 + ahead))["action"])
+
+    interact(ript, 14, "d")
+    collector.played.clear()
+    assert interact(ript, 18, "e") == {"rollouts/resting_states": [6.0]}, "all rest, so none is tried"
+    assert collector.played == []
+    again = make_ript(config, data, tmp_path, collector)
+    again.rewind(ript.position())
+    np.testing.assert_array_equal(actions(18, again), actions(18))
+    solved = False
+    interact(again, 110, "f")
+    assert [one["step"] for one in again.position()["rounds"]] == [110], "they are checked again"
+    assert not np.array_equal(actions(110, again), next(supervised(110))["action"])
+
+
+def test_a_first_round_that_solves_all_goes_on_and_one_that_solves_nothing_is_refused(root: Path, tmp_path: Path):
+    config = make_config(root, tmp_path)
+    ript = make_ript(config, open_data(config.data), tmp_path / "y", FakeCollector(lambda state, k: True))
+    assert interact(ript, 2)["rollouts/success"] == [1.0] * 16
     hopeless = make_ript(config, open_data(config.data), tmp_path / "x", FakeCollector(lambda state, k: False))
     with pytest.raises(ConfigError, match="every group of the first round ended alike"):
         interact(hopeless, 2)

@@ -174,15 +174,15 @@ def test_waves_fill_what_is_missing_and_stop_when_there_is_enough(root: Path, tm
 
 @pytest.mark.slow
 def test_a_state_rests_until_just_before_the_update_at_which_it_may_return(root: Path, tmp_path: Path):
-    """All states but one end alike; resting 8 updates from step 2 on, they are back at step 10 and not at 9."""
+    """All states but one are solved; resting 8 updates from step 2 on, they are back at step 10 and not at 9."""
     good = order_of(2)[1]
-    one = Round(root, tmp_path, lambda state, k: state == good and k < 2, groups=1, max_groups=2, retry_after=8)
+    one = Round(root, tmp_path, lambda state, k: state != good or k < 2, groups=1, max_groups=2, retry_after=8)
     told = one.interact(2)
     (bad,) = (state for state in one.tried() if state != good)
     assert told["rollouts/resting_states"] == [1.0]
     for step, rests in ((9, True), (10, False)):
         order = order_of(step)
-        again = Round(root, tmp_path / str(step), lambda state, k: state == good and k < 2,
+        again = Round(root, tmp_path / str(step), lambda state, k: state != good or k < 2,
                       groups=1, max_groups=STATES, retry_after=8)  # fmt: skip
         again.ript._resting = list(one.ript._resting)
         told = again.interact(step, "b")
@@ -255,7 +255,7 @@ def test_two_rounds_are_replayed_after_a_resume_too_and_the_oldest_goes(root: Pa
 @pytest.mark.slow
 def test_who_rests_is_known_after_a_resume(root: Path, tmp_path: Path):
     a, b = order_of(2)[:2]
-    one = Round(root, tmp_path, lambda state, k: state != a and k < 2, retry_after=8)
+    one = Round(root, tmp_path, lambda state, k: state == a or k < 2, retry_after=8)
     one.interact(2, "a")
     resumed = Round(root, tmp_path, half, retry_after=8)
     resumed.ript.rewind(one.ript.position())
@@ -283,8 +283,15 @@ def test_what_is_told_of_a_round(root: Path, tmp_path: Path):
         "rollouts/success": [0.0] * 4 + [1.0, 0.0, 0.0, 0.0] * 2,
         "rollouts/length": [4.0] * 12,
         "rollouts/mixed_groups": [0.0, 1.0, 1.0],
-        "rollouts/resting_states": [1.0],
-    }
+        "rollouts/resting_states": [0.0],
+    }, "what no rollout solved is tried again"
+
+
+def test_of_a_position_of_before_only_solved_states_rest_on(root: Path, tmp_path: Path):
+    one = Round(root, tmp_path, half, retry_after=8)
+    resting = [{"state": state, "init_hash": f"{state:016x}", "step": 2, "success": state == 4} for state in (1, 4)]
+    one.ript.rewind({"rounds": [], "resting": resting})
+    assert one.ript.position()["resting"] == [{"state": 4, "init_hash": f"{4:016x}", "step": 2}]
 
 
 @pytest.mark.slow
