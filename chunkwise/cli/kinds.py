@@ -17,7 +17,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 
 def package_of_data(path: Path, verb: str) -> str:
-    """Returns the package that reads a dataset.
+    """Returns the package that reads a dataset, or that made a run.
 
     Args:
       path: Folder or file.
@@ -27,6 +27,8 @@ def package_of_data(path: Path, verb: str) -> str:
       ConfigError: It cannot be told; the message says how to name it.
       DataError: A manifest cannot be read.
     """
+    if is_run(path):
+        return package_of(path)
     if (path / "meta" / "info.json").is_file():
         return "openpi_ript"
     if (path / "manifest.json").is_file():

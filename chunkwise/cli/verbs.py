@@ -102,9 +102,9 @@ VERBS: dict[str, Verb] = {
         modules={"qchunk": "qchunk.record", "driving": "driving.record"},
     ),
     "convert": Verb(
-        summary="convert a public dataset to a package's own format",
+        summary="convert a public dataset to a package's own format, or rollouts to LeRobot's",
         example="chunkwise convert qchunk demos.hdf5 datasets/demos",
-        modules={"qchunk": "qchunk.convert", "driving": "driving.convert"},
+        modules={"qchunk": "qchunk.convert", "openpi_ript": "openpi_ript.convert", "driving": "driving.convert"},
         told_by="data",
     ),
     "pack": Verb(

@@ -1,0 +1,112 @@
+"""Rollouts of a run as a LeRobot dataset: what was seen, done and reached, and RIPT's groups again."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.cli import verbs
+from chunkwise.data.lerobot.meta import read_meta
+from chunkwise.envs.rollout import load, save
+from chunkwise.errors import DataError
+from chunkwise.train.run_dir import RunFolder
+from openpi_ript import convert
+from openpi_ript.config.experiment import AdvantageConfig, DataConfig, EvalConfig, RobotConfig, toy
+from openpi_ript.data.dataset import open_data
+from openpi_ript.policies.saved import TOKENIZER
+from tests.openpi_ript.small_run import make_dataset, small_config
+from tests.openpi_ript.toy_rollouts import make_rollout, point
+
+CAMERAS = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
+SHOWN = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
+OUTCOMES = {(4, 0, 0): True, (4, 0, 1): False, (4, 0, 2): False, (8, 5, 0): True, (8, 5, 1): True, (8, 5, 2): False}
+"""Whether a rollout succeeded, by step, initial state and number."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("convert")
+    root = make_dataset(folder)
+    robot = RobotConfig(state_dim=2, target_state_dim=4, action_dim=3)
+    data = DataConfig(path=str(root), robot=robot, cameras=CAMERAS, horizon=8, image_size=(28, 28))
+    acting: dict[str, Any] = {"env": point(cameras=SHOWN), "eval": EvalConfig(), "guidance": None}
+    config = small_config(root, folder / "run", data=data, model=toy("pi0"), **acting)
+    with RunFolder(config, "test"):
+        pass
+    (folder / "run" / TOKENIZER).write_bytes((root / "tokenizer.model").read_bytes())
+    for (step, state, k), success in OUTCOMES.items():
+        one = make_rollout(4 + k, success=success, seed=1000 + state, init_hash=f"{state:016x}")
+        save(folder / f"run/rollouts/step_{step:08d}-abc/state_{state:05d}-{k:02d}.npz", one)
+    return folder / "run"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_every_rollout_is_an_episode_and_groups_are_found_again(run: Path, tmp_path: Path, capsys: Any):
+    out = tmp_path / "out"
+    assert convert.main([str(run), str(out)]) == 0
+    assert "wrote 6 episodes" in capsys.readouterr().out
+    assert read_meta(out).fps == 10, "the simulated point's"
+    data = DataConfig(
+        path=str(out),
+        robot=RobotConfig(state_dim=2, target_state_dim=2, action_dim=3),
+        cameras=CAMERAS,
+        horizon=2,
+        image_size=(12, 12),
+        state_norm="none",
+        init_key="initial_state",
+        advantage=AdvantageConfig(normalization="none", clipping="none", negative_handling="none"),
+    )
+    opened = open_data(data)
+    # Leave-one-out: 1 0 0 gives 1, -1/2, -1/2; 1 1 0 gives 1/2, 1/2, -1.
+    rollouts = opened.to_ript.rollouts
+    np.testing.assert_allclose(rollouts.raw_advantage, [1, -0.5, -0.5, 0.5, 0.5, -1])
+    assert rollouts.success.tolist() == list(OUTCOMES.values())
+    row = 0
+    for path in convert.find_rollouts(run):
+        rollout = load(path)
+        for t in range(rollout.length):
+            sample = opened.sample(row)
+            np.testing.assert_array_equal(sample["state"], rollout.observations["position"][t])
+            np.testing.assert_array_equal(sample["action"][0], rollout.actions[t])
+            for name, seen in SHOWN.items():
+                np.testing.assert_array_equal(sample["image"][name], rollout.observations[seen][t])
+            row += 1
+    assert row == len(opened.rows)
+
+
+def test_the_same_rollouts_give_the_same_bytes_and_later_rounds_alone(run: Path, tmp_path: Path):
+    for name in "ab":
+        convert.convert(run, tmp_path / name, fps=7)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert convert.convert(run, tmp_path / "late", first_step=5, fps=7) == 3
+    assert read_meta(tmp_path / "late").fps == 7
+
+
+def test_what_cannot_be_converted_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "there").mkdir()
+    for words, code, message in [
+        ([str(run), str(tmp_path / "there")], 64, "exists; convert into a folder that does not exist yet"),
+        ([str(run), str(tmp_path / "x"), "--first-step", "9"], 65, "expected rollouts of update 9 or later"),
+        ([str(run), str(tmp_path / "x"), "--fps", "0"], 64, "--fps is 0"),
+        ([str(run.parent / "dataset"), str(tmp_path / "x")], 64, "is a LeRobot dataset already"),
+        ([str(tmp_path), str(tmp_path / "x")], 64, "config.json"),
+    ]:
+        assert convert.main(words) == code
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+    config = convert.read_config(run)
+    blind = make_rollout(4)
+    blind = dataclasses.replace(blind, observations={"position": blind.observations["position"]})
+    with pytest.raises(
+        DataError, match=r"one.npz: expected observations \['agentview_image', 'robot0_eye_in_hand_image'\]"
+    ):
+        convert.recorded(blind, config, tmp_path / "one.npz")
+
+
+def test_a_run_tells_its_package(run: Path):
+    assert verbs.resolve(["convert", str(run), "out"]) == ("openpi_ript.convert", [str(run), "out"])
