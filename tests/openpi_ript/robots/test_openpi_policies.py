@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.data.norm_stats import NormStats
-from openpi_ript import config as configs
-from openpi_ript.config import DataConfig, GemmaConfig, ModelConfig, OpenpiRiptConfig, RobotConfig, SiglipConfig
+from openpi_ript.config import GemmaConfig, OpenpiRiptConfig, SiglipConfig
+from openpi_ript.config.published import PUBLISHED, published
 from openpi_ript.data import norm
 from openpi_ript.data.inputs import ToModel, make_inputs, pad_last
 from openpi_ript.data.tokenizer import PromptTokenizer
@@ -24,49 +23,35 @@ from tests.openpi_ript.toy_policy import OWN
 
 TOKENIZER = OWN / "openpi_policies.model"
 CAMERAS = {name: name for name in ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")}
-EXTRA_DELTA = dataclasses.replace(configs.LIBERO, relative_dims=(0, 1, 2, 3, 4, 5))
-ROBOTS: dict[str, RobotConfig] = {
-    "pi0_aloha": configs.ALOHA,
-    "pi05_aloha": configs.ALOHA,
-    "pi0_aloha_sim": dataclasses.replace(configs.ALOHA, relative_dims=()),
-    "pi0_droid": configs.DROID,
-    "pi05_droid": configs.DROID,
-    "pi05_full_droid_finetune": configs.DROID_POSITION,
-    "pi0_libero": EXTRA_DELTA,
-    "pi05_libero": configs.LIBERO,
+HORIZONS = {
+    "pi0_aloha": 50,
+    "pi05_aloha": 50,
+    "pi0_aloha_sim": 50,
+    "pi0_droid": 10,
+    "pi05_droid": 15,
+    "pi05_full_droid_finetune": 16,
+    "pi0_libero": 50,
+    "pi05_libero": 10,
 }
-"""What docs/openpi_ript.md says of each config of openpi."""
+"""openpi's `action_horizon`; here all have that of openpi_cases.py."""
 
 
 def config_of(case: Case) -> OpenpiRiptConfig:
-    """The run's config that stands for openpi's, with small sizes."""
-    tokens = configs.PROMPT_TOKENS[case.kind]
-    norm = "mean_std" if case.kind == "pi0" else "quantile"
-    model = ModelConfig(
-        kind=case.kind,
+    """openpi's config, with small sizes and three cameras."""
+    config = published(case.name, tokenizer=str(TOKENIZER))
+    model = dataclasses.replace(
+        config.model,
         vision=SiglipConfig(**SIZES["vision"]),
         language=GemmaConfig(**SIZES["language"]),
         expert=GemmaConfig(**SIZES["expert"]),
-        vocab_size=PromptTokenizer(TOKENIZER, tokens).vocab_size,
-        prompt_tokens=tokens,
-        state_in_prompt=False if case.name == "pi05_libero" else None,
+        vocab_size=PromptTokenizer(TOKENIZER, config.model.prompt_tokens).vocab_size,
         dtype="float32",
         remat=False,
         **{name: SIZES[name] for name in ("image_size", "action_dim", "action_horizon")},
     )
-    data = DataConfig(
-        path="unused",
-        robot=ROBOTS[case.name],
-        cameras=CAMERAS,
-        horizon=SIZES["action_horizon"],
-        image_size=(SIZES["image_size"],) * 2,
-        state_norm=norm,
-        action_norm=norm,
-        default_prompt=case.default_prompt,
-    )
-    return OpenpiRiptConfig(
-        run=RunConfig(), train=TrainConfig(steps=1, batch_size=1), model=model, data=data, tokenizer=str(TOKENIZER)
-    )
+    size = (SIZES["image_size"],) * 2
+    data = dataclasses.replace(config.data, cameras=CAMERAS, horizon=SIZES["action_horizon"], image_size=size)
+    return dataclasses.replace(config, model=model, data=data)
 
 
 def make_policy(case: Case) -> Policy:
@@ -75,6 +60,24 @@ def make_policy(case: Case) -> Policy:
     drawn = {name: openpi_cases.weight(name, leaf.shape) for name, leaf in shapes.items()}
     stats = {name: NormStats(**one) for name, one in openpi_cases.statistics(case).items()}
     return Policy(config, traverse_util.unflatten_dict(drawn, sep="/"), stats)
+
+
+@pytest.mark.parametrize("case", POLICIES, ids=lambda case: case.name)
+def test_published_policies_have_openpis_sizes(case: Case) -> None:
+    config = published(case.name, tokenizer="tokenizer.model")
+    assert (config.model.kind, config.model.action_horizon) == (case.kind, HORIZONS[case.name])
+    assert (config.model.action_dim, config.data.default_prompt) == (32, case.default_prompt)
+
+
+def test_all_published_names_make_a_config_and_others_say_which_there_are() -> None:
+    for name in PUBLISHED:
+        config = published(name, tokenizer="tokenizer.model", path="set")
+        assert config.data.path == "set"
+        assert (config.model.language.lora is not None) == ("low_mem" in name)
+    with pytest.raises(ValueError, match=r"'pi0_fast_droid': expected one of pi0_aloha, .*writes actions as tokens"):
+        published("pi0_fast_droid", tokenizer="tokenizer.model")
+    with pytest.raises(ValueError, match=r"'pi0_alhoa': expected one of pi0_aloha, .*pi05_libero$"):
+        published("pi0_alhoa", tokenizer="tokenizer.model")
 
 
 @pytest.mark.slow
