@@ -73,7 +73,8 @@ class QCAgent(Agent):
         after = batch["next_observations"]
         a_next = self.policy(jax.lax.stop_gradient(params), after, key)
         q_next = self._q(target["critic"], self.encode(target, "critic", after), a_next)
-        return chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
+        y = chunk_td_target(batch, self._aggregate(q_next), discount=self.config.agent.discount)
+        return jax.lax.stop_gradient(y)
 
     def critic_loss(self, params: PyTree, target: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
         """Returns the mean of (Q(s, a) - y)^2 over the ensemble and the rows that agent.partial_chunks keeps."""

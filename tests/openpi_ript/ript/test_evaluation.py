@@ -85,7 +85,7 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
     class Acting(Straight):
         """Stands for the run's policy: without a scale of its own it takes the config's."""
 
-        def __init__(self, *_: Any) -> None:
+        def __init__(self, *_: Any, **__: Any) -> None:
             super().__init__(0.0)
             self.guidance_scale: float | None = None
 
@@ -100,7 +100,8 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
 
     settings = SimpleNamespace(seed=0, final_episodes=2)
     chunk = SimpleNamespace(action_horizon=Straight().chunk[0])
-    config = SimpleNamespace(env=point(), eval=settings, guidance=SimpleNamespace(scale=1.5), model=chunk)
+    adapted = SimpleNamespace(robot=SimpleNamespace(adapter="none"))
+    config = SimpleNamespace(env=point(), eval=settings, guidance=SimpleNamespace(scale=1.5), model=chunk, data=adapted)
     monkeypatch.setattr(saved, "read_config", lambda _: config)
     monkeypatch.setattr(saved, "read_run_weights", lambda *_: (7, {}))
     monkeypatch.setattr(saved, "read_stats", lambda *_: {})
