@@ -41,7 +41,7 @@ from chunkwise.train.update import run_updates
 from qchunk.agents.make import make_agent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import make_batches, open_dataset
-from qchunk.evaluate import rollouts
+from qchunk.evaluate import evaluate
 from qchunk.policies.policy import by_row
 
 EPISODES, FRAMES, OBSERVATION, ACTION, BATCH = 20, 1000, 28, 5, 256
@@ -184,8 +184,10 @@ def compare_evaluation(folder: str, peer: Peer, rounds: int) -> None:
 
     def evaluation() -> float:
         began = time.perf_counter()
-        done = rollouts(policy, PEER_TASK, seed=0, step=0, episodes=10, num_envs=10, horizon=5)
-        return (time.perf_counter() - began) / sum(len(one.actions) for one in done)
+        lengths: list[int] = []
+        play: dict[str, Any] = {"seed": 0, "step": 0, "episodes": 10, "num_envs": 10, "horizon": 5}
+        evaluate(policy, PEER_TASK, **play, done=lambda _, rollout: lengths.append(len(rollout.actions)))
+        return (time.perf_counter() - began) / sum(lengths)
 
     def official() -> float:
         seconds, steps = peer.ask("evaluate 1")

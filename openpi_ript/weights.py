@@ -100,7 +100,7 @@ def load_safetensors(file: str | Path, model: Pi0 | None = None) -> dict[str, An
     """Weights from a safetensors file, dtypes as stored.
 
     Args:
-      file: Written by `save_safetensors`, tensors named by path, "a/b/c"; or of openpi's or LeRobot's PyTorch model.
+      file: Tensors named by path, "a/b/c"; or those of openpi's or LeRobot's PyTorch model.
       model: That PyTorch's tensors are of; other files do not need it.
 
     Raises:
@@ -121,15 +121,6 @@ def load_safetensors(file: str | Path, model: Pi0 | None = None) -> dict[str, An
         raise DataError(f"{file}: expected tensors named by path, found PyTorch's; say which model they are of")
     wanted = {name: leaf.shape for name, leaf in model_shapes(model).items() if not _may_be_fresh(name)}
     return traverse_util.unflatten_dict(from_pytorch(tensors, wanted), sep="/")
-
-
-def save_safetensors(params: Mapping[str, Any], file: str | Path) -> None:
-    """Writes weights as one safetensors file, tensors named by path, "a/b/c"; the file appears whole or not at all."""
-    from safetensors.numpy import save_file
-
-    path = Path(file)
-    with scratch_file(path) as scratch:
-        save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, scratch)
 
 
 def save_pytorch(params: Mapping[str, Any], file: str | Path, flavour: Flavour) -> None:

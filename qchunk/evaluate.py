@@ -169,33 +169,6 @@ def _collector(
     return Collector(workers, execution=execution, max_steps=max_steps)
 
 
-def rollouts(
-    policy: Policy,
-    env_id: str,
-    *,
-    seed: int,
-    step: int,
-    episodes: int,
-    num_envs: int,
-    horizon: int,
-    view: simulators.View | None = None,
-) -> list[Rollout]:
-    """Plays the episodes of `evaluate`, and returns them in order."""
-    finished: dict[int, Rollout] = {}
-    evaluate(
-        policy,
-        env_id,
-        seed=seed,
-        step=step,
-        episodes=episodes,
-        num_envs=num_envs,
-        horizon=horizon,
-        view=view,
-        done=lambda job, rollout: finished.update({job.number: rollout}),
-    )
-    return [finished[episode] for episode in range(episodes)]
-
-
 def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
     """Returns the cameras of the environment as the networks are used to them; None without cameras."""
     render_size = config.eval.render_size

@@ -20,8 +20,6 @@ from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM, retried, root_cause
 
 NAME = "dataset_files.gz"
-FINGERPRINT = "files"
-"""Key of a task's data fingerprint that holds the digest of its files."""
 _HEAD = "chunkwise-dataset-files-1"
 MAX_NAMED = 20
 _PIECE = 1 << 20

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Real
 
 from chunkwise.arrays import PyTree
 from chunkwise.state import TrainState
@@ -22,7 +22,7 @@ from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.sharding import all_gather_params
 from qchunk.config import QChunkConfig
 from qchunk.data import Dims
-from qchunk.models.networks import Critic, ReluCritic, apply, policy_input, require_images
+from qchunk.models.networks import Critic, ReluCritic, apply
 from qchunk.models.vision import ImageEncoder, augment
 
 Batch = Mapping[str, Any]  # arrays of a qchunk.data.Batch
@@ -182,6 +182,28 @@ class Agent(abc.ABC):
         ):
             if array.shape[1:] != expected:
                 raise ValueError(f"batch {name} has shape {array.shape}; expected (b, {', '.join(map(str, expected))})")
+
+
+def policy_input(observations: Mapping[str, Any], name: Literal["qpos", "state"]) -> Float[Array, "b s"]:
+    """Returns the array that the networks see.
+
+    Raises:
+      ValueError: If the dataset has no such array.
+    """
+    if observations[name] is None:
+        raise ValueError(f"data.observation is {name!r}, which the batch lacks; set it to an array that is recorded")
+    return observations[name]
+
+
+def require_images(observations: Mapping[str, Any]) -> Real[Array, "b k h w 3"]:
+    """Returns the cameras' images, 0 to 255.
+
+    Raises:
+      ValueError: If the batch has none.
+    """
+    if observations["images"] is None:
+        raise ValueError("agent.encoder is set, but the batch has no images; name them in data.cameras")
+    return observations["images"]
 
 
 def chunk_td_target(batch: Batch, next_value: Float[Array, " b"], *, discount: float) -> Float[Array, " b"]:

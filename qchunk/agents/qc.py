@@ -2,6 +2,9 @@
 
 Q-chunking: arXiv:2507.07969. FQL (the flow policy and its distillation): arXiv:2502.02538. Symbols beside those of
 base.py: v velocity of the behaviour flow, pi policy, mu one-step policy, N samples, alpha weight of the distillation.
+
+All of QC-FQL is in four files: this one; base.py, the update, the target critic, and the observation as a network sees
+it; qchunk/models/networks.py, the networks, MLPs all; and chunkwise/models/flow_matching.py, the path and its sampler.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ from chunkwise.files.identity import Files, open_files
 from qchunk.config import DataConfig
 from qchunk.data.mixture import names_within
 from qchunk.data.readers import aloha, lerobot, ogbench, own
-from qchunk.data.readers.report import EpisodeReport, from_json
+from qchunk.data.readers.report import EpisodeReport, GoodEpisodes, from_json
 from qchunk.data.relabel import single_task
 from qchunk.data.selection import Selection, select
 
@@ -64,25 +64,21 @@ def make_source(selection: Selection, data: DataConfig, files: Files) -> Episode
       ConfigError: data.task names no task, or the simulator is not installed.
     """
     task = None if data.task is None else single_task(data.task)
-    path, good, positives = Path(data.path), selection.reports, selection.positives
-    if ":" in data.format:
-        read = own.reader(data.format)
-        return own.OwnSource(path, good, positives, files=files, action=data.action, read=read)
-    if data.format == "lerobot":
-        success = selection.success_reward
-        return lerobot.LeRobotSource(path, good, positives, files=files, action=data.action, success_reward=success)
-    if data.format == "ogbench_npz":
-        return ogbench.OgbenchSource(path, good, positives, files=files, action=data.action, task=task)
-    return aloha.AlohaSource(
-        path,
-        good,
-        positives,
+    good = GoodEpisodes(
+        path=Path(data.path),
+        reports=selection.reports,
+        positives=selection.positives,
         files=files,
         action=data.action,
-        task=task,
-        base_action=data.base_action,
-        success_reward=selection.success_reward,
     )
+    if ":" in data.format:
+        return own.OwnSource(good, own.reader(data.format))
+    success = selection.success_reward
+    if data.format == "lerobot":
+        return lerobot.LeRobotSource(good, success_reward=success)
+    if data.format == "ogbench_npz":
+        return ogbench.OgbenchSource(good, task=task)
+    return aloha.AlohaSource(good, task=task, base_action=data.base_action, success_reward=success)
 
 
 def _refuse_or_note(selection: Selection, data: DataConfig, notes: list[str]) -> None:

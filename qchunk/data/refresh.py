@@ -121,15 +121,11 @@ class Refreshes:
 
     SECONDS_BETWEEN_LINES = 30.0
 
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
+    def __init__(self) -> None:
         self._epoch: int | None = None  # with which the last line began
         self._lines = 0
         self._began = 0.0
         self._before = 0.0  # waited at the first pool, then at the last line
-        self._first = 0.0
-        self.waited = 0.0
-        """Seconds waited for refreshes so far."""
 
     def note(self, place: Place, waited: float) -> str | None:
         """A line for the first batch of a run, for the first new epoch, and then for one every 30 s at most; call it
@@ -140,9 +136,8 @@ class Refreshes:
           waited: Seconds waited for pools so far, the first included.
         """
         if self._epoch is None:
-            self._epoch, self._began, self._first, self._before = place.epoch, time.perf_counter(), waited, waited
+            self._epoch, self._began, self._before = place.epoch, time.perf_counter(), waited
             return f"the first pool was waited for {waited:.1f} s"
-        self.waited = waited - self._first
         if place.epoch <= self._epoch:
             return None
         now = time.perf_counter()

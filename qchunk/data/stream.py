@@ -106,17 +106,12 @@ class StepBatches(grain.MapDataset[Batch]):
             self._kept = KeptImages(self._store.spare, self._store.form.image_size)
         # Threads build a few steps ahead: the last pool stays until all of them have left it.
         self._pools = PoolLoader(self._load, margin=min(config.data.read_threads, self._schedule.shortest - 1))
-        self._refreshes, self._number = Refreshes(self._schedule), -1
+        self._refreshes, self._number = Refreshes(), -1
         self._pools.start(self._schedule.number(self._schedule.place(start_step)))
         self._blocks: dict[int, Block] = {}
 
     def __len__(self) -> int:
         return ENDLESS
-
-    @property
-    def refresh_wait(self) -> float:
-        """Seconds that batches have waited for a refresh of the pool; the first pool is not counted."""
-        return self._refreshes.waited
 
     def __getitem__(self, step: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
         place = self._schedule.place(step)

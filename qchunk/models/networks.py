@@ -4,12 +4,11 @@ A chunk is flat here: d = t a numbers. Initialisers, activation, and layer norm 
 implementations of Q-chunking (arXiv:2507.07969) and FQL (arXiv:2502.02538).
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Real
+from jaxtyping import Array, Float
 
 from chunkwise.arrays import PyTree
 from chunkwise.models.layers import KERNEL_INIT, MLP
@@ -126,28 +125,6 @@ def _ensemble(member: type[nn.Module], size: int) -> Any:
         out_axes=0,
         axis_size=size,
     )
-
-
-def policy_input(observations: Mapping[str, Any], name: Literal["qpos", "state"]) -> Float[Array, "b s"]:
-    """The array that the networks see.
-
-    Raises:
-      ValueError: If the dataset has no such array.
-    """
-    if observations[name] is None:
-        raise ValueError(f"data.observation is {name!r}, which the batch lacks; set it to an array that is recorded")
-    return observations[name]
-
-
-def require_images(observations: Mapping[str, Any]) -> Real[Array, "b k h w 3"]:
-    """The cameras' images, 0 to 255.
-
-    Raises:
-      ValueError: If the batch has none.
-    """
-    if observations["images"] is None:
-        raise ValueError("agent.encoder is set, but the batch has no images; name them in data.cameras")
-    return observations["images"]
 
 
 def apply(network: nn.Module, params: PyTree, *inputs: Array) -> Array:

@@ -1,7 +1,7 @@
 """What the networks see of images: convolutional encoders, and augmentation on the device inside the step.
 
 Images are uint8 (b, k, h, w, 3) until they are here; recoloured ones are float32, 0 to 255. Which loss trains which
-encoder is decided in qchunk/agents/make.py, `Agent.see`; config.EncoderConfig describes it.
+encoder is decided in qchunk/agents/base.py, `Agent.encode`; config.EncoderConfig describes it.
 """
 
 from functools import partial

@@ -25,7 +25,7 @@ from openpi_ript.model.lora import only_where, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
 from openpi_ript.tasks.supervised import SupervisedTask
 from openpi_ript.train import main
-from openpi_ript.weights import by_path, save_openpi, save_safetensors
+from openpi_ript.weights import by_path, save_openpi
 from tests.openpi_ript.small_run import (
     RECORD,
     make_dataset,
@@ -35,7 +35,7 @@ from tests.openpi_ript.small_run import (
     small_config,
     supervised,
 )
-from tests.openpi_ript.toy_policy import compiled, make_model, random_params
+from tests.openpi_ript.toy_policy import compiled, make_model, random_params, save_safetensors
 
 
 @pytest.fixture(scope="module")

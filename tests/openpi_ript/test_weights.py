@@ -20,7 +20,6 @@ from openpi_ript.weights import (
     load_openpi,
     load_safetensors,
     save_openpi,
-    save_safetensors,
 )
 from tests.openpi_ript.toy_policy import (
     CHECKPOINTS,
@@ -29,6 +28,7 @@ from tests.openpi_ript.toy_policy import (
     make_model,
     make_observation,
     random_params,
+    save_safetensors,
 )
 
 

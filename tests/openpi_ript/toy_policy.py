@@ -9,9 +9,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import save_file
 
 from openpi_ript.config.experiment import ModelConfig, toy
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
+from openpi_ript.weights import by_path
 
 # Compiling dominates these tests: without LLVM's passes and XLA's fusion a gradient compiles in 1.5 s instead of 11 s.
 compiled = functools.partial(
@@ -83,3 +85,8 @@ def assert_trees_close(got: Mapping[str, Any], expected: Mapping[str, Any], rela
             other = other[key.key]
         scale = max(float(jnp.abs(leaf).max()), 0.01 * largest)
         np.testing.assert_allclose(other, leaf, rtol=0, atol=relative * scale, err_msg=jax.tree_util.keystr(path))
+
+
+def save_safetensors(params: Any, file: Path) -> None:
+    """Writes weights as one safetensors file, tensors named by path, "a/b/c"."""
+    save_file({name: np.ascontiguousarray(leaf) for name, leaf in by_path(params).items()}, file)

@@ -24,6 +24,7 @@ from qchunk.envs import simulators
 from tests.qchunk import recordings
 from tests.qchunk.online.test_replay import Episodes, dataset_of, episode_of
 from tests.qchunk.online.test_replay import config_of as replay_config
+from tests.qchunk.played import rollouts
 from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
 
 TASK = "cube-single-play-singletask-task2-v0"
@@ -218,7 +219,7 @@ def _feedback(observations: dict[str, np.ndarray], seeds: np.ndarray) -> np.ndar
 @pytest.mark.slow
 def test_the_real_environment_gives_the_same_episodes_again() -> None:
     settings: dict[str, Any] = {"seed": 5, "step": 0, "episodes": 2, "horizon": 5}
-    one, other = (evaluate.rollouts(_feedback, TASK, **settings, num_envs=n) for n in (1, 2))
+    one, other = (rollouts(_feedback, TASK, **settings, num_envs=n) for n in (1, 2))
     for first, again in zip(one, other, strict=True):
         assert (first.seed, first.success, first.init_hash) == (again.seed, again.success, again.init_hash)
         assert (first.success, first.rewards.sum(), again.rewards.sum()) == (False, -200.0, -200.0)
@@ -284,11 +285,11 @@ def test_a_video_of_ogbench(tmp_path: Path) -> None:
     said: list[str] = []
     path = tmp_path / "videos" / "a.mp4"
     settings: Any = {"seed": 5, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 5}
-    rollouts = evaluate.rollouts(_feedback, TASK, **settings)
-    short = {"actions": rollouts[0].actions[:30], "rewards": rollouts[0].rewards[:30]}
-    rollouts = [dataclasses.replace(rollouts[0], **short)]
+    played = rollouts(_feedback, TASK, **settings)
+    short = {"actions": played[0].actions[:30], "rewards": played[0].rewards[:30]}
+    played = [dataclasses.replace(played[0], **short)]
     opener = functools.partial(simulators.make, TASK, video=True)
-    assert render.write_video(opener, rollouts, path, report=said.append) == path, said
+    assert render.write_video(opener, played, path, report=said.append) == path, said
     with av.open(str(path)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(frames) == 1 + 10 + 7  # 30 steps, every third; a second more at 7 a second
@@ -314,9 +315,7 @@ def test_an_environment_of_the_users_own(name: str, task: str) -> None:
     assert isinstance(env, Mine)
     found = (env.spec.task, env.spec.cameras, env.spec.render_size, env.spec.image_size)
     assert found == (task, ("top",), (9, 12), (3, 4))
-    done = evaluate.rollouts(
-        Recorder(), "tests.qchunk.test_evaluate:Mine", seed=1, step=0, episodes=2, num_envs=1, horizon=3
-    )
+    done = rollouts(Recorder(), "tests.qchunk.test_evaluate:Mine", seed=1, step=0, episodes=2, num_envs=1, horizon=3)
     assert {len(rollout.actions) for rollout in done} <= set(range(1, 10))
     with pytest.raises(
         ConfigError, match=r"^eval.env is 'tests.*:Mine', which shows \['qpos', 'state'\]; expected arm"

@@ -14,7 +14,6 @@ from chunkwise.data.images import decode_jpeg_into
 from chunkwise.data.problems import Problem
 from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError, one_line
-from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from qchunk.data.readers.aloha_images import (
     COLOUR,
@@ -37,8 +36,9 @@ from qchunk.data.readers.hdf5 import (
 )
 from qchunk.data.readers.report import (
     EpisodeReport,
+    GoodEpisodes,
     ImageReport,
-    ReportedEpisodes,
+    IndexedEpisodes,
     beyond_float32_as_inf,
     check_finite,
     check_lengths,
@@ -177,17 +177,13 @@ def _read(h5: h5py.File, key: str) -> np.ndarray | None:
         return x.astype(np.float64 if key == "sim_qpos" else np.float32)
 
 
-class AlohaSource(ReportedEpisodes):
+class AlohaSource(IndexedEpisodes):
     """Indexed ALOHA-layout episodes."""
 
     def __init__(
         self,
-        root: Path,
-        reports: Sequence[EpisodeReport],
-        positives: Bool[np.ndarray, " episodes"],
+        good: GoodEpisodes,
         *,
-        files: Files,
-        action: str,
         task: SingleTask | None,
         base_action: bool,
         success_reward: float | None = None,
@@ -195,21 +191,17 @@ class AlohaSource(ReportedEpisodes):
         """Takes episodes that were found good.
 
         Args:
-          root: The dataset's folder.
-          reports: From `examine`.
-          positives: Label of each.
-          files: The dataset's, as they were indexed.
-          action: Short name of the array that holds the actions, action or qpos.
+          good: By the reports of `examine`.
           task: Replaces the file's reward and termination; None keeps them.
           base_action: Appends the base's action to the arms'.
           success_reward: Ends an episode whose file does not say where it terminated; None: none does.
         """
-        self._actions = (action, "base_action") if base_action else (action,)
-        self._states = tuple(name for name in ("qpos", "state") if name in reports[0].dims)
-        dims = {name: reports[0].dims[name] for name in self._states}
-        dims["action"] = sum(reports[0].dims[name] for name in self._actions)
-        super().__init__(reports, positives, dims)
-        self._root, self._task, self._files, self._success_reward = root, task, files, success_reward
+        self._actions = (good.action, "base_action") if base_action else (good.action,)
+        widths = good.reports[0].dims
+        self._states = tuple(name for name in ("qpos", "state") if name in widths)
+        dims = {name: widths[name] for name in self._states}
+        super().__init__(good, dims | {"action": sum(widths[name] for name in self._actions)})
+        self._task, self._success_reward = task, success_reward
 
     @property
     def images_of(self) -> Sequence[Mapping[str, ImageReport]]:
@@ -218,7 +210,7 @@ class AlohaSource(ReportedEpisodes):
 
     def load(self, index: int) -> Episode:
         report, positive = self._reports[index], bool(self._positives[index])
-        path = self._root / report.path
+        path = self._path / report.path
         outcome = ("reward", "terminated") if self._task is None else ("sim_qpos", "button_states")
         wanted = {*self._actions, *self._states, *outcome}
         with self._unchanged(report), open_h5(path) as h5:
@@ -253,7 +245,7 @@ class AlohaSource(ReportedEpisodes):
           DataError: The file is no longer what was indexed.
         """
         report = self._reports[index]
-        path = self._root / report.path
+        path = self._path / report.path
         with self._unchanged(report), open_h5(path) as h5:
             try:
                 yield ImageFile(h5, report)

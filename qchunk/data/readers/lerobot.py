@@ -20,7 +20,7 @@ from chunkwise.data.lerobot.video import file_names
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from qchunk.data.conventions import SUCCESS_REWARD, SuccessRule, terminations
-from qchunk.data.readers.report import EpisodeReport, ReportedEpisodes, report_rewards
+from qchunk.data.readers.report import EpisodeReport, GoodEpisodes, IndexedEpisodes, report_rewards
 from qchunk.data.relabel import labelled_outcome
 
 KEYS = {
@@ -160,41 +160,27 @@ def _require_features(meta: LeRobotMeta) -> None:
         )
 
 
-class LeRobotSource(ReportedEpisodes):
+class LeRobotSource(IndexedEpisodes):
     """Indexed episodes of a LeRobot dataset. Keeps the tables in memory.
 
     `qpos` of an episode is the observation itself, as in converted files.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        reports: Sequence[EpisodeReport],
-        positives: Bool[np.ndarray, " episodes"],
-        *,
-        files: Files,
-        action: str,
-        success_reward: float | None,
-    ) -> None:
+    def __init__(self, good: GoodEpisodes, *, success_reward: float | None) -> None:
         """Takes episodes that were found good, and reads the tables.
 
         Args:
-          path: The dataset's folder.
-          reports: From `examine`; those left out were bad.
-          positives: Label of each.
-          files: The dataset's, as they were indexed.
-          action: Short name of the array that holds the actions, action or qpos.
+          good: By the reports of `examine`.
           success_reward: Ends an episode whose table does not say where it terminated; None: none does.
 
         Raises:
           DataError: A file is no longer what was indexed.
         """
-        dims = reports[0].dims
-        dims = {"qpos": dims["qpos"], "state": dims["state"], "action": dims[action]}
-        super().__init__(reports, positives, dims)
-        self._action, self._success_reward = action, success_reward
-        wanted = {report.id for report in reports}
-        found = {f"episode_{table.meta.index:05d}": table for table in _tables(path, files)}
+        dims = good.reports[0].dims
+        super().__init__(good, {"qpos": dims["qpos"], "state": dims["state"], "action": dims[good.action]})
+        self._success_reward = success_reward
+        wanted = {report.id for report in good.reports}
+        found = {f"episode_{table.meta.index:05d}": table for table in _tables(good.path, good.files)}
         self._arrays = {name: arrays_of(table.columns) for name, table in found.items() if name in wanted}
 
     def load(self, index: int) -> Episode:

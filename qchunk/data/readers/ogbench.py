@@ -5,21 +5,20 @@ own action leads nowhere. An episode of T + 1 rows so has T actions and T + 1 st
 `next_observations` was written after that shift: each of its rows is a step, and the last state is in that array.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool
 
 from chunkwise.data.episodes import Episode
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
-from chunkwise.files.identity import Files
 from chunkwise.files.npz import read_npz
 from chunkwise.printable import printable
 from qchunk.data.readers.report import (
     EpisodeReport,
-    ReportedEpisodes,
+    GoodEpisodes,
+    IndexedEpisodes,
     beyond_float32_as_inf,
     check_finite,
     check_lengths,
@@ -148,44 +147,32 @@ def _cut(arrays: Mapping[str, np.ndarray], first: int, last: int) -> dict[str, n
     return episode
 
 
-class OgbenchSource(ReportedEpisodes):
+class OgbenchSource(IndexedEpisodes):
     """Indexed episodes of one .npz file. Keeps the file's arrays in memory, as OGBench does.
 
     `qpos` of an episode is the observation itself: the file's own qpos is the simulator's, of the whole scene.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        reports: Sequence[EpisodeReport],
-        positives: Bool[np.ndarray, " episodes"],
-        *,
-        files: Files,
-        action: str,
-        task: SingleTask | None,
-    ) -> None:
+    def __init__(self, good: GoodEpisodes, *, task: SingleTask | None) -> None:
         """Takes episodes that were found good, and reads the file.
 
         Args:
-          path: The .npz file.
-          reports: From `examine`; those left out were bad.
-          positives: Label of each.
-          files: Of the dataset: this one, as it was indexed.
-          action: Short name of the array that holds the actions, action or qpos.
+          good: Of one .npz file, by the reports of `examine`.
           task: Replaces the file's reward and termination; None keeps them.
 
         Raises:
           DataError: The file is no longer what was indexed.
         """
-        width = reports[0].dims["state"]
-        actions = reports[0].dims["action"] if action == "action" else width
-        super().__init__(reports, positives, {"qpos": width, "state": width, "action": actions})
-        self._action, self._task = action, task
-        files.require_unchanged(files.place(reports[0].path))
-        self._arrays, _ = _read(path)
-        files.require_unchanged(files.place(reports[0].path))
+        first, files = good.reports[0], good.files
+        width = first.dims["state"]
+        actions = first.dims["action"] if good.action == "action" else width
+        super().__init__(good, {"qpos": width, "state": width, "action": actions})
+        self._task = task
+        files.require_unchanged(files.place(first.path))
+        self._arrays, _ = _read(good.path)
+        files.require_unchanged(files.place(first.path))
         boundaries = _boundaries(self._arrays["terminal"])
-        self._spans = [boundaries[int(r.id.rpartition("#")[2])] for r in reports]
+        self._spans = [boundaries[int(r.id.rpartition("#")[2])] for r in good.reports]
 
     def load(self, index: int) -> Episode:
         positive, length = bool(self._positives[index]), int(self._lengths[index])

@@ -4,19 +4,17 @@ The function is given a path and returns an Episode, or None where the file hold
 reader that was mended is believed at once, and every file is read once more at each start.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
 
 from chunkwise.data.episodes import Episode
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files import trust
-from chunkwise.files.identity import Files
-from qchunk.data.readers.report import EpisodeReport, ReportedEpisodes, check_finite, check_lengths
+from qchunk.data.readers.report import EpisodeReport, GoodEpisodes, IndexedEpisodes, check_finite, check_lengths
 
 Read = Callable[[Path], Episode | None]
 
@@ -77,25 +75,15 @@ def _wrong_types(episode: Any) -> str:
     return ", ".join(other)
 
 
-class OwnSource(ReportedEpisodes):
+class OwnSource(IndexedEpisodes):
     """Indexed episodes of the user's files."""
 
-    def __init__(
-        self,
-        path: Path,
-        reports: Sequence[EpisodeReport],
-        positives: Bool[np.ndarray, " episodes"],
-        *,
-        files: Files,
-        action: str,
-        read: Read,
-    ) -> None:
+    def __init__(self, good: GoodEpisodes, read: Read) -> None:
         """Takes episodes that were found good; reads nothing yet."""
-        dims = reports[0].dims
-        super().__init__(
-            reports, positives, {key: dims[key] for key in dims if key != "action"} | {"action": dims[action]}
-        )
-        self._path, self._files, self._read = path, files, read
+        dims = good.reports[0].dims
+        widths = {key: dims[key] for key in dims if key != "action"} | {"action": dims[good.action]}
+        super().__init__(good, widths)
+        self._read = read
 
     def load(self, index: int) -> Episode:
         report = self._reports[index]

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ from jaxtyping import Bool, Int64
 
 from chunkwise.data.episodes import Episode, manifest_hash
 from chunkwise.data.problems import Problem
+from chunkwise.files.identity import Files
 
 MOST_REWARDS = 17
 
@@ -175,15 +177,29 @@ def check_finite(file: str, arrays: Mapping[str, np.ndarray], names: Mapping[str
     return problems
 
 
-class ReportedEpisodes(abc.ABC):
-    """Episodes that were found good, as an EpisodeSource; a subclass loads them."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GoodEpisodes:
+    """Episodes of a dataset that indexing found good."""
 
-    def __init__(
-        self, reports: Sequence[EpisodeReport], positives: Bool[np.ndarray, " episodes"], dims: Mapping[str, int]
-    ) -> None:
-        """Takes the episodes' reports and labels, and the width of "action" and of each state array."""
-        self._reports, self._positives, self._dims = reports, positives, dims
-        self._lengths = np.array([report.length for report in reports], np.int64)
+    path: Path
+    """The dataset's folder or file."""
+    reports: Sequence[EpisodeReport]
+    positives: Bool[np.ndarray, " episodes"]
+    """Label of each."""
+    files: Files
+    """The dataset's, as they were indexed."""
+    action: str
+    """Short name of the array that holds the actions, action or qpos."""
+
+
+class IndexedEpisodes(abc.ABC):
+    """An EpisodeSource of episodes that were found good; a subclass loads them."""
+
+    def __init__(self, good: GoodEpisodes, dims: Mapping[str, int]) -> None:
+        """Takes the episodes, and the width of "action" and of each state array."""
+        self._path, self._files, self._action = good.path, good.files, good.action
+        self._reports, self._positives, self._dims = good.reports, good.positives, dims
+        self._lengths = np.array([report.length for report in good.reports], np.int64)
 
     @property
     def ids(self) -> Sequence[str]:

@@ -391,7 +391,6 @@ class TestRefresh:
         assert len(said) == 2
         assert said[0].startswith("data: epoch 1 begins; the one before took ")
         assert "waiting for refreshes (" in said[0]
-        assert batches._batches.refresh_wait >= 0
 
     def test_loading_images_stops_when_the_run_ends(self, tmp_path: Path):
         from concurrent.futures import CancelledError

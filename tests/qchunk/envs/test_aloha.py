@@ -21,6 +21,7 @@ from qchunk import evaluate
 from qchunk.config import AlohaRecordConfig, RecordConfig
 from qchunk.envs import aloha, aloha_hdf5, simulators, transfer_cube
 from qchunk.record import record
+from tests.qchunk.played import rollouts
 from tests.qchunk.rendering import can_render  # noqa: F401  (a fixture)
 
 EXACT = RecordConfig(
@@ -290,7 +291,7 @@ def _replay(env: aloha.TransferCube, seed: int, horizon: int) -> Any:
 def test_evaluation_ends_at_success(env: aloha.TransferCube) -> None:
     policy, calls = _replay(env, 4, 25)
     settings: dict[str, Any] = {"seed": 4, "step": 0, "episodes": 1, "num_envs": 2, "horizon": 25}
-    done = evaluate.rollouts(policy, "aloha-transfer-cube", **settings)[0]
+    done = rollouts(policy, "aloha-transfer-cube", **settings)[0]
     assert done.success
     assert 170 < len(done.actions) < 230
     assert len(calls) == -(-len(done.actions) // 25)
@@ -303,7 +304,7 @@ def test_evaluation_shows_images_where_chunks_start(env: aloha.TransferCube) -> 
     policy, calls = _replay(env, 4, 100)
     view = simulators.View(cameras=("angle", "top"), render_size=(48, 64), image_size=(24, 32))
     settings: dict[str, Any] = {"seed": 4, "step": 0, "episodes": 1, "num_envs": 2, "horizon": 100}
-    evaluate.rollouts(policy, "aloha-transfer-cube", **settings, view=view)
+    rollouts(policy, "aloha-transfer-cube", **settings, view=view)
     shapes = {(call["images"].shape, str(call["images"].dtype)) for call in calls}
     assert shapes == {((2, 2, 24, 32, 3), "uint8")}
     env.reset(seed_of(Purpose.QCHUNK_EVALUATION_SCENE, 4, 0))
@@ -320,7 +321,7 @@ def test_a_video_of_a_transfer(env: aloha.TransferCube, tmp_path: Path) -> None:
     said: list[str] = []
     policy, _ = _replay(env, 4, 25)
     settings: dict[str, Any] = {"seed": 4, "step": 0, "episodes": 1, "num_envs": 1, "horizon": 25}
-    (done,) = evaluate.rollouts(policy, "aloha-transfer-cube", **settings)
+    (done,) = rollouts(policy, "aloha-transfer-cube", **settings)
     path, opener = tmp_path / "a.mp4", functools.partial(simulators.make, "aloha-transfer-cube", video=True)
     assert render.write_video(opener, [done], path, report=said.append) == path, said
     with av.open(str(path)) as container:
