@@ -1,7 +1,6 @@
 """From a folder to a policy, whichever package trained it."""
 
 import importlib
-import inspect
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.packages import package_of
 from chunkwise.config.saved import is_run
 from chunkwise.errors import ConfigError
-from chunkwise.policies.policy import Policy
+from chunkwise.policies.policy import Asked, Policy
 
 
 def load_policy(
@@ -50,7 +49,6 @@ def load_policy(
             "that says what model and robot they are for"
         )
     module = importlib.import_module(f"{package}.policies.policy")
-    chosen: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
-    if chosen.keys() - inspect.signature(module.load).parameters.keys():
-        raise ConfigError(f"dtype is {dtype}, and policies of {package} are small and keep float32; leave it out")
-    return module.load(folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code, **chosen)
+    return module.load(
+        Asked(folder=folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code, dtype=dtype)
+    )

@@ -10,12 +10,15 @@ in one call of `act`.
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import Float32, UInt32
 
+from chunkwise.checkpoint.weights import Which
+from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.errors import ConfigError, DataError
@@ -38,6 +41,29 @@ Request = TypeVar("Request", bound=Prepared)
 Draw = tuple[int, ...] | list[tuple[int, ...] | None]
 """Numbers that seed what is drawn for an observation, its rows told apart by their place; or, as a list, for each row
 its own, wherever it stands, None where nobody looks at the row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `chunkwise.load_policy` was asked for; the `load` of each package's policies takes it."""
+
+    folder: Path
+    config: ExperimentConfig | None
+    checkpoint: int | Which
+    seed: int
+    allow_code: str | None
+    dtype: Literal["bfloat16"] | None
+
+    def require_run(self, package: str) -> None:
+        """Raises ConfigError for what a package has no choice of whose policies are those of its runs alone."""
+        if self.config is not None:
+            raise ConfigError(
+                f"{self.folder}: a policy of {package} is that of a run with its own config; expected no other"
+            )
+        if self.dtype is not None:
+            raise ConfigError(
+                f"dtype is {self.dtype}, and policies of {package} are small and keep float32; leave it out"
+            )
 
 
 class Policy(abc.ABC, Generic[Request]):

@@ -7,7 +7,6 @@ waypoints = policy.infer({"image": images, "speed_mps": 8.1, "yaw_rate_radps": 0
 
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,14 +14,13 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.arrays import PyTree
-from chunkwise.checkpoint.weights import Which, read_weights
-from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data.images import resized
 from chunkwise.data.norm_stats import identity
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
-from chunkwise.policies.policy import Draw, Prepared
+from chunkwise.policies.policy import Asked, Draw, Prepared
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
 from driving.config import DrivingConfig
@@ -218,17 +216,10 @@ def _program(model: WaypointModel) -> Callable[[PyTree, Any], jax.Array]:
     return jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
 
 
-def load(
-    folder: Path,
-    *,
-    config: ExperimentConfig | None,
-    checkpoint: int | Which,
-    seed: int,
-    allow_code: str | None = None,
-) -> WaypointPolicy:
+def load(asked: Asked) -> WaypointPolicy:
     """Loads the policy of a run; nothing but its folder is needed. See `chunkwise.load_policy`."""
-    if config is not None:
-        raise ConfigError(f"{folder}: a policy of driving is that of a run with its own config; expected no other")
+    asked.require_run("driving")
+    folder = asked.folder
     own = read_config(folder, DrivingConfig)
     if own.waypoints is None:
         raise ConfigError(
@@ -236,6 +227,6 @@ def load(
             f"--waypoints.weights {folder}"
         )
     step, params = read_weights(
-        folder, own, lambda: waypoints.init_params(own, rngs.key(0, "init")), checkpoint=checkpoint
+        folder, own, lambda: waypoints.init_params(own, rngs.key(0, "init")), checkpoint=asked.checkpoint
     )
-    return WaypointPolicy(own, params, step=step, seed=seed)
+    return WaypointPolicy(own, params, step=step, seed=asked.seed)

@@ -16,13 +16,12 @@ from jaxtyping import Array, Float, Float32, Int
 
 from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.weights import Which
-from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.data.images import resize_with_pad
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
-from chunkwise.policies.policy import Draw
+from chunkwise.policies.policy import Asked, Draw
 from chunkwise.policies.runner import draw_noise
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from openpi_ript.config.experiment import OpenpiRiptConfig
@@ -362,18 +361,16 @@ class Policy(policy.Policy[Prepared]):
         return [prompt for prompt in filled if prompt]
 
 
-def load(
-    folder: Path,
-    *,
-    config: ExperimentConfig | None,
-    checkpoint: int | Which,
-    seed: int,
-    allow_code: str | None = None,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-) -> Policy:
+def load(asked: Asked) -> Policy:
     """Loads a policy for `chunkwise.load_policy`; see Policy.from_checkpoint."""
+    config = asked.config
     if not isinstance(config, OpenpiRiptConfig | None):
         raise ConfigError(f"config: expected one of openpi_ript, found {type(config).__name__}")
     return Policy.from_checkpoint(
-        folder, config=config, checkpoint=checkpoint, seed=seed, allow_code=allow_code, dtype=dtype
+        asked.folder,
+        config=config,
+        checkpoint=asked.checkpoint,
+        seed=asked.seed,
+        allow_code=asked.allow_code,
+        dtype=asked.dtype or "float32",
     )

@@ -16,8 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float32, UInt8, UInt32
 
 from chunkwise.arrays import PyTree
-from chunkwise.checkpoint.weights import Which, read_weights
-from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data import norm_stats
 from chunkwise.data.images import resize_into
@@ -27,7 +26,7 @@ from chunkwise.files import trust
 from chunkwise.files.strict_json import read_json
 from chunkwise.policies import observations, policy
 from chunkwise.policies.execution import Committed, padded
-from chunkwise.policies.policy import Draw, Prepared
+from chunkwise.policies.policy import Asked, Draw, Prepared
 from chunkwise.policies.spec import Entry, Exportable, Spec, image_entry
 from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
@@ -276,27 +275,20 @@ def dims_json(dims: Dims) -> str:
     return json.dumps({"observation": dims.observation, "action": dims.action, "image_size": size}) + "\n"
 
 
-def load(
-    folder: Path,
-    *,
-    config: ExperimentConfig | None,
-    checkpoint: int | Which,
-    seed: int,
-    allow_code: str | None = None,
-) -> QChunkPolicy:
+def load(asked: Asked) -> QChunkPolicy:
     """Loads the policy of a run; nothing but its folder is needed. See `chunkwise.load_policy`."""
-    if config is not None:
-        raise ConfigError(f"{folder}: a policy of qchunk is that of a run with its own config; expected no other")
+    asked.require_run("qchunk")
+    folder = asked.folder
     own = read_config(folder, QChunkConfig)
     stats = norm_stats.load(folder / NORM_STATS)
     named = own.agent.factory
-    if named is not None and named != allow_code:
+    if named is not None and named != asked.allow_code:
         trust.refuse_code(
             f"{folder}: agent.factory is {named!r}; expected it in --allow-code (allow_code), where you trust it"
         )
     agent = make_agent(own, read_dims(folder, own, stats), allow_code=named is not None)
     data, dims = own.data, agent.dims
-    step, params = read_weights(folder, own, lambda: agent.init(jax.random.key(0)).params, checkpoint=checkpoint)
+    step, params = read_weights(folder, own, lambda: agent.init(jax.random.key(0)).params, checkpoint=asked.checkpoint)
     return QChunkPolicy(
         agent,
         params,
@@ -304,7 +296,7 @@ def load(
         action_norm=affine(stats, data.action_norm, "actions", dims.action, name="action")[0],
         stats=stats,
         step=step,
-        seed=seed,
+        seed=asked.seed,
     )
 
 
