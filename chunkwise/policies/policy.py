@@ -56,13 +56,13 @@ class Asked:
 
     def require_run(self, package: str) -> None:
         """Raises ConfigError for what a package has no choice of whose policies are those of its runs alone."""
-        if self.config is not None:
-            raise ConfigError(
-                f"{self.folder}: a policy of {package} is that of a run with its own config; expected no other"
-            )
         if self.dtype is not None:
             raise ConfigError(
                 f"dtype is {self.dtype}, and policies of {package} are small and keep float32; leave it out"
+            )
+        if self.config is not None:
+            raise ConfigError(
+                f"{self.folder}: a policy of {package} is that of a run with its own config; expected no other"
             )
 
 
