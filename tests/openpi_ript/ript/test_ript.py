@@ -22,6 +22,7 @@ from openpi_ript.config.experiment import (
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.ript.rollout_data import Group, training_data
 from openpi_ript.ript.round import Ript
+from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, small_config
 from tests.openpi_ript.toy_rollouts import FakeCollector, FakePolicy, make_rollout, point
 
@@ -123,6 +124,30 @@ def test_images_of_rollouts_are_read_by_frame(root: Path, tmp_path: Path):
     for camera, name in shown.items():
         image = groups[0].rollouts[1].observations[name][2]
         np.testing.assert_array_equal(data.sample(4 + 2)["image"][camera], image)
+
+
+def test_rollouts_are_seen_as_the_robots_adapter_says(root: Path, tmp_path: Path):
+    """Training on them gets the state and the images that the policy acted on."""
+
+    class Turned(Adapter):
+        def simulated_state(self, state: np.ndarray) -> np.ndarray:
+            return state[..., ::-1].copy()
+
+        def simulated_image(self, image: np.ndarray) -> np.ndarray:
+            return image[..., ::-1, :].copy()
+
+    config = make_config(root, tmp_path)
+    assert config.rollout is not None
+    camera = {"base_0_rgb": "observation.images.base"}
+    opened = open_data(dataclasses.replace(config.data, cameras=camera))
+    opened = dataclasses.replace(opened, to_openpi=dataclasses.replace(opened.to_openpi, adapter=Turned()))
+    group = make_group(True, False)
+    shown = {"base_0_rgb": "agentview_image"}
+    raw = training_data(opened, [group], point(cameras=shown), config.rollout).raw(group.rollouts[0].length + 1)
+    rollouts = group.rollouts
+    np.testing.assert_array_equal(raw["state"], rollouts[1].observations["position"][1][::-1])
+    image = rollouts[1].observations["agentview_image"][1]
+    np.testing.assert_array_equal(raw["images"]["observation.images.base"], image[:, ::-1])
 
 
 def test_rollouts_of_different_initial_states_are_no_group():
