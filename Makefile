@@ -7,12 +7,13 @@ TESTS := $(BIN)/python -m pytest --typecheck --numprocesses logical --maxprocess
 
 env: $(ENV)/.ready  ## .venv with every pinned package
 
-$(ENV)/.ready: requirements.lock requirements-robosuite.lock requirements-openpi-client.lock pyproject.toml
+$(ENV)/.ready: requirements.lock requirements-robosuite.lock requirements-metaworld.lock requirements-openpi-client.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "setting up $(ENV): about 100 packages, 1 to 3 minutes, 3 GB on disk"
 	@$(PYTHON) -m venv $(ENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-robosuite.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-metaworld.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-openpi-client.lock
 	@touch $@
 
@@ -54,6 +55,8 @@ lock:  ## pins what pyproject.toml names; the file names no host
 	  --extra sim --extra dev --quiet --output-file requirements.lock pyproject.toml
 	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --no-deps --python-version 3.11 \
 	  --quiet --output-file requirements-robosuite.lock requirements-robosuite.in
+	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --no-deps --python-version 3.11 \
+	  --quiet --output-file requirements-metaworld.lock requirements-metaworld.in
 	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --no-deps --python-version 3.11 \
 	  --quiet --output-file requirements-openpi-client.lock requirements-openpi-client.in
 	@rm -rf $(ENV)-lock

@@ -22,6 +22,7 @@ Observation = dict[str, np.ndarray]
 SUITES = {
     "aloha": "chunkwise.envs.suites.aloha:AlohaEnv",
     "libero": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
+    "metaworld": "chunkwise.envs.suites.metaworld:MetaworldEnv",
     "ogbench": "chunkwise.envs.suites.ogbench:make",
     "robosuite": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
 }

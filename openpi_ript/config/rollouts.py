@@ -6,7 +6,7 @@ from typing import Literal
 from chunkwise.config.experiment import require_fraction, require_non_negative, require_positive
 from openpi_ript.config.data import AdvantageConfig
 
-SUITES = ("aloha", "libero", "ogbench", "point", "robosuite")
+SUITES = ("aloha", "libero", "metaworld", "ogbench", "point", "robosuite")
 MAX_ENVS = 1024
 """Processes of one machine; a run from elsewhere may ask for any number."""
 MAX_SIDE = 4096
@@ -22,8 +22,8 @@ class EnvConfig:
     point: the simulated point of record.py, which needs no simulator."""
     task: str
     """robosuite: its environment, e.g. Lift. libero: suite and number of the task, e.g. libero_spatial/0. aloha:
-    AlohaTransferCube or AlohaInsertion. ogbench: a single task, e.g. cube-single-singletask-task2-v0. point: the disc
-    that is right, red or blue."""
+    AlohaTransferCube or AlohaInsertion. metaworld: one of its 50, e.g. reach-v3. ogbench: a single task, e.g.
+    cube-single-singletask-task2-v0. point: the disc that is right, red or blue."""
     prompt: str
     """The task in words, as the policy is told it."""
     max_steps: int
@@ -127,11 +127,13 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemonstrateConfig:
-    """Demonstrations of a scripted policy in robosuite's Lift, written where data.path does not exist."""
+    """Demonstrations of a scripted policy (robosuite's Lift, Meta-World, or an environment's own `expert()`), written
+    where data.path does not exist."""
 
     episodes: int = 60
     noise: tuple[float, ...] = (0.2,)
-    """Standard deviation of what is added to the actions (1 is 5 cm, or 0.5 rad), of one episode after another."""
+    """Standard deviation of what is added to the actions, of one episode after another; 1 is 5 cm or 0.5 rad in Lift,
+    1 cm in Meta-World."""
     seed: int = 0
     keep_failures: bool = True
     """Whether episodes that did not succeed are kept."""

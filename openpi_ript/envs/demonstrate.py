@@ -1,12 +1,14 @@
-"""Demonstrations of robosuite's Lift by a script with noisy hands, written as a LeRobot dataset.
+"""Demonstrations by a script with noisy hands, written as a LeRobot dataset.
 
-The script sees where the cube is: it goes above it with open fingers, down to it, closes them, and lifts. What is
+An environment that has `expert()` brings its script, as every task of Meta-World does; for robosuite's Lift it is here.
+
+Lift's script sees where the cube is: it goes above it with open fingers, down to it, closes them, and lifts. What is
 recorded is what was executed, noise included. Without noise every episode succeeds, in about 35 steps; with 0.2 (1 cm,
 0.1 rad a step) 43 of 50 did within 60 steps, with 0.3 3 of 6 within 100.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from openpi_ript.data.point import TOKENIZER
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make
 
+Script = Callable[[Observation], Float64[np.ndarray, " a"]]
+"""An expert of one episode: the next action, before noise."""
 METRES = 0.05
 """What an action of 1 moves the gripper by in one step, as OSC_POSE is set up."""
 ABOVE = 0.05
@@ -62,15 +66,15 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     """Writes config.data.path if it is missing; one that is there must have been made with the same settings.
 
     Raises:
-      ConfigError: If the environment is not robosuite's Lift, or the folder holds anything else.
+      ConfigError: If there is no script for the environment, or the folder holds anything else.
     """
     settings, env = config.demonstrate, config.env
     assert settings is not None
     assert env is not None
-    if (env.suite, env.task) != ("robosuite", "Lift"):
-        raise ConfigError(f"demonstrate: there is a script for robosuite's Lift alone, not for {env.suite} {env.task}")
+    lift = (env.suite, env.task) == ("robosuite", "Lift")
+    of = "robosuite's Lift" if lift else f"{env.suite} {env.task}"
     shown = {key: env.cameras[name] for name, key in config.data.cameras.items()}
-    provenance: dict[str, Any] = {"made_by": "openpi_ript.envs.demonstrate: a script in robosuite's Lift"}
+    provenance: dict[str, Any] = {"made_by": f"openpi_ript.envs.demonstrate: a script in {of}"}
     provenance |= dataclasses.asdict(settings)
     provenance |= {"max_steps": env.max_steps, "state": env.state, "image_size": env.image_size, "cameras": shown}
     provenance |= {"rendering": env.rendering} if shown else {}
@@ -89,13 +93,28 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
                 if success or settings.keep_failures:
                     yield _recorded(frames, actions, success, env, config, shown)
 
-        names = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]}
-        write_lerobot(root, episodes(), fps=world.fps, robot="panda", provenance=provenance, names=names)
+        require_script(world, env)
+        names = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]} if lift else {}
+        robot = "panda" if lift else env.suite
+        write_lerobot(root, episodes(), fps=world.fps, robot=robot, provenance=provenance, names=names)
         world.close()
         (root / TOKENIZER).write_bytes(train_tokenizer([env.prompt, "State: -0123456789;"]))
-        return f"demonstrated {len(successes)} episodes of Lift, {sum(successes)} of which succeeded"
+        return f"demonstrated {len(successes)} episodes of {env.task}, {sum(successes)} of which succeeded"
 
     record_whole(Path(config.data.path), provenance, write, settings_of, hint=OWN_DATA)
+
+
+def require_script(world: Environment, env: EnvConfig) -> Callable[[], Script]:
+    """Returns what makes the script of one episode. Raises ConfigError if there is none for the environment."""
+    if (env.suite, env.task) == ("robosuite", "Lift"):
+        return LiftScript
+    expert = getattr(world, "expert", None)
+    if expert is None:
+        raise ConfigError(
+            f"demonstrate: there is no script for {env.suite} {env.task}; expected robosuite's Lift, a task of "
+            "metaworld, or an environment with a method expert(), which returns a function from observation to action"
+        )
+    return expert
 
 
 def play(
@@ -106,17 +125,18 @@ def play(
     Args:
       world: The environment.
       env: Its config, for the time limit.
-      noise: Standard deviation of what is added to each action but the gripper's, in units of 5 cm and 0.5 rad.
+      noise: Standard deviation of what is added to each number of an action but the last, the gripper's; in Lift in
+        units of 5 cm and 0.5 rad, in Meta-World of 1 cm.
       rng: Draws initial state and noise.
     """
     observed = world.reset(int(rng.integers(1 << 32)))
-    script = LiftScript()
+    script = require_script(world, env)()
     frames: list[Observation] = []
     actions: list[np.ndarray] = []
     success = False
     while not success and len(actions) < env.max_steps:
         action = script(observed)
-        action[:6] += rng.normal(0, noise, 6)
+        action[:-1] += rng.normal(0, noise, len(action) - 1)
         actions.append(world.clip(action))
         frames.append(observed | world.images())
         step = world.step(actions[-1])

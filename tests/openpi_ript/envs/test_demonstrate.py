@@ -128,7 +128,21 @@ def test_failures_can_be_left_out(config: OpenpiRiptConfig):
     assert open_data(config.data).to_ript.rollouts.success.tolist() == [True] * 3
 
 
-def test_there_is_a_script_for_lift_alone(config: OpenpiRiptConfig):
+def test_an_environment_brings_its_own_script():
+    class Guided(World):
+        def expert(self) -> Any:
+            return lambda observed: np.array([0.5, 0, 0, 0, 0, 0, 1.0])
+
+    world: Any = Guided()
+    env = dataclasses.replace(ENV, suite="mine:World", task="far", max_steps=5)
+    _, actions, _ = play(world, env, 0.0, np.random.default_rng(0))
+    np.testing.assert_array_equal(actions, [[0.5, 0, 0, 0, 0, 0, 1.0]] * 5)
+    _, noisy, _ = play(world, env, 0.1, np.random.default_rng(0))
+    assert [action[6] for action in noisy] == [1.0] * 5, "no noise on the gripper"
+    assert np.std([action[:6] for action in noisy], axis=0).min() > 0.01
+
+
+def test_without_a_script_it_says_what_has_one(config: OpenpiRiptConfig):
     assert config.env is not None
-    with pytest.raises(ConfigError, match="not for robosuite Stack"):
+    with pytest.raises(ConfigError, match=r"no script for robosuite Stack; expected .* method expert\(\)"):
         demonstrate(dataclasses.replace(config, env=dataclasses.replace(config.env, task="Stack")))
