@@ -24,7 +24,7 @@ from chunkwise.files.trouble import root_cause
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params
-from openpi_ript.pytorch_names import Flavour, from_pytorch, is_pytorch, to_pytorch
+from openpi_ript.model.pytorch_names import Flavour, from_pytorch, is_pytorch, to_pytorch
 
 VALUE = "value"
 CONDITION = "condition_embedding"

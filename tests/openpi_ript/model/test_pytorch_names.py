@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config import GemmaConfig, LoraConfig, ModelConfig, Optimality, SiglipConfig
 from openpi_ript.model.pi0 import Observation, Pi0, encode, sample_actions
+from openpi_ript.model.pytorch_names import TABLE, TABLE_AS_HEAD, UNUSED, from_pytorch, to_pytorch
 from openpi_ript.policies import saved
-from openpi_ript.pytorch_names import TABLE, TABLE_AS_HEAD, UNUSED, from_pytorch, to_pytorch
 from openpi_ript.weights import by_path, fit_to_model, load_safetensors, model_shapes, save_pytorch
 from tests.openpi_ript.robots.openpi_cases import pytorch_inputs, weight
 from tests.openpi_ript.toy_policy import OWN, compiled
