@@ -64,8 +64,11 @@ class QChunkTask:
         return self.online.mixed(batches, start_step, shard=shard, num_shards=num_shards)
 
     def finish(self) -> None:
-        """Draws the run's figure."""
+        """Draws the run's figure, and says what to look at and what to do with the policy."""
         print(f"figure: {run_summary.draw(self.folder)}", flush=True)
+        videos = sorted((self.folder / "videos").glob("*.mp4"))
+        look = [f"look at: {videos[-1]}"] if videos else []
+        print(*look, f"next: chunkwise evaluate {self.folder}, chunkwise serve {self.folder}", sep="\n", flush=True)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Hashes of the good episodes, and of all files."""

@@ -237,7 +237,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
     axes.set_xlabel("updates")
     axes.set_title(f"{study.metric}: mean over seeds, and their range", fontsize=10)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)  # beside the curves
     with scratch_file(out / "curves.png") as scratch:
         figure.savefig(scratch, format="png")
 

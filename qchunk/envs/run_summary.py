@@ -13,13 +13,15 @@ import matplotlib.figure
 import numpy as np
 
 FRAMES = 4  # of the video, from its first to its last
+BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 8, "borderaxespad": 0.2}
+"""Where a legend lies: to the right of the curves, of which it hides none."""
 
 
 def draw(run: Path) -> Path:
     """Draws `<run>/summary.png` from metrics.jsonl and the newest video, and returns its path."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     videos = sorted((run / "videos").glob("*.mp4"))
-    figure = matplotlib.figure.Figure(figsize=(12, 5.6 if videos else 3.6), dpi=100, layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(13, 5.6 if videos else 3.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(2 if videos else 1, 2, height_ratios=[1, 2] if videos else [1])
     if videos:
         strip = figure.add_subplot(grid[0, :])
@@ -58,7 +60,7 @@ def _draw_success(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xlabel("updates")
     axes.grid(alpha=0.3)
     if names:
-        axes.legend()
+        axes.legend(**BESIDE)
 
 
 def _draw_errors(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -71,7 +73,7 @@ def _draw_errors(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xlabel("updates")
     axes.grid(alpha=0.3)
     if axes.lines:
-        axes.legend()
+        axes.legend(**BESIDE)
 
 
 def _draw_losses(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -84,7 +86,7 @@ def _draw_losses(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xlabel("updates")
     axes.grid(alpha=0.3)
     if axes.lines:
-        axes.legend()
+        axes.legend(**BESIDE)
 
 
 if __name__ == "__main__":
