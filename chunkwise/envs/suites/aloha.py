@@ -303,6 +303,8 @@ class Renderer:
         """Renders the scene as it is."""
         lib = mujoco()
         self._gl.make_current()
+        # After another simulator's context the first image would come from another buffer.
+        lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         view = lib.MjvCamera()
         view.type, view.fixedcamid = lib.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera).id
         everything = lib.mjtCatBit.mjCAT_ALL

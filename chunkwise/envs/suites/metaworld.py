@@ -171,6 +171,9 @@ class MetaworldEnv:
                     f"{self._spec.task}: this machine cannot render (MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error});"
                     " set MUJOCO_GL to egl, osmesa or glfw, whichever works here, or env.cameras to {}"
                 ) from error
+        # After another simulator's context the first image would come from another buffer.
+        self._renderer._gl_context.make_current()
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer._mjr_context)
         self._renderer.update_scene(self._env.data, camera=camera)
         image = self._renderer.render()
         return np.ascontiguousarray(image[::-1, ::-1]) if camera in UPSIDE_DOWN else image

@@ -131,3 +131,22 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(ConfigError, match=r"make env, or .* pip install --no-deps metaworld==3.1.1"):
         metaworld._package("metaworld")
+
+
+@pytest.mark.slow
+def test_simulators_that_render_in_turns_see_their_own_scenes():
+    """Each has a GL context of its own; the first image after a change of contexts came from another buffer."""
+    specs = [
+        EnvSpec(suite="aloha", task="AlohaTransferCube", cameras=("top",), image_size=(48, 64)),
+        EnvSpec(suite="metaworld", task="reach-v3", cameras=("corner2",), image_size=(84, 84)),
+    ]
+    worlds = [environment.make(spec) for spec in specs]
+    for world in worlds:
+        world.reset(0)
+    first = [world.images() for world in worlds]
+    for _ in range(2):
+        for world, expected in zip(worlds, first, strict=True):
+            for name, image in world.images().items():
+                np.testing.assert_array_equal(image, expected[name])
+    for world in worlds:
+        world.close()
