@@ -7,13 +7,10 @@ Actions are 14 numbers: of the left arm six joints (rad), then its gripper (0 cl
 The reward is the stage that is reached, 0 to 4; an episode succeeds and terminates at stage 4.
 """
 
-import atexit
 import dataclasses
 import functools
 import importlib
 import importlib.util
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
+from chunkwise.envs.suites.offscreen import Renderer
 from chunkwise.errors import ConfigError
 
 CAMERAS = ("top", "angle", "front_close", "left_pillar", "right_pillar")
@@ -269,54 +267,6 @@ def joint_velocities(qvel: Float64[np.ndarray, " v"]) -> Float64[np.ndarray, "14
     return np.concatenate([qvel[:6], [left], qvel[8:14], [right]])
 
 
-class Renderer:
-    """Renders images of one size of one model.
-
-    Unlike MuJoCo's own it does not depend on what MUJOCO_GL was when mujoco was imported.
-    """
-
-    def __init__(self, name: str, height: int, width: int) -> None:
-        """Opens a GL context for a model.
-
-        Raises:
-          ConfigError: If the machine cannot render.
-        """
-        backend = os.environ.get("MUJOCO_GL") or ("egl" if sys.platform == "linux" else "glfw")
-        model, lib = load_model(name), mujoco()
-        model.vis.global_.offheight = max(model.vis.global_.offheight, height)
-        model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
-        try:
-            self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
-            self._gl.make_current()
-            self._context = lib.MjrContext(model, lib.mjtFontScale.mjFONTSCALE_100)
-        except Exception as error:  # whatever the GL driver raises
-            raise ConfigError(
-                f"this machine cannot render (MUJOCO_GL={backend}: {error}); set MUJOCO_GL to egl, osmesa or glfw, "
-                "whichever works here"
-            ) from error
-        lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        self._model, self._scene = model, lib.MjvScene(model, maxgeom=1000)
-        self._size, self._rect = (height, width), lib.MjrRect(0, 0, width, height)
-        atexit.register(self._close)  # or EGL complains when the process ends
-
-    def render(self, data: Any, camera: str) -> UInt8[np.ndarray, "h w 3"]:
-        """Renders the scene as it is."""
-        lib = mujoco()
-        self._gl.make_current()
-        # After another simulator's context the first image would come from another buffer.
-        lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        view = lib.MjvCamera()
-        view.type, view.fixedcamid = lib.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera).id
-        everything = lib.mjtCatBit.mjCAT_ALL
-        lib.mjv_updateScene(self._model, data, lib.MjvOption(), None, view, everything, self._scene)
-        lib.mjr_render(self._rect, self._scene, self._context)
-        pixels = np.empty((*self._size, 3), np.uint8)
-        lib.mjr_readPixels(pixels, None, self._rect, self._context)
-        return np.ascontiguousarray(pixels[::-1])  # GL's rows go upwards
-
-    def _close(self) -> None:
-        self._context.free()
-        self._gl.free()
-
-
-_renderer = functools.lru_cache(maxsize=4)(Renderer)  # one a model and size for all scenes of the process
+@functools.lru_cache(maxsize=4)  # one a model and size for all scenes of the process
+def _renderer(name: str, height: int, width: int) -> Renderer:
+    return Renderer(load_model(name), height, width)

@@ -20,6 +20,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
+from chunkwise.envs.suites.offscreen import Renderer
 from chunkwise.errors import ConfigError
 
 FPS = 80  # environment steps a second of simulated time
@@ -159,23 +160,13 @@ class MetaworldEnv:
         return rendered(self._spec, lambda name, height, width: self.render(height, width, name))
 
     def render(self, height: int, width: int, camera: str = "corner2") -> UInt8[np.ndarray, "h w 3"]:
-        mujoco, model = _package("mujoco"), self._env.model
+        model = self._env.model
         if self._renderer is None or self._size != (height, width):
             self._close_renderer()
             model.vis.quality.shadowsize, model.vis.quality.offsamples = SHADOW_MAP, MULTISAMPLING
             model.vis.global_.offheight, model.vis.global_.offwidth = height, width
-            try:
-                self._renderer, self._size = mujoco.Renderer(model, height, width), (height, width)
-            except (ImportError, RuntimeError, AttributeError, mujoco.FatalError) as error:
-                raise ConfigError(
-                    f"{self._spec.task}: this machine cannot render (MUJOCO_GL={os.environ.get('MUJOCO_GL')}: {error});"
-                    " set MUJOCO_GL to egl, osmesa or glfw, whichever works here, or env.cameras to {}"
-                ) from error
-        # After another simulator's context the first image would come from another buffer.
-        self._renderer._gl_context.make_current()
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer._mjr_context)
-        self._renderer.update_scene(self._env.data, camera=camera)
-        image = self._renderer.render()
+            self._renderer, self._size = Renderer(model, height, width), (height, width)
+        image = self._renderer.render(self._env.data, camera)
         return np.ascontiguousarray(image[::-1, ::-1]) if camera in UPSIDE_DOWN else image
 
     def expert(self) -> "Expert":

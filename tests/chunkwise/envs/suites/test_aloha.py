@@ -128,4 +128,4 @@ def test_images_go_by_either_name_and_are_resized() -> None:
 def test_a_machine_that_cannot_render_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     with pytest.raises(ConfigError, match=r"this machine cannot render \(MUJOCO_GL=nonsense: "):
-        aloha.Renderer("bimanual_viperx_insertion", 8, 8)
+        aloha.Renderer(aloha.load_model("bimanual_viperx_insertion"), 8, 8)

@@ -1,0 +1,64 @@
+"""Images of a MuJoCo scene where there is no screen."""
+
+import atexit
+import importlib
+import os
+import sys
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from chunkwise.errors import ConfigError
+
+
+class Renderer:
+    """Renders images of one size of one model.
+
+    Unlike MuJoCo's own it does not depend on what MUJOCO_GL was when mujoco was imported.
+    """
+
+    def __init__(self, model: Any, height: int, width: int) -> None:
+        """Opens a GL context for a MuJoCo model.
+
+        Raises:
+          ConfigError: If the machine cannot render.
+        """
+        backend = os.environ.get("MUJOCO_GL") or ("egl" if sys.platform == "linux" else "glfw")
+        lib: Any = importlib.import_module("mujoco")
+        model.vis.global_.offheight = max(model.vis.global_.offheight, height)
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
+        try:
+            self._gl = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
+            self._gl.make_current()
+            self._context = lib.MjrContext(model, lib.mjtFontScale.mjFONTSCALE_100)
+        except Exception as error:  # whatever the GL driver raises
+            raise ConfigError(
+                f"this machine cannot render (MUJOCO_GL={backend}: {error}); set MUJOCO_GL to egl, osmesa or glfw, "
+                "whichever works here"
+            ) from error
+        lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._lib, self._model, self._scene = lib, model, lib.MjvScene(model, maxgeom=1000)
+        self._size, self._rect = (height, width), lib.MjrRect(0, 0, width, height)
+        atexit.register(self.close)  # or EGL complains when the process ends
+
+    def render(self, data: Any, camera: str) -> UInt8[np.ndarray, "h w 3"]:
+        """Renders the scene as it is."""
+        lib = self._lib
+        self._gl.make_current()
+        # After another simulator's context the first image would come from another buffer.
+        lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        view = lib.MjvCamera()
+        view.type, view.fixedcamid = lib.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera).id
+        everything = lib.mjtCatBit.mjCAT_ALL
+        lib.mjv_updateScene(self._model, data, lib.MjvOption(), None, view, everything, self._scene)
+        lib.mjr_render(self._rect, self._scene, self._context)
+        pixels = np.empty((*self._size, 3), np.uint8)
+        lib.mjr_readPixels(pixels, None, self._rect, self._context)
+        return np.ascontiguousarray(pixels[::-1])  # GL's rows go upwards
+
+    def close(self) -> None:
+        """Lets go of the GL context."""
+        atexit.unregister(self.close)
+        self._context.free()
+        self._gl.free()
