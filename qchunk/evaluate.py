@@ -21,7 +21,7 @@ from chunkwise.cli.command import Parser
 from chunkwise.data.sampling import Purpose, seed_of, seed_of_draw, words
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs import render
-from chunkwise.envs.collect import Collector, Draw, Job
+from chunkwise.envs.collect import Collector, Draw, Job, Task
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.evaluate import Evaluation
 from chunkwise.envs.rollout import Rollout
@@ -56,11 +56,17 @@ class _Acting:
     step: int
     weights: str = ""
 
-    def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Float32[np.ndarray, "b t a"]:
+    def __call__(
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
+    ) -> Float32[np.ndarray, "b t a"]:
         return self._checked(self.policy(*self._given(observations, draws)), len(draws))
 
     def complete(
-        self, observations: Observation, draws: Sequence[Draw | None], committed: Sequence[Committed]
+        self,
+        observations: Observation,
+        draws: Sequence[Draw | None],
+        prompts: Sequence[str],
+        committed: Sequence[Committed],
     ) -> Float32[np.ndarray, "b t a"]:
         return self._checked(self.policy(*self._given(observations, draws), committed), len(draws))
 
@@ -166,7 +172,7 @@ def _collector(
 ) -> Collector:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
     workers = ThreadWorkers(lambda: simulators.make(env_id, view), num_envs, name=env_id)
-    return Collector(workers, execution=execution, max_steps=max_steps)
+    return Collector(workers, execution=execution, tasks=(Task(max_steps=max_steps),))
 
 
 def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:

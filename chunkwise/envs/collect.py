@@ -31,6 +31,18 @@ Draw = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a rollout is to do."""
+
+    name: str = ""
+    """By its suite's name; empty where the environment has only one."""
+    prompt: str = ""
+    """In words, as the policy is told it."""
+    max_steps: int | None = None
+    """Steps after which a rollout ends; None: where its environment ends it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
     """One rollout to be played."""
 
@@ -42,6 +54,8 @@ class Job:
     """Seeds the policy's noise."""
     path: Path
     """Names the rollout in errors; where it is written, if it is."""
+    task: str = ""
+    """Name of one of the collector's tasks; empty: the first."""
 
 
 @runtime_checkable
@@ -53,12 +67,15 @@ class Actor(Protocol):
     weights: str
     """Digest of the weights; empty where nobody asked."""
 
-    def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Float32[np.ndarray, "b t a"]:
+    def __call__(
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
+    ) -> Float32[np.ndarray, "b t a"]:
         """Returns chunks for a batch.
 
         Args:
           observations: By name, a row for each environment.
-          draws: Of each row; None where a row has no rollout: then another's observation fills it.
+          draws: Of each row; None where a row has no rollout: then another's observation and prompt fill it.
+          prompts: Of each row, its task in words.
         """
         ...
 
@@ -68,7 +85,11 @@ class CompletingActor(Actor, Protocol):
     """A policy whose chunks can be completed from actions that are committed already, for real-time chunking."""
 
     def complete(
-        self, observations: Observation, draws: Sequence[Draw | None], committed: Sequence[Committed]
+        self,
+        observations: Observation,
+        draws: Sequence[Draw | None],
+        prompts: Sequence[str],
+        committed: Sequence[Committed],
     ) -> Float32[np.ndarray, "b t a"]:
         """Returns chunks for a batch, each completed from what is committed in its row."""
         ...
@@ -79,6 +100,7 @@ class _Slot:
     """A rollout under way."""
 
     job: Job
+    task: Task
     plan: Plan
     frames: list[Observation]
     """Observed so far, with a leading axis; where only the last frame is wanted, that one alone."""
@@ -89,6 +111,11 @@ class _Slot:
     @property
     def length(self) -> int:
         return sum(len(stretch.actions) for stretch in self.stretches)
+
+    @property
+    def left(self) -> int | None:
+        """Steps up to its task's limit; None without one."""
+        return None if self.task.max_steps is None else self.task.max_steps - self.length
 
 
 class Collector:
@@ -101,8 +128,7 @@ class Collector:
         groups: int = 1,
         fixed_slots: bool = False,
         execution: Execution | None = None,
-        max_steps: int | None = None,
-        prompt: str = "",
+        tasks: Sequence[Task] = (Task(),),
     ) -> None:
         """Starts nothing yet.
 
@@ -112,8 +138,7 @@ class Collector:
           fixed_slots: Whether a rollout's number decides its slot, so that its row of the batch is the same whatever
             else is played. Otherwise a slot that is free takes the next, which keeps all of them busy.
           execution: How chunks are executed; None: each as a whole.
-          max_steps: Steps after which a rollout ends; None: where its environment ends it.
-          prompt: The task in words, noted in each rollout.
+          tasks: What jobs name; at least one.
         """
         self.workers = workers
         self.deaths = 0
@@ -123,7 +148,7 @@ class Collector:
         self._groups = [range(self.rows * i, min(self.rows * (i + 1), workers.count)) for i in range(groups)]
         self._fixed_slots = fixed_slots
         self._execution = execution or Execution()
-        self._max_steps, self._prompt = max_steps, prompt
+        self._tasks = {task.name: task for task in tasks} | {"": tasks[0]}
         self._said_endless = False
 
     def play(
@@ -207,8 +232,11 @@ class Collector:
         return [deque(job for job in jobs if job.number % count == i) for i in range(count)]
 
     def _begin(self, slot: int, job: Job) -> _Slot:
-        self.workers.submit(slot, Reset(job.seed))
-        return _Slot(job, Plan(self._execution), [])
+        self._reset(slot, job)
+        return _Slot(job, self._tasks[job.task], Plan(self._execution), [])
+
+    def _reset(self, slot: int, job: Job) -> None:
+        self.workers.submit(slot, Reset(job.seed, job.task))
 
     def _answer(
         self, asked: Sequence[int], slots: Sequence[_Slot | None], stopping: Callable[[], bool]
@@ -229,7 +257,7 @@ class Collector:
                     ) from error
                 print(f"\nan environment worker died; {slot.job.path.stem} is played again", flush=True)
                 slot.plan, slot.frames, slot.stretches = Plan(self._execution), [], []
-                self.workers.submit(error.slot, Reset(slot.job.seed))
+                self._reset(error.slot, slot.job)
 
     def _receive(
         self, asked: Sequence[int], slots: Sequence[_Slot | None], stopping: Callable[[], bool]
@@ -238,7 +266,7 @@ class Collector:
         i, answer = self._answer(asked, slots, stopping)
         slot = slots[i]
         assert slot is not None
-        if self._max_steps is None and slot.length > ENDLESS and not self._said_endless:
+        if slot.left is None and slot.length > ENDLESS and not self._said_endless:
             self._said_endless = True
             print(
                 f"{slot.job.path.stem} has not ended after {slot.length} steps; if its environment has no time limit, "
@@ -258,7 +286,7 @@ class Collector:
     def _is_over(self, slot: _Slot) -> bool:
         if not slot.stretches:
             return False
-        return slot.stretches[-1].over or (self._max_steps is not None and slot.length >= self._max_steps)
+        return slot.stretches[-1].over or (slot.left is not None and slot.left <= 0)
 
     def _act(self, slots: Sequence[_Slot | None], first: int, actor: Actor) -> None:
         """Infers for one group and sends its workers what to do."""
@@ -268,21 +296,21 @@ class Collector:
         draws = [None if slot is None else (*slot.job.draw, len(slot.stretches)) for slot in slots]
         latest = [{name: value[-1] for name, value in (slot or active[0][1]).frames[-1].items()} for slot in slots]
         observations = {name: np.stack([row[name] for row in latest]) for name in latest[0]}
+        prompts = [(slot or active[0][1]).task.prompt for slot in slots]
         committed = [NOTHING if slot is None else slot.plan.begin() for slot in slots]
         if self._execution.how == "realtime":
             if not isinstance(actor, CompletingActor):
                 raise ConfigError(
                     f"--how realtime: a {type(actor).__name__} cannot complete chunks; choose another way"
                 )
-            chunks = actor.complete(observations, draws, [one or NOTHING for one in committed])
+            chunks = actor.complete(observations, draws, prompts, [one or NOTHING for one in committed])
         else:
-            chunks = actor(observations, draws)
+            chunks = actor(observations, draws, prompts)
         for row, slot in active:
             if not np.isfinite(chunks[row]).all():
                 raise self._non_finite(slot, actor)
             stretch = slot.plan.stretch(np.asarray(chunks[row], np.float32))
-            left = None if self._max_steps is None else self._max_steps - slot.length
-            self.workers.submit(first + row, Run(np.ascontiguousarray(stretch[:left])))
+            self.workers.submit(first + row, Run(np.ascontiguousarray(stretch[: slot.left])))
 
     def _rollout(self, slot: _Slot, actor: Actor) -> Rollout:
         actions = [stretch.actions for stretch in slot.stretches]
@@ -295,7 +323,8 @@ class Collector:
             seed=slot.job.seed,
             draw=slot.job.draw,
             init_hash=slot.init_hash,
-            prompt=self._prompt,
+            prompt=slot.task.prompt,
+            task=slot.task.name,
             step=actor.step,
             weights=actor.weights,
         )

@@ -6,6 +6,7 @@ it is called with the EnvSpec. What it returns must offer what `Environment` lis
 
 import dataclasses
 import hashlib
+import importlib
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -117,14 +118,19 @@ class Environment(Protocol):
         ...
 
 
-def make(spec: EnvSpec) -> Environment:
+def make(spec: EnvSpec, task: str = "") -> Environment:
     """Makes an environment; its packages are imported only here.
+
+    Args:
+      spec: What it is to be.
+      task: In place of the spec's; empty: the spec's own.
 
     Raises:
       ConfigError: If the suite, its task or a camera is unknown, a package or its assets are missing, the machine
         cannot render, or code is named by somebody else than the user.
       RunError: The factory raised something else.
     """
+    spec = dataclasses.replace(spec, task=task or spec.task)
     require_allowed(spec)
     factory = find_factory(SUITES.get(spec.suite, spec.suite))
     try:
@@ -141,6 +147,29 @@ def make(spec: EnvSpec) -> Environment:
             "chunkwise/envs/environment.py says what each is"
         )
     return env
+
+
+def task_sets(suite: str) -> dict[str, tuple[str, ...]]:
+    """Returns the names of a suite's tasks by the name of each set of them; {} where it has no sets."""
+    return getattr(_module_of(suite), "TASK_SETS", {})
+
+
+def prompt_of(suite: str, task: str) -> str:
+    """Returns a task in the words of its suite.
+
+    Raises:
+      ConfigError: The suite has no words for it.
+    """
+    prompts: Callable[[str], str | None] = getattr(_module_of(suite), "prompt_of", lambda task: None)
+    words = prompts(task)
+    if words is None:
+        raise ConfigError(f"{suite} {task}: its suite does not say it in words; expected env.prompt or env.prompts")
+    return words
+
+
+def _module_of(suite: str) -> Any:
+    """The module of one of SUITES; None of the user's own, which is not imported to ask for names."""
+    return importlib.import_module(SUITES[suite].partition(":")[0]) if suite in SUITES else None
 
 
 def require_allowed(spec: EnvSpec) -> None:

@@ -1,6 +1,6 @@
 """Success of a policy on a manifest of initial states, as files that can be audited and compared state by state.
 
-    {"suite", "task", "seed", "states": [{"seed", "init_hash"}, ...]}                            manifest.json
+    {"suite", "task", "seed", "states": [{"seed", "init_hash", "task"}, ...]}                    manifest.json
     {"step", "weights", "guidance_scale", "prompt", "outcomes": [{..., "success", "length"}]}    evaluations/step_*.json
 
 A manifest depends on a task and a seed alone, so that runs and checkpoints meet the same initial states, and with them
@@ -32,6 +32,8 @@ class InitialState:
     """Of the environment's reset."""
     init_hash: str
     """Of the simulator's state after it."""
+    task: str = ""
+    """By its suite's name; empty: the manifest's only one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,7 @@ class Manifest:
 
     suite: str
     task: str
+    """Or the names of several, with a comma between them."""
     seed: int
     states: tuple[InitialState, ...]
 
@@ -70,13 +73,24 @@ class Evaluation:
     guidance_scale: float | None = None
     """With which it acted, where it is guided."""
     outcomes: tuple[dict[str, Any], ...]
-    """Of each episode: seed, init_hash, success, length, reward."""
+    """Of each episode: seed, init_hash, success, length, reward, and its task where the environment has several."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What differed from the run's own evaluation: its flags on the command line."""
 
     @property
     def successes(self) -> int:
         return sum(outcome["success"] for outcome in self.outcomes)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks, where there are several, in their order."""
+        names = tuple(dict.fromkeys(outcome.get("task", "") for outcome in self.outcomes))
+        return names if len(names) > 1 else ()
+
+    def of_task(self, task: str) -> "Evaluation":
+        """Returns the episodes of one task."""
+        outcomes = tuple(outcome for outcome in self.outcomes if outcome.get("task", "") == task)
+        return dataclasses.replace(self, outcomes=outcomes)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -88,9 +102,13 @@ class Evaluation:
         return sum(outcome[name] for outcome in self.outcomes) / len(self.outcomes)
 
     def metrics(self, prefix: str = "policy") -> dict[str, float]:
-        """Returns values for metrics.jsonl, each name led by `prefix` and a slash."""
+        """Returns values for metrics.jsonl, each name led by `prefix` and a slash.
+
+        Where there are several tasks, the success of each is `prefix`/success/<task>.
+        """
         low, high = self.interval
-        return {
+        of_tasks = {f"{prefix}/success/{task}": self.of_task(task).mean("success") for task in self.tasks}
+        return of_tasks | {
             f"{prefix}/success": self.mean("success"),
             f"{prefix}/success_low": low,
             f"{prefix}/success_high": high,
@@ -102,10 +120,14 @@ class Evaluation:
     def __str__(self) -> str:
         n = len(self.outcomes)
         low, high = self.interval
+        lines = [f"\n  {task}: {one.successes} of {len(one.outcomes)}" for task, one in self._by_task()]
         return (
             f"{self.successes} of {n} episodes succeeded, {self.mean('success'):.1%} (95 % interval {low:.1%} to "
             f"{high:.1%}), return {self.mean('reward'):.1f}, length {self.mean('length'):.0f}"
-        )
+        ) + "".join(lines)
+
+    def _by_task(self) -> list[tuple[str, "Evaluation"]]:
+        return [(task, self.of_task(task)) for task in self.tasks]
 
     def save(self, path: Path) -> None:
         """Writes the evaluation as JSON."""
@@ -164,6 +186,7 @@ def evaluate(
         finished[job.number] = rollout
 
     collector.play(jobs, actor, ended)
+    several = len({rollout.task for rollout in finished.values()}) > 1
     outcomes = tuple(
         {
             "seed": rollout.seed,
@@ -172,19 +195,22 @@ def evaluate(
             "length": rollout.length,
             "reward": float(rollout.rewards.sum(dtype=np.float64)),
         }
+        | ({"task": rollout.task} if several else {})
         for _, rollout in sorted(finished.items())
     )
     return Evaluation(step=actor.step, weights=actor.weights, guidance_scale=guidance_scale, outcomes=outcomes)
 
 
 def compare_evaluations(a: Evaluation, b: Evaluation) -> Comparison:
-    """Pairs two evaluations by initial state; the states that only one of them has are left out.
+    """Pairs two evaluations by task and initial state; the states that only one of them has are left out.
 
     Raises:
       DataError: If they have no initial state in common.
     """
-    of_a = {outcome["init_hash"]: bool(outcome["success"]) for outcome in a.outcomes}
-    of_b = {outcome["init_hash"]: bool(outcome["success"]) for outcome in b.outcomes}
+    of_a, of_b = (
+        {(outcome.get("task", ""), outcome["init_hash"]): bool(outcome["success"]) for outcome in one.outcomes}
+        for one in (a, b)
+    )
     shared = [key for key in of_a if key in of_b]
     if not shared:
         raise DataError("expected two evaluations on the same manifest, found no initial state in common")

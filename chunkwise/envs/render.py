@@ -37,7 +37,7 @@ def write_video(
     reads MUJOCO_GL when it is imported.
 
     Args:
-      opener: Makes the environment; pickled.
+      opener: Makes the environment of a rollout, whose task it is given if it has one; pickled.
       rollouts: At least one; their observations are not needed.
       path: File to write; its folder is made.
       report: Takes one line if there is no video.
@@ -83,12 +83,17 @@ def _child(backend: str, said: str, opener: Opener, rollouts: list[Rollout], pat
     with open(said, "wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    env = opener()
-    every = max(round(env.fps / FPS), 1)
-    fps = max(round(env.fps / every), 1)
-    shown = [replay(env, rollout, every=every) for rollout in rollouts]
+    envs: dict[str, Environment] = {}
+    for rollout in rollouts:
+        if rollout.task not in envs:
+            envs[rollout.task] = opener(rollout.task) if rollout.task else opener()
+    rate = next(iter(envs.values())).fps  # of one suite, and so of all
+    every = max(round(rate / FPS), 1)
+    fps = max(round(rate / every), 1)
+    shown = [replay(envs[rollout.task], rollout, every=every) for rollout in rollouts]
     write_mp4(path, grid(shown, [rollout.success for rollout in rollouts], hold=round(HOLD * fps)), fps=fps)
-    env.close()
+    for env in envs.values():
+        env.close()
 
 
 def replay(env: Environment, rollout: Rollout, *, every: int) -> list[UInt8[np.ndarray, "h w 3"]]:

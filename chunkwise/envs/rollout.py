@@ -40,6 +40,8 @@ class Rollout:
     """Of the simulator's initial state."""
     prompt: str
     """The task in words."""
+    task: str = ""
+    """By its suite's name; empty where the environment has only one."""
     step: int
     """Updates behind the policy."""
     weights: str
@@ -95,7 +97,7 @@ def _require_types(rollout: Rollout) -> None:
     wrong = [name for name, array in arrays.items() if array.ndim < 1 or array.dtype.kind not in "fiub"]
     wrong += ["actions"] if rollout.actions.ndim != 2 or rollout.actions.dtype.kind != "f" else []
     wrong += ["rewards"] if rollout.rewards.ndim != 1 else []
-    texts = {name: getattr(rollout, name) for name in ("init_hash", "prompt", "weights")}
+    texts = {name: getattr(rollout, name) for name in ("init_hash", "prompt", "task", "weights")}
     wrong += [name for name, value in texts.items() if not isinstance(value, str)]
     numbers = {"seed": rollout.seed, "step": rollout.step} | {f"draw {n}": seed for n, seed in enumerate(rollout.draw)}
     wrong += [name for name, value in numbers.items() if type(value) is not int]

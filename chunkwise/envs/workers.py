@@ -1,7 +1,7 @@
 """Environments that work for a collector: in processes of their own, or in threads of this one.
 
 Both are asked in one way: `submit` a request to a slot, `receive` the answer of any of some slots, `close`. A slot has
-one environment, which is made at its first request, and one request under way at most.
+one environment of each task that it is asked for, made when it is first asked, and one request under way at most.
 
 Processes are for simulators that hold Python's lock or render; each is started on first use, replaced when it dies,
 and ends when its pipe closes, because the parent died in whatever way. Threads are for those that step in C in a
@@ -34,8 +34,12 @@ SILENCE = 300.0
 ASK_AGAIN = 1.0
 """Seconds between two questions whether the run is to stop, while no worker answers."""
 
-Opener = Callable[[], Environment]
-"""Makes an environment; pickled for a worker process."""
+Opener = Callable[..., Environment]
+"""Makes an environment: the only one without an argument, that of a task with the task's name; pickled for a worker
+process."""
+OPEN = 12
+"""Environments of different tasks that a slot keeps; for one more, the one that was reset longest ago is closed.
+One of Meta-World takes 25 MiB and 0.1 s to make."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Reset:
     """Asks for the begin of an episode; the answer is a Start."""
 
     seed: int
+    task: str = ""
+    """Whose environment is meant; empty where there is only one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +214,7 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[variable] = "1"
     try:
-        with told(f"the environment {name} could not be made"):
-            env = opener()
-        seat = Seat(env, name)
+        seat = Seat(opener, name)
         while True:
             pipe.send(seat.answer(pipe.recv(), every_frame=every_frame))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -246,8 +250,9 @@ class ThreadWorkers:
     def submit(self, slot: int, request: Request) -> None:
         seat = self._seats[slot]
         if seat is None:
-            with told(f"the environment {self._name} could not be made"):
-                seat = self._seats[slot] = Seat(self._opener(), self._name)
+            seat = self._seats[slot] = Seat(self._opener, self._name)
+        if isinstance(request, Reset):
+            seat.sit(request.task)
         self._answers[slot] = _threads().submit(seat.answer, request, every_frame=False, images=False)
 
     def receive(
@@ -268,7 +273,7 @@ class ThreadWorkers:
         self._answers.clear()
         for slot, seat in enumerate(self._seats):
             if seat is not None:
-                seat.env.close()
+                seat.close()
             self._seats[slot] = None
 
     def _read(self, slot: int, future: concurrent.futures.Future[Start | Stretch]) -> Start | Stretch:
@@ -301,18 +306,51 @@ def told(what: str) -> Iterator[None]:
 
 
 class Seat:
-    """An environment with where it is in its episode, for errors; as text "the environment NAME (seed 3, step 12)"."""
+    """A slot's environments, with where the one that plays is in its episode, for errors; as text "the environment NAME
+    (reset with seed 3, step 12)"."""
 
-    def __init__(self, env: Environment, name: str) -> None:
-        self.env = env
-        self._name, self._seed, self._steps = name, 0, 0
+    def __init__(self, opener: Opener, name: str) -> None:
+        """Makes nothing yet."""
+        self._opener, self._name = opener, name
+        self._open: dict[str, Environment] = {}
+        self._task, self._seed, self._steps = "", 0, 0
 
     def __str__(self) -> str:
-        return f"the environment {self._name} (reset with seed {self._seed}, step {self._steps})"
+        return f"the environment {self._named} (reset with seed {self._seed}, step {self._steps})"
+
+    @property
+    def env(self) -> Environment:
+        """The one that plays."""
+        return self._open[self._task]
+
+    def sit(self, task: str) -> None:
+        """Takes the environment of a task; makes it where it is not open, and closes another if that is one too many.
+
+        Raises:
+          RunError: It could not be made.
+        """
+        self._task = task
+        if task in self._open:
+            self._open[task] = self._open.pop(task)  # to the end: the first is the one that was reset longest ago
+            return
+        if len(self._open) == OPEN:
+            self._open.pop(next(iter(self._open))).close()
+        with told(f"the environment {self._named} could not be made"):
+            self._open[task] = self._opener(task) if task else self._opener()
+
+    def close(self) -> None:
+        """Closes all of them."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    @property
+    def _named(self) -> str:
+        return f"{self._name} {self._task}".rstrip()
 
     def answer(self, request: Request, *, every_frame: bool, images: bool = True) -> Start | Stretch:
         """As the function. Raises RunError, with name, seed and step, for whatever the environment raises."""
         if isinstance(request, Reset):
+            self.sit(request.task)
             self._seed, self._steps = request.seed, 0
         try:
             return answer(self.env, request, every_frame=every_frame, images=images, stepped=self._stepped)

@@ -15,19 +15,26 @@ MAX_SIDE = 4096
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvConfig:
-    """A simulated task, and how the policy acts in it."""
+    """One simulated task or several of a suite, and how the policy acts in them."""
 
     suite: str
     """One of SUITES, or `module:factory` of your own, which is called with an EnvSpec (chunkwise/envs/environment.py).
     point: the simulated point of record.py, which needs no simulator."""
-    task: str
+    task: str = ""
     """robosuite: its environment, e.g. Lift. libero: suite and number of the task, e.g. libero_spatial/0. aloha:
     AlohaTransferCube or AlohaInsertion. metaworld: one of its 50, e.g. reach-v3. ogbench: a single task, e.g.
     cube-single-singletask-task2-v0. point: the disc that is right, red or blue."""
-    prompt: str
-    """The task in words, as the policy is told it."""
+    tasks: tuple[str, ...] = ()
+    """Several tasks in place of `task`: their names, or that of a set which the suite knows (metaworld: MT10, MT50;
+    libero: libero_spatial, libero_object, libero_goal, libero_10, libero_90)."""
+    prompt: str = ""
+    """The task in words, as the policy is told it; empty: as its suite says it (metaworld, libero)."""
+    prompts: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The same of some of `tasks`, by name."""
     max_steps: int
     """Steps after which an episode that has not succeeded has failed."""
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)
+    """In place of `max_steps` for some of `tasks`, by name."""
     state: tuple[str, ...] = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
     """Arrays of an observation that, one after another, are the policy's state."""
     cameras: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -48,6 +55,7 @@ class EnvConfig:
             raise ValueError(
                 f"env.suite is {self.suite!r}; expected one of {', '.join(SUITES)}, or module:factory of your own"
             )
+        self._check_tasks()
         if self.num_envs > MAX_ENVS:
             raise ValueError(f"env.num_envs is {self.num_envs}; expected at most {MAX_ENVS} processes")
         if not all(0 < side <= MAX_SIDE for side in self.image_size):
@@ -58,6 +66,21 @@ class EnvConfig:
             raise ValueError(f"env.rendering is fast; expected full for the suite {self.suite}")
         if not self.state:
             raise ValueError("env.state is empty; expected the names of the arrays that are the policy's state")
+
+    def _check_tasks(self) -> None:
+        """Raises ValueError unless there is one task or several, each described once."""
+        if bool(self.task) == bool(self.tasks):
+            raise ValueError(f"env.task is {self.task!r} and env.tasks {self.tasks}; expected one of the two")
+        if len(set(self.tasks)) != len(self.tasks):
+            raise ValueError(f"env.tasks is {self.tasks}; expected each once")
+        if self.tasks and self.prompt:
+            raise ValueError(
+                f"env.prompt is {self.prompt!r} and env.tasks {self.tasks}; expected the prompts in env.prompts"
+            )
+        if self.task and (self.prompts or self.steps):
+            raise ValueError("env.prompts and env.steps are for env.tasks; expected env.prompt and env.max_steps")
+        if any(steps < 1 for steps in self.steps.values()):
+            raise ValueError(f"env.steps is {self.steps}; expected 1 or more of each")
 
     @property
     def rows(self) -> int:
@@ -82,7 +105,11 @@ class RolloutConfig:
     early_stop: float = 1.0
     """Share of `groups` that is enough: with it a round goes on to its updates."""
     initial_states: int = 200
-    """Initial states from which groups are taken; none of them is one of the evaluation's."""
+    """Initial states of each task from which groups are taken; none of them is one of the evaluation's."""
+    tasks: Literal["uniform", "success", "need"] = "uniform"
+    """Which of several tasks the next group is of. uniform: each in turn, in an order drawn for the round. The others
+    draw by p, the share of successes when the task was last played, (successes + 1) / (rollouts + 2): success by
+    p (1 - p), so that tasks in which outcomes differ come more often; need by 1 - p."""
     retry_after: int = 0
     """Updates for which an initial state that all of its rollouts solved is not tried again."""
     replay_rounds: int = 1
@@ -112,7 +139,7 @@ class EvalConfig:
     """Evaluation on held-out initial states, the same ones for every run and step."""
 
     episodes: int = 50
-    """Initial states of an evaluation during training."""
+    """Initial states of an evaluation during training: of all tasks together, of each equally many."""
     final_episodes: int = 100
     """Of the one after the last update; the first ones are those of `episodes`."""
     seed: int = 0
@@ -131,6 +158,7 @@ class DemonstrateConfig:
     where data.path does not exist."""
 
     episodes: int = 60
+    """Of all tasks together, one task after the other."""
     noise: tuple[float, ...] = (0.2,)
     """Standard deviation of what is added to the actions, of one episode after another; 1 is 5 cm or 0.5 rad in Lift,
     1 cm in Meta-World."""

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Float64
 
 from chunkwise.cli.progress import follow
 from chunkwise.data.sampling import Purpose, generator
+from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, Observation
 from chunkwise.envs.recorder import record_whole
 from chunkwise.errors import ConfigError
@@ -25,10 +26,11 @@ from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, train_tokenizer, write_lerobot
 from openpi_ript.data.point import TOKENIZER
 from openpi_ript.envs.layer_4 import policy_state
-from openpi_ript.envs.make import make
+from openpi_ript.envs.make import make, tasks_of
 
 Script = Callable[[Observation], Float64[np.ndarray, " a"]]
 """An expert of one episode: the next action, before noise."""
+LIFT = ("robosuite", "Lift")
 METRES = 0.05
 """What an action of 1 moves the gripper by in one step, as OSC_POSE is set up."""
 ABOVE = 0.05
@@ -71,16 +73,19 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     settings, env = config.demonstrate, config.env
     assert settings is not None
     assert env is not None
-    lift = (env.suite, env.task) == ("robosuite", "Lift")
-    of = "robosuite's Lift" if lift else f"{env.suite} {env.task}"
+    tasks = tasks_of(env)
+    names = ", ".join(task.name for task in tasks)
+    lift = (env.suite, names) == LIFT
+    of = "robosuite's Lift" if lift else f"{env.suite} {names}"
     shown = {key: env.cameras[name] for name, key in config.data.cameras.items()}
     provenance: dict[str, Any] = {"made_by": f"openpi_ript.envs.demonstrate: a script in {of}"}
     provenance |= dataclasses.asdict(settings)
+    provenance |= {"steps": env.steps} if env.steps else {}
     provenance |= {"max_steps": env.max_steps, "state": env.state, "image_size": env.image_size, "cameras": shown}
     provenance |= {"rendering": env.rendering} if shown else {}
 
     def write(root: Path) -> str:
-        world = make(env)
+        worlds = [make(env, task.name) for task in tasks]
         successes: list[bool] = []
 
         def episodes() -> Iterator[Recorded]:
@@ -88,53 +93,57 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
             for number in follow(range(count), count, "demonstrating", done, rate=None, say=print):
                 noise = settings.noise[number % len(settings.noise)]
                 rng = generator(Purpose.DEMONSTRATION, settings.seed, number)
-                frames, actions, success = play(world, env, noise, rng)
+                task = number % len(tasks)
+                frames, actions, success = play(worlds[task], env.suite, tasks[task], noise, rng)
                 successes.append(success)
                 if success or settings.keep_failures:
-                    yield _recorded(frames, actions, success, env, config, shown)
+                    yield _recorded(frames, actions, success, env, tasks[task], config, shown)
 
-        require_script(world, env)
-        names = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]} if lift else {}
+        for world, task in zip(worlds, tasks, strict=True):
+            require_script(world, env.suite, task)
+        parts = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]} if lift else {}
         robot = "panda" if lift else env.suite
-        write_lerobot(root, episodes(), fps=world.fps, robot=robot, provenance=provenance, names=names)
-        world.close()
-        (root / TOKENIZER).write_bytes(train_tokenizer([env.prompt, "State: -0123456789;"]))
-        return f"demonstrated {len(successes)} episodes of {env.task}, {sum(successes)} of which succeeded"
+        write_lerobot(root, episodes(), fps=worlds[0].fps, robot=robot, provenance=provenance, names=parts)
+        for world in worlds:
+            world.close()
+        (root / TOKENIZER).write_bytes(train_tokenizer([*(task.prompt for task in tasks), "State: -0123456789;"]))
+        return f"demonstrated {len(successes)} episodes of {names}, {sum(successes)} of which succeeded"
 
     record_whole(Path(config.data.path), provenance, write, settings_of, hint=OWN_DATA)
 
 
-def require_script(world: Environment, env: EnvConfig) -> Callable[[], Script]:
+def require_script(world: Environment, suite: str, task: Task) -> Callable[[], Script]:
     """Returns what makes the script of one episode. Raises ConfigError if there is none for the environment."""
-    if (env.suite, env.task) == ("robosuite", "Lift"):
+    if (suite, task.name) == LIFT:
         return LiftScript
     expert = getattr(world, "expert", None)
     if expert is None:
         raise ConfigError(
-            f"demonstrate: there is no script for {env.suite} {env.task}; expected robosuite's Lift, a task of "
+            f"demonstrate: there is no script for {suite} {task.name}; expected robosuite's Lift, a task of "
             "metaworld, or an environment with a method expert(), which returns a function from observation to action"
         )
     return expert
 
 
 def play(
-    world: Environment, env: EnvConfig, noise: float, rng: np.random.Generator
+    world: Environment, suite: str, task: Task, noise: float, rng: np.random.Generator
 ) -> tuple[list[Observation], list[Float32[np.ndarray, " a"]], bool]:
     """One episode of the script: frames before each action, actions as executed, success.
 
     Args:
       world: The environment.
-      env: Its config, for the time limit.
+      suite: Its suite.
+      task: What is to be done, and in how many steps.
       noise: Standard deviation of what is added to each number of an action but the last, the gripper's; in Lift in
         units of 5 cm and 0.5 rad, in Meta-World of 1 cm.
       rng: Draws initial state and noise.
     """
     observed = world.reset(int(rng.integers(1 << 32)))
-    script = require_script(world, env)()
+    script = require_script(world, suite, task)()
     frames: list[Observation] = []
     actions: list[np.ndarray] = []
     success = False
-    while not success and len(actions) < env.max_steps:
+    while not success and (task.max_steps is None or len(actions) < task.max_steps):
         action = script(observed)
         action[:-1] += rng.normal(0, noise, len(action) - 1)
         actions.append(world.clip(action))
@@ -149,6 +158,7 @@ def _recorded(
     actions: list[np.ndarray],
     success: bool,
     env: EnvConfig,
+    task: Task,
     config: OpenpiRiptConfig,
     shown: dict[str, str],
 ) -> Recorded:
@@ -161,4 +171,4 @@ def _recorded(
         config.data.reward_key: outcome.astype(np.float32),
     }
     images = {key: [frame[name] for frame in frames] for key, name in shown.items()}
-    return Recorded(columns=columns, images=images, task=env.prompt)
+    return Recorded(columns=columns, images=images, task=task.prompt)

@@ -1,14 +1,16 @@
-"""The environment that a config names: one of the suites, the simulated point, or the user's own."""
+"""The environment that a config names: one of the suites, the simulated point, or the user's own; and its tasks."""
 
 from chunkwise.envs import environment
+from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, EnvSpec
+from chunkwise.errors import ConfigError
 from openpi_ript.config.rollouts import EnvConfig
 
 POINT = "openpi_ript.envs.point:PointEnv"
 
 
 def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
-    """Returns what a config asks of an environment.
+    """Returns what a config asks of an environment; of several tasks, of the first one's.
 
     Args:
       config: Which task, and what is observed.
@@ -19,7 +21,7 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
     """
     spec = EnvSpec(
         suite=POINT if config.suite == "point" else config.suite,
-        task=config.task,
+        task=config.task or names_of(config)[0],
         cameras=tuple(sorted(set(config.cameras.values()))),
         image_size=config.image_size,
         rendering=config.rendering,
@@ -29,6 +31,44 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
     return spec
 
 
-def make(config: EnvConfig, *, allow_code: bool = False) -> Environment:
-    """Makes the environment of a config, with the arguments and errors of `spec_of` and `environment.make`."""
-    return environment.make(spec_of(config, allow_code=allow_code))
+def names_of(config: EnvConfig) -> tuple[str, ...]:
+    """Returns the names of a config's tasks, those of a suite's sets in the place of its name.
+
+    Raises:
+      ConfigError: A task is named twice.
+    """
+    if config.task:
+        return (config.task,)
+    sets = environment.task_sets(config.suite)
+    names = [name for given in config.tasks for name in sets.get(given, (given,))]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"env.tasks is {config.tasks}, which names {', '.join(twice)} twice; expected each once")
+    return tuple(names)
+
+
+def tasks_of(config: EnvConfig) -> tuple[Task, ...]:
+    """Returns the tasks of a config with their prompts and limits, in their order.
+
+    Raises:
+      ConfigError: A task has no prompt and its suite knows none, or env.prompts or env.steps name another task.
+    """
+    names = names_of(config)
+    for field in ("prompts", "steps"):
+        unknown = sorted(set(getattr(config, field)) - set(names))
+        if unknown:
+            raise ConfigError(f"env.{field} names {', '.join(unknown)}; env has the tasks {', '.join(names)}")
+    return tuple(
+        Task(
+            name=name,
+            prompt=config.prompt or config.prompts.get(name) or environment.prompt_of(config.suite, name),
+            max_steps=config.steps.get(name, config.max_steps),
+        )
+        for name in names
+    )
+
+
+def make(config: EnvConfig, task: str = "", *, allow_code: bool = False) -> Environment:
+    """Makes the environment of a config's task, empty for its first one, with the arguments and errors of `spec_of` and
+    `environment.make`."""
+    return environment.make(spec_of(config, allow_code=allow_code), task)

@@ -20,7 +20,7 @@ from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.policies.execution import Committed, Execution
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.layer_4 import policy_state
-from openpi_ript.envs.make import spec_of
+from openpi_ript.envs.make import spec_of, tasks_of
 
 
 @runtime_checkable
@@ -49,17 +49,23 @@ class _Seen:
     step: int
     weights: str
 
-    def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Float32[np.ndarray, "b t a"]:
-        return self.actor(*self._given(observations, draws))
+    def __call__(
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
+    ) -> Float32[np.ndarray, "b t a"]:
+        return self.actor(*self._given(observations, draws, prompts))
 
     def complete(
-        self, observations: Observation, draws: Sequence[Draw | None], committed: Sequence[Committed]
+        self,
+        observations: Observation,
+        draws: Sequence[Draw | None],
+        prompts: Sequence[str],
+        committed: Sequence[Committed],
     ) -> Float32[np.ndarray, "b t a"]:
         actor: Any = self.actor  # one that completes chunks takes what is committed behind the noise
-        return actor(*self._given(observations, draws), committed)
+        return actor(*self._given(observations, draws, prompts), committed)
 
     def _given(
-        self, observations: Observation, draws: Sequence[Draw | None]
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
     ) -> tuple[dict[str, Any], Float32[np.ndarray, "b t n"]]:
         noise = np.zeros((len(draws), *self.actor.chunk), np.float32)
         for row, draw in zip(noise, draws, strict=True):
@@ -68,13 +74,13 @@ class _Seen:
         batch = {
             "state": policy_state(observations, self.config.state),
             "image": {name: observations[shown] for name, shown in self.config.cameras.items()},
-            "prompt": [self.config.prompt] * len(draws),
+            "prompt": list(prompts),
         }
         return batch, noise
 
 
 class Collector(collect.Collector):
-    """Plays jobs in the environment of a config."""
+    """Plays jobs in the tasks of a config."""
 
     def __init__(self, config: EnvConfig, *, allow_code: bool = False, execution: Execution | None = None) -> None:
         """Starts nothing yet.
@@ -85,20 +91,21 @@ class Collector(collect.Collector):
           execution: How chunks are executed; None: env.execute actions of each.
 
         Raises:
-          ConfigError: env.suite is code that the user did not name.
+          ConfigError: env.suite is code that the user did not name, or a task has no prompt.
         """
         self.config = config
+        self.tasks = tasks_of(config)
+        """In their order."""
         self.spec = spec_of(config, allow_code=allow_code)
         """What its environments are made of."""
         opener = functools.partial(environment.make, self.spec)
-        workers = ProcessWorkers(opener, config.num_envs, name=f"{config.suite} {config.task}")
+        workers = ProcessWorkers(opener, config.num_envs, name=config.suite)
         super().__init__(
             workers,
             groups=2,
             fixed_slots=True,
             execution=Execution(how="every", execute=config.execute) if execution is None else execution,
-            max_steps=config.max_steps,
-            prompt=config.prompt,
+            tasks=self.tasks,
         )
 
     def seen_by(self, actor: Actor) -> collect.Actor:

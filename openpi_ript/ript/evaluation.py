@@ -10,7 +10,7 @@ from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Job
 from chunkwise.envs.evaluate import Evaluation, InitialState, Manifest
 from chunkwise.envs.rollout import Rollout, load, save
-from chunkwise.errors import DataError
+from chunkwise.errors import ConfigError, DataError
 from openpi_ript.ript.collect import Actor, Collector
 
 MANIFEST = "manifest.json"
@@ -18,18 +18,40 @@ MANIFEST = "manifest.json"
 
 
 def make_manifest(collector: Collector, *, seed: int, episodes: int) -> Manifest:
-    """Draws initial states, and looks at them in the simulator; a longer manifest begins as a shorter one does."""
+    """Draws initial states, of one task after the other, and looks at them in the simulator.
+
+    A longer manifest begins as a shorter one does.
+
+    Raises:
+      ConfigError: There are not equally many of each task.
+    """
+    tasks = collector.tasks
+    _require_even(episodes, len(tasks))
     states = []
     for number in range(episodes):
+        task = tasks[number % len(tasks)].name
         job = Job(
             number=number,
             seed=seed_of(Purpose.RIPT_EVALUATION, seed, number),
             draw=tuple(words(Purpose.RIPT_EVALUATION, seed, number)),
             path=Path(f"initial_state_{number:04d}"),
+            task=task,
         )
-        states.append(InitialState(seed=job.seed, init_hash=collector.look(job).init_hash))
-    config = collector.config
-    return Manifest(suite=config.suite, task=config.task, seed=seed, states=tuple(states))
+        states.append(InitialState(seed=job.seed, init_hash=collector.look(job).init_hash, task=task))
+    return Manifest(suite=collector.config.suite, task=_names(collector), seed=seed, states=tuple(states))
+
+
+def _require_even(episodes: int, tasks: int) -> None:
+    """Raises ConfigError unless there are equally many episodes of each task."""
+    if episodes % tasks:
+        raise ConfigError(
+            f"{episodes} episodes of {tasks} tasks; expected equally many of each (eval.episodes, eval.final_episodes)"
+        )
+
+
+def _names(collector: Collector) -> str:
+    """What a manifest calls the tasks."""
+    return ", ".join(task.name for task in collector.tasks)
 
 
 def manifest_of(collector: Collector, path: Path, *, seed: int, episodes: int) -> Manifest:
@@ -65,13 +87,14 @@ def evaluate(
       keep: Rollouts that are written.
 
     Raises:
+      ConfigError: There are not equally many episodes of each task.
       DataError: An episode began in another state than the manifest says, or the environment is another.
       NonFiniteError: The policy gave NaN.
     """
-    config = collector.config
-    if (config.suite, config.task) != (manifest.suite, manifest.task) or len(manifest.states) < episodes:
+    suite, names = collector.config.suite, _names(collector)
+    if (suite, names) != (manifest.suite, manifest.task) or len(manifest.states) < episodes:
         raise DataError(
-            f"manifest: expected {episodes} initial states of {config.suite} {config.task}, found "
+            f"manifest: expected {episodes} initial states of {suite} {names}, found "
             f"{len(manifest.states)} of {manifest.suite} {manifest.task}"
         )
 
@@ -79,6 +102,7 @@ def evaluate(
         if job.number < keep:
             save(job.path, rollout)
 
+    _require_even(episodes, len(collector.tasks))
     states = manifest.states[:episodes]
     jobs = [
         Job(
@@ -86,6 +110,7 @@ def evaluate(
             seed=state.seed,
             draw=tuple(words(Purpose.RIPT_EVALUATION, manifest.seed, number)),
             path=folder / f"episode_{number:04d}.npz",
+            task=state.task,
         )
         for number, state in enumerate(states)
     ]

@@ -88,6 +88,8 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         weight, replaced = process(raw, config.advantage)
         optimality = label(raw)
     lengths = np.array([rollout.length for rollout in rollouts], np.int64)
+    prompts = sorted({rollout.prompt for rollout in rollouts})
+    prompt = np.array([prompts.index(rollout.prompt) for rollout in rollouts], np.int64)
     table = FrameTable(
         fps=data.table.fps,
         lengths=lengths,
@@ -100,9 +102,9 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
                 ]
             ),
             data.config.action_key: np.concatenate([rollout.actions for rollout in rollouts]),
-            "task_index": np.zeros(int(lengths.sum()), np.int64),
+            "task_index": np.repeat(prompt, lengths),
         },
-        tasks={0: env.prompt},
+        tasks=dict(enumerate(prompts)),
     )
     facts = Rollouts(
         init_hash=[rollout.init_hash for rollout in rollouts],

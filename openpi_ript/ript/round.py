@@ -25,6 +25,7 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.candidates import candidates
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.rollout_data import Group, training_data
 
@@ -34,6 +35,7 @@ class Rest:
     """An initial state that all of its rollouts solved, and that is not tried again for a while."""
 
     state: int
+    """Its number among those of all tasks: the task's place times rollout.initial_states, and its own."""
     init_hash: str
     step: int
     """Updates behind the policy that showed it."""
@@ -69,6 +71,8 @@ class Ript:
         self._config, self._rollout, self._env = config, config.rollout, config.env
         self._data, self._folder = data, folder / "rollouts"
         self._collector, self._policy = collector, policy
+        self._tasks = collector.tasks
+        self._shares: dict[str, float] = {}
         self._rounds: list[Round] = []
         self._resting: list[Rest] = []
         self._training: TrainingData | None = None
@@ -112,7 +116,12 @@ class Ript:
             f"{len(groups)} groups hold both outcomes, {len(resting)} initial states rest",
             flush=True,
         )
-        metrics = {
+        of_tasks = self._of_tasks(groups)
+        self._shares |= {name: (sum(won) + 1) / (len(won) + 2) for name, won in of_tasks.items()}
+        if len(self._tasks) > 1:
+            print("  " + ", ".join(f"{name} {sum(won):.0f}/{len(won)}" for name, won in of_tasks.items()), flush=True)
+        metrics = {f"rollouts/success/{name}": won for name, won in of_tasks.items() if len(self._tasks) > 1}
+        metrics |= {
             "rollouts/success": successes,
             "rollouts/length": [float(rollout.length) for rollout in rollouts],
             "rollouts/mixed_groups": [float(group.mixed) for group in groups],
@@ -123,7 +132,7 @@ class Ript:
         if not rounds:
             print(
                 f"step {step}: nothing to learn from, every group ended alike and {len(resting)} of "
-                f"{self._rollout.initial_states} initial states rest, solved; the next {self.every} updates imitate "
+                f"{self._states} initial states rest, solved; the next {self.every} updates imitate "
                 "the dataset",
                 flush=True,
             )
@@ -169,6 +178,7 @@ class Ript:
         return {
             "rounds": [dataclasses.asdict(one) for one in self._rounds],
             "resting": [dataclasses.asdict(one) for one in self._resting],
+            "shares": self._shares,
         }
 
     def rewind(self, position: dict[str, Any] | None) -> None:
@@ -185,24 +195,50 @@ class Ript:
         self._resting = [
             Rest(state=one["state"], init_hash=one["init_hash"], step=one["step"]) for one in resting if one["success"]
         ]
+        self._shares = dict(position.get("shares", {}))  # earlier versions knew one task
         self._rounds = [Round(**one) for one in position["rounds"]]
         self._training = self._load(self._rounds)
 
     def _collect(self, step: int, folder: Path, resting: set[int], stopping: Callable[[], bool]) -> list[Group] | None:
         """Groups in waves of as many as are still wanted, None if stopped."""
         settings = self._rollout
-        order = generator(Purpose.CANDIDATES, self._config.run.seed, step).permutation(settings.initial_states)
-        candidates = [state for state in order.tolist() if state not in resting][: settings.max_groups]
+        todo = candidates(
+            settings.tasks,
+            seed=self._config.run.seed,
+            step=step,
+            states=settings.initial_states,
+            shares=[self._shares.get(task.name, 0.5) for task in self._tasks],
+            resting=resting,
+            most=settings.max_groups,
+        )
         enough = math.ceil(settings.early_stop * settings.groups)
         groups: list[Group] = []
-        while candidates and (found := sum(group.mixed for group in groups)) < enough:
-            wave = candidates[: settings.groups - found]
-            del candidates[: len(wave)]
+        while todo and (found := sum(group.mixed for group in groups)) < enough:
+            wave = todo[: settings.groups - found]
+            del todo[: len(wave)]
             played = self._play(step, folder, wave, len(groups), stopping)
             if played is None:
                 return None
             groups += played
         return groups
+
+    @property
+    def _states(self) -> int:
+        """Initial states of all tasks."""
+        return self._rollout.initial_states * len(self._tasks)
+
+    def _of_tasks(self, groups: list[Group]) -> dict[str, list[float]]:
+        """Successes of the rollouts of each task that was played, in the tasks' order."""
+        places = sorted({group.state // self._rollout.initial_states for group in groups})
+        return {
+            self._tasks[place].name: [
+                float(rollout.success)
+                for group in groups
+                if group.state // self._rollout.initial_states == place
+                for rollout in group.rollouts
+            ]
+            for place in places
+        }
 
     def _play(
         self, step: int, folder: Path, wave: list[int], first: int, stopping: Callable[[], bool]
@@ -215,6 +251,7 @@ class Ript:
                 seed=seed_of(Purpose.ROLLOUT_SCENE, seed, state),
                 draw=tuple(words(Purpose.ROLLOUT_ACTION, seed, step, state, k)),
                 path=folder / f"state_{state:05d}-{k:02d}.npz",
+                task=self._tasks[state // self._rollout.initial_states].name,
             )
             for i, state in enumerate(wave)
             for k in range(size)

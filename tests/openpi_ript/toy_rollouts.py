@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.data.sampling import Purpose, seed_of
-from chunkwise.envs.collect import Job
+from chunkwise.envs.collect import Job, Task
 from chunkwise.envs.rollout import Rollout
 from openpi_ript.config.experiment import EnvConfig
 from openpi_ript.data.point import DISCS
@@ -99,6 +99,7 @@ class FakeCollector(Collector):
 
     def __init__(self, outcome: Callable[[int, int], bool]) -> None:
         self.outcome = outcome
+        self.tasks: tuple[Task, ...] = (Task(name="red", prompt="move to the red disc", max_steps=20),)
         self.played: list[str] = []
         self.jobs: list[Job] = []
         self.stop_after: int | None = None

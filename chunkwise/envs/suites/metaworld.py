@@ -98,6 +98,12 @@ MT10 = (
     "window-close-v3",
 )
 """Tasks of Meta-World's benchmark of ten; that of fifty, MT50, is all of PROMPTS."""
+TASK_SETS = {"MT10": MT10, "MT50": tuple(PROMPTS)}
+
+
+def prompt_of(task: str) -> str | None:
+    """Returns a task in words; None if Meta-World has no such task."""
+    return PROMPTS.get(task)
 
 
 class MetaworldEnv:

@@ -28,8 +28,28 @@ IMAGES = ("agentview_image", "robot0_eye_in_hand_image")
 HAND = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
 """Arrays that every observation has, and their widths: position (m), rotation (x, y, z, w), fingers."""
 NEVER = 1_000_000  # steps; whoever steps the environment ends the episode
+TASK_SETS = {
+    name: tuple(f"{name}/{number}" for number in range(size))
+    for name, size in {
+        "libero_spatial": 10,
+        "libero_object": 10,
+        "libero_goal": 10,
+        "libero_10": 10,
+        "libero_90": 90,
+    }.items()
+}
+"""LIBERO's sets of tasks."""
 SKIPPED = ("proprio-state", "_sin", "_cos", "_site", "_image")
 """Ends of names that are not recorded: what is in other arrays already, and robosuite's own images (upside down)."""
+
+
+def prompt_of(task: str) -> str | None:
+    """Returns a task of LIBERO's in its own words; None for robosuite's, which have none.
+
+    Raises:
+      ConfigError: LIBERO is not installed, or has no such task.
+    """
+    return _libero_task(task).language if task.startswith("libero_") else None
 
 
 class RobosuiteEnv:
@@ -155,11 +175,8 @@ def _import_robosuite() -> Any:
         ) from error
 
 
-def _libero(task: str, renders: bool) -> Any:
-    """A LIBERO task by suite and number, its initial states drawn from the task's own regions.
-
-    LIBERO's published initial states are pickles, which are not read here.
-    """
+def _libero_task(task: str) -> Any:
+    """LIBERO's description of a task, by suite and number. Raises ConfigError if there is none, or no LIBERO."""
     package = importlib.util.find_spec("libero")
     install = (
         "LIBERO is not on PyPI as a whole: git clone https://github.com/Lifelong-Robot-Learning/LIBERO, pip install -e "
@@ -180,7 +197,16 @@ def _libero(task: str, renders: bool) -> Any:
     suite, _, number = task.partition("/")
     if suite not in suites or not number.isdecimal() or int(number) >= suites[suite]().n_tasks:
         raise ConfigError(f"env.task is {task!r}; expected a suite and a task's number, such as libero_spatial/0")
-    chosen = suites[suite]().get_task(int(number))
+    return suites[suite]().get_task(int(number))
+
+
+def _libero(task: str, renders: bool) -> Any:
+    """A LIBERO task by suite and number, its initial states drawn from the task's own regions.
+
+    LIBERO's published initial states are pickles, which are not read here.
+    """
+    chosen = _libero_task(task)
+    libero: Any = importlib.import_module("libero.libero")
     bddl = Path(libero.get_libero_path("bddl_files")) / chosen.problem_folder / chosen.bddl_file
     wrappers: Any = importlib.import_module("libero.libero.envs.env_wrapper")
     wrapped = wrappers.ControlEnv(

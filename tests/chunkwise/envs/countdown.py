@@ -81,7 +81,7 @@ class Drawn:
     def __init__(self) -> None:
         self.calls: list[tuple[Observation, list[Draw | None]]] = []
 
-    def __call__(self, observations: Observation, draws: Sequence[Draw | None]) -> Any:
+    def __call__(self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]) -> Any:
         self.calls.append((observations, list(draws)))
         rows = [np.random.default_rng(draw or ()).normal(0, 2, (3, 3)) for draw in draws]
         return np.stack(rows).astype(np.float32)

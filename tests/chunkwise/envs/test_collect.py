@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkwise.envs.collect import Collector, Job
+from chunkwise.envs.collect import Collector, Job, Task
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.workers import ProcessWorkers, Workers
@@ -75,7 +75,7 @@ def test_fixed_slots_keep_rows_by_number() -> None:
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:
-    finished = play(threads(2), jobs([1, 6]), execution=Execution(how="every", execute=2), max_steps=5)
+    finished = play(threads(2), jobs([1, 6]), execution=Execution(how="every", execute=2), tasks=(Task(max_steps=5),))
     assert [finished[n].length for n in (0, 1)] == [5, 5]
     chunks = [np.random.default_rng((5, 0, c)).normal(0, 2, (3, 3))[:2] for c in range(3)]
     expected = np.clip(np.concatenate(chunks)[:5], -1, 1).astype(np.float32)
@@ -89,16 +89,16 @@ class Completing(Drawn):
         super().__init__()
         self.committed: list[list[Any]] = []
 
-    def complete(self, observations: Any, draws: Any, committed: Sequence[Committed]) -> Any:
+    def complete(self, observations: Any, draws: Any, prompts: Any, committed: Sequence[Committed]) -> Any:
         self.committed.append([one.actions.tolist() for one in committed])
-        return self(observations, draws)
+        return self(observations, draws, prompts)
 
 
 def test_a_chunk_is_late_by_the_delay_and_is_given_what_runs_meanwhile() -> None:
     """Chunks of three, an inference every 2 steps, one step late: 0 1 2 of the first, then 1 2 of each."""
     actor = Completing()
     execution = Execution(how="realtime", execute=2, delay=1)
-    finished = play(threads(2), jobs([1, 6]), actor, execution=execution, max_steps=5)
+    finished = play(threads(2), jobs([1, 6]), actor, execution=execution, tasks=(Task(max_steps=5),))
     for n in (0, 1):
         first, second, third = (np.random.default_rng((5, n, c)).normal(0, 2, (3, 3)) for c in range(3))
         expected = np.stack([*first, *second[1:]])
@@ -142,7 +142,7 @@ class DiesOnce(Countdown):
 
 def test_processes_keep_every_frame_and_can_be_loaded(tmp_path: Path) -> None:
     opener = functools.partial(Countdown, EnvSpec(suite="own", cameras=("top",)))
-    finished = play(ProcessWorkers(opener, 2, name="countdown"), jobs([2, 5]), prompt="count")
+    finished = play(ProcessWorkers(opener, 2, name="countdown"), jobs([2, 5]), tasks=(Task(prompt="count"),))
     for rollout in finished.values():
         np.testing.assert_array_equal(rollout.observations["state"][:, 1], np.arange(rollout.length + 1))
         np.testing.assert_array_equal(rollout.observations["top"][:, 0, 0, 0], np.arange(rollout.length + 1))
@@ -185,5 +185,5 @@ def test_an_episode_without_end_names_the_flag_once(
     monkeypatch.setattr("chunkwise.envs.collect.ENDLESS", 5)
     Collector(threads(2)).play(jobs([1, 3, 5]), Drawn(), lambda *_: None)
     assert capsys.readouterr().out.count("has not ended after 6 steps; if its environment has no time limit, ") == 1
-    Collector(threads(2), max_steps=8).play(jobs([1, 3]), Drawn(), lambda *_: None)
+    Collector(threads(2), tasks=(Task(max_steps=8),)).play(jobs([1, 3]), Drawn(), lambda *_: None)
     assert "has not ended" not in capsys.readouterr().out

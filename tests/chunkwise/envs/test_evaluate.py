@@ -7,7 +7,7 @@ import pytest
 
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Collector
-from chunkwise.envs.evaluate import Evaluation
+from chunkwise.envs.evaluate import Evaluation, compare_evaluations
 from chunkwise.errors import DataError
 from chunkwise.reports.intervals import wilson
 from tests.chunkwise.envs.countdown import Drawn, actions_of, jobs, threads
@@ -33,6 +33,19 @@ def test_outcomes_come_in_the_order_of_the_episodes_and_are_counted() -> None:
     }
     assert str(result).startswith("2 of 4 episodes succeeded, 50.0% (95 % interval 15.0% to 85.0%), return -")
     assert (result.step, result.weights, result.guidance_scale, result.successes) == (7, "f" * 64, 1.5, 2)
+
+
+def test_evaluations_of_several_tasks_are_paired_task_by_task() -> None:
+    def evaluated(**successes: bool) -> Evaluation:
+        outcomes = tuple(
+            {"seed": 1, "init_hash": "ab", "success": success, "length": 1, "reward": 0.0, "task": task}
+            for task, success in successes.items()
+        )
+        return Evaluation(step=1, weights="", outcomes=outcomes)
+
+    found = compare_evaluations(evaluated(a=True, b=True, c=False), evaluated(c=False, a=False))
+    assert (found.episodes, found.only_a, found.neither) == (2, 1, 1)
+    assert evaluated(a=True).tasks == (), "of one task nothing is told apart"
 
 
 def test_an_initial_state_that_is_another_is_refused() -> None:

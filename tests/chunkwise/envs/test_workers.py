@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chunkwise.envs import environment
+from chunkwise.envs import workers as workers_lib
 from chunkwise.envs.environment import EnvSpec, state_hash
 from chunkwise.envs.failures import require_finite
 from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, ThreadWorkers, WorkerDiedError, answer
@@ -188,3 +189,45 @@ def test_threads_close_their_environments() -> None:
         workers.submit(slot, Reset(0))
     workers.close()
     assert [env.closed for env in made] == [True, True]
+
+
+def test_a_slot_has_an_environment_of_each_task_and_closes_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_lib, "OPEN", 2)
+    made: list[Countdown] = []
+
+    def opener(task: str = "") -> Countdown:
+        made.append(Countdown(EnvSpec(suite="own", task=task)))
+        return made[-1]
+
+    workers = ThreadWorkers(opener, 1, name="countdown")
+
+    def play(task: str) -> None:
+        workers.submit(0, Reset(2, task))
+        workers.receive([0])
+        workers.submit(0, Run(ACTIONS[:1]))
+        workers.receive([0])
+
+    for task in ("a", "b", "a", "c", "a", "b"):
+        play(task)
+        latest = next(env for env in reversed(made) if env.spec.task == task)
+        assert latest.t == 1, "the actions went to the task that was reset"
+        latest.t = 0
+    assert [env.spec.task for env in made] == ["a", "b", "c", "b"], "b was reset longest ago when c came, then c"
+    assert [env.closed for env in made] == [False, True, True, False]
+    workers.close()
+    assert all(env.closed for env in made)
+
+
+def test_an_environments_failure_names_its_task() -> None:
+    workers = ProcessWorkers(opener_of_task, 1, name="countdown")
+    workers.submit(0, Reset(4, "broken"))
+    with pytest.raises(RunError, match=r"the environment countdown broken \(reset with seed 4, step 0\) failed"):
+        workers.receive([0])
+    workers.close()
+    workers.submit(0, Reset(4, "other"))
+    assert isinstance(workers.receive([0])[1], Start)
+    workers.close()
+
+
+def opener_of_task(task: str = "") -> Countdown:
+    return Countdown(EnvSpec(suite="own", task=task))

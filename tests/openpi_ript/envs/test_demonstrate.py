@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Observation, Step
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import (
@@ -25,6 +26,7 @@ from tests.openpi_ript.small_run import make_dataset, small_config, supervised
 
 STATE = ("robot0_eef_pos", "robot0_gripper_qpos", "cube_pos")
 ENV = EnvConfig(suite="robosuite", task="Lift", prompt="lift the cube", max_steps=40, state=STATE)
+LIFT = ("robosuite", Task(name="Lift", prompt="lift the cube", max_steps=40))
 
 
 class World:
@@ -70,7 +72,7 @@ class World:
 
 def test_the_script_lifts_and_stops_with_success():
     world: Any = World()
-    frames, actions, success = play(world, ENV, 0.0, np.random.default_rng(0))
+    frames, actions, success = play(world, *LIFT, 0.0, np.random.default_rng(0))
     assert success
     assert len(frames) == len(actions) < 30
     closed = [action[6] > 0 for action in actions]
@@ -78,7 +80,7 @@ def test_the_script_lifts_and_stops_with_success():
     at = frames[closed.index(True)]
     assert np.linalg.norm(at["robot0_eef_pos"] - at["cube_pos"]) < 0.02
     assert all((action[3:6] == 0).all() for action in actions)
-    _, clumsy, success = play(world, ENV, 2.0, np.random.default_rng(0))
+    _, clumsy, success = play(world, *LIFT, 2.0, np.random.default_rng(0))
     assert not success
     assert len(clumsy) == 40
     assert np.abs(clumsy).max() <= 1
@@ -86,7 +88,7 @@ def test_the_script_lifts_and_stops_with_success():
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenpiRiptConfig:
-    monkeypatch.setattr(demonstrate_lib, "make", lambda env: World())
+    monkeypatch.setattr(demonstrate_lib, "make", lambda env, task: World())
     root = make_dataset(tmp_path)
     base = supervised(small_config(root, tmp_path / "run"))
     cameras = {"base_0_rgb": "observation.images.base"}
@@ -106,7 +108,7 @@ def test_demonstrations_become_a_dataset_that_training_reads(config: OpenpiRiptC
     assert "demonstrated 5 episodes of Lift, 3 of which succeeded" in capsys.readouterr().out
     data = open_data(config.data)
     assert data.to_ript.rollouts.success.tolist() == [True, False, True, False, True]
-    frames, actions, _ = play(World(), config.env, 0.0, np.random.default_rng([0, 2]))  # pyright: ignore
+    frames, actions, _ = play(World(), *LIFT, 0.0, np.random.default_rng([0, 2]))  # pyright: ignore
     raw = data.raw(int(data.table.starts[2]) + 3)
     np.testing.assert_array_equal(raw["state"], np.concatenate([frames[3][name] for name in STATE]))
     np.testing.assert_array_equal(raw["action"], actions[3:11])
@@ -134,10 +136,10 @@ def test_an_environment_brings_its_own_script():
             return lambda observed: np.array([0.5, 0, 0, 0, 0, 0, 1.0])
 
     world: Any = Guided()
-    env = dataclasses.replace(ENV, suite="mine:World", task="far", max_steps=5)
-    _, actions, _ = play(world, env, 0.0, np.random.default_rng(0))
+    far = ("mine:World", Task(name="far", max_steps=5))
+    _, actions, _ = play(world, *far, 0.0, np.random.default_rng(0))
     np.testing.assert_array_equal(actions, [[0.5, 0, 0, 0, 0, 0, 1.0]] * 5)
-    _, noisy, _ = play(world, env, 0.1, np.random.default_rng(0))
+    _, noisy, _ = play(world, *far, 0.1, np.random.default_rng(0))
     drawn = np.random.default_rng(0)
     drawn.integers(1 << 32)  # the initial state
     expected = np.array([0.5, 0, 0, 0, 0, 0, 1.0]) + np.pad(drawn.normal(0, 0.1, (5, 6)), [(0, 0), (0, 1)])

@@ -116,7 +116,7 @@ def test_fast_rendering_is_robosuites_alone():
 def test_suites_are_those_of_the_spine_and_the_point():
     assert set(SUITES) == {*environment.SUITES, "point"}
     with pytest.raises(ValueError, match=r"env.suite is 'lift'; expected one of aloha, .*, or module:factory"):
-        simulated("lift", "")
+        simulated("lift", "x")
     assert simulated("my_sim:Env", "x").suite == "my_sim:Env"
     for suite in ("my_sim:Env", "openpi_ript.envs.point:PointEnv"):
         with pytest.raises(ConfigError, match="which would import Python code"):
