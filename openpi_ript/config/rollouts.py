@@ -115,6 +115,8 @@ class RolloutConfig:
     replay_rounds: int = 1
     """Newest rounds whose rollouts are drawn from, as far as they have something to learn from. Where none has, the
     updates imitate the dataset."""
+    dataset_share: float = 0.0
+    """Share of the rows of each batch that are of the dataset, imitated, while the others are of rollouts."""
     objective: Literal["guided", "rejection"] = "guided"
     """guided: advantages inside each group label its rollouts. rejection: all successful rollouts of a round, those of
     groups without a difference too, are imitated as demonstrations are, and nothing else (rejection sampling)."""
@@ -126,6 +128,10 @@ class RolloutConfig:
         require_non_negative(self, "start", "retry_after")
         require_positive(self, "updates", "groups", "initial_states", "replay_rounds", "early_stop")
         require_fraction(self, "early_stop")
+        if not 0 <= self.dataset_share < 1:
+            raise ValueError(
+                f"rollout.dataset_share is {self.dataset_share}; expected 0 or above and below 1, or no rollouts"
+            )
         if self.size < 2:
             raise ValueError(f"rollout.size is {self.size}; a rollout is compared with others, so expected at least 2")
         if self.max_groups < self.groups:

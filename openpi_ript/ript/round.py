@@ -147,8 +147,8 @@ class Ript:
         shard: int = 0,
         num_shards: int = 1,
     ) -> Iterator[TrainingBatch]:
-        """The dataset's batches up to the first round, then windows of rollouts, any start alike; the dataset's again
-        where there are no rollouts to learn from.
+        """The dataset's batches up to the first round, then windows of rollouts, any start alike, and
+        rollout.dataset_share of the dataset's; the dataset's alone where there are no rollouts to learn from.
 
         Args:
           supervised: Batches of the dataset from an update on, of this shard.
@@ -165,10 +165,17 @@ class Ript:
                 step += 1
                 continue
             imitated = None
-            rng = generator(Purpose.ROLLOUT_ROWS, self._config.run.seed, step)
-            rows = rng.choice(self._training.rows, self._config.train.batch_size)
-            yield to_training_batch([self._training.sample(int(row)) for row in rows[rows_here]])
+            drawn = self._drawn(self._training, step)[rows_here]
+            yield to_training_batch([of.sample(row) for of, row in drawn])
             step += 1
+
+    def _drawn(self, training: TrainingData, step: int) -> list[tuple[TrainingData, int]]:
+        """Rows of an update's global batch: of the rollouts, then of the dataset."""
+        rng = generator(Purpose.ROLLOUT_ROWS, self._config.run.seed, step)
+        size = self._config.train.batch_size
+        imitated = round(self._rollout.dataset_share * size)
+        parts = ((training, size - imitated), (self._data, imitated))
+        return [(of, int(row)) for of, count in parts for row in rng.choice(of.rows, count)]
 
     def position(self) -> dict[str, Any]:
         """The rounds that are trained on, by their files, and the initial states that rest.

@@ -16,6 +16,7 @@ from chunkwise.envs.evaluate import Manifest
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.envs.suites.metaworld import MT10, PROMPTS
 from chunkwise.errors import ConfigError, DataError
+from openpi_ript.config.experiment import Optimality
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.make import make, names_of, tasks_of
 from openpi_ript.ript.candidates import candidates
@@ -220,6 +221,22 @@ def test_what_is_trained_on_has_its_own_prompt(root: Path, tmp_path: Path):
     np.testing.assert_array_equal(batch["state"][:, :2], np.stack([windows[row][0] for row in rows]))
     drawn = {prompt for batch in itertools.islice(again.batches(2), 4) for prompt in batch["prompt"]}
     assert drawn == set(DISCS.values())
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_share_of_each_batch_is_the_datasets(root: Path, tmp_path: Path, shards: int):
+    one = TwoTasks(root, tmp_path, half, dataset_share=0.25)
+    one.interact(2)
+    rng = np.random.default_rng([SEED, 2, 4])
+    windows = [load(tmp_path / "rollouts" / name).observations["position"][t] for name in one.files() for t in range(4)]
+    played = [windows[row] for row in rng.choice(len(windows), 3)]
+    raw = one.data.raw(int(rng.choice(one.data.rows, 1)[0]))
+    parts = [next(one.ript.batches(lambda _: iter(()), 2, shard=i, num_shards=shards)) for i in range(shards)]
+    states = np.concatenate([part["state"] for part in parts])[:, :2]
+    np.testing.assert_array_equal(states, np.stack([*played, raw["state"]]))
+    label = np.concatenate([part["optimality"] for part in parts])
+    assert label[-1] == Optimality.POSITIVE, "the dataset is imitated"
+    assert [prompt for part in parts for prompt in part["prompt"]][-1] == raw["task"]
 
 
 def test_shares_decide_the_next_round_also_after_a_restart(root: Path, tmp_path: Path):
