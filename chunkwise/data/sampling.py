@@ -58,6 +58,8 @@ class Purpose(enum.Enum):
     """Rows of a batch of rollouts' windows: (seed, update)."""
     CANDIDATES = ("openpi_ript", 5)
     """Order in which initial states are tried: (seed, update)."""
+    CHUNK_ORDER = ("openpi_ript", 6)
+    """Order of a round's chunks in one pass over them: (seed, update of the round, pass)."""
     SERVED_ACTION = ("openpi_ript.serve", None)
     """Noise of a policy: (seed, length of the draw's name, its words, row)."""
 

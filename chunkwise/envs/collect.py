@@ -8,7 +8,7 @@ nor on what runs beside it, nor on what was done before a kill.
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -95,6 +95,17 @@ class CompletingActor(Actor, Protocol):
         ...
 
 
+@runtime_checkable
+class NotingActor(Actor, Protocol):
+    """A policy that notes something of each chunk, which the rollout keeps."""
+
+    def noted(
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
+    ) -> tuple[Float32[np.ndarray, "b t a"], Mapping[str, np.ndarray]]:
+        """Returns chunks for a batch, and notes by name, a row for each environment."""
+        ...
+
+
 @dataclasses.dataclass
 class _Slot:
     """A rollout under way."""
@@ -105,6 +116,8 @@ class _Slot:
     frames: list[Observation]
     """Observed so far, with a leading axis; where only the last frame is wanted, that one alone."""
     stretches: list[Stretch] = dataclasses.field(default_factory=list)
+    notes: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
+    """Of each chunk, with a leading axis; empty where the policy notes nothing."""
     init_hash: str = ""
     deaths: int = 0
 
@@ -256,6 +269,7 @@ class Collector:
                         f"enough memory for env.num_envs {self.workers.count}?"
                     ) from error
                 print(f"\nan environment worker died; {slot.job.path.stem} is played again", flush=True)
+                slot.notes = []
                 slot.plan, slot.frames, slot.stretches = Plan(self._execution), [], []
                 self._reset(error.slot, slot.job)
 
@@ -304,6 +318,10 @@ class Collector:
                     f"--how realtime: a {type(actor).__name__} cannot complete chunks; choose another way"
                 )
             chunks = actor.complete(observations, draws, prompts, [one or NOTHING for one in committed])
+        elif isinstance(actor, NotingActor):
+            chunks, notes = actor.noted(observations, draws, prompts)
+            for row, slot in active:
+                slot.notes.append({name: value[row, None] for name, value in notes.items()})
         else:
             chunks = actor(observations, draws, prompts)
         for row, slot in active:
@@ -317,6 +335,7 @@ class Collector:
         rewards = [stretch.rewards for stretch in slot.stretches]
         return Rollout(
             observations=append_frames(slot.frames) if self.workers.every_frame else {},
+            notes=append_frames(slot.notes),
             actions=np.concatenate(actions) if actions else np.zeros((0, 0), np.float32),
             rewards=np.concatenate(rewards) if rewards else np.zeros(0, np.float32),
             success=bool(slot.stretches and slot.stretches[-1].success[-1]),

@@ -1,6 +1,7 @@
 """Rollouts on disk, one npz file each: what was seen, done and reached, enough to audit, replay and train on.
 
 The arrays of observations lie under `observation/<name>`, T + 1 rows: the frame before each action, and the last one.
+What the policy noted of its chunks lies under `note/<name>`, a row for each chunk.
 Pickle is never read or written; zip's checksums tell a damaged file.
 """
 
@@ -46,6 +47,8 @@ class Rollout:
     """Updates behind the policy."""
     weights: str
     """Digest of the policy's weights; empty where nobody asked."""
+    notes: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """What the policy noted of each chunk that it gave, by name, a row a chunk; {} where it noted nothing."""
 
     @property
     def length(self) -> int:
@@ -56,11 +59,12 @@ class Rollout:
 def save(path: Path, rollout: Rollout) -> None:
     """Writes a rollout; the file appears under its name only when it is complete and on disk."""
     arrays = {f"observation/{name}": value for name, value in rollout.observations.items()}
+    arrays |= {f"note/{name}": value for name, value in rollout.notes.items()}
     arrays |= {name: getattr(rollout, name) for name in _ARRAYS}
     facts = {
         field.name: getattr(rollout, field.name)
         for field in dataclasses.fields(rollout)
-        if field.name not in ("observations", *_ARRAYS)
+        if field.name not in ("observations", "notes", *_ARRAYS)
     }
     everything: dict[str, Any] = {"facts": np.array(json.dumps(facts))} | arrays
     make_folders(path.parent)
@@ -76,11 +80,9 @@ def load(path: Path) -> Rollout:
     try:
         arrays: dict[str, Any] = read_npz(path)
         facts: dict[str, Any] = parse_json(str(arrays.pop("facts")), source=f"{path}: facts")
-        observations = {
-            name.removeprefix("observation/"): arrays.pop(name) for name in list(arrays) if name.startswith("obs")
-        }
+        observations, notes = _taken(arrays, "observation/"), _taken(arrays, "note/")
         facts |= {"draw": tuple(facts["draw"])}
-        parts: dict[str, Any] = {"observations": observations} | arrays | facts
+        parts: dict[str, Any] = {"observations": observations, "notes": notes} | arrays | facts
         rollout = Rollout(**parts)
         _require_types(rollout)
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
@@ -88,12 +90,20 @@ def load(path: Path) -> Rollout:
     rows = {len(value) for value in observations.values()}
     if rows != {rollout.length + 1} or len(rollout.rewards) != rollout.length:
         raise DataError(f"{path}: expected {rollout.length + 1} rows of observations, found {sorted(rows)}")
+    chunks = {len(value) for value in notes.values()}
+    if len(chunks) > 1:
+        raise DataError(f"{path}: expected a note of each chunk under every name, found {sorted(chunks)} of them")
     return rollout
+
+
+def _taken(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The arrays whose names begin so, by the rest of their names; they are taken out."""
+    return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
 
 
 def _require_types(rollout: Rollout) -> None:
     """Raises TypeError where a file holds values of other types than a rollout has."""
-    arrays = {"rewards": rollout.rewards, **rollout.observations}
+    arrays = {"rewards": rollout.rewards, **rollout.observations, **rollout.notes}
     wrong = [name for name, array in arrays.items() if array.ndim < 1 or array.dtype.kind not in "fiub"]
     wrong += ["actions"] if rollout.actions.ndim != 2 or rollout.actions.dtype.kind != "f" else []
     wrong += ["rewards"] if rollout.rewards.ndim != 1 else []

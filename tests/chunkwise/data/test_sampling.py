@@ -145,7 +145,7 @@ def families() -> dict[str, list[Purpose]]:
 def test_purposes_of_one_program_are_distinct_and_so_are_their_streams():
     """numpy takes [a, b] and [a, b, 0] for the same, so no word is as 0."""
     assert len(families()["qchunk"]) == 5
-    assert len(families()["openpi_ript"]) == 6
+    assert len(families()["openpi_ript"]) == 7
     for name, purposes in families().items():
         drawn = set()
         for purpose in purposes:
@@ -181,6 +181,7 @@ def test_what_is_drawn_online_and_in_an_evaluation_never_coincides():
         (Purpose.RIPT_EVALUATION, (7,), [3, 7, 3]),
         (Purpose.ROLLOUT_ROWS, (7,), [3, 7, 4]),
         (Purpose.CANDIDATES, (7,), [3, 7, 5]),
+        (Purpose.CHUNK_ORDER, (7, 2), [3, 7, 2, 6]),
         (Purpose.SERVED_ACTION, (1, 7, 0), [3, 1, 7, 0]),
         (Purpose.DRIVING_ORDER, (7,), [3, 7]),
         (Purpose.PLAY, (7, 1), [3, 7, 1]),

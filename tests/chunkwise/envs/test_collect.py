@@ -119,6 +119,26 @@ def test_another_way_asks_for_no_completion() -> None:
         play(threads(1), jobs([3]), execution=Execution(how="realtime"))
 
 
+class Noting(Drawn):
+    """Notes the state that it sees and its first number of each chunk."""
+
+    def noted(self, observations: Any, draws: Any, prompts: Any) -> Any:
+        chunks = self(observations, draws, prompts)
+        return chunks, {"seen": observations["state"], "first": chunks[:, 0, 0]}
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_what_a_policy_notes_of_its_chunks_is_kept_with_the_rollout(count: int) -> None:
+    finished = play(threads(count), jobs(range(6)), Noting(), groups=2 if count == 4 else 1)
+    for n, rollout in finished.items():
+        begun = range(0, LENGTHS[n], 3)
+        assert rollout.notes["seen"].tolist() == [[n, t] for t in begun]
+        first = [np.random.default_rng((5, n, c)).normal(0, 2) for c in range(len(begun))]
+        np.testing.assert_array_equal(rollout.notes["first"], np.array(first, np.float32))
+        np.testing.assert_array_equal(rollout.actions, actions_of(n, LENGTHS[n]))
+    assert {name: dict(rollout.notes) for name, rollout in play(threads(2), jobs([1])).items()} == {0: {}}
+
+
 def test_a_rollout_that_is_played_again_begins_without_chunks(tmp_path: Path) -> None:
     """Its worker died: what was planned before is forgotten."""
     opener = functools.partial(DiesOnce, EnvSpec(suite="own", task=str(tmp_path / "died")))
@@ -127,6 +147,9 @@ def test_a_rollout_that_is_played_again_begins_without_chunks(tmp_path: Path) ->
     again = play(ProcessWorkers(opener, 1, name="countdown"), jobs([3]), execution=execution)
     assert (tmp_path / "died").exists()
     np.testing.assert_array_equal(found[0].actions, again[0].actions)
+    (tmp_path / "died").unlink()
+    noted = play(ProcessWorkers(opener, 1, name="countdown"), jobs([3]), Noting())[0].notes
+    assert noted["seen"].tolist() == [[3, t] for t in (0, 3, 6)]
 
 
 class DiesOnce(Countdown):

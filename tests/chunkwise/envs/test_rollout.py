@@ -1,5 +1,6 @@
 """Rollouts as files: given back whole, and refused by name when they are damaged."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,23 @@ def test_a_file_gives_the_rollout_back_and_its_bytes_do_not_depend_on_the_clock(
         assert found.observations[name].dtype == value.dtype
     assert (tmp_path / "a/x.npz").read_bytes() == (tmp_path / "b/x.npz").read_bytes()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["x.npz"]
+
+
+def test_what_the_policy_noted_of_its_chunks_is_given_back(tmp_path: Path):
+    notes = {"chain": np.arange(12, dtype=np.float32).reshape(2, 3, 2), "log_prob": np.ones((2, 3), np.float32)}
+    save(tmp_path / "x.npz", dataclasses.replace(make_rollout(), notes=notes))
+    found = load(tmp_path / "x.npz")
+    assert sorted(found.notes) == ["chain", "log_prob"]
+    for name, value in notes.items():
+        np.testing.assert_array_equal(found.notes[name], value)
+        assert found.notes[name].dtype == np.float32
+    assert set(found.observations) == set(make_rollout().observations)
+    save(tmp_path / "y.npz", dataclasses.replace(make_rollout(), notes=notes | {"log_prob": np.ones(3, np.float32)}))
+    with pytest.raises(DataError, match=r"y.npz: expected a note of each chunk under every name, found \[2, 3\]"):
+        load(tmp_path / "y.npz")
+    save(tmp_path / "z.npz", dataclasses.replace(make_rollout(), notes={"chain": np.array(["a"])}))
+    with pytest.raises(DataError, match="chain of another type or shape"):
+        load(tmp_path / "z.npz")
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "pickled", "short"])
