@@ -42,7 +42,7 @@ def test_the_page_names_its_files():
 
 @pytest.mark.slow
 def test_an_agent_trains_and_a_setting_reaches_it(folder: Path):
-    short = ["--train.steps", "4", "--train.log-every", "4", "--train.updates-per-call", "1"]
+    short = ["--train.steps", "4", "--train.log-every", "4", "--train.updates-per-call", "1", "--eval.env", "None"]
     launch(folder, "--config", "my_iql_config.py", *short, "--agent.settings.expectile", "0.99")
     assert '"value_loss"' in (folder / "run/metrics.jsonl").read_text().splitlines()[0]
     assert '"expectile": 0.99' in (folder / "run/config.json").read_text()

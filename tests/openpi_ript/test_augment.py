@@ -36,6 +36,7 @@ def config_of(root: Path, run: Path, **changes: Any) -> OpenpiRiptConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_run_goes_on_with_the_images_of_one_that_was_not(root: Path, tmp_path: Path) -> None:
     untouched, stopped = (config_of(root, tmp_path / name) for name in "ab")
     main(untouched, "test")

@@ -218,7 +218,7 @@ def _alive(pid: int) -> bool:
     ("number", "code", "message"),
     [
         (signal.SIGTERM, 75, "stopped by SIGTERM"),
-        (signal.SIGINT, 130, "stopped"),
+        pytest.param(signal.SIGINT, 130, "stopped", marks=pytest.mark.long),
         (signal.SIGKILL, -9, ""),
     ],
 )

@@ -200,7 +200,7 @@ def reached(gradient: Any) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["distill", "best_of_n"])
+@pytest.mark.parametrize("policy", ["distill", pytest.param("best_of_n", marks=pytest.mark.long)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_reach_the_encoders_that_the_config_says(policy, shared):
     agent = agent_of(dataclasses.replace(TINY, share_actor_critic=shared), policy=policy, num_samples=3)
