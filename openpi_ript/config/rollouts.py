@@ -116,7 +116,8 @@ class RolloutConfig:
     """Newest rounds whose rollouts are drawn from, as far as they have something to learn from. Where none has, the
     updates imitate the dataset."""
     dataset_share: float = 0.0
-    """Share of the rows of each batch that are of the dataset, imitated, while the others are of rollouts."""
+    """Share of the rows of each batch that are of the dataset, imitated, while the others are of rollouts. With 1 no
+    rollouts are played and imitation goes on: the control of an experiment."""
     objective: Literal["guided", "rejection"] = "guided"
     """guided: advantages inside each group label its rollouts. rejection: all successful rollouts of a round, those of
     groups without a difference too, are imitated as demonstrations are, and nothing else (rejection sampling)."""
@@ -127,11 +128,7 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         require_non_negative(self, "start", "retry_after")
         require_positive(self, "updates", "groups", "initial_states", "replay_rounds", "early_stop")
-        require_fraction(self, "early_stop")
-        if not 0 <= self.dataset_share < 1:
-            raise ValueError(
-                f"rollout.dataset_share is {self.dataset_share}; expected 0 or above and below 1, or no rollouts"
-            )
+        require_fraction(self, "early_stop", "dataset_share")
         if self.size < 2:
             raise ValueError(f"rollout.size is {self.size}; a rollout is compared with others, so expected at least 2")
         if self.max_groups < self.groups:

@@ -94,8 +94,10 @@ class Ript:
 
         Returns:
           Of each rollout success and length, of each group whether it holds both outcomes, and how many initial states
-          rest.
+          rest; nothing where the rollouts would have no share in the batches.
         """
+        if self._rollout.dataset_share == 1:
+            return {}
         self._policy.use(state.params, step)
         folder = self._folder / f"step_{step:08d}-{self._policy.weights[:12]}"
         resting = [rest for rest in self._resting if step - rest.step < self._rollout.retry_after]

@@ -239,6 +239,17 @@ def test_a_share_of_each_batch_is_the_datasets(root: Path, tmp_path: Path, shard
     assert [prompt for part in parts for prompt in part["prompt"]][-1] == raw["task"]
 
 
+def test_with_the_dataset_alone_nothing_is_played_and_imitation_goes_on(root: Path, tmp_path: Path):
+    one = TwoTasks(root, tmp_path, half, dataset_share=1.0)
+    assert one.interact(2) == {}
+    assert one.policy.used == []
+    assert one.collector.jobs == []
+    found, expected = one.batches(0), one.data.batches(seed=SEED, batch_size=ROWS)
+    for _ in range(5):
+        batch, imitated = next(found), next(expected)
+        np.testing.assert_array_equal(batch["state"], imitated["state"])
+
+
 def test_shares_decide_the_next_round_also_after_a_restart(root: Path, tmp_path: Path):
     settings = {"groups": 2, "max_groups": 6, "tasks": "need", "early_stop": 1.0}
     one = TwoTasks(root, tmp_path / "a", **settings)
