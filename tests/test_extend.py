@@ -37,7 +37,14 @@ def launch(folder: Path, *arguments: str) -> str:
 
 
 def test_the_page_names_its_files():
-    assert set(files_of_page()) == {"my_iql.py", "my_iql_config.py", "my_csv.py", "my_env.py"}
+    assert set(files_of_page()) == {
+        "my_iql.py",
+        "my_iql_config.py",
+        "my_csv.py",
+        "my_env.py",
+        "my_cart.py",
+        "my_hill.py",
+    }
 
 
 @pytest.mark.slow
@@ -111,6 +118,18 @@ def test_a_reader_and_an_environment_train_and_evaluate_together(folder: Path):
     ]
     launch(folder, *cart_run(folder, *evaluation))
     assert '"policy/success"' in (folder / "run/metrics.jsonl").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("config", ["my_cart.py", "my_hill.py"])
+def test_a_round_of_ript_in_ones_own_environment_and_in_one_of_gymnasium(folder: Path, config: str):
+    short = ["--train.steps", "80", "--rollout.start", "60", "--train.eval-every", "0", "--eval.final-episodes", "4"]
+    said = launch(folder, "--config", config, *short, "--eval.videos", "0")
+    played = re.search(r"step 60: (\d+) of \d+ rollouts succeeded, (\d+) of \d+ groups hold both outcomes", said)
+    assert played is not None
+    assert int(played[2]) > 0, "a round that has something to learn from"
+    assert "of 4 episodes succeeded" in said
 
 
 @pytest.mark.slow

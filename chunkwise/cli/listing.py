@@ -24,8 +24,8 @@ def studies() -> dict[str, str]:
 
 
 def environments() -> dict[str, str]:
-    """Returns the suites of simulators, each with the factory that makes one."""
-    return dict(importlib.import_module("chunkwise.envs.environment").SUITES)
+    """Returns the names of environments, as `--env` takes them, each with what it is."""
+    return importlib.import_module("chunkwise.envs.names").known()
 
 
 def readers() -> dict[str, str]:
@@ -42,7 +42,7 @@ KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "configs": configs,
     "studies": studies,
     "verbs": lambda: {name: verb.summary for name, verb in verbs.VERBS.items()},
-    "environments": environments,
+    "envs": environments,
     "readers": readers,
 }
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
     parser = Parser(
         prog="chunkwise list",
-        description="Lists configs, studies, verbs, environments and readers.",
+        description="Lists configs, studies, verbs, environments (envs) and readers.",
         epilog="example: chunkwise list configs --json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

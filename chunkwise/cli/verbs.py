@@ -46,6 +46,8 @@ class Verb:
     """Those that people look for, a line each with the packages that have them."""
     of_json: str = ""
     """Module where the first path is a .json file; empty: none."""
+    of_env: str = ""
+    """Module where --env comes first; empty: none."""
 
 
 VERBS: dict[str, Verb] = {
@@ -91,8 +93,9 @@ VERBS: dict[str, Verb] = {
         modules={"": "chunkwise.reports.study"},
     ),
     "inspect": Verb(
-        summary="say what is in a dataset, and what is wrong with it",
+        summary="say what is in a dataset or an environment (--env NAME), and what is wrong with it",
         example="chunkwise inspect path/to/episodes",
+        of_env="chunkwise.envs.inspect",
         modules={"qchunk": "qchunk.inspect", "openpi_ript": "openpi_ript.inspect", "driving": "driving.validate"},
         told_by="data",
     ),
@@ -151,6 +154,8 @@ def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
     verb = VERBS[name]
     if "" in verb.modules:
         return verb.modules[""], rest
+    if verb.of_env and rest and rest[0].partition("=")[0] == "--env":
+        return verb.of_env, rest
     path = _first_path(rest)
     if verb.of_json and path is not None and path.suffix == ".json":
         return verb.of_json, rest

@@ -22,9 +22,11 @@ Observation = dict[str, np.ndarray]
 
 SUITES = {
     "aloha": "chunkwise.envs.suites.aloha:AlohaEnv",
+    "gymnasium": "chunkwise.envs.suites.gymnasium:GymnasiumEnv",
     "libero": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
     "metaworld": "chunkwise.envs.suites.metaworld:MetaworldEnv",
     "ogbench": "chunkwise.envs.suites.ogbench:make",
+    "point": "openpi_ript.envs.point:PointEnv",
     "robosuite": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
 }
 """Suites by name, and the factory of each; its packages are imported when it is called."""

@@ -6,7 +6,7 @@ from typing import Literal
 from chunkwise.config.experiment import require_fraction, require_non_negative, require_positive
 from openpi_ript.config.data import AdvantageConfig
 
-SUITES = ("aloha", "libero", "metaworld", "ogbench", "point", "robosuite")
+SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robosuite")
 MAX_ENVS = 1024
 """Processes of one machine; a run from elsewhere may ask for any number."""
 MAX_SIDE = 4096
@@ -23,7 +23,8 @@ class EnvConfig:
     task: str = ""
     """robosuite: its environment, e.g. Lift. libero: suite and number of the task, e.g. libero_spatial/0. aloha:
     AlohaTransferCube or AlohaInsertion. metaworld: one of its 50, e.g. reach-v3. ogbench: a single task, e.g.
-    cube-single-singletask-task2-v0. point: the disc that is right, red or blue."""
+    cube-single-singletask-task2-v0. gymnasium: any id, e.g. Pendulum-v1, or module:id, which is imported. point: the
+    disc that is right, red or blue."""
     tasks: tuple[str, ...] = ()
     """Several tasks in place of `task`: their names, or that of a set which the suite knows (metaworld: MT10, MT50;
     libero: libero_spatial, libero_object, libero_goal, libero_10, libero_90)."""
@@ -69,7 +70,7 @@ class EnvConfig:
 
     def _check_tasks(self) -> None:
         """Raises ValueError unless there is one task or several, each described once."""
-        if bool(self.task) == bool(self.tasks):
+        if (self.task and self.tasks) or (self.suite in SUITES and not (self.task or self.tasks)):
             raise ValueError(f"env.task is {self.task!r} and env.tasks {self.tasks}; expected one of the two")
         if len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"env.tasks is {self.tasks}; expected each once")
@@ -77,7 +78,7 @@ class EnvConfig:
             raise ValueError(
                 f"env.prompt is {self.prompt!r} and env.tasks {self.tasks}; expected the prompts in env.prompts"
             )
-        if self.task and (self.prompts or self.steps):
+        if not self.tasks and (self.prompts or self.steps):
             raise ValueError("env.prompts and env.steps are for env.tasks; expected env.prompt and env.max_steps")
         if any(steps < 1 for steps in self.steps.values()):
             raise ValueError(f"env.steps is {self.steps}; expected 1 or more of each")

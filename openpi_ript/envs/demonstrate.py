@@ -67,6 +67,8 @@ class LiftScript:
 def demonstrate(config: OpenpiRiptConfig) -> None:
     """Writes config.data.path if it is missing; one that is there must have been made with the same settings.
 
+    The config is the user's own: an environment that it names by `module:factory` is imported.
+
     Raises:
       ConfigError: If there is no script for the environment, or the folder holds anything else.
     """
@@ -85,7 +87,7 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     provenance |= {"rendering": env.rendering} if shown else {}
 
     def write(root: Path) -> str:
-        worlds = [make(env, task.name) for task in tasks]
+        worlds = [make(env, task.name, allow_code=True) for task in tasks]
         successes: list[bool] = []
 
         def episodes() -> Iterator[Recorded]:

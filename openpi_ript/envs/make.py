@@ -1,12 +1,10 @@
-"""The environment that a config names: one of the suites, the simulated point, or the user's own; and its tasks."""
+"""The environment that a config names: one of the suites, or the user's own; and its tasks."""
 
 from chunkwise.envs import environment
 from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, EnvSpec
 from chunkwise.errors import ConfigError
 from openpi_ript.config.rollouts import EnvConfig
-
-POINT = "openpi_ript.envs.point:PointEnv"
 
 
 def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
@@ -20,12 +18,12 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
       ConfigError: env.suite is unknown, or code that the user did not name.
     """
     spec = EnvSpec(
-        suite=POINT if config.suite == "point" else config.suite,
-        task=config.task or names_of(config)[0],
+        suite=config.suite,
+        task=names_of(config)[0],
         cameras=tuple(sorted(set(config.cameras.values()))),
         image_size=config.image_size,
         rendering=config.rendering,
-        allow_code=allow_code or config.suite == "point",
+        allow_code=allow_code,
     )
     environment.require_allowed(spec)
     return spec
@@ -37,7 +35,7 @@ def names_of(config: EnvConfig) -> tuple[str, ...]:
     Raises:
       ConfigError: A task is named twice.
     """
-    if config.task:
+    if not config.tasks:
         return (config.task,)
     sets = environment.task_sets(config.suite)
     names = [name for given in config.tasks for name in sets.get(given, (given,))]

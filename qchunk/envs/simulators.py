@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 
-from chunkwise.envs import environment
+from chunkwise.envs import environment, names
 from chunkwise.envs.environment import Environment, EnvSpec
 from chunkwise.errors import ConfigError
 from qchunk.envs import aloha
@@ -31,9 +31,9 @@ def make(name: str, view: View | None = None, *, video: bool = False) -> Environ
     """Makes the environment of one task, with its reward, time limit and success.
 
     Args:
-      name: OGBench's single task, by its Gymnasium id or the name of a dataset for it; aloha-transfer-cube; or
-        `module:factory` or `module:factory:task` of the user's own, which is called with an EnvSpec. It comes from the
-        user's config: a name that a folder brought is not to come here.
+      name: aloha-transfer-cube, or any of chunkwise/envs/names.py: OGBench's single task, also by the name of a dataset
+        for it, `suite/task`, a Gymnasium id, `module:factory` of the user's own. It comes from the user's config: what
+        a folder brought is not to come here.
       view: What a policy sees of the scene; None: no images.
       video: Whether it is going to be rendered for people.
 
@@ -43,16 +43,8 @@ def make(name: str, view: View | None = None, *, video: bool = False) -> Environ
     """
     if view is not None:
         require_images(name, view)
-    module, _, rest = name.partition(":")
-    factory, _, task = rest.partition(":")
-    own = name in OWN or bool(rest)
-    spec = EnvSpec(
-        suite=OWN.get(name, f"{module}:{factory}") if own else "ogbench",
-        task=task if own else name,
-        cameras=() if view is None else view.cameras,
-        video=video,
-        allow_code=own,
-    )
+    spec = EnvSpec(suite=OWN[name], allow_code=True) if name in OWN else names.spec_named(name)
+    spec = dataclasses.replace(spec, cameras=() if view is None else view.cameras, video=video)
     if view is not None:
         spec = dataclasses.replace(spec, image_size=view.image_size, render_size=view.render_size)
     return environment.make(spec)

@@ -87,6 +87,13 @@ def _attacks() -> list[Attack]:
             config(env__suite="robosuite", env__task="evil:Env"),
             EVALUATE,
         ),
+        Attack(
+            "env.task names a module of gymnasium",
+            "ript",
+            config(env__suite="gymnasium", env__task="evil:Env-v0"),
+            EVALUATE,
+            says="env.task",
+        ),
         Attack("tokenizer outside, evaluate", "ript", tokenizer_outside, EVALUATE, says="tokenizer.model"),
         Attack("tokenizer outside, serve", "ript", tokenizer_outside, SERVE, says="tokenizer.model"),
         Attack("compile cache of the config, evaluate", "ript", compiled, EVALUATE, codes=(0,)),

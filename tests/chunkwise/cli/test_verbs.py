@@ -149,13 +149,14 @@ def test_configs_are_found_by_name_from_any_folder(tmp_path: Path, monkeypatch: 
 def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]):
     assert listing.main(["--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert set(found) == {"configs", "studies", "verbs", "environments", "readers"}
+    assert set(found) == {"configs", "studies", "verbs", "envs", "readers"}
     assert set(found["configs"]) == set(names.names())
     assert all(found["configs"].values()), "a config without a first line"
     assert set(found["studies"]) == {"debug", "quickstart"}
     assert found["studies"]["quickstart"].startswith("The quickstart three times over")
     assert set(found["verbs"]) == set(verbs.VERBS)
-    assert "robosuite" in found["environments"]
+    assert found["envs"]["metaworld/reach-v3"] == "move the hand to the goal"
+    assert {"robosuite/Lift", "point/red", "gymnasium/ID", "module:factory"} <= set(found["envs"])
     assert "nuscenes" in found["readers"]["driving convert"]
     assert found["readers"]["qchunk data.format"].startswith("aloha_hdf5, ogbench_npz, lerobot, module:function")
     assert listing.main(["configs"]) == 0

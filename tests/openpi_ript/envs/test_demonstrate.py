@@ -88,7 +88,7 @@ def test_the_script_lifts_and_stops_with_success():
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenpiRiptConfig:
-    monkeypatch.setattr(demonstrate_lib, "make", lambda env, task: World())
+    monkeypatch.setattr(demonstrate_lib, "make", lambda env, task, allow_code: World())
     root = make_dataset(tmp_path)
     base = supervised(small_config(root, tmp_path / "run"))
     cameras = {"base_0_rgb": "observation.images.base"}
