@@ -35,7 +35,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     """The newest checkpoint of a run."""
     # Imported here: each worker process imports this module, and has no use for jax.
     from openpi_ript.policies.saved import read_config, read_run_weights, read_stats
-    from openpi_ript.ript.acting import ActingPolicy
+    from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 
     run: Path = arguments.run
     config = read_config(run)
@@ -63,7 +63,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         out: Path = arguments.out or file_of(run, step, settings)
         result = evaluate(
             collector,
-            policy,
+            ExploringPolicy(policy) if config.rollout and config.rollout.evaluated_with_noise else policy,
             manifest,
             episodes=episodes,
             guidance_scale=scale,

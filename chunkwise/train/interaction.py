@@ -29,6 +29,11 @@ class Interaction(Protocol):
         """Updates between two calls, at least 1."""
         ...
 
+    @property
+    def averaged(self) -> bool:
+        """Whether it acts with the moving average of the weights where one is kept, and not with those that train."""
+        ...
+
     def interact(self, state: TrainState, step: int, stopping: Callable[[], bool]) -> Metrics | None:
         """Acts with the weights that `step` updates made; the loop saves before, never in between.
 

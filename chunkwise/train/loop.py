@@ -78,7 +78,7 @@ class Task(Protocol):
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Metrics of the weights, {} where there is nothing to evaluate; prints what a person wants to know of them.
 
-        With train.ema_decay the weights are the moving average, here and in an interaction.
+        With train.ema_decay the weights are the moving average, here and in an interaction that wants it.
 
         A function of the state alone, so that a repetition after a kill gives the same. Of several processes only the
         first is asked, with step and weights alone, on its first device.
@@ -142,7 +142,7 @@ class _Run:
         self.folder = folder
         self.clock = Clock()
         self.began = time.perf_counter()
-        self.compiled: set[int] = set()
+        self.compiled: set[tuple[Any, ...]] = set()
         self.stop_agreed = False
         self.window: dict[str, list[float]] = {}
         self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
@@ -301,7 +301,7 @@ class _Run:
         if past < 0 or past % self.interaction.every:
             return True
         began = time.perf_counter()
-        state = self.state.averaged()
+        state = self.state.averaged() if self.interaction.averaged else self.state
         if processes.is_multiprocess():
             state = host.to_one_device(state.replace(opt_state={}, target={}, ema={}))
         metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped)
@@ -328,13 +328,14 @@ class _Run:
         count = mesh_lib.put_same(np.int32(updates), self.everywhere)
         self.clock.charge("data", began)
         began = time.perf_counter()
-        length = len(jax.tree.leaves(stacked)[0])
-        if length not in self.compiled and not self._compile(on_device, count):
+        leaves, structure = jax.tree.flatten(stacked)
+        shapes = (structure, *map(np.shape, leaves))
+        if shapes not in self.compiled and not self._compile(on_device, count):
             return
         with jax.transfer_guard("disallow"):
             self.state, metrics = self.jit_updates(self.state, on_device, count)
-        if length not in self.compiled:
-            self.compiled.add(length)
+        if shapes not in self.compiled:
+            self.compiled.add(shapes)
             gc.collect()
             gc.freeze()  # else each full collection walks what jax keeps of its traces: 160 ms, seen within saves
             self.clock.charge("compile", began)

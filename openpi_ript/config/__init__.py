@@ -33,6 +33,7 @@ from openpi_ript.config.experiment import (
     full_lora,
     toy,
 )
+from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.config.rollouts import MAX_ENVS, MAX_SIDE, DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "OpenpiRiptConfig",
     "Optimality",
     "Part",
+    "PpoConfig",
     "RecordConfig",
     "RobotConfig",
     "RolloutConfig",

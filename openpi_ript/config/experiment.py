@@ -337,6 +337,8 @@ class OpenpiRiptConfig(ExperimentConfig):
             )
         if rollout is not None and rollout.objective == "guided" and self.guidance is None:
             raise ValueError("rollout.objective is 'guided' and guidance is None; set guidance, or take 'rejection'")
+        if rollout is not None and rollout.objective == "ppo":
+            self._check_ppo()
         if rollout is not None and self.data.advantage is not None:
             raise ValueError(
                 "rollout is set and data.advantage too; before the first round the dataset is imitated as it is, so "
@@ -346,6 +348,15 @@ class OpenpiRiptConfig(ExperimentConfig):
             raise ValueError(
                 f"rollout.start is {rollout.start} and train.steps {self.train.steps}; expected updates after it"
             )
+
+    def _check_ppo(self) -> None:
+        """What the objective ppo asks of the rest: that an update finds the policy as the rollouts had it."""
+        for name, value, reason in (
+            ("guidance", self.guidance, "the likelihood is that of a flow without guidance"),
+            ("augment", self.augment, "the likelihood is that of a chunk for the images that were seen"),
+        ):
+            if value is not None:
+                raise ValueError(f"{name} is {value} and rollout.objective 'ppo': {reason}; expected None")
 
     def _require_equal(self, name: str, value: object, other: str, expected: object) -> None:
         if value != expected:

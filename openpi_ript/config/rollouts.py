@@ -5,6 +5,7 @@ from typing import Literal
 
 from chunkwise.config.experiment import require_fraction, require_non_negative, require_positive
 from openpi_ript.config.data import AdvantageConfig
+from openpi_ript.config.ppo import PpoConfig
 
 SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robosuite")
 MAX_ENVS = 1024
@@ -119,9 +120,12 @@ class RolloutConfig:
     dataset_share: float = 0.0
     """Share of the rows of each batch that are of the dataset, imitated, while the others are of rollouts. With 1 no
     rollouts are played and imitation goes on: the control of an experiment."""
-    objective: Literal["guided", "rejection"] = "guided"
+    objective: Literal["guided", "rejection", "ppo"] = "guided"
     """guided: advantages inside each group label its rollouts. rejection: all successful rollouts of a round, those of
-    groups without a difference too, are imitated as demonstrations are, and nothing else (rejection sampling)."""
+    groups without a difference too, are imitated as demonstrations are, and nothing else (rejection sampling). ppo:
+    rollouts are sampled with noise, and what was sampled becomes more or less likely by its advantage."""
+    ppo: PpoConfig = dataclasses.field(default_factory=PpoConfig)
+    """Of the objective ppo."""
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     """How advantages become weights; rollouts are always compared inside their group, and groups of equal outcomes
     never drawn."""
@@ -136,6 +140,37 @@ class RolloutConfig:
             raise ValueError(f"rollout.max_groups is {self.max_groups}; expected at least rollout.groups {self.groups}")
         if self.advantage != dataclasses.replace(self.advantage, group_by="init_hash", uniform_groups="keep"):
             raise ValueError("rollout.advantage: expected group_by 'init_hash' and uniform_groups 'keep', the defaults")
+        self._check_ppo()
+
+    @property
+    def evaluated_with_noise(self) -> bool:
+        """Whether evaluation samples chunks as rollouts do."""
+        return self.objective == "ppo" and self.ppo.evaluate == "sde"
+
+    def _check_ppo(self) -> None:
+        """Raises ValueError for settings that have no effect with, or without, the objective ppo."""
+        if self.objective != "ppo":
+            if self.ppo != PpoConfig():
+                raise ValueError(
+                    f"rollout.ppo is {self.ppo} and rollout.objective {self.objective!r}, which has no use for it; "
+                    "expected the defaults, or the objective 'ppo'"
+                )
+            return
+        if self.replay_rounds != 1:
+            raise ValueError(
+                f"rollout.replay_rounds is {self.replay_rounds} and rollout.objective 'ppo', which trains on what the "
+                "weights of this round did; expected 1"
+            )
+        if self.dataset_share not in (0, 1):
+            raise ValueError(
+                f"rollout.dataset_share is {self.dataset_share} and rollout.objective 'ppo', whose batches are chunks "
+                "of rollouts alone; expected 0, or 1 for the control"
+            )
+        if self.advantage != AdvantageConfig():
+            raise ValueError(
+                f"rollout.advantage is {self.advantage} and rollout.objective 'ppo', which takes advantages as they "
+                "are, the negative ones too; expected the defaults"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

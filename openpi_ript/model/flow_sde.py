@@ -4,8 +4,8 @@ From noise (t = 1) to action (t = 0), the ODE dx = v dt and the SDE
 
     dx = [v + sigma_t^2 / (2 t) (x + (1 - t) v)] dt + sigma_t dw,      sigma_t = level sqrt(t / (1 - t))
 
-give x_t the same distribution at every t where v is the exact velocity of the flow: -(x + (1 - t) v) / t is the score of
-x_t = t noise + (1 - t) action (Flow-GRPO, arXiv:2505.05470; for pi0 Flow-SDE in pi_RL, arXiv:2510.25889). In K Euler
+give x_t = t noise + (1 - t) action the same distribution at every t where v is the flow's exact velocity: its score
+is then -(x + (1 - t) v) / t (Flow-GRPO, arXiv:2505.05470; for pi0 Flow-SDE in pi_RL, arXiv:2510.25889). In K Euler
 steps, the one from t = 1 - k / K is a Gaussian whose numbers are independent of one another:
 
     x_{k+1} ~ N(x_k - [v + sigma^2 / (2 t) (x_k + (1 - t) v)] / K,  sigma^2 / K)

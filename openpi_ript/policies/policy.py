@@ -34,7 +34,7 @@ from openpi_ript.policies import saved
 from openpi_ript.robots.adapter import find_adapter
 
 SAMPLE_STEPS = 10
-"""Euler steps of a policy without guidance; openpi's number."""
+"""Euler steps of a policy without guidance and without rollout.ppo; openpi's number."""
 MAX_PROMPT = 10_000
 """Characters of a prompt; the model reads the first few dozen words."""
 
@@ -326,8 +326,12 @@ class Policy(policy.Policy[Prepared]):
 
     @property
     def _steps(self) -> Int[np.ndarray, ""]:
-        guidance = self.config.guidance
-        return np.asarray(SAMPLE_STEPS if guidance is None else guidance.sample_steps, np.int32)
+        guidance, rollout, steps = self.config.guidance, self.config.rollout, SAMPLE_STEPS
+        if guidance is not None:
+            steps = guidance.sample_steps
+        elif rollout is not None and rollout.objective == "ppo":
+            steps = rollout.ppo.sample_steps
+        return np.asarray(steps, np.int32)
 
     def _scale(self, scale: float | None) -> float:
         guidance = self.config.guidance

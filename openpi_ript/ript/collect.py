@@ -27,16 +27,36 @@ from openpi_ript.envs.make import spec_of, tasks_of
 class Actor(Protocol):
     """A policy of this package, with the names of its inputs."""
 
-    step: int
-    weights: str
-    """Digest of the weights."""
-    chunk: tuple[int, int]
-    """Steps and width of the noise of one chunk."""
+    @property
+    def step(self) -> int:
+        """Updates behind it."""
+        ...
+
+    @property
+    def weights(self) -> str:
+        """Digest of the weights."""
+        ...
+
+    @property
+    def chunk(self) -> tuple[int, ...]:
+        """Shape of what is drawn for one chunk: steps and width, and before them how often where noise is added."""
+        ...
 
     def __call__(
-        self, observation: dict[str, Any], noise: Float32[np.ndarray, "b t n"]
+        self, observation: dict[str, Any], noise: Float32[np.ndarray, "b *chunk"]
     ) -> Float32[np.ndarray, "b t a"]:
         """Returns chunks for a batch: "state" [b, s], "image" by openpi's names, "prompt", a list."""
+        ...
+
+
+@runtime_checkable
+class NotingActor(Actor, Protocol):
+    """A policy of this package that notes something of each chunk, which the rollout keeps."""
+
+    def noted(
+        self, observation: dict[str, Any], noise: Float32[np.ndarray, "b *chunk"]
+    ) -> tuple[Float32[np.ndarray, "b t a"], dict[str, np.ndarray]]:
+        """Returns chunks for a batch, and notes by name, a row for each of them."""
         ...
 
 
@@ -66,7 +86,7 @@ class _Seen:
 
     def _given(
         self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
-    ) -> tuple[dict[str, Any], Float32[np.ndarray, "b t n"]]:
+    ) -> tuple[dict[str, Any], Float32[np.ndarray, "b *chunk"]]:
         noise = np.zeros((len(draws), *self.actor.chunk), np.float32)
         for row, draw in zip(noise, draws, strict=True):
             if draw is not None:
@@ -77,6 +97,16 @@ class _Seen:
             "prompt": list(prompts),
         }
         return batch, noise
+
+
+class _SeenNoting(_Seen):
+    """The same, of an actor that notes."""
+
+    def noted(
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
+    ) -> tuple[Float32[np.ndarray, "b t a"], dict[str, np.ndarray]]:
+        actor: Any = self.actor
+        return actor.noted(*self._given(observations, draws, prompts))
 
 
 class Collector(collect.Collector):
@@ -110,7 +140,8 @@ class Collector(collect.Collector):
 
     def seen_by(self, actor: Actor) -> collect.Actor:
         """Returns an actor that takes observations as the environment shows them."""
-        return _Seen(actor, self.config, actor.step, actor.weights)
+        seen = _SeenNoting if isinstance(actor, NotingActor) else _Seen
+        return seen(actor, self.config, actor.step, actor.weights)
 
     def collect(
         self,

@@ -67,6 +67,7 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
 
     guided: leave-one-out inside each group, then shaped over all rollouts (config.advantage).
     rejection: the successful rollouts alone, all positive with weight 1.
+    ppo: leave-one-out inside each group, as they are.
 
     Args:
       data: The dataset whose transforms and statistics the policy was trained with.
@@ -83,10 +84,11 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
     raw = np.ones(len(rollouts))
     weight, replaced = raw.astype(np.float32), dict[str, int]()
     optimality = np.full(len(rollouts), Optimality.POSITIVE, np.int32)
-    if config.objective == "guided":
+    if config.objective != "rejection":
         raw = rloo(reward, np.array([number for number, _ in pairs]))
+        weight, optimality = raw.astype(np.float32), label(raw)
+    if config.objective == "guided":
         weight, replaced = process(raw, config.advantage)
-        optimality = label(raw)
     lengths = np.array([rollout.length for rollout in rollouts], np.int64)
     prompts = sorted({rollout.prompt for rollout in rollouts})
     prompt = np.array([prompts.index(rollout.prompt) for rollout in rollouts], np.int64)

@@ -2,12 +2,12 @@
 
     collect groups until enough of them hold both outcomes -> label each rollout by its advantage -> `updates` updates
 
-arXiv:2505.17016, with the guided loss in place of its policy gradient. A group whose rollouts all end alike carries no
-signal and is not trained on. An initial state that every rollout of its group solved rests for `retry_after` updates,
-and is tried again then; one that none solved is not spared. Rounds older than `replay_rounds` are let go of. Where that
-leaves nothing to learn from, as when all states are solved, the updates of the round imitate the dataset. Everything is
-a function of the seed, the step and the weights: a round's rollouts lie in a folder named after step and weights, and a
-run that was killed takes those it finds there and plays the others.
+arXiv:2505.17016, with the guided loss in place of its policy gradient, or with PPO (tasks/ppo.py). A group whose
+rollouts all end alike carries no signal and is not trained on. An initial state that every rollout of its group solved
+rests for `retry_after` updates, and is tried again then; one that none solved is not spared. Rounds older than
+`replay_rounds` are let go of. Where that leaves nothing to learn from, as when all states are solved, the updates of
+the round imitate the dataset. Everything is a function of the seed, the step and the weights: a round's rollouts lie in
+a folder named after step and weights, and a run that was killed takes those it finds there and plays the others.
 """
 
 import dataclasses
@@ -24,9 +24,10 @@ from chunkwise.state import TrainState
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.dataset import TrainingData
-from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.candidates import candidates
-from openpi_ript.ript.collect import Collector
+from openpi_ript.ript.collect import Actor, Collector
+from openpi_ript.ript.passes import Passes, passes_over
 from openpi_ript.ript.rollout_data import Group, training_data
 
 
@@ -71,11 +72,12 @@ class Ript:
         self._config, self._rollout, self._env = config, config.rollout, config.env
         self._data, self._folder = data, folder / "rollouts"
         self._collector, self._policy = collector, policy
+        self._actor: Actor = ExploringPolicy(policy) if self._rollout.objective == "ppo" else policy
         self._tasks = collector.tasks
         self._shares: dict[str, float] = {}
         self._rounds: list[Round] = []
         self._resting: list[Rest] = []
-        self._training: TrainingData | None = None
+        self._training: TrainingData | Passes | None = None
 
     @property
     def start(self) -> int:
@@ -86,6 +88,11 @@ class Ript:
     def every(self) -> int:
         """Updates of a round."""
         return self._rollout.updates
+
+    @property
+    def averaged(self) -> bool:
+        """PPO compares the policy that trains with the one that acted: it is the same at first."""
+        return self._rollout.objective != "ppo"
 
     def interact(
         self, state: TrainState, step: int, stopping: Callable[[], bool]
@@ -139,6 +146,8 @@ class Ript:
                 flush=True,
             )
         self._resting, self._rounds, self._training = resting, rounds, self._load(rounds)
+        if isinstance(self._training, Passes):
+            print(f"step {step}: {self._training.describe()}", flush=True)
         return {name: values for name, values in metrics.items() if values}
 
     def batches(
@@ -167,6 +176,10 @@ class Ript:
                 step += 1
                 continue
             imitated = None
+            if isinstance(self._training, Passes):
+                yield self._training.batch(step, rows_here)
+                step += 1
+                continue
             drawn = self._drawn(self._training, step)[rows_here]
             yield to_training_batch([of.sample(row) for of, row in drawn])
             step += 1
@@ -275,7 +288,7 @@ class Ript:
             finished[job.path] = rollout
 
         missing = [job for job in jobs if job.path not in finished]
-        if not self._collector.collect(missing, self._policy, done, stopping):
+        if not self._collector.collect(missing, self._actor, done, stopping):
             return None
         paths = [job.path for job in jobs]
         return [
@@ -320,11 +333,17 @@ class Ript:
         oldest = new.step - self.every * (self._rollout.replay_rounds - 1)
         return [one for one in (*self._rounds, new) if one.groups and one.step >= oldest]
 
-    def _load(self, rounds: Sequence[Round]) -> TrainingData | None:
-        """Reads the rollouts of the rounds, and prepares their windows."""
+    def _load(self, rounds: Sequence[Round]) -> TrainingData | Passes | None:
+        """Reads the rollouts of the rounds, and prepares their windows, or of one the passes over its chunks."""
         groups = [
             Group(state=-1, files=files, rollouts=[load(self._folder / one.folder / name) for name in files])
             for one in rounds
             for files in one.groups
         ]
-        return training_data(self._data, groups, self._env, self._rollout) if groups else None
+        if not groups:
+            return None
+        training = training_data(self._data, groups, self._env, self._rollout)
+        if self._rollout.objective != "ppo":
+            return training
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        return passes_over(training, rollouts, self._config, rounds[-1].step)

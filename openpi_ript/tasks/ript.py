@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from chunkwise.arrays import NumpyTree
 from chunkwise.state import TrainState
+from chunkwise.train.metrics import Mean
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData
-from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 from openpi_ript.ript.round import Ript
+from openpi_ript.tasks.ppo import Ppo, is_ppo, ppo_inputs
 from openpi_ript.tasks.supervised import SupervisedTask
 
 
@@ -26,8 +29,17 @@ class RiptTask(SupervisedTask):
         self.policy = ActingPolicy(config, data.stats, allow_code=True)
         self.folder = folder
         self.ript: Ript | None = None
+        self._ppo: Ppo | None = None
         if config.rollout is not None:
             self.ript = Ript(config, data, folder, self.collector, self.policy)
+            if config.rollout.objective == "ppo":
+                self._ppo = Ppo(config, self.model, self._trains, self._optimiser)
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """One update of the weights that train: by imitation, guided or not, or by PPO on chunks of rollouts."""
+        if self._ppo is not None and is_ppo(batch):
+            return self._ppo.step(state, batch)
+        return super().step(state, batch)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Model inputs from update `start_step` on: of the dataset, then of rollouts."""
@@ -41,7 +53,11 @@ class RiptTask(SupervisedTask):
             )
 
         batches = self.ript.batches(supervised, start_step, shard=shard, num_shards=num_shards)
-        return map(self.inputs, batches)
+        return map(self._inputs_of, batches)
+
+    def _inputs_of(self, batch: TrainingBatch) -> NumpyTree:
+        inputs = self.inputs(batch)
+        return ppo_inputs(batch, inputs) if is_ppo(batch) else inputs
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Plays an episode from each held-out initial state, writes what came of it, at the end a video too.
@@ -49,7 +65,7 @@ class RiptTask(SupervisedTask):
         Before that, the loss on the demonstrations that data.holdout keeps.
         """
         metrics = self._held_out_loss(state)
-        settings, env = self.config.eval, self.config.env
+        settings, env, rollout = self.config.eval, self.config.env, self.config.rollout
         if settings is None or env is None:
             return metrics
         step = int(state.step)
@@ -58,7 +74,7 @@ class RiptTask(SupervisedTask):
         videos = min(settings.videos, settings.final_episodes) if final else 0
         result = evaluate(
             self.collector,
-            self.policy,
+            ExploringPolicy(self.policy) if rollout and rollout.evaluated_with_noise else self.policy,
             manifest_of(self.collector, self.folder / MANIFEST, seed=settings.seed, episodes=settings.final_episodes),
             episodes=settings.final_episodes if final else settings.episodes,
             guidance_scale=None if self.config.guidance is None else self.config.guidance.scale,

@@ -74,6 +74,11 @@ class Online:
         """Updates between two stretches of acting."""
         return self._config.online_interval * self._online.updates_per_step
 
+    @property
+    def averaged(self) -> bool:
+        """The moving average acts, as it does in evaluations."""
+        return True
+
     def interact(
         self, state: TrainState, step: int, stopping: Callable[[], bool]
     ) -> Mapping[str, Sequence[float]] | None:

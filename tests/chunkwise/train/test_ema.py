@@ -73,11 +73,12 @@ def test_the_average_is_that_of_all_weights_so_far_and_is_what_is_evaluated(tmp_
     np.testing.assert_allclose(arrays["params"]["w"], state.params["w"], rtol=1e-5)
 
 
-def test_who_acts_and_who_is_evaluated_is_the_average(tmp_path: Path):
+@pytest.mark.parametrize("wanted", [True, False])
+def test_who_is_evaluated_is_the_average_and_who_acts_if_it_wants(tmp_path: Path, wanted: bool):
     acted: dict[int, TrainState] = {}
 
     class World:
-        start, every = 1, 1
+        start, every, averaged = 1, 1, wanted
 
         def interact(self, state: TrainState, step: int, stopping: Any) -> dict[str, list[float]]:
             acted[step] = jax.device_get(state)
@@ -96,7 +97,7 @@ def test_who_acts_and_who_is_evaluated_is_the_average(tmp_path: Path):
         fit(config, task, folder, interaction=World())
     assert list(acted) == [1, 2]
     for state in acted.values():
-        np.testing.assert_array_equal(state.params["w"], state.ema["w"])
+        assert np.array_equal(state.params["w"], state.ema["w"]) == wanted
     np.testing.assert_array_equal(task.evaluated[0], acted[2].ema["w"])
 
 

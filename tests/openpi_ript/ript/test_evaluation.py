@@ -102,6 +102,7 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
     chunk = SimpleNamespace(action_horizon=Straight().chunk[0])
     adapted = SimpleNamespace(robot=SimpleNamespace(adapter="none"))
     config = SimpleNamespace(env=point(), eval=settings, guidance=SimpleNamespace(scale=1.5), model=chunk, data=adapted)
+    config.rollout = None
     monkeypatch.setattr(saved, "read_config", lambda _: config)
     monkeypatch.setattr(saved, "read_run_weights", lambda *_: (7, {}))
     monkeypatch.setattr(saved, "read_stats", lambda *_: {})
@@ -280,7 +281,7 @@ def test_only_the_last_evaluation_of_a_run_keeps_rollouts_and_shows_them(
     monkeypatch.setattr(ript, "write_video", lambda *_, episodes: shown.append(episodes))
     settings = SimpleNamespace(videos=5, final_episodes=3, episodes=2, seed=0)
     task = SimpleNamespace(
-        config=SimpleNamespace(eval=settings, env=point(), guidance=None),
+        config=SimpleNamespace(eval=settings, env=point(), guidance=None, rollout=None),
         policy=SimpleNamespace(use=lambda *_: None, release=lambda: None),
         _held_out_loss=lambda _: {},
         collector=None,

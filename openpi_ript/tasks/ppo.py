@@ -1,0 +1,154 @@
+"""PPO on the flow's own likelihood: updates on chunks that were sampled with noise (model/flow_sde.py).
+
+Each step of the sampler is an action of its own, drawn from a Gaussian whose density is known, and gets the advantage
+of its rollout: the inner level of pi_RL's two-level decision process (arXiv:2510.25889; for images DDPO,
+arXiv:2305.13301). With r the ratio of a step's density to that under the policy that sampled it,
+
+    L = mean over steps of the sampler of  -min(r A, clip(r, 1 - e, 1 + e) A)
+
+(arXiv:1707.06347). The density is that of the robot's own dimensions in the steps of the chunk that were executed. What
+the others drew has a part in where the next step of the sampler begins, and none in the ratio, as in pi_RL's code.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypedDict, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Float32
+
+from chunkwise.arrays import PyTree
+from chunkwise.state import TrainState
+from chunkwise.train import gradients, rngs
+from chunkwise.train.metrics import Mean, mean_of
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.ppo import PpoConfig
+from openpi_ript.data.inputs import ModelBatch, ObservationArrays
+from openpi_ript.model.flow_sde import chain_log_prob
+from openpi_ript.model.lora import stop_frozen
+from openpi_ript.model.pi0 import Observation, Pi0, encode, gathered_outside_layers, velocity
+from openpi_ript.ript.passes import ChunkBatch
+
+
+class PpoBatch(TypedDict):
+    """What an update on chunks takes."""
+
+    observation: ObservationArrays
+    advantages: np.ndarray
+    """[b] float32."""
+    chain: np.ndarray
+    log_prob: np.ndarray
+    valid: np.ndarray
+    """These three as `ChunkBatch` has them."""
+
+
+def is_ppo(batch: Mapping[str, Any]) -> TypeGuard[ChunkBatch]:
+    """Whether a batch holds chunks, and not windows that are imitated."""
+    return "chain" in batch
+
+
+def ppo_inputs(batch: ChunkBatch, inputs: ModelBatch) -> PpoBatch:
+    """Returns what an update takes of a batch of chunks, and of its model inputs."""
+    return {
+        "observation": inputs["observation"],
+        "advantages": inputs["advantages"],
+        "chain": batch["chain"],
+        "log_prob": batch["log_prob"],
+        "valid": batch["valid"],
+    }
+
+
+def clipped_loss(
+    log_prob: Float32[Array, "b k t"],
+    behaviour: Float32[Array, "b k t"],
+    advantage: Float[Array, " b"],
+    valid: Bool[Array, "b t"],
+    clip: float,
+) -> tuple[Float[Array, ""], dict[str, Mean]]:
+    """Returns PPO's loss, and means over the steps of the sampler.
+
+    Args:
+      log_prob: Of each step of the sampler and of the chunk, under the policy that trains.
+      behaviour: The same under the policy that sampled.
+      advantage: Of the rollout; positive is better than its group.
+      valid: Steps of the chunk that count; a row without any does not.
+      clip: How far from 1 a ratio still counts.
+
+    Returns:
+      The loss, and `ppo_loss`, `ratio`, `clipped_share` (of ratios farther than `clip` from 1), and `approx_kl`: the
+      mean of r - 1 - log r, which estimates how far the policy that trains is from the one that sampled, at least 0.
+    """
+    counts = valid[:, None]
+    change = jnp.where(counts, log_prob - behaviour, 0).sum(axis=-1)
+    ratio, weight = jnp.exp(change), advantage.astype(jnp.float32)[:, None]
+    gain = jnp.minimum(ratio * weight, jnp.clip(ratio, 1 - clip, 1 + clip) * weight)
+    real = jnp.broadcast_to(valid.any(axis=-1)[:, None], ratio.shape)
+    loss = mean_of(-gain, real)
+    return loss.value(), {
+        "ppo_loss": loss,
+        "ratio": mean_of(ratio, real),
+        "clipped_share": mean_of((jnp.abs(ratio - 1) > clip).astype(jnp.float32), real),
+        "approx_kl": mean_of(ratio - 1 - change, real),
+    }
+
+
+def ppo_loss(
+    model: Pi0, params: PyTree, batch: Any, config: PpoConfig, dims: int
+) -> tuple[Float[Array, ""], dict[str, Mean]]:
+    """Returns the loss of a `PpoBatch`, and the means of `clipped_loss`.
+
+    Args:
+      model: Without `config.optimality`.
+      params: Its weights.
+      batch: A `PpoBatch`.
+      config: The noise with which the chunks were sampled, and the clipping.
+      dims: Action dimensions of the robot.
+    """
+    context = encode(model, params, Observation(**batch["observation"]))
+    log_prob = chain_log_prob(
+        lambda x, time: velocity(model, params, context, x, time, None), batch["chain"], level=config.noise, dims=dims
+    )
+    return clipped_loss(log_prob, batch["log_prob"], batch["advantages"], batch["valid"], config.clip)
+
+
+class Ppo:
+    """The updates on a round's chunks."""
+
+    def __init__(
+        self, config: OpenpiRiptConfig, model: Pi0, trains: PyTree, optimiser: optax.GradientTransformation
+    ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          config: Of the run, whose rollout.objective is ppo.
+          model: What is trained.
+          trains: Which of its weights train.
+          optimiser: The run's; its moments go on.
+        """
+        assert config.rollout is not None
+        self._config, self._ppo, self._model, self._trains = config, config.rollout.ppo, model, trains
+        self._optimiser = _scaled(optimiser, self._ppo.learning_rate_scale)
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """Makes one update of the weights that train, on a `PpoBatch`."""
+        key = rngs.key(self._config.run.seed, "loss", state.step)  # nothing is drawn
+        parts = self._config.train.grad_accum_steps
+        gradient, metrics = gradients.gradient(self._loss, {"ppo_loss": 1.0}, state.params, batch, key, parts)
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        return state.apply_gradients(gradient, self._optimiser), metrics
+
+    def _loss(self, params: PyTree, batch: Any, key: Any) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        params = stop_frozen(gathered_outside_layers(params), self._trains)
+        return ppo_loss(self._model, params, batch, self._ppo, self._config.data.robot.action_dim)
+
+
+def _scaled(optimiser: optax.GradientTransformation, scale: float) -> optax.GradientTransformation:
+    """The optimiser with updates so many times as large, and the same state."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = optimiser.update(updates, state, params)
+        return jax.tree.map(lambda one: one * scale, updates), state
+
+    return optax.GradientTransformation(optimiser.init, update)
