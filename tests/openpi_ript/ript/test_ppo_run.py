@@ -31,6 +31,7 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_killed_while_collecting_and_while_training(tmp_path: Path):
     digest = kill.finish(CONFIG, tmp_path / "a", OPTIONS)
     assert [int(name[5:13]) for name in sorted({path.parent.name for path in files(tmp_path / "a")})] == [100, 120]

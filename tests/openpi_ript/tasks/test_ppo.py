@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from chunkwise.config.experiment import OptimConfig
-from chunkwise.envs.rollout import Rollout, load
+from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import DataConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, RolloutConfig
@@ -23,11 +23,12 @@ from openpi_ript.model.pi0 import Pi0
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.passes import CHAIN, LOG_PROB, Passes, passes_over
 from openpi_ript.ript.rollout_data import Group, training_data
+from openpi_ript.ript.round import Ript
 from openpi_ript.tasks.ppo import Ppo, clipped_loss, is_ppo
 from openpi_ript.tasks.ript import RiptTask
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config, supervised
 from tests.openpi_ript.toy_policy import random_params
-from tests.openpi_ript.toy_rollouts import jobs, make_rollout, point
+from tests.openpi_ript.toy_rollouts import FakeCollector, jobs, make_rollout, point
 
 SEED, STEPS, HORIZON, WIDTH = 5, 3, 8, 8
 PPO = PpoConfig(noise=0.4, sample_steps=STEPS, epochs=2)
@@ -215,6 +216,31 @@ def explored(half: Half, rows: int = 3) -> tuple[np.ndarray, dict[str, np.ndarra
     noise = rng.standard_normal((rows, *policy.chunk), np.float32)
     seen = {"state": rng.random((rows, 2)).astype(np.float32), "image": {}, "prompt": ["move to the red disc"] * rows}
     return *policy.noted(seen, noise), noise, seen
+
+
+def test_a_resumed_round_goes_on_with_the_same_chunks(root: Path, tmp_path: Path):
+    """The rollouts of a group lie on disk; two runs find them, and one of them begins in the middle of the round."""
+    config = make_config(root, tmp_path, updates=5)
+    data = open_data(config.data)
+    for n, length in enumerate(LENGTHS):
+        save(tmp_path / f"rollouts/x/{n}.npz", noted(length, n, success=n % 2 == 0))
+    position = {"rounds": [{"step": 7, "folder": "x", "groups": [["0.npz", "1.npz", "2.npz", "3.npz"]]}], "resting": []}
+
+    def batches(start: int) -> Iterator[Any]:
+        ript = Ript(config, data, tmp_path, FakeCollector(lambda *_: True), ActingPolicy(config, data.stats))
+        ript.rewind(position)
+        return ript.batches(lambda _: iter(()), start)
+
+    orders = np.concatenate([np.random.default_rng([SEED, 7, number, 6]).permutation(7) for number in (0, 1)])
+    chains = np.concatenate([noted(length, n).notes[CHAIN] for n, length in enumerate(LENGTHS)])
+    whole = [batch for _, batch in zip(range(5), batches(7), strict=False)]
+    for past, batch in enumerate(whole):
+        chunks = orders[14 * past // 5 : 14 * (past + 1) // 5]
+        np.testing.assert_array_equal(batch["chain"][: len(chunks)], chains[chunks])
+        assert batch["valid"].any(axis=1).sum() == len(chunks)
+    for batch, again in zip(whole[3:], batches(10), strict=False):
+        for name in (CHAIN, LOG_PROB, "valid", "state", "advantages"):
+            np.testing.assert_array_equal(batch[name], again[name])
 
 
 @pytest.mark.slow
