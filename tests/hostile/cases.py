@@ -92,7 +92,6 @@ def _attacks() -> list[Attack]:
             "ript",
             config(env__suite="gymnasium", env__task="evil:Env-v0"),
             EVALUATE,
-            says="env.task",
         ),
         Attack("tokenizer outside, evaluate", "ript", tokenizer_outside, EVALUATE, says="tokenizer.model"),
         Attack("tokenizer outside, serve", "ript", tokenizer_outside, SERVE, says="tokenizer.model"),
