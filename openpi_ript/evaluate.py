@@ -2,33 +2,63 @@
 
     python -m openpi_ript.evaluate run RUN [--episodes 100] [--manifest FILE] [--guidance-scale 1.0] [--video 9]
                                         [--how realtime] [--execute 8] [--delay 2] [--allow-env my_sim:Env]
+                                        [--env metaworld/push-v3] [--prompt "push the puck to the goal"]
     python -m openpi_ript.evaluate compare A.json B.json
 
 The first writes RUN/evaluations/step_<n>.json (or --out), on the initial states of RUN/manifest.json unless another
-manifest is given; with --video a grid of the first episodes, successes framed green, failures red.
+manifest is given; with --env in another environment, or in one of the run's tasks, with initial states of its own; with
+--video a grid of the first episodes, successes framed green, failures red.
 """
 
 import argparse
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
 from chunkwise.cli import command
+from chunkwise.envs.environment import task_sets
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of
+from chunkwise.envs.names import FORMS, split_name
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.policies.execution import add_flags, execution_of
+from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 
 
-def initial_states(collector: Collector, run: Path, given: Path | None, *, seed: int, episodes: int) -> Manifest:
+def initial_states(collector: Collector, own: Path, given: Path | None, *, seed: int, episodes: int) -> Manifest:
     """Reads the manifest that the user named, which may be another run's and is never changed, or else the run's own.
 
     Where the file does not exist it is made from `seed`, and so is the run's own if it is too short.
     """
     if given is not None and given.exists():
         return Manifest.load(given)
-    return manifest_of(collector, given or run / MANIFEST, seed=seed, episodes=episodes)
+    return manifest_of(collector, given or own, seed=seed, episodes=episodes)
+
+
+def environment_of(config: EnvConfig, name: str, prompt: str | None) -> EnvConfig:
+    """Returns a run's settings for an environment that the user named, or a suite's set of tasks.
+
+    Raises:
+      ConfigError: It has no name, or a prompt is given for several tasks.
+    """
+    suite, task = split_name(name)
+    several = task in task_sets(suite)
+    if several and prompt is not None:
+        raise ConfigError(f"--prompt: {name} has several tasks; each is told in its suite's words")
+    known = {config.task: config.prompt} | config.prompts
+    words = known.get(task, "") if suite == config.suite and prompt is None else prompt or ""
+    return dataclasses.replace(
+        config,
+        suite=suite,
+        task="" if several else task,
+        tasks=(task,) if several else (),
+        prompt=words,
+        prompts={},
+        steps={},
+        max_steps=config.steps.get(task, config.max_steps),
+    )
 
 
 def evaluate_run(arguments: argparse.Namespace) -> None:
@@ -41,12 +71,19 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     config = read_config(run)
     if config.env is None or config.eval is None:
         raise ConfigError(f"{run}: expected a run with env and eval, found one without an environment")
+    env, own = config.env, run / MANIFEST
+    if arguments.env is not None:
+        env = environment_of(env, arguments.env, arguments.prompt)
+        own = own.with_stem(f"{own.stem}-{re.sub(r'[^A-Za-z0-9_-]+', '-', arguments.env)}")
+    elif arguments.prompt is not None:
+        raise ConfigError("--prompt: expected --env, the environment that it is for")
     execute = arguments.execute
     if arguments.how in (None, "every") and execute is None:
-        execute = config.env.execute
+        execute = env.execute
     execution = execution_of(arguments.how, execute, arguments.delay)
     execution.interval(config.model.action_horizon)
-    collector = Collector(config.env, allow_code=arguments.allow_env == config.env.suite, execution=execution)
+    trusted = arguments.env is not None or arguments.allow_env == env.suite
+    collector = Collector(env, allow_code=trusted, execution=execution)
     step, params = read_run_weights(run, config)
     trusted = arguments.allow_code == config.data.robot.adapter
     policy = ActingPolicy(config, read_stats(run, config), allow_code=trusted)
@@ -57,8 +94,8 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         scale = config.guidance.scale
     episodes = arguments.episodes or config.eval.final_episodes
     try:
-        manifest = initial_states(collector, run, arguments.manifest, seed=config.eval.seed, episodes=episodes)
-        names = ("how", "execute", "delay")
+        manifest = initial_states(collector, own, arguments.manifest, seed=config.eval.seed, episodes=episodes)
+        names = ("env", "how", "execute", "delay")
         settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
         out: Path = arguments.out or file_of(run, step, settings)
         result = evaluate(
@@ -90,6 +127,8 @@ def main(argv: list[str]) -> int:
     run.add_argument("run", type=Path)
     run.add_argument("--episodes", type=int, help="initial states (default: eval.final_episodes)")
     run.add_argument("--manifest", type=Path, help="initial states to use (default: RUN/manifest.json)")
+    run.add_argument("--env", metavar="NAME", help=f"in place of the run's: {FORMS}")
+    run.add_argument("--prompt", help="the task of --env in words; default: the run's for that task, or its suite's")
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
     add_flags(run, "env.execute actions of each chunk")
     run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")

@@ -16,7 +16,7 @@ import pytest
 from chunkwise.envs import environment, render
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
 from chunkwise.envs.workers import ProcessWorkers, Start, Stretch
-from chunkwise.errors import DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.state import TrainState
 from openpi_ript import evaluate as command
 from openpi_ript.config.experiment import EnvConfig
@@ -24,7 +24,7 @@ from openpi_ript.envs.make import spec_of
 from openpi_ript.policies import saved
 from openpi_ript.ript import acting
 from openpi_ript.ript.collect import Collector
-from openpi_ript.ript.evaluation import evaluate, make_manifest, write_video
+from openpi_ript.ript.evaluation import MANIFEST, evaluate, make_manifest, write_video
 from openpi_ript.tasks import ript
 from tests.openpi_ript.toy_rollouts import Straight, point
 
@@ -64,16 +64,18 @@ def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, t
     given = tmp_path / "theirs.json"
     make_manifest(collector, seed=5, episodes=2).save(given)
     before = given.read_bytes()
-    found = command.initial_states(collector, tmp_path, given, seed=0, episodes=4)  # another seed, and too short
+    found = command.initial_states(
+        collector, tmp_path / MANIFEST, given, seed=0, episodes=4
+    )  # another seed, and too short
     assert (found.seed, len(found.states)) == (5, 2)
     assert given.read_bytes() == before
     with pytest.raises(DataError, match="expected 4 initial states"):
         evaluate(collector, Straight(0.0), found, episodes=4, guidance_scale=None, folder=tmp_path)
     assert not (tmp_path / "manifest.json").exists()
-    own = command.initial_states(collector, tmp_path, None, seed=0, episodes=2)
+    own = command.initial_states(collector, tmp_path / MANIFEST, None, seed=0, episodes=2)
     assert Manifest.load(tmp_path / "manifest.json") == own
-    assert command.initial_states(collector, tmp_path, None, seed=0, episodes=3).states[:2] == own.states
-    new = command.initial_states(collector, tmp_path, tmp_path / "new.json", seed=0, episodes=2)
+    assert command.initial_states(collector, tmp_path / MANIFEST, None, seed=0, episodes=3).states[:2] == own.states
+    new = command.initial_states(collector, tmp_path / MANIFEST, tmp_path / "new.json", seed=0, episodes=2)
     assert Manifest.load(tmp_path / "new.json") == new == own
 
 
@@ -132,6 +134,49 @@ def test_code_that_a_run_names_is_imported_where_the_user_names_it_too(
         return
     assert command.main(["run", str(tmp_path), *given]) == 64
     assert "env.suite is 'evil:Env', which would import Python code" in capsys.readouterr().err
+
+
+def test_another_environment_has_its_own_task_prompt_and_limit():
+    run = point(task="", prompt="", tasks=("red", "blue"), prompts={"red": "to red"}, steps={"red": 7})
+    red = command.environment_of(run, "point/red", None)
+    assert (red.suite, red.task, red.tasks, red.prompt, red.max_steps) == ("point", "red", (), "to red", 7)
+    assert command.environment_of(run, "point/red", "go").prompt == "go"
+    assert command.environment_of(run, "point/blue", "go").max_steps == run.max_steps
+    assert command.environment_of(point(), "point/red", None).prompt == point().prompt
+    elsewhere = command.environment_of(point(task="reach-v3"), "metaworld/reach-v3", None)
+    assert (elsewhere.suite, elsewhere.prompt, elsewhere.state) == ("metaworld", "", point().state)
+    several = command.environment_of(run, "metaworld/MT10", None)
+    assert (several.task, several.tasks, several.steps, several.prompts) == ("", ("MT10",), {}, {})
+    assert command.environment_of(run, "mine:make", "go").suite == "mine:make"
+    with pytest.raises(ConfigError, match="--prompt: metaworld/MT10 has several tasks"):
+        command.environment_of(run, "metaworld/MT10", "go")
+
+
+def test_the_command_plays_in_another_environment_on_states_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    config = SimpleNamespace(env=point(), eval=SimpleNamespace(seed=0, final_episodes=2), guidance=None)
+    config.model = SimpleNamespace(action_horizon=8)
+    config.data = SimpleNamespace(robot=SimpleNamespace(adapter="none"))
+    asked: list[tuple[EnvConfig, bool]] = []
+
+    def collector_of(env: EnvConfig, *, allow_code: bool, execution: Any) -> Any:
+        asked.append((env, allow_code))
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(saved, "read_config", lambda _: config)
+    monkeypatch.setattr(command, "Collector", collector_of)
+    assert command.main(["run", str(tmp_path), "--env", "mine:make", "--prompt", "go"]) == 64
+    assert command.main(["run", str(tmp_path), "--allow-env", "mine:make"]) == 64
+    assert [(env.suite, env.prompt, allowed) for env, allowed in asked] == [
+        ("mine:make", "go", True),
+        ("point", point().prompt, False),
+    ]
+    assert command.main(["run", str(tmp_path), "--prompt", "go"]) == 64
+    assert command.main(["run", str(tmp_path), "--env", "Lift"]) == 64
+    said = capsys.readouterr().err
+    assert "--prompt: expected --env" in said
+    assert "environment 'Lift': expected suite/task" in said
 
 
 def test_a_wrong_option_ends_with_64(capsys: pytest.CaptureFixture[str]):
