@@ -19,7 +19,8 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     """Optimiser state of `params`."""
     target: Any
-    """Slowly moving copy of (part of) the weights that the loss needs, or an empty dict where there is none."""
+    """What else an update reads and replaces: a slowly moving copy of (part of) the weights that the loss needs, or a
+    value function with its own optimiser; an empty dict where there is none."""
     ema: Any = flax.struct.field(default_factory=dict)
     """Moving average of (part of) the weights for use, with their names, or an empty dict where there is none;
     chunkwise/train/update.py moves it, no step does."""

@@ -35,6 +35,7 @@ from openpi_ript.config.experiment import (
 )
 from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.config.rollouts import MAX_ENVS, MAX_SIDE, DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
+from openpi_ript.config.value import ValueConfig
 
 __all__ = [
     "ALOHA",
@@ -68,6 +69,7 @@ __all__ = [
     "RobotConfig",
     "RolloutConfig",
     "SiglipConfig",
+    "ValueConfig",
     "default_cameras",
     "dummy",
     "full",

@@ -142,6 +142,9 @@ class DataConfig(FilesConfig):
     """Reward of each frame, summed over the episode; where there is none, success counts 1."""
     success_key: str = "next.success"
     """True in any frame of a successful episode."""
+    correction_key: str | None = None
+    """Column that is true in the frames of a rollout in which a person acted; with guidance.labels 'value' they are
+    positive. None: there are none."""
     init_key: str | None = None
     """Column whose first row is an episode's initial state, for the groups of rollouts: the simulator's state, or a
     number of the start. None takes state_key, which is right only if the robot's own state tells the starts apart."""

@@ -14,6 +14,7 @@ from chunkwise.config.experiment import (
 )
 from openpi_ript.config.data import PANDA, UR5E, AdvantageConfig, DataConfig, RobotConfig
 from openpi_ript.config.rollouts import DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
+from openpi_ript.config.value import ValueConfig
 
 __all__ = [
     "GEMMA_2B",
@@ -36,6 +37,7 @@ __all__ = [
     "RobotConfig",
     "RolloutConfig",
     "SiglipConfig",
+    "ValueConfig",
     "dummy",
     "full",
     "full_lora",
@@ -226,6 +228,11 @@ def toy(kind: Literal["pi0", "pi05"]) -> ModelConfig:
 class GuidanceConfig:
     """Classifier-free guidance on optimality: what its training minimises, and how strongly it steers (guidance.py)."""
 
+    labels: Literal["rloo", "value"] = "rloo"
+    """rloo: a rollout's advantage over the others of its group labels all of its chunks. value: each chunk is labelled
+    by a value function that learns beside the policy (`value`); demonstrations and corrections are positive."""
+    value: ValueConfig = dataclasses.field(default_factory=ValueConfig)
+    """That value function."""
     loss: Literal["two_branch", "label_dropout"] = "two_branch"
     """two_branch: each sample under the positive condition and under none. label_dropout: under its own label."""
     positive_weight: Literal["indicator", "advantage"] = "indicator"
@@ -243,6 +250,15 @@ class GuidanceConfig:
         require_non_negative(self, "unconditional_weight", "scale")
         require_fraction(self, "dropout")
         require_positive(self, "sample_steps")
+        if self.labels == "rloo" and self.value != ValueConfig():
+            raise ValueError(
+                f"guidance.value is {self.value} and guidance.labels 'rloo', which has none; expected labels 'value'"
+            )
+        if self.labels == "value" and self.positive_weight == "advantage":
+            raise ValueError(
+                "guidance.positive_weight is 'advantage', that of a whole rollout, and guidance.labels 'value'; "
+                "expected 'indicator'"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -314,7 +330,40 @@ class OpenpiRiptConfig(ExperimentConfig):
             )
         if self.guidance is not None and self.data.advantage is None and self.rollout is None:
             raise ValueError("guidance is set and data.advantage is None; guidance needs advantages of rollouts")
+        self._check_labels()
         self._check_acting()
+
+    def _check_labels(self) -> None:
+        """What labels by a value function need of the rest."""
+        rollout, recorded = self.rollout, self.data.advantage is not None
+        guidance = self.guidance if self.guidance is not None and self.guidance.labels == "value" else None
+        if self.data.correction_key is not None and (guidance is None or not recorded):
+            raise ValueError(
+                f"data.correction_key is {self.data.correction_key!r}; corrections are told apart where recorded "
+                "rollouts are labelled by a value: expected guidance.labels 'value' and data.advantage, or None"
+            )
+        if guidance is None:
+            return
+        if rollout is not None and (rollout.objective != "guided" or rollout.advantage != AdvantageConfig()):
+            raise ValueError(
+                f"guidance.labels is 'value', rollout.objective {rollout.objective!r} and rollout.advantage "
+                f"{rollout.advantage}; expected 'guided' and the default, since the value alone labels chunks"
+            )
+        if recorded and self.data.holdout:
+            raise ValueError(
+                f"guidance.labels is 'value' and data.holdout {self.data.holdout}; rollouts that are held out have no "
+                "such labels: expected 0"
+            )
+        if self.train.batch_size > guidance.value.window:
+            raise ValueError(
+                f"guidance.value.window is {guidance.value.window} and train.batch_size {self.train.batch_size}; "
+                "expected at least that many advantages"
+            )
+        if guidance.value.warmup >= self.train.steps:
+            raise ValueError(
+                f"guidance.value.warmup is {guidance.value.warmup} and train.steps {self.train.steps}; expected labels "
+                "before the end"
+            )
 
     def _check_acting(self) -> None:
         """What the parts that act need of one another."""

@@ -6,7 +6,7 @@ numpy arrays, key for key; `from_document_*` take them.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float32, Int32, UInt8
 from chunkwise.data.images import require_uint8
 from chunkwise.errors import DataError
 from openpi_ript.config.experiment import Optimality
+from openpi_ript.data.returns import ReturnBatch, to_return_batch
 from openpi_ript.data.transforms import OpenPiSample, RiptSample
 
 DOCUMENT_KEYS = ("image", "state", "action", "action_is_pad", "prompt", "advantages")
@@ -37,6 +38,8 @@ class TrainingBatch(TypedDict):
     optimality: np.ndarray
     """[b] int32, values of `Optimality` by the sign of the raw advantage: the document's is_positive, with a third
     value for groups without differences."""
+    returns: NotRequired[ReturnBatch]
+    """Where chunks are labelled by a value."""
 
 
 def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
@@ -48,7 +51,7 @@ def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
     """
     for row, sample in enumerate(samples):
         _check_sample(sample, samples[0], row)
-    return {
+    batch: TrainingBatch = {
         "image": {name: np.stack([sample["image"][name] for sample in samples]) for name in samples[0]["image"]},
         "state": np.stack([sample["state"] for sample in samples]),
         "action": np.stack([sample["action"] for sample in samples]),
@@ -57,6 +60,8 @@ def to_training_batch(samples: Sequence[RiptSample]) -> TrainingBatch:
         "advantages": np.array([sample["advantages"][0] for sample in samples], np.float32),
         "optimality": np.array([sample["optimality"] for sample in samples], np.int32),  # pyright: ignore[reportTypedDictNotRequiredAccess]
     }
+    returns = [sample["returns"] for sample in samples if "returns" in sample]
+    return {**batch, "returns": to_return_batch(returns)} if returns else batch
 
 
 def document_sample(sample: OpenPiSample) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from openpi_ript.config.data import AdvantageConfig, DataConfig
 from openpi_ript.data import norm
 from openpi_ript.data.advantage import label, process, rloo, uniform_groups
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
+from openpi_ript.data.returns import Returns, ReturnSample
 from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash
 from openpi_ript.robots.adapter import Adapter, find_adapter
 
@@ -67,6 +68,8 @@ class TrainingData:
     """How many advantages each step of their shaping replaced, see `advantage.process`; empty without advantages."""
     notes: tuple[str, ...]
     """What a user should know: the state's adaptation, groups, replaced values, skipped episodes."""
+    returns: Returns | None = None
+    """Tells what came of each frame, where chunks are labelled by a value."""
 
     @functools.cached_property
     def deltas(self) -> Int64[np.ndarray, " t"]:
@@ -95,7 +98,23 @@ class TrainingData:
 
     def sample(self, row: int) -> RiptSample:
         """Layer 2 of the window that begins at a row of the table."""
-        return self.to_ript(self.to_openpi(self.raw(row)))
+        sample = self.to_ript(self.to_openpi(self.raw(row)))
+        return sample if self.returns is None else {**sample, "returns": self._came_of(row, sample, self.returns)}
+
+    def _came_of(self, row: int, sample: RiptSample, returns: Returns) -> ReturnSample:
+        episode = int(self.episodes_of(np.array([row]))[0])
+        key, columns = self.config.correction_key, self.table.columns
+        found = returns.of(
+            sample["prompt"],
+            row - int(self.table.starts[episode]),
+            int(self.table.lengths[episode]),
+            success=bool(self.to_ript.rollouts.success[episode]),
+            corrected=key is not None and key in columns and bool(np.any(columns[key][row])),
+        )
+        if returns.config.lookahead is None:
+            return found
+        later = self.to_openpi(self.raw(row + returns.config.lookahead)) if found["continues"] else sample
+        return {**found, "later": {"image": later["image"], "state": later["state"]}}
 
     def batches(
         self, *, seed: int, batch_size: int, shard: int = 0, num_shards: int = 1, start_step: int = 0
@@ -118,7 +137,7 @@ class TrainingData:
         require_shares(batch_size, shard, num_shards)
         local = batch_size // num_shards
         order = EpochOrder(self.rows, Purpose.RIPT_ORDER, seed)
-        dataset = grain.MapDataset.source(order).map(self.raw).map(self.to_openpi).map(self.to_ript)
+        dataset = grain.MapDataset.source(order).map(self.sample)
         dataset = dataset.batch(local, batch_fn=to_training_batch)[shard::num_shards]
         return iterator_at(dataset, start_step, threads=self.config.read_threads)
 
@@ -210,7 +229,7 @@ def _open_source(
         images = LeRobotImages(meta, cameras, files=files)
         outcomes = [key for key in (config.reward_key, config.success_key) if key in meta.features]
         keys = (*(config.state_parts or (config.state_key,)), config.action_key)
-        keys += (*([config.init_key] if config.init_key else []), *outcomes)
+        keys += (*(key for key in (config.init_key, config.correction_key) if key), *outcomes)
         table, skipped = load_table(meta, keys, on_bad=config.on_bad, check=images.check)
         notes += _clock_notes(table, config)
     for name in files.names:  # what was read just now is what was hashed
@@ -223,8 +242,8 @@ def _open_source(
             raise DataError(f"{path}: expected columns {missing} as data.state_parts says, found {sorted(columns)}")
         parts = [columns[key].astype(np.float32).reshape(table.frames, -1) for key in config.state_parts]
         columns[config.state_key] = np.concatenate(parts, axis=1)
-    for key in (config.init_key or config.state_key, config.state_key, config.action_key):
-        if key not in columns:
+    for key in (config.init_key or config.state_key, config.correction_key, config.state_key, config.action_key):
+        if key is not None and key not in columns:
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
     for key in (config.state_key, config.action_key):
         columns[key] = columns[key].astype(np.float32).reshape(table.frames, -1)

@@ -6,7 +6,7 @@ model learns at once, and the fitted weights of openpi's checkpoints expect it. 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -15,6 +15,7 @@ from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import RobotConfig
 from openpi_ript.config.experiment import ModelConfig
 from openpi_ript.data.batch import TrainingBatch
+from openpi_ript.data.returns import ReturnBatch
 from openpi_ript.data.tokenizer import PromptTokenizer
 
 
@@ -33,6 +34,26 @@ class ObservationArrays(TypedDict):
     """[b, n] bool."""
 
 
+class LaterArrays(TypedDict):
+    """What a value sees of a later observation."""
+
+    state: np.ndarray
+    """[b, model.action_dim] float32."""
+    images: NotRequired[np.ndarray]
+    """[b, k, h, w, 3] uint8; none without cameras."""
+
+
+class ReturnArrays(TypedDict):
+    """`ReturnBatch` with observations as a model takes them."""
+
+    observed: np.ndarray
+    ahead: np.ndarray
+    continues: np.ndarray
+    task: np.ndarray
+    forced: np.ndarray
+    later: NotRequired[LaterArrays]
+
+
 class ModelBatch(TypedDict):
     """What a train step takes."""
 
@@ -45,6 +66,8 @@ class ModelBatch(TypedDict):
     """[b] int32, values of `Optimality`."""
     advantages: np.ndarray
     """[b] float32, processed."""
+    returns: NotRequired[ReturnArrays]
+    """Where chunks are labelled by a value."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,13 +88,29 @@ class ToModel:
                 f"action: expected chunks of {self.model.action_horizon} steps as model.action_horizon says, found "
                 f"{chunk.shape[1]}"
             )
-        return {
+        inputs: ModelBatch = {
             "observation": self.observation(batch["image"], batch["state"], batch["prompt"]),
             "actions": pad_last(chunk, self.model.action_dim),
             "action_is_pad": batch["action_is_pad"],
             "optimality": batch["optimality"],
             "advantages": batch["advantages"],
         }
+        return {**inputs, "returns": self._returns(batch["returns"], batch["prompt"])} if "returns" in batch else inputs
+
+    def _returns(self, returns: ReturnBatch, prompts: Sequence[str]) -> ReturnArrays:
+        """What came of each row, with what was seen later as the model would see it."""
+        arrays: ReturnArrays = {
+            "observed": returns["observed"],
+            "ahead": returns["ahead"],
+            "continues": returns["continues"],
+            "task": returns["task"],
+            "forced": returns["forced"],
+        }
+        if "later" not in returns:
+            return arrays
+        seen = self.observation(returns["later"]["image"], returns["later"]["state"], prompts)
+        later: LaterArrays = {"state": seen["state"]}
+        return {**arrays, "later": {**later, "images": seen["images"]} if self.cameras else later}
 
     def observation(
         self, images: Mapping[str, np.ndarray | None], state: Float32[np.ndarray, "b s"], prompts: Sequence[str]

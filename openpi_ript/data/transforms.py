@@ -16,6 +16,7 @@ from chunkwise.data.images import require_uint8, resize_with_pad
 from chunkwise.data.norm_stats import Affine
 from chunkwise.errors import DataError
 from openpi_ript.config.data import RobotConfig
+from openpi_ript.data.returns import ReturnSample
 from openpi_ript.robots.adapter import OWN, Adapter
 
 
@@ -59,6 +60,8 @@ class RiptSample(OpenPiSample):
     init_hash: Required[str]
     optimality: NotRequired[int]
     """Value of `Optimality`, from the raw advantage; no part of the specification, not to be read off `advantages`."""
+    returns: NotRequired[ReturnSample]
+    """Where chunks are labelled by a value; no part of the specification."""
     rollout_success: NotRequired[bool]
     rollout_reward: NotRequired[float]
     episode_length: NotRequired[int]

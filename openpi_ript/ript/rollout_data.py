@@ -127,4 +127,5 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         held_rows=np.zeros(0, np.int64),
         replaced=replaced,
         notes=(),
+        returns=data.returns and data.returns.of_rollouts(),
     )

@@ -309,7 +309,9 @@ class Ript:
         return rollout
 
     def _useful(self, groups: list[Group]) -> list[Group]:
-        """Groups that are trained on: with a signal, or for rejection sampling with a success."""
+        """Groups that are trained on: with a signal, for rejection sampling with a success, all for a value."""
+        if self._data.returns is not None:
+            return groups
         if self._rollout.objective == "rejection":
             return [group for group in groups if any(rollout.success for rollout in group.rollouts)]
         return [group for group in groups if group.mixed]

@@ -10,6 +10,7 @@ from chunkwise.train.metrics import Mean
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData
+from openpi_ript.envs.make import tasks_of
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
@@ -23,15 +24,15 @@ class RiptTask(SupervisedTask):
 
     def __init__(self, config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> None:
         """Starts no environment yet. Raises ConfigError if the tokenizer is missing."""
-        super().__init__(config, data)
         assert config.env is not None
+        super().__init__(config, data, tasks_of(config.env))
         self.collector = Collector(config.env, allow_code=True)
         self.policy = ActingPolicy(config, data.stats, allow_code=True)
         self.folder = folder
         self.ript: Ript | None = None
         self._ppo: Ppo | None = None
         if config.rollout is not None:
-            self.ript = Ript(config, data, folder, self.collector, self.policy)
+            self.ript = Ript(config, self.data, folder, self.collector, self.policy)
             if config.rollout.objective == "ppo":
                 self._ppo = Ppo(config, self.model, self._trains, self._optimiser)
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 from chunkwise.arrays import NumpyTree, PyTree
 from chunkwise.data.norm_stats import as_lists
 from chunkwise.data.stream import batches_of_run
+from chunkwise.envs.collect import Task
 from chunkwise.errors import ConfigError
 from chunkwise.models.augmentation import augmented
 from chunkwise.state import TrainState
@@ -28,6 +29,7 @@ from openpi_ript.model.pi0 import Pi0, gathered_outside_layers, init_params
 from openpi_ript.policies.saved import read_stored_weights
 from openpi_ript.tasks.held_out import HeldOut
 from openpi_ript.tasks.objective import loss_of, objective_name
+from openpi_ript.tasks.value_labels import ValueLabels, task_names, with_returns
 from openpi_ript.weights import fit_to_model
 
 
@@ -40,13 +42,22 @@ def _any_positive(data: TrainingData) -> bool:
 class SupervisedTask:
     """A pi0 run on a dataset as the train loop sees it: imitation, guided by advantages where `guidance` is set."""
 
-    def __init__(self, config: OpenpiRiptConfig, data: TrainingData) -> None:
+    def __init__(self, config: OpenpiRiptConfig, data: TrainingData, tasks: Sequence[Task] = ()) -> None:
         """Compiles nothing yet.
+
+        Args:
+          config: Of the run.
+          data: The dataset.
+          tasks: In which the policy acts, with prompts and limits.
 
         Raises:
           ConfigError: If the tokenizer is missing, or guidance has no positive sample to learn from.
         """
-        if config.guidance is not None and not _any_positive(data):
+        self._labels: ValueLabels | None = None
+        if config.guidance is not None and config.guidance.labels == "value":
+            data = with_returns(data, config.guidance.value, tasks)
+            self._labels = ValueLabels(config, config.guidance.value, task_names(data, tasks))
+        elif config.guidance is not None and not _any_positive(data):
             assert config.data.advantage is not None
             raise ConfigError(
                 "guidance is set and no rollout is better than the others of its group; expected groups with different "
@@ -68,7 +79,8 @@ class SupervisedTask:
             params = init_params(self.model, key)
         else:
             params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._shapes)
-        return TrainState.create(params, self._optimiser, ema=self._averaged(params))
+        value = None if self._labels is None else self._labels.init(jax.random.fold_in(key, 1))
+        return TrainState.create(params, self._optimiser, value, ema=self._averaged(params))
 
     def load(self, state: TrainState) -> TrainState:
         """The weights of `config.weights` in a fresh state; adapters and condition are drawn where it has none.
@@ -87,12 +99,16 @@ class SupervisedTask:
         """One update of the weights that train."""
         key = rngs.key(self.config.run.seed, "loss", state.step)
         weights = {objective_name(self.config.guidance): 1.0}
+        value, judgement = state.target, dict[str, Mean]()
+        if self._labels is not None:
+            label, value, judgement = self._labels.step(value, batch, state.step, key)
+            batch = {name: part for name, part in batch.items() if name != "returns"} | {"optimality": label}
         batch = self._augmented(batch, state.step)
         gradient, metrics = gradients.gradient(
             self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
-        return state.apply_gradients(gradient, self._optimiser), metrics
+        return state.apply_gradients(gradient, self._optimiser).replace(target=value), metrics | judgement
 
     def _augmented(self, batch: Any, step: Int[Array, ""]) -> Any:
         """The batch with other images, drawn from (run.seed, step)."""
@@ -121,7 +137,8 @@ class SupervisedTask:
 
         A recorded dataset has no environment: `openpi_ript.serve` gives the policy to one.
         """
-        metrics = {f"advantages_{name}": float(count) for name, count in self.data.replaced.items()}
+        replaced = self.data.replaced if self._labels is None else {}
+        metrics = {f"advantages_{name}": float(count) for name, count in replaced.items()}
         return metrics | self._held_out_loss(state)
 
     def _held_out_loss(self, state: TrainState) -> dict[str, float]:
@@ -154,7 +171,8 @@ class SupervisedTask:
         """Sizes of model and dataset, in words."""
         trained = count(only_where(self._shapes, self._trains))
         frames = len(self.data.rows)
-        return f"{count(self._shapes):,} weights, {trained:,} of them train; {frames:,} frames to draw from"
+        value = "" if self._labels is None else f", {self._labels.weights:,} of a value function beside them"
+        return f"{count(self._shapes):,} weights, {trained:,} of them train{value}; {frames:,} frames to draw from"
 
 
 def _sha256(data: bytes) -> str:
