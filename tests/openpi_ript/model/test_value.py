@@ -33,7 +33,7 @@ def test_its_mean_is_the_value():
 
 def test_expected_value_and_cross_entropy_against_numpy():
     rng = np.random.default_rng(0)
-    logits, value = rng.normal(size=(6, 5)).astype(np.float32), np.float32([0, -0.25, -0.3, -1, -0.9, -0.5])
+    logits, value = rng.normal(size=(6, 5)).astype(np.float32), np.array([0, -0.25, -0.3, -1, -0.9, -0.5], np.float32)
     p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     np.testing.assert_allclose(expected_value(jnp.asarray(logits)), p @ [-1, -0.75, -0.5, -0.25, 0], rtol=1e-5)
     low = [4, 3, 2, 0, 0, 2]

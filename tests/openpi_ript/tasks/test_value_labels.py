@@ -86,6 +86,7 @@ class ByHand:
         return np.array(label), advantage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [None, 3])
 def test_labels_are_the_law_written_out(lookahead: int | None):
     """Over batches that fill the window and go round in it."""
@@ -110,6 +111,7 @@ def test_labels_are_the_law_written_out(lookahead: int | None):
     assert (counts > 14).all(), "the window went round"
 
 
+@pytest.mark.slow
 def test_an_update_moves_the_value_towards_what_was_observed():
     """Adam's first step is the learning rate against the sign of the gradient, that of the mean cross entropy."""
     value = ValueConfig(lookahead=3, bins=21, width=16, learning_rate=1e-3)
@@ -197,7 +199,7 @@ def test_values_of_a_chain_are_learned():
     rows = [(fate, frame) for fate in (True, False) for frame in range(LIMIT)]
     last = [frame == LIMIT - 1 for _, frame in rows]
     returns = {
-        "observed": np.float32([-(LIMIT - 1 - frame + (0 if fate else LIMIT)) / (2 * LIMIT) for fate, frame in rows]),
+        "observed": np.array([-(LIMIT - 1 - frame + (0 if fate else LIMIT)) for fate, frame in rows], np.float32) / 16,
         "ahead": np.where(last, 0, -1 / (2 * LIMIT)).astype(np.float32),
         "continues": ~np.array(last),
         "task": np.zeros(16, np.int32),
