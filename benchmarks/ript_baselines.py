@@ -26,6 +26,7 @@ METHODS = {
     "CFG-RIPT": [],
     "guidance off when acting": ["--guidance.scale", "1"],
     "rejection sampling": ["--guidance.scale", "1", "--rollout.objective", "rejection"],
+    "control": ["--rollout.dataset_share", "1"],
 }
 
 

@@ -38,9 +38,7 @@ MODEL = ModelConfig(
 def get_config() -> OpenpiRiptConfig:
     """State only: Meta-World's own 39 numbers, the goal among them."""
     return OpenpiRiptConfig(
-        train=TrainConfig(
-            steps=2000, batch_size=64, ema_decay=0.98, log_every=50, updates_per_call=50, eval_every=1000
-        ),
+        train=TrainConfig(steps=3000, batch_size=64, ema_decay=0.98, log_every=50, updates_per_call=50, eval_every=600),
         optim=OptimConfig(learning_rate=1e-3, warmup_steps=50, clip_norm=1.0),
         model=MODEL,
         data=DataConfig(path=PATH, robot=ROBOT, cameras={}, horizon=8, action_norm="mean_std"),
@@ -48,7 +46,7 @@ def get_config() -> OpenpiRiptConfig:
         tokenizer=f"{PATH}/tokenizer.model",
         demonstrate=DemonstrateConfig(episodes=10, noise=(0.0,), keep_failures=False),
         env=EnvConfig(suite="metaworld", tasks=("MT10",), max_steps=200, state=("state",), execute=8, num_envs=8),
-        rollout=RolloutConfig(start=1000, updates=200, groups=40, max_groups=40, replay_rounds=2),
+        rollout=RolloutConfig(start=300, updates=100, groups=40, max_groups=40, replay_rounds=5, dataset_share=0.5),
         eval=EvalConfig(episodes=200, final_episodes=200, videos=10),
         checkpoint=CheckpointConfig(every=200, keep_period=1000),
     )
