@@ -150,3 +150,25 @@ def test_without_a_script_it_says_what_has_one(config: OpenpiRiptConfig):
     assert config.env is not None
     with pytest.raises(ConfigError, match=r"no script for robosuite Stack; expected .* method expert\(\)"):
         demonstrate(dataclasses.replace(config, env=dataclasses.replace(config.env, task="Stack")))
+
+
+def test_several_tasks_are_demonstrated_one_after_the_other(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+
+    class Named(World):
+        def expert(self) -> Any:
+            return lambda observed: np.array([0.5, 0, 0, 0, 0, 0, 1.0])
+
+    monkeypatch.setattr(demonstrate_lib, "make", lambda env, task, allow_code: made.append(task) or Named())
+    assert config.env is not None
+    prompts = {"near": "go near", "far": "go far"}
+    env = dataclasses.replace(
+        config.env, suite="mine:make", task="", prompt="", tasks=("near", "far"), prompts=prompts, max_steps=4,
+        steps={"far": 6},
+    )  # fmt: skip
+    demonstrate(dataclasses.replace(config, env=env))
+    assert made == ["near", "far"]
+    data = open_data(config.data)
+    assert data.table.lengths.tolist() == [4, 6, 4, 6, 4]
+    told = [data.raw(int(start))["task"] for start in data.table.starts]
+    assert told == ["go near", "go far", "go near", "go far", "go near"]
