@@ -33,6 +33,7 @@ OWN = {
     "configs/qchunk/debug_online.py": ["--eval.env", "None"],
     "configs/openpi_ript/debug.py": ["--train.steps", "300"],
     "configs/openpi_ript/debug_ript.py": ["--eval.final-episodes", "4"],
+    "configs/openpi_ript/debug_ppo.py": ["--eval.final-episodes", "4"],
     "configs/driving/debug.py": ["--train.steps", "200", "--eval.blind-updates", "20", "--eval.plotted-moments", "0"],
     "tests/train.py": [],  # least squares: the loop and its files, a third of the time of the smallest agent
 }

@@ -26,8 +26,9 @@ from openpi_ript.ript.rollout_data import Group, training_data
 from openpi_ript.ript.round import Ript
 from openpi_ript.tasks.ppo import Ppo, clipped_loss, is_ppo
 from openpi_ript.tasks.ript import RiptTask
+from tests.evened import assert_same_update
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config, supervised
-from tests.openpi_ript.toy_policy import random_params
+from tests.openpi_ript.toy_policy import compiled, random_params
 from tests.openpi_ript.toy_rollouts import FakeCollector, jobs, make_rollout, point
 
 SEED, STEPS, HORIZON, WIDTH = 5, 3, 8, 8
@@ -348,6 +349,18 @@ def test_the_learning_rate_is_scaled_and_frozen_weights_stay(half: Half):
     assert any(frozen)
     for stays, change in zip(frozen, jax.tree.leaves(whole), strict=True):
         assert not stays or not np.asarray(change).any()
+
+
+@pytest.mark.slow
+def test_parts_of_a_batch_make_the_update_of_the_whole(half: Half):
+    """Rows 0 to 3 count, of 8: parts of alternate rows have two each, and the mean divides by all four."""
+    inputs = half.task._inputs_of(batch_of(half, played(half)).batch(2, slice(0, 8)))
+    train = dataclasses.replace(half.config.train, grad_accum_steps=2)
+    parted = dataclasses.replace(half.config, train=train)
+    assert inputs["valid"].any(axis=1).sum() not in (0, 8)
+    task = half.task
+    assert task._ppo is not None
+    assert_same_update(task._ppo, Ppo(parted, task.model, task._trains, task._optimiser), half.state, inputs, compiled)
 
 
 @pytest.mark.slow
