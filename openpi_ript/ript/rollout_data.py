@@ -86,9 +86,10 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
     optimality = np.full(len(rollouts), Optimality.POSITIVE, np.int32)
     if config.objective != "rejection":
         raw = rloo(reward, np.array([number for number, _ in pairs]))
-        weight, optimality = raw.astype(np.float32), label(raw)
-    if config.objective == "guided":
-        weight, replaced = process(raw, config.advantage)
+        weight = raw.astype(np.float32)
+        if config.objective == "guided":
+            weight, replaced = process(raw, config.advantage)
+        optimality = label(raw)
     lengths = np.array([rollout.length for rollout in rollouts], np.int64)
     prompts = sorted({rollout.prompt for rollout in rollouts})
     prompt = np.array([prompts.index(rollout.prompt) for rollout in rollouts], np.int64)

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.passes import CHAIN, LOG_PROB, Passes, passes_over
 from openpi_ript.ript.rollout_data import Group, training_data
 from openpi_ript.ript.round import Ript
+from openpi_ript.tasks import ript
 from openpi_ript.tasks.ppo import Ppo, clipped_loss, is_ppo
 from openpi_ript.tasks.ript import RiptTask
 from tests.evened import assert_same_update
@@ -385,6 +387,26 @@ def test_a_round_is_played_with_noise_and_a_batch_before_it_imitates(root: Path,
         assert {tuple(sorted(load(file).notes)) for file in files} == {(CHAIN, LOG_PROB)}
     finally:
         task.finish()
+
+
+@pytest.mark.parametrize(("how", "expected"), [("ode", ActingPolicy), ("sde", ExploringPolicy)])
+def test_evaluation_is_without_noise_unless_it_is_asked_for(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, expected: type
+):
+    config = make_config(root, tmp_path, ppo=dataclasses.replace(PPO, evaluate=how))
+    task = RiptTask(config, open_data(config.data), tmp_path)
+    acted: list[type] = []
+
+    def play(collector: Any, actor: Any, *_: Any, **__: Any) -> Any:
+        acted.append(type(actor))
+        assert actor.step == 2
+        return SimpleNamespace(save=lambda path: None, metrics=dict)
+
+    monkeypatch.setattr(ript, "evaluate", play)
+    monkeypatch.setattr(ript, "manifest_of", lambda *_, **__: None)
+    task.evaluate(TrainState(step=2, params={"w": np.zeros(2)}, opt_state={}, target={}), final=False)
+    task.finish()
+    assert acted == [expected]
 
 
 def test_a_policy_of_such_a_run_takes_as_many_steps_as_its_rollouts(root: Path, tmp_path: Path):
