@@ -329,6 +329,31 @@ def test_the_first_update_finds_the_policy_as_it_acted_and_the_second_does_not(h
 
 
 @pytest.mark.slow
+def test_what_is_seen_in_an_update_is_what_was_seen_in_the_rollout(root: Path, tmp_path: Path):
+    """With a camera, and actions relative to the state: the likelihood is the one that was noted."""
+    config = make_config(root, tmp_path)
+    robot = dataclasses.replace(config.data.robot, relative_dims=(0, 1))
+    cameras = {"base_0_rgb": "observation.images.base"}
+    data = dataclasses.replace(config.data, robot=robot, cameras=cameras, image_size=(28, 28))
+    env = point(max_steps=6, cameras={"base_0_rgb": "agentview_image"})
+    half = Half(dataclasses.replace(config, data=data, env=env), tmp_path)
+    try:
+        rollouts = played(half, 2)
+        group = Group(state=0, files=["a", "b"], rollouts=rollouts)
+        assert half.config.rollout is not None
+        passes = passes_over(training_data(half.data, [group], env, half.config.rollout), rollouts, half.config, 2)
+        inputs: Any = half.task._inputs_of(passes.batch(3, slice(0, 8)))
+        assert inputs["observation"]["images"].std() > 1
+        _, metrics = compiled(half.task.step)(half.state, inputs)
+        assert float(metrics["ratio"].value()) == pytest.approx(1, abs=1e-5)
+        inputs["observation"]["images"] = 255 - inputs["observation"]["images"]
+        _, metrics = compiled(half.task.step)(half.state, inputs)
+        assert abs(float(metrics["ratio"].value()) - 1) > 1e-2
+    finally:
+        half.task.finish()
+
+
+@pytest.mark.slow
 def test_the_learning_rate_is_scaled_and_frozen_weights_stay(half: Half):
     inputs = half.task._inputs_of(batch_of(half, played(half)).batch(2, slice(0, 8)))
     trains = half.task._trains
