@@ -57,7 +57,7 @@ VERBS: dict[str, Verb] = {
         modules={"": "chunkwise.cli.train"},
     ),
     "list": Verb(
-        summary="configs and studies with their first line, verbs, environments, readers",
+        summary="configs and studies with their first line, verbs, environments (envs), readers",
         example="chunkwise list configs",
         modules={"": "chunkwise.cli.listing"},
     ),

@@ -11,6 +11,9 @@ from jaxtyping import UInt8
 
 from chunkwise.errors import ConfigError
 
+_NOT_INITIALIZED = 0x3001
+"""EGL's error where another simulator's package has ended EGL for the process: nothing is left to let go of."""
+
 
 class Renderer:
     """Renders images of one size of one model.
@@ -61,4 +64,9 @@ class Renderer:
         """Lets go of the GL context."""
         atexit.unregister(self.close)
         self._context.free()
-        self._gl.free()
+        try:
+            self._gl.free()
+        except Exception as error:
+            if getattr(error, "err", None) != _NOT_INITIALIZED:
+                raise
+            self._gl._context = None  # its finaliser would try again, and complain

@@ -1,5 +1,8 @@
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ from chunkwise.envs.environment import EnvSpec, state_hash
 from chunkwise.envs.suites import metaworld
 from chunkwise.envs.suites.metaworld import CAMERAS, MT10, PROMPTS, MetaworldEnv
 from chunkwise.errors import ConfigError
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +156,22 @@ def test_simulators_that_render_in_turns_see_their_own_scenes():
                 np.testing.assert_array_equal(image, expected[name])
     for world in worlds:
         world.close()
+
+
+ENDS = """
+from chunkwise.envs.environment import EnvSpec, make
+for suite, task, camera in (("metaworld", "reach-v3", "corner2"), ("robosuite", "Lift", "agentview_image")):
+    env = make(EnvSpec(suite=suite, task=task, cameras=(camera,)))
+    env.reset(0)
+    env.images()
+    globals()[suite] = env
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_process_that_rendered_in_two_simulators_ends_without_a_word() -> None:
+    """robosuite ends EGL for the whole process, before our contexts are let go of."""
+    ended = subprocess.run([sys.executable, "-c", ENDS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "EGL" not in ended.stderr
