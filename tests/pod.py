@@ -57,6 +57,7 @@ OWN = {
     "configs/qchunk/debug_online.py": [*SHORT, "--eval.env", "None", "--online.start", "0", "--online.interval", "1"],
     "configs/openpi_ript/debug.py": SHORT,
     "configs/openpi_ript/debug_ript.py": [*SHORT, "--checkpoint.every", "20", "--eval.final-episodes", "4"],
+    "configs/openpi_ript/debug_ppo.py": [*SHORT, "--checkpoint.every", "20", "--eval.final-episodes", "4"],
     "configs/driving/debug.py": [*SHORT, "--eval.blind-updates", "20", "--eval.plotted-moments", "0"],
     "tests/train.py": [],
 }
