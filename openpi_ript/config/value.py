@@ -18,8 +18,9 @@ class ValueConfig:
     episode's end, and so judges each chunk by the whole rest of its episode."""
     positive_share: float = 0.4
     """Share of each task's chunks that are labelled positive: those above the quantile of its newest advantages."""
-    window: int = 1024
-    """Newest advantages of each task of which the quantile is taken."""
+    window: int = 256
+    """Newest advantages of each task of which the quantile is taken, at least a batch. More of them lie farther back:
+    while the value still changes, the share that is positive then strays from `positive_share`."""
     warmup: int = 0
     """Updates at the beginning of a run in which only the value learns from what it would judge: labels are none."""
     width: int = 128
