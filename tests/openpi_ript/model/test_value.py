@@ -54,6 +54,11 @@ def test_the_network_sees_all_that_it_is_given(cameras: int):
     params = network.init(jax.random.key(0), state, task, images)
     logits = np.asarray(network.apply(params, state, task, images))
     assert logits.shape == (2, 11)
+    shapes = jax.tree.map(lambda leaf: leaf.shape, params["params"])
+    seen = 4 + 3 + cameras * 2 * 2 * 32  # state, task, four halvings of 28 pixels
+    assert shapes["head"]["layer_0"]["kernel"] == (seen, 8)
+    channels = [shapes[f"conv_{number}"]["bias"] for number in range(4 if cameras else 0)]
+    assert channels == [(16,), (32,), (32,), (32,)][: len(channels)], "a run that goes on has these"
     others = [(state.at[:, 3].add(1.0), task, images), (state, task - task + 1, images)]
     if images is not None:
         others.append((state, task, images.at[:, 1, 20:].set(0)))

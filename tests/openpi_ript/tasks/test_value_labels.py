@@ -144,6 +144,16 @@ def test_micro_batches_change_nothing():
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+def test_what_is_as_good_as_the_others_is_not_positive():
+    """Rows that are all alike have one advantage, and so has the quantile."""
+    value = ValueConfig(lookahead=3, bins=21, width=16)
+    labels, batch = make_labels(value), make_batch(6)
+    alike = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[1:2], leaf.shape), batch)
+    label, _, metrics = labelled(labels, labels.init(jax.random.key(2)), alike)
+    assert label.tolist() == [Optimality.NEGATIVE] * 6
+    assert metrics["positive_share"].count == 6
+
+
 def test_before_the_warm_up_ends_labels_are_none():
     value = ValueConfig(lookahead=3, bins=21, width=16, warmup=2)
     labels, batch = make_labels(value), make_batch(6)
