@@ -127,6 +127,7 @@ def test_the_policy_learns_from_the_labels_of_the_value(root: Path, tmp_path: Pa
     plain = SupervisedTask(plain_config, open_data(plain_config.data))
     state = compiled(task.init)(jax.random.key(1))
     batch: Any = next(task.batches(0))
+    batch["optimality"][:] = Optimality.NONE  # that of whole rollouts, which nothing is to learn from
     after, metrics = compiled(task.step)(state, batch)
     labels = task._labels
     assert labels is not None
