@@ -315,10 +315,11 @@ def test_evaluations_are_paired_by_initial_state_whatever_their_order():
 def test_only_the_last_evaluation_of_a_run_keeps_rollouts_and_shows_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    kept, shown = [], []
+    kept, shown, asked = [], [], []
 
-    def play(*_: Any, keep: int, **__: Any) -> Any:
+    def play(*_: Any, keep: int, episodes: int, **__: Any) -> Any:
         kept.append(keep)
+        asked.append(episodes)
         return SimpleNamespace(save=lambda path: None, metrics=dict)
 
     monkeypatch.setattr(ript, "evaluate", play)
@@ -336,3 +337,4 @@ def test_only_the_last_evaluation_of_a_run_keeps_rollouts_and_shows_them(
     for final in (False, True):
         ript.RiptTask.evaluate(task, state, final=final)  # pyright: ignore[reportArgumentType]
     assert (kept, shown) == ([0, 3], [3])
+    assert asked == [2, 3], "eval.episodes during training, eval.final_episodes at its end"

@@ -250,6 +250,29 @@ def test_with_the_dataset_alone_nothing_is_played_and_imitation_goes_on(root: Pa
         np.testing.assert_array_equal(batch["state"], imitated["state"])
 
 
+def test_imitation_between_rounds_begins_at_its_own_update(root: Path, tmp_path: Path):
+    """The dataset's updates 0 and 1, a round's, then the dataset's again, where the newest round has nothing."""
+    solved = False
+    one = Round(root, tmp_path, lambda state, k: solved or half(state, k))
+    starts: list[int] = []
+
+    def supervised(start: int) -> Iterator[Any]:
+        starts.append(start)
+        return one.data.batches(seed=SEED, batch_size=ROWS, start_step=start)
+
+    batches = one.ript.batches(supervised, 0)
+    for _ in range(2):
+        next(batches)
+    one.interact(2)
+    for _ in range(4):
+        next(batches)
+    solved = True
+    one.interact(6, "b")
+    found = next(batches)
+    assert starts == [0, 6]
+    np.testing.assert_array_equal(found["action"], next(supervised(6))["action"])
+
+
 def test_shares_decide_the_next_round_also_after_a_restart(root: Path, tmp_path: Path):
     settings = {"groups": 2, "max_groups": 6, "tasks": "need", "early_stop": 1.0}
     one = TwoTasks(root, tmp_path / "a", **settings)
