@@ -21,8 +21,9 @@ class PpoConfig:
     epochs: int = 4
     """Passes over the chunks of a round, in equal parts over its updates. Where chunks times passes are more than
     rollout.updates batches of train.batch_size rows, as many passes are made as fit; the run says so."""
-    learning_rate_scale: float = 1.0
-    """The updates on rollouts are so many times what optim.learning_rate makes them."""
+    learning_rate_scale: float = 0.02
+    """The updates on rollouts are so many times what optim.learning_rate makes them. That of imitation is far too much:
+    where `approx_kl` passes 0.1 in the first round, lower it."""
     evaluate: Literal["ode", "sde"] = "ode"
     """How evaluation samples. ode: without noise, as a served policy does. sde: as rollouts do."""
 

@@ -34,7 +34,7 @@ from tests.openpi_ript.toy_policy import compiled, random_params
 from tests.openpi_ript.toy_rollouts import FakeCollector, jobs, make_rollout, point
 
 SEED, STEPS, HORIZON, WIDTH = 5, 3, 8, 8
-PPO = PpoConfig(noise=0.4, sample_steps=STEPS, epochs=2)
+PPO = PpoConfig(noise=0.4, sample_steps=STEPS, epochs=2, learning_rate_scale=1.0)
 ROLLOUT = RolloutConfig(
     start=2, updates=4, groups=1, max_groups=6, size=4, initial_states=6, objective="ppo", ppo=PPO
 )  # fmt: skip
