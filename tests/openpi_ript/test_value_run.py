@@ -96,6 +96,7 @@ def test_numbers_that_a_value_cannot_have(setting: str, number: float):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: Path):
     """With cameras; the digest is over the value, its optimiser and the newest advantages too."""
     untouched, stopped = (small_config(root, tmp_path / name, guidance=GUIDANCE) for name in "ab")

@@ -219,6 +219,7 @@ def test_libero_reads_one_state_of_its_environment() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_an_adapter_of_ones_own_is_loaded_where_it_is_trusted(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     columns = {"observation.state": rng.uniform(0, 1, (12, 2)), "action": rng.uniform(0, 1, (12, 2))}
