@@ -83,17 +83,26 @@ def _child(backend: str, said: str, opener: Opener, rollouts: list[Rollout], pat
     with open(said, "wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+    shown, fps = replayed(opener, rollouts)
+    write_mp4(path, grid(shown, [rollout.success for rollout in rollouts], hold=round(HOLD * fps)), fps=fps)
+
+
+def replayed(opener: Opener, rollouts: Sequence[Rollout]) -> tuple[list[list[UInt8[np.ndarray, "h w 3"]]], int]:
+    """Plays rollouts again, each in the environment of its task; returns their images, and images a second.
+
+    Raises:
+      DataError: The simulator does not repeat one of them.
+    """
     envs: dict[str, Environment] = {}
     for rollout in rollouts:
         if rollout.task not in envs:
             envs[rollout.task] = opener(rollout.task) if rollout.task else opener()
     rate = next(iter(envs.values())).fps  # of one suite, and so of all
     every = max(round(rate / FPS), 1)
-    fps = max(round(rate / every), 1)
     shown = [replay(envs[rollout.task], rollout, every=every) for rollout in rollouts]
-    write_mp4(path, grid(shown, [rollout.success for rollout in rollouts], hold=round(HOLD * fps)), fps=fps)
     for env in envs.values():
         env.close()
+    return shown, max(round(rate / every), 1)
 
 
 def replay(env: Environment, rollout: Rollout, *, every: int) -> list[UInt8[np.ndarray, "h w 3"]]:

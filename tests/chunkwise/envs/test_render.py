@@ -13,7 +13,7 @@ import pytest
 from chunkwise.envs import render
 from chunkwise.envs.collect import Collector
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.render import FAILURE, SUCCESS, UNDECIDED, grid, replay, some_of_both, write_video
+from chunkwise.envs.render import FAILURE, SUCCESS, UNDECIDED, grid, replay, replayed, some_of_both, write_video
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
 from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, jobs, threads
@@ -137,3 +137,25 @@ def test_no_video_is_one_line_that_says_why(
     assert os.environ["MUJOCO_GL"] == "mine"
     assert list(tmp_path.iterdir()) == []
     assert not capfd.readouterr().err
+
+
+def test_rollouts_of_several_tasks_are_replayed_each_in_its_own(rollouts: list[Rollout]) -> None:
+    made: list[Named] = []
+
+    def opener(task: str = "only") -> Named:
+        made.append(Named(EnvSpec(suite="own", task=task)))
+        return made[-1]
+
+    told = [dataclasses.replace(one, task=task) for one, task in zip(rollouts, ("a", "bb", "a", ""), strict=False)]
+    shown, fps = replayed(opener, told)
+    assert fps == 10
+    assert [{int(image.max()) for image in images} for images in shown] == [{1}, {2}, {1}, {4}]
+    assert [env.spec.task for env in made] == ["a", "bb", "only"], "one of each"
+    assert all(env.closed for env in made)
+
+
+class Named(Countdown):
+    """Its images show how long its task's name is."""
+
+    def render(self, height: int, width: int) -> Any:
+        return np.full((height, width, 3), len(self.spec.task), np.uint8)
