@@ -46,6 +46,12 @@ def test_evaluations_of_several_tasks_are_paired_task_by_task() -> None:
     found = compare_evaluations(evaluated(a=True, b=True, c=False), evaluated(c=False, a=False))
     assert (found.episodes, found.only_a, found.neither) == (2, 1, 1)
     assert evaluated(a=True).tasks == (), "of one task nothing is told apart"
+    three = evaluated(a=True, b=True, c=False)
+    assert three.tasks == ("a", "b", "c")
+    assert [three.of_task(task).successes for task in three.tasks] == [1, 1, 0]
+    assert [len(three.of_task(task).outcomes) for task in three.tasks] == [1, 1, 1]
+    found = three.metrics()
+    assert [found[f"policy/success/{task}"] for task in three.tasks] == [1, 1, 0]
 
 
 def test_an_initial_state_that_is_another_is_refused() -> None:

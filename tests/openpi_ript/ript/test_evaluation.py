@@ -13,8 +13,10 @@ import av
 import numpy as np
 import pytest
 
+from chunkwise.data.sampling import Purpose, words
 from chunkwise.envs import environment, render
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
+from chunkwise.envs.rollout import load
 from chunkwise.envs.workers import ProcessWorkers, Start, Stretch
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.state import TrainState
@@ -24,7 +26,7 @@ from openpi_ript.envs.make import spec_of
 from openpi_ript.policies import saved
 from openpi_ript.ript import acting
 from openpi_ript.ript.collect import Collector
-from openpi_ript.ript.evaluation import MANIFEST, evaluate, make_manifest, write_video
+from openpi_ript.ript.evaluation import MANIFEST, evaluate, make_manifest, manifest_of, write_video
 from openpi_ript.tasks import ript
 from tests.openpi_ript.toy_rollouts import Straight, point
 
@@ -58,6 +60,25 @@ def test_a_manifest_is_the_same_for_every_run_and_survives_its_file(collector: C
     (tmp_path / "m.json").write_text("[1]")
     with pytest.raises(DataError, match="expected a manifest"):
         Manifest.load(tmp_path / "m.json")
+
+
+def test_every_episode_draws_noise_of_its_own(collector: Collector, tmp_path: Path):
+    manifest = make_manifest(collector, seed=3, episodes=4)
+    same = dataclasses.replace(manifest, states=(manifest.states[0],) * 4)
+    actor = Straight()
+    evaluate(collector, actor, same, episodes=4, guidance_scale=None, folder=tmp_path, keep=4)
+    rollouts = [load(tmp_path / f"episode_{n:04d}.npz") for n in range(4)]
+    assert [rollout.draw for rollout in rollouts] == [tuple(words(Purpose.RIPT_EVALUATION, 3, n)) for n in range(4)]
+    assert len({rollout.actions[:1].tobytes() for rollout in rollouts}) == 4
+
+
+def test_a_runs_own_manifest_is_made_anew_for_another_seed(collector: Collector, tmp_path: Path):
+    path = tmp_path / MANIFEST
+    first = manifest_of(collector, path, seed=3, episodes=2)
+    assert manifest_of(collector, path, seed=3, episodes=1) == first, "long enough, so it stays"
+    other = manifest_of(collector, path, seed=4, episodes=2)
+    assert (other.seed, Manifest.load(path)) == (4, other)
+    assert not set(other.states) & set(first.states)
 
 
 def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, tmp_path: Path):

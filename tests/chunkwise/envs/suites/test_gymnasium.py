@@ -48,9 +48,17 @@ class Line(gymnasium.Env):
         return {"x": self.x.copy(), "eye": np.full((4, 6, 3), self.t, np.uint8)}
 
 
+class Fall(Line):
+    """Ends for good at once, and has failed."""
+
+    def step(self, action: Any) -> Any:
+        seen, reward, _, truncated, _ = super().step(action)
+        return seen, reward, True, truncated, {"success": False}
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Any:
-    names = {"Line-v0": Line, "Silent-v0": lambda **options: Line(says="", **options)}
+    names = {"Line-v0": Line, "Silent-v0": lambda **options: Line(says="", **options), "Fall-v0": Fall}
     for name, entry in names.items():
         gymnasium.register(name, entry, max_episode_steps=4)
     yield
@@ -111,6 +119,13 @@ def test_an_environment_that_never_says_success_is_told_of_once_it_ends():
             env.step(np.zeros(2, np.float32))
     with pytest.warns(UserWarning, match="Silent-v0 never says whether an episode succeeded, so each counts as failed"):
         assert not env.step(np.zeros(2, np.float32)).success
+
+
+def test_an_end_is_no_success_by_itself():
+    env = make(EnvSpec(suite="gymnasium", task="Fall-v0"))
+    env.reset(0)
+    step = env.step(np.zeros(2, np.float32))
+    assert (step.success, step.terminated, step.truncated) == (False, True, False)
 
 
 @pytest.mark.parametrize(
