@@ -11,8 +11,8 @@ Pose = tuple[float, float, float]
 
 MAX_GAP_S = 0.6
 """Poses farther apart are not interpolated; nuScenes' key frames are 0.5 s apart."""
-HALF_WINDOW_S = 0.1
-"""Speeds are differences over twice this time, less at the ends."""
+WINDOW_S = 0.2
+"""Speeds are differences over this time before, less at the start; where the last pose is older, there is none."""
 MIN_WINDOW_S = 1e-3
 """Over less, rounding of the positions would be the speed."""
 
@@ -53,32 +53,42 @@ class Trajectory:
         return None if pose is None else (float(pose[0]), float(pose[1]), math.remainder(float(pose[2]), math.tau))
 
     def speed(self, time: float) -> float | None:
-        """Metres a second along the vehicle's x axis, negative in reverse; None where `at` is."""
-        pose, velocity = self._at(time), self.velocity(time)
-        if pose is None or velocity is None:
+        """Metres a second along the vehicle's x axis, negative in reverse; None where `velocity` is."""
+        moved = self._moved(time)
+        if moved is None:
             return None
-        return velocity[0] * math.cos(pose[2]) + velocity[1] * math.sin(pose[2])
+        (x, y, _), yaw = moved
+        return x * math.cos(yaw) + y * math.sin(yaw)
 
     def yaw_rate(self, time: float) -> float | None:
-        """Radians a second, counter-clockwise; None where `at` is."""
+        """Radians a second, counter-clockwise; None where `velocity` is."""
         velocity = self.velocity(time)
         return None if velocity is None else velocity[2]
 
     def velocity(self, time: float) -> tuple[float, float, float] | None:
-        """Change of x, y and yaw a second, over HALF_WINDOW_S on both sides as far as there are poses.
+        """Change of x, y and yaw a second, over WINDOW_S as far as there are poses: no pose after `time` is looked at.
 
-        None where `at` is, and where there is one pose alone.
+        None where no pose lies within WINDOW_S before `time`, and where there is but one, or a gap before it.
         """
-        if self._at(time) is None:
+        moved = self._moved(time)
+        return None if moved is None else moved[0]
+
+    def _moved(self, time: float) -> tuple[tuple[float, float, float], float] | None:
+        """Velocity, and the yaw in the middle of the way that it was taken over."""
+        times = self._times
+        last = int(times.searchsorted(time, side="right")) - 1
+        if last < 0 or time - times[last] > WINDOW_S:
             return None
-        first = max(time - HALF_WINDOW_S, float(self._times[0]))
-        last = min(time + HALF_WINDOW_S, float(self._times[-1]))
-        known = [(at, pose) for at in (first, time, last) if (pose := self._at(at)) is not None]
-        (before, from_pose), (after, to_pose) = known[0], known[-1]
-        if after - before < MIN_WINDOW_S:
+        start = float(times[last]) - WINDOW_S
+        from_pose = self._at(start)
+        if from_pose is None:
+            first = int(times.searchsorted(start))
+            start, from_pose = float(times[first]), self._poses[first]
+        seconds = float(times[last]) - start
+        if seconds < MIN_WINDOW_S:
             return None
-        x, y, yaw = ((to_pose - from_pose) / (after - before)).tolist()
-        return x, y, yaw
+        x, y, yaw = ((self._poses[last] - from_pose) / seconds).tolist()
+        return (x, y, yaw), float(self._poses[last][2] + from_pose[2]) / 2
 
     def _at(self, time: float) -> Float64[np.ndarray, "3"] | None:
         times = self._times

@@ -32,6 +32,10 @@ from driving.data.tables import Tables, make_tables
 from driving.data.targets import relative_pose, wrap
 from driving.data.validation import check_absent, members, without_bad
 
+DERIVED = "motion_that_no_file_records"
+"""Entry of a run's fingerprint. A checkpoint without it, of data where this version has one, is of a version that
+derived the motion from the frame after as well: it goes on with that version, or anew with this one."""
+
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
 
@@ -91,7 +95,7 @@ class DrivingData:
             "t": np.where(valid, index.t[frames], 0.0),
             **self.calibration.at(frames, valid, images.shape[3:5]),
             **_masked(valid, frames, "speed_mps", tables.speed_mps, "speed_valid", tables.speed_valid),
-            **_masked(valid, frames, "yaw_rad", wrap(tables.pose[:, 2]), "yaw_valid", tables.yaw_valid),
+            **_masked(valid, frames, "yaw_rad", wrap(tables.yaw_rad), "yaw_valid", tables.yaw_valid),
             **_masked(valid, frames, "yaw_rate_radps", tables.yaw_rate_radps, "yaw_rate_valid", tables.yaw_rate_valid),
             "past_motion": tables.past_motion[rows],
             "relative_pose": np.where(both[..., None], relative_pose(origin, tables.pose[frames]), 0.0).astype(
@@ -155,7 +159,7 @@ class DrivingData:
             "image_paths_by_cam": paths,
             "state": {
                 "speed_mps": float(tables.speed_mps[row]) if tables.speed_valid[row] else None,
-                "yaw_rad": float(wrap(tables.pose[row, 2])) if tables.yaw_valid[row] else None,
+                "yaw_rad": float(wrap(tables.yaw_rad[row])) if tables.yaw_valid[row] else None,
             },
             "meta": {
                 "episode_id": index.ids[int(index.episode_of(np.array([row]))[0])],
@@ -180,6 +184,20 @@ class DrivingData:
             "files": self.files.digest(),
             **self.images.identity,
         }
+
+    def derived(self) -> dict[str, str]:
+        """JSON values that say how motion was derived that the split's episodes do not record; empty if all of it is.
+
+        Beside `fingerprint` in that of a run whose model is given the motion: earlier versions derived it otherwise.
+        """
+        index, tables = self.index, self.tables
+        rows = np.concatenate([np.arange(index.frames)[index.rows(episode)] for episode in self.episodes.tolist()])
+        kinds = {
+            "speed_mps": (index.speed_mps, tables.speed_valid),
+            "yaw_rate_radps": (index.yaw_rate_radps, tables.yaw_rate_valid),
+        }
+        names = [name for name, (recorded, known) in kinds.items() if (np.isnan(recorded) & known)[rows].any()]
+        return {DERIVED: f"{' and '.join(names)}, from the frames before alone"} if names else {}
 
 
 def _masked(

@@ -67,18 +67,21 @@ def make_calibration(index: Index, tables: Tables, config: DataConfig) -> Calibr
         extrinsics=index.extrinsics,
         size=of(index.image_size, 0),
         t=index.t[:, None] + offset,
-        motion=_motion(tables, offset, of(index.camera_pose, np.nan)).astype(np.float32),
+        motion=_motion(index, tables, offset, of(index.camera_pose, np.nan)).astype(np.float32),
     )
 
 
 def _motion(
-    tables: Tables, offset_s: Float64[np.ndarray, "F k"], recorded: Float64[np.ndarray, "F k 3"]
+    index: Index, tables: Tables, offset_s: Float64[np.ndarray, "F k"], recorded: Float64[np.ndarray, "F k 3"]
 ) -> Float64[np.ndarray, "F k 3"]:
     """From the recorded pose at the exposure; else from speed and yaw rate, which for 50 ms is as good."""
     speed, turn = tables.speed_mps[:, None] * offset_s, tables.yaw_rate_radps[:, None] * offset_s
     driven = np.stack([speed * np.cos(turn / 2), speed * np.sin(turn / 2), turn], axis=-1)
-    known = np.isfinite(recorded).all(-1) & tables.pose_valid[:, None]
-    relative = relative_pose(tables.pose[:, None, :], np.where(known[..., None], recorded, 0.0))
+    pose = np.concatenate([index.pose[:, :2], tables.yaw_rad[:, None]], axis=1)
+    here = np.isfinite(pose).all(axis=1, keepdims=True) & tables.yaw_valid[:, None]
+    origin = np.where(here, pose, 0.0)
+    known = np.isfinite(recorded).all(-1) & here
+    relative = relative_pose(origin[:, None, :], np.where(known[..., None], recorded, 0.0))
     return np.where(known[..., None], relative, driven)
 
 

@@ -61,13 +61,13 @@ def check_numbers(index: Index, config: DataConfig) -> Findings:
     _check_times(t, file, found)
     if len(t) > 1:
         _check_jumps(index, tables, file, found)
-    driven, known = targets.speeds(t, place, max_gap_s=config.max_gap_s)
+    driven, known = targets.speeds(t, place, max_gap_s=config.max_gap_s, ahead=True)
     wrong = np.abs(np.abs(index.speed_mps) - driven) > np.maximum(SPEED_MPS, SPEED_SHARE * driven)
     judged = known & np.isfinite(index.speed_mps)
     _check_share(
         wrong, judged, file, found, "observations.state.speed_mps", index.speed_mps, driven, "m/s as the poses say"
     )
-    step, near = targets.central(t, place, config.max_gap_s)
+    step, near = targets.differences(t, place, config.max_gap_s, ahead=True)
     travel = np.arctan2(step[:, 1], step[:, 0])
     off = np.abs(targets.wrap(2 * (travel - np.nan_to_num(index.pose[:, 2])))) / 2  # either way along the axis
     judged = near & np.isfinite(index.pose[:, 2]) & (driven > HEADING_MPS)

@@ -24,8 +24,11 @@ class Tables:
     """Frame at each of the n times of a sample whose anchor is the frame."""
     time_valid: Bool[np.ndarray, "F n"]
     pose: Float64[np.ndarray, "F 3"]
-    """x, y and yaw, continuous over +-pi."""
+    """x, y and yaw, continuous over +-pi. For targets alone: where no yaw is recorded, the heading knows where the car
+    goes next."""
     pose_valid: Bool[np.ndarray, " F"]
+    yaw_rad: Float64[np.ndarray, " F"]
+    """What a model may be given of the heading: as recorded, else the direction in which the car came."""
     yaw_valid: Bool[np.ndarray, " F"]
     speed_mps: Float32[np.ndarray, " F"]
     speed_valid: Bool[np.ndarray, " F"]
@@ -48,9 +51,10 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     t, gap = index.t[rows], config.max_gap_s
     nearest, time_valid = targets.nearest_frames(t, np.array(config.offsets_s), tolerance_s=config.tolerance_s)
     place, recorded = index.pose[rows, :2], index.speed_mps[rows]
+    heading, heading_valid = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap, ahead=True)
+    pose_valid = heading_valid & np.isfinite(place).all(1)
+    pose = np.concatenate([np.nan_to_num(place), heading[:, None]], axis=1)
     yaw, yaw_valid = targets.headings(t, index.pose[rows], recorded, max_gap_s=gap)
-    pose_valid = yaw_valid & np.isfinite(place).all(1)
-    pose = np.concatenate([np.nan_to_num(place), yaw[:, None]], axis=1)
     speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, max_gap_s=gap))
     derived = targets.rate(t, yaw, yaw_valid, max_gap_s=gap)
     yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
@@ -61,6 +65,7 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
         "time_valid": time_valid,
         "pose": pose,
         "pose_valid": pose_valid,
+        "yaw_rad": yaw,
         "yaw_valid": yaw_valid,
         "speed_mps": speed.astype(np.float32),
         "speed_valid": speed_valid,

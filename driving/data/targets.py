@@ -2,6 +2,9 @@
 
 Poses are (x, y, yaw) in a world frame, or in the vehicle frame of another pose: x forward, y left, yaw
 counter-clockwise. Every function gives a value and a mask; where the mask is false the value is 0.
+
+What a model is given may know nothing of what comes later, what it is compared with may: so functions that take
+differences look backwards alone unless they are told to look `ahead` as well.
 """
 
 from typing import TypeVar
@@ -12,7 +15,7 @@ from jaxtyping import Bool, Float, Float32, Float64
 Angles = TypeVar("Angles", bound=Float[np.ndarray, "..."] | float)
 
 STILL_M = 0.1
-"""Two positions closer than this give no direction of travel."""
+"""The frames before and after give no direction of travel where they are closer than this; two neighbours, half."""
 MOVING_MPS = 0.5
 """Above this speed at the end of a recording, a car that is said to stand still right after it is not believed."""
 SAME_PLACE_M = 1e-6
@@ -40,36 +43,47 @@ def headings(
     speed_mps: Float64[np.ndarray, " T"],
     *,
     max_gap_s: float,
+    ahead: bool = False,
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
     """Yaw of each frame, continuous over +-pi, and whether it is known.
 
-    As recorded; in an episode that records none, the direction of travel between the frames before and after (turned
-    round where the recorded speed is negative). A car that stands keeps the heading with which it stopped or starts.
+    As recorded; before any is, the direction of travel from the frame before (turned round where the recorded speed is
+    negative). A car that stands keeps the heading with which it stopped.
 
     Args:
       t: Seconds, strictly increasing.
       pose: As recorded, NaN where unknown.
       speed_mps: As recorded, NaN where unknown.
-      max_gap_s: Frames farther apart give no direction.
+      max_gap_s: Twice this, from the first frame to the last of a difference, is the most that gives a direction.
+      ahead: For what a model is compared with: the direction from the frame before to the one after, in an episode
+        that records no yaw at all; a car that has stood from the start has the heading with which it drives off.
     """
     yaw = pose[:, 2].copy()
-    if not np.isfinite(yaw).any():
-        yaw = _directions(t, pose[:, :2], speed_mps, max_gap_s)
+    recorded = np.isfinite(yaw)
+    recorded = np.full(len(t), recorded.any()) if ahead else np.logical_or.accumulate(recorded)
+    if not recorded.all():
+        yaw = np.where(recorded, yaw, _directions(t, pose[:, :2], speed_mps, max_gap_s, ahead=ahead))
     known = np.isfinite(yaw)
     yaw[known] = np.unwrap(yaw[known])
     return np.where(known, yaw, 0.0), known
 
 
 def _directions(
-    t: Float64[np.ndarray, " T"], place: Float64[np.ndarray, "T 2"], speed: Float64[np.ndarray, " T"], max_gap_s: float
+    t: Float64[np.ndarray, " T"],
+    place: Float64[np.ndarray, "T 2"],
+    speed: Float64[np.ndarray, " T"],
+    max_gap_s: float,
+    *,
+    ahead: bool,
 ) -> Float64[np.ndarray, " T"]:
-    step, near = central(t, place, max_gap_s)
+    step, near = differences(t, place, max_gap_s, ahead=ahead)
     yaw = np.arctan2(step[:, 1], step[:, 0]) + np.where(speed < 0, np.pi, 0.0)
-    yaw[~near | (np.hypot(step[:, 0], step[:, 1]) < STILL_M)] = np.nan
+    still = STILL_M if ahead else STILL_M / 2
+    yaw[~near | (np.hypot(step[:, 0], step[:, 1]) < still)] = np.nan
     moving = np.flatnonzero(np.isfinite(yaw))
     for i in np.flatnonzero(np.isnan(yaw) & np.isfinite(place).all(1)):
         # Standing at the place of the last moving frame, or of the next one.
-        for j in (*moving[moving < i][-1:], *moving[moving > i][:1]):
+        for j in (*moving[moving < i][-1:], *(moving[moving > i][:1] if ahead else ())):
             between = place[min(i, j) : max(i, j) + 1]
             if np.isfinite(between).all() and np.hypot(*(between - place[i]).T).max() < 2 * STILL_M:
                 yaw[i] = yaw[j]
@@ -77,37 +91,40 @@ def _directions(
     return yaw
 
 
-def central(
-    t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, "T d"], max_gap_s: float
+def differences(
+    t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, "T d"], max_gap_s: float, *, ahead: bool = False
 ) -> tuple[Float64[np.ndarray, "T d"], Bool[np.ndarray, " T"]]:
-    """x after minus x before each frame (one-sided at the ends), and whether both are known and near in time."""
-    before, after = _neighbours(len(t))
+    """x at each frame minus x before, and whether both are known and near in time; nothing is before the first.
+
+    With `ahead`, x after minus x before each frame, one-sided at the ends.
+    """
+    before, after = _neighbours(len(t), ahead=ahead)
     step = x[after] - x[before]
     near = (t[after] - t[before] <= 2 * max_gap_s) & (after > before)
     return step, near & np.isfinite(step).all(1)
 
 
-def _neighbours(count: int) -> tuple[np.ndarray, np.ndarray]:
+def _neighbours(count: int, *, ahead: bool) -> tuple[np.ndarray, np.ndarray]:
     frames = np.arange(count)
-    return np.maximum(frames - 1, 0), np.minimum(frames + 1, count - 1)
+    return np.maximum(frames - 1, 0), np.minimum(frames + 1, count - 1) if ahead else frames
 
 
 def rate(
     t: Float64[np.ndarray, " T"], x: Float64[np.ndarray, " T"], known: Bool[np.ndarray, " T"], *, max_gap_s: float
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Central difference of x by time, and whether it could be taken."""
-    before, after = _neighbours(len(t))
-    step, near = central(t, np.where(known, x, np.nan)[:, None], max_gap_s)
+    """Change of x a second since the frame before, and whether it could be taken."""
+    before, after = _neighbours(len(t), ahead=False)
+    step, near = differences(t, np.where(known, x, np.nan)[:, None], max_gap_s)
     seconds = np.where(near, t[after] - t[before], 1.0)
     return np.where(near, step[:, 0] / seconds, 0.0), near
 
 
 def speeds(
-    t: Float64[np.ndarray, " T"], place: Float64[np.ndarray, "T 2"], *, max_gap_s: float
+    t: Float64[np.ndarray, " T"], place: Float64[np.ndarray, "T 2"], *, max_gap_s: float, ahead: bool = False
 ) -> tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]:
-    """Speed in m/s from positions, never negative, and whether it could be taken."""
-    before, after = _neighbours(len(t))
-    step, near = central(t, place, max_gap_s)
+    """Speed in m/s from positions, as `differences` takes them; never negative, and whether it could be taken."""
+    before, after = _neighbours(len(t), ahead=ahead)
+    step, near = differences(t, place, max_gap_s, ahead=ahead)
     seconds = np.where(near, t[after] - t[before], 1.0)
     return np.where(near, np.hypot(step[:, 0], step[:, 1]) / seconds, 0.0), near
 

@@ -88,8 +88,8 @@ class WaypointTask:
         return (inputs(batch, self.config.data.anchor) for batch in batches)
 
     def data_fingerprint(self) -> dict[str, Any]:
-        """Of the training split."""
-        return self.data.fingerprint()
+        """Of the training split, with how the motion that the model is given was derived."""
+        return self.data.fingerprint() | self.data.derived()
 
 
 def make_model(config: DrivingConfig) -> WaypointModel:

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ import pytest
 
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, MismatchError, require_equal
 from chunkwise.train import rngs
 from driving import evaluate
 from driving.config import (
@@ -124,6 +126,35 @@ def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.target, expected)
     parts = sum(float(metrics[name].value()) for name in ("cross_camera", "temporal", "masked", "ego_motion"))
     assert float(metrics["loss"].value()) == pytest.approx(parts, rel=1e-5)
+
+
+def test_a_run_says_how_motion_was_derived_that_no_file_records(tmp_path: Path, drives: Path):
+    """Earlier versions derived it from the frame after as well: their checkpoints lack the entry, and are refused."""
+
+    def forget(*names: str) -> Callable[[dict[str, Any]], None]:
+        def change(tree: dict[str, Any]) -> None:
+            for frame in tree["frames"]:
+                for name in names:
+                    del frame["observations"]["state"][name]
+
+        return change
+
+    for i in range(3):
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=5, change=forget("speed_mps"), start_yaw=float(i))
+        write_drive(tmp_path / "still", f"drive_{i}", frames=1, change=forget("speed_mps"), start_yaw=float(i))
+    derived = "dataset.motion_that_no_file_records"
+    for root, expected in (
+        (drives, {}),
+        (tmp_path / "still", {}),  # nothing to derive it from
+        (tmp_path / "drives", {derived: "speed_mps, from the frames before alone"}),
+    ):
+        for learns in (config(tmp_path, root), pretraining(tmp_path, root)):
+            task = waypoints.WaypointTask if learns.waypoints else pretrain.PretrainTask
+            marks = task(learns, open_data(learns.data)).data_fingerprint()  # pyright: ignore[reportArgumentType]
+            found = {f"dataset.{key}": value for key, value in marks.items() if "motion" in key}
+            assert found == (expected if learns.waypoints else {}), "a pretraining is given no motion"
+    with pytest.raises(MismatchError, match=r"motion_that_no_file_records: saved None, now 'speed_mps,[^$]*anew"):
+        require_equal({}, {derived: "speed_mps, from the frames before alone"}, "the checkpoint was made")
 
 
 def test_configs_that_make_no_sense_are_refused(tmp_path: Path, drives: Path):

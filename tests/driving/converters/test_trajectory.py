@@ -27,26 +27,40 @@ def test_yaw_is_interpolated_the_short_way():
     middle = line.at(0.25)
     assert middle is not None
     assert abs(middle[2]) == pytest.approx(math.pi)
-    assert line.yaw_rate(0.25) == pytest.approx(0.4)
+    assert line.yaw_rate(0.5) == pytest.approx(0.4)
 
 
 def test_speeds_of_a_circle():
     line = circle(np.arange(0, 2.01, 0.1).tolist())
-    for time in (0.0, 0.5, 0.55, 1.95, 2.0):
+    for time in (0.1, 0.5, 0.55, 1.95, 2.0, 2.19):
         assert line.speed(time) == pytest.approx(8.0, rel=2e-3)
         assert line.yaw_rate(time) == pytest.approx(0.4)
+    assert line.speed(0.0) is line.speed(0.05) is None, "nothing came before"
+    assert line.speed(2.21) is None, "the last pose is too old"
+
+
+def test_speeds_look_backwards_alone():
+    """A car that stands until 1 s and then takes 4 m/s^2: nothing of it before, and each later time lags by 0.1 s."""
+    times = np.arange(0, 2.01, 0.05)
+    line = Trajectory((t, (2 * max(t - 1, 0.0) ** 2, 0.0, 0.3 * max(t - 1, 0.0))) for t in times.tolist())
+    for time in (0.5, 0.9, 0.99, 1.0, 1.04):
+        assert line.speed(time) == 0.0
+        assert line.yaw_rate(time) == 0.0
+    assert line.velocity(1.5) == pytest.approx((4 * 0.4, 0.0, 0.3))
+    assert line.velocity(1.52) == line.velocity(1.5), "1.55 s is still to come"
 
 
 def test_reverse_is_negative():
     line = Trajectory([(0.0, (0.0, 0.0, 0.0)), (0.1, (-0.5, 0.0, 0.0))])
-    assert line.speed(0.0) == pytest.approx(-5.0)
+    assert line.speed(0.1) == pytest.approx(-5.0)
 
 
 def test_no_speed_across_a_gap_or_from_one_pose():
     line = circle([0.0, 0.1, 0.2, 3.0, 3.1])
     assert line.speed(1.5) is None
     assert line.speed(0.2) == pytest.approx(8.0, rel=2e-3)
-    assert line.speed(3.0) == pytest.approx(8.0, rel=2e-3)
+    assert line.speed(3.0) is None
+    assert line.speed(3.1) == pytest.approx(8.0, rel=2e-3)
     assert circle([1.0]).speed(1.0) is None
     assert circle([1.0]).at(1.0) is not None
     assert Trajectory([]).speed(0.0) is None
@@ -66,4 +80,4 @@ def test_matrices_and_quaternions():
 @pytest.mark.parametrize(("apart", "known"), [(0.0015, True), (0.0005, False)])
 def test_positions_within_a_millisecond_give_no_speed(apart: float, known: bool):
     line = Trajectory([(0.0, (0.0, 0.0, 0.0)), (apart, (10 * apart, 0.0, 0.0))])
-    assert line.speed(0.0) == (pytest.approx(10.0) if known else None)
+    assert line.speed(apart) == (pytest.approx(10.0) if known else None)

@@ -16,7 +16,7 @@ def circle(t: np.ndarray) -> np.ndarray:
 
 
 def from_poses(t: np.ndarray, pose: np.ndarray, max_gap_s: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    yaw, known = targets.headings(t, pose, np.full(len(t), np.nan), max_gap_s=max_gap_s)
+    yaw, known = targets.headings(t, pose, np.full(len(t), np.nan), max_gap_s=max_gap_s, ahead=True)
     pose = np.concatenate([pose[:, :2], yaw[:, None]], axis=1)
     return targets.waypoints_from_poses(t, pose, known, steps=STEPS, dt_s=DT, max_gap_s=max_gap_s)
 
@@ -101,8 +101,8 @@ def test_yaw_is_continuous_over_pi_and_so_is_its_rate():
     yaw, known = targets.headings(t, pose, np.full(100, np.nan), max_gap_s=0.5)
     np.testing.assert_allclose(yaw, TURN * t, atol=1e-9)
     rate, valid = targets.rate(t, yaw, known, max_gap_s=0.5)
-    assert valid.all()
-    np.testing.assert_allclose(rate, TURN, atol=1e-9)
+    assert valid.tolist() == [False] + [True] * 99  # nothing lies before the first
+    np.testing.assert_allclose(rate, [0.0] + [TURN] * 99, atol=1e-9)
 
 
 def test_interpolated_yaw_takes_the_short_way():
@@ -120,12 +120,29 @@ def test_heading_from_positions_where_yaw_is_not_recorded():
     pose = circle(t)
     true = pose[:, 2].copy()
     pose[:, 2] = np.nan
-    yaw, known = targets.headings(t, pose, np.full(30, SPEED), max_gap_s=0.5)
+    yaw, known = targets.headings(t, pose, np.full(30, SPEED), max_gap_s=0.5, ahead=True)
     assert known.all()
     np.testing.assert_allclose(yaw[1:-1], true[1:-1], atol=1e-3)
     np.testing.assert_allclose(yaw, true, atol=TURN * DT)  # one-sided at the ends
-    backwards, _ = targets.headings(t, pose, np.full(30, -SPEED), max_gap_s=0.5)
-    assert np.allclose(np.cos(backwards - yaw), -1)
+    reverse, _ = targets.headings(t, pose, np.full(30, -SPEED), max_gap_s=0.5, ahead=True)
+    assert np.allclose(np.cos(reverse - yaw), -1)
+    came, known = targets.headings(t, pose, np.full(30, SPEED), max_gap_s=0.5)
+    assert known.tolist() == [False] + [True] * 29
+    np.testing.assert_allclose(came[1:], true[1:] - TURN * DT / 2, atol=1e-9)  # the chord's direction
+
+
+def test_a_heading_is_derived_until_one_is_recorded():
+    """Before that nobody knows that one will be."""
+    t = DT * np.arange(6)
+    pose = circle(t)
+    pose[[0, 1, 2, 4], 2] = np.nan
+    yaw, known = targets.headings(t, pose, np.full(6, np.nan), max_gap_s=0.5)
+    assert known.tolist() == [False, True, True, True, False, True]
+    np.testing.assert_allclose(yaw[[1, 2]], TURN * DT * np.array([0.5, 1.5]), atol=1e-9)
+    np.testing.assert_allclose(yaw[[3, 5]], TURN * t[[3, 5]], atol=1e-9)
+    ahead, known = targets.headings(t, pose, np.full(6, np.nan), max_gap_s=0.5, ahead=True)
+    assert known.tolist() == [False, False, False, True, False, True]
+    np.testing.assert_allclose(ahead[[3, 5]], TURN * t[[3, 5]], atol=1e-9)
 
 
 def test_a_standing_car_keeps_its_heading_and_a_car_that_never_moved_has_none():
@@ -133,8 +150,11 @@ def test_a_standing_car_keeps_its_heading_and_a_car_that_never_moved_has_none():
     pose = np.full((30, 3), np.nan)
     pose[:, 0] = np.concatenate([np.zeros(10), np.arange(1, 11), np.full(10, 10.0)])
     pose[:, 1] = 0.0
-    yaw, known = targets.headings(t, pose, np.full(30, np.nan), max_gap_s=0.5)
+    yaw, known = targets.headings(t, pose, np.full(30, np.nan), max_gap_s=0.5, ahead=True)
     assert known.all()
+    np.testing.assert_allclose(yaw, 0.0, atol=1e-12)
+    yaw, known = targets.headings(t, pose, np.full(30, np.nan), max_gap_s=0.5)
+    assert known.tolist() == [False] * 10 + [True] * 20, "where it will drive off to is not known before it does"
     np.testing.assert_allclose(yaw, 0.0, atol=1e-12)
     pose[:, 0] = 3.0
     assert not targets.headings(t, pose, np.full(30, np.nan), max_gap_s=0.5)[1].any()
@@ -144,13 +164,16 @@ def test_a_place_that_jumps_aside_takes_no_heading_from_its_neighbours():
     """From 0 to 0.3 m and back to 0.05: too far from either to stand there, too near between both to move."""
     pose = np.full((7, 3), np.nan)
     pose[:, 0], pose[:, 1] = [-2.0, -1.0, 0.0, 0.3, 0.05, 0.05, 0.05], 0.0
-    known = targets.headings(DT * np.arange(7), pose, np.full(7, np.nan), max_gap_s=0.5)[1]
+    known = targets.headings(DT * np.arange(7), pose, np.full(7, np.nan), max_gap_s=0.5, ahead=True)[1]
     assert known.tolist() == [True, True, True, False, True, True, True]
 
 
 def test_speed_from_positions():
     t = DT * np.arange(30)
     speed, valid = targets.speeds(t, circle(t)[:, :2], max_gap_s=0.5)
+    assert valid.tolist() == [False] + [True] * 29
+    np.testing.assert_allclose(speed[1:], SPEED, rtol=1e-3)
+    speed, valid = targets.speeds(t, circle(t)[:, :2], max_gap_s=0.5, ahead=True)
     assert valid.all()
     np.testing.assert_allclose(speed, SPEED, rtol=1e-3)
     alone, valid = targets.speeds(t[:1], circle(t)[:1, :2], max_gap_s=0.5)
@@ -211,9 +234,11 @@ def test_a_direction_needs_a_decimetre_of_way(moved: float, known: bool):
     """From the frame before to the one after."""
     pose = np.full((3, 3), np.nan)
     pose[:, :2] = np.array([[0.0, 0.0], [0.0, moved / 2], [0.0, moved]])
-    yaw, found = targets.headings(DT * np.arange(3), pose, np.full(3, np.nan), max_gap_s=0.5)
+    yaw, found = targets.headings(DT * np.arange(3), pose, np.full(3, np.nan), max_gap_s=0.5, ahead=True)
     assert found[1] == known
     assert yaw[1] == (pytest.approx(np.pi / 2) if known else 0.0)
+    yaw, found = targets.headings(DT * np.arange(3), pose, np.full(3, np.nan), max_gap_s=0.5)
+    assert found.tolist() == [False, known, known], "from the frame before alone, half of it"
 
 
 def test_interpolation_needs_a_known_frame_on_either_side_and_near():
@@ -257,6 +282,14 @@ def test_frames_before_the_start_and_in_a_gap_are_masked():
 def test_a_difference_is_not_taken_across_a_gap(gap: float, near: bool):
     """Frames at 0, 0.1, and after a gap of the recording: two neighbours may be 2 x 0.5 s apart, no more."""
     t = np.array([0.0, 0.1, gap, gap + 0.1])
-    step, known = targets.central(t, np.arange(4.0)[:, None], max_gap_s=0.5)
+    step, known = targets.differences(t, np.arange(4.0)[:, None], max_gap_s=0.5, ahead=True)
     np.testing.assert_array_equal(step[:, 0], [1, 2, 2, 1])
     assert known.tolist() == [True, near, near, True]
+
+
+@pytest.mark.parametrize(("gap", "near"), [(0.99, True), (1.01, False)])
+def test_a_difference_backwards_spans_as_much(gap: float, near: bool):
+    t = np.array([0.0, 0.1, 0.1 + gap, 0.2 + gap])
+    step, known = targets.differences(t, np.arange(4.0)[:, None], max_gap_s=0.5)
+    np.testing.assert_array_equal(step[:, 0], [0, 1, 1, 1])
+    assert known.tolist() == [False, True, near, True]
