@@ -20,7 +20,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu
 
 import jax
 import pytest
-from jaxtyping import install_import_hook
+
+from tests import array_checks
 
 SKIPS = {
     "this machine cannot render": "without a GL driver, which the project cannot install, nothing is drawn",
@@ -47,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     if config.getoption("--typecheck"):
-        install_import_hook(PACKAGES, "beartype.beartype")
+        array_checks.install(PACKAGES)
 
 
 @pytest.fixture(autouse=True, scope="session")
