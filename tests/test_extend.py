@@ -48,6 +48,7 @@ def test_the_page_names_its_files():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_agent_trains_and_a_setting_reaches_it(folder: Path):
     short = ["--train.steps", "4", "--train.log-every", "4", "--train.updates-per-call", "1", "--eval.env", "None"]
     launch(folder, "--config", "my_iql_config.py", *short, "--agent.settings.expectile", "0.99")

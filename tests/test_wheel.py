@@ -58,6 +58,7 @@ def test_it_is_built_alike_twice(wheel: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_works_from_a_folder_with_names_of_its_own(wheel: Path, tmp_path: Path):
     """Installed apart from the checkout; the working folder has a `core`, `configs` and `launch` of another project."""
     site, work = tmp_path / "site", tmp_path / "work"

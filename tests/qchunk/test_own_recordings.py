@@ -24,6 +24,7 @@ def run(*words: str | Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("can_render")
 def test_record_inspect_train_measure_evaluate_serve_and_drive(tmp_path: Path):
     data, trained = tmp_path / "episodes", tmp_path / "run"

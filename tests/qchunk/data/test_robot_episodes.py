@@ -105,6 +105,7 @@ def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_program_of_the_page_drives_records_and_its_episode_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
