@@ -7,6 +7,7 @@ from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
     FilesConfig,
+    before_it_was_there,
     renamed_from,
     require_fraction,
     require_non_negative,
@@ -204,6 +205,9 @@ class WaypointConfig:
     """Speed and yaw rate."""
     use_past: bool = True
     """How speed and yaw rate have changed within the last second (driving.data.tables.PAST_S)."""
+    use_known: bool = dataclasses.field(default=True, metadata=before_it_was_there(False))
+    """Which of speed, yaw rate and their changes are known: without this, unknown looks like 0. Runs of versions
+    without it go on without it."""
     use_command: bool = True
     """Where the route goes."""
     hidden_sizes: tuple[int, ...] = (256, 256)

@@ -43,8 +43,8 @@ class Batch(TypedDict):
     yaw_rate_radps: Float32[np.ndarray, "b n"]
     yaw_rate_valid: Bool[np.ndarray, "b n"]
     past_motion: Float32[np.ndarray, "b p"]
-    """By how much the anchor's speed, then its yaw rate, differed at each of driving.data.tables.PAST_S before; 0 where
-    unknown."""
+    """By how much the anchor's speed, then its yaw rate, differed at each of driving.data.tables.PAST_S before."""
+    past_motion_valid: Bool[np.ndarray, "b p"]
     relative_pose: Float32[np.ndarray, "b n 3"]
     """Pose at each time in the vehicle frame of the anchor: x forward, y left, yaw in (-pi, pi]; 0 at the anchor."""
     relative_pose_valid: Bool[np.ndarray, "b n"]

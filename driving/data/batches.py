@@ -98,6 +98,7 @@ class DrivingData:
             **_masked(valid, frames, "yaw_rad", wrap(tables.yaw_rad), "yaw_valid", tables.yaw_valid),
             **_masked(valid, frames, "yaw_rate_radps", tables.yaw_rate_radps, "yaw_rate_valid", tables.yaw_rate_valid),
             "past_motion": tables.past_motion[rows],
+            "past_motion_valid": tables.past_motion_valid[rows],
             "relative_pose": np.where(both[..., None], relative_pose(origin, tables.pose[frames]), 0.0).astype(
                 np.float32
             ),

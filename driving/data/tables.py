@@ -35,7 +35,9 @@ class Tables:
     yaw_rate_radps: Float32[np.ndarray, " F"]
     yaw_rate_valid: Bool[np.ndarray, " F"]
     past_motion: Float32[np.ndarray, "F p"]
-    """By how much speed, then yaw rate, differed at each of PAST_S before; 0 where either is unknown."""
+    """By how much speed, then yaw rate, differed at each of PAST_S before."""
+    past_motion_valid: Bool[np.ndarray, "F p"]
+    """Whether both moments are known."""
     waypoints: Float32[np.ndarray, "F t 2"]
     waypoint_valid: Bool[np.ndarray, "F t"]
 
@@ -59,6 +61,7 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     derived = targets.rate(t, yaw, yaw_valid, max_gap_s=gap)
     yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
     moving = bool(not speed_valid[-1] or abs(speed[-1]) > targets.MOVING_MPS)
+    past_motion, past_motion_valid = _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid)))
     waypoints, waypoint_valid = _waypoints(index, episode, config, pose, pose_valid, moving)
     return {
         "rows": nearest + rows.start,
@@ -71,7 +74,8 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
         "speed_valid": speed_valid,
         "yaw_rate_radps": yaw_rate.astype(np.float32),
         "yaw_rate_valid": yaw_rate_valid,
-        "past_motion": _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid))),
+        "past_motion": past_motion,
+        "past_motion_valid": past_motion_valid,
         "waypoints": waypoints,
         "waypoint_valid": waypoint_valid,
     }
@@ -80,12 +84,11 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
 def _past_motion(
     t: Float64[np.ndarray, " T"],
     kinds: Sequence[tuple[Float64[np.ndarray, " T"], Bool[np.ndarray, " T"]]],
-) -> Float32[np.ndarray, "T p"]:
+) -> tuple[Float32[np.ndarray, "T p"], Bool[np.ndarray, "T p"]]:
     near, found = targets.nearest_frames(t, -np.array(PAST_S), tolerance_s=PAST_TOLERANCE_S)
-    changes = [
-        np.where(found & valid[:, None] & valid[near], values[:, None] - values[near], 0.0) for values, valid in kinds
-    ]
-    return np.concatenate(changes, axis=1).astype(np.float32)
+    known = np.concatenate([found & valid[:, None] & valid[near] for _, valid in kinds], axis=1)
+    changes = np.concatenate([values[:, None] - values[near] for values, _ in kinds], axis=1)
+    return np.where(known, changes, 0.0).astype(np.float32), known
 
 
 def _recorded_or(

@@ -31,7 +31,9 @@ class EgoStates:
         tables = data.tables
         speed = np.where(tables.speed_valid, tables.speed_mps, 0)[rows]
         yaw_rate = np.where(tables.yaw_rate_valid, tables.yaw_rate_radps, 0)[rows]
+        known = np.stack([tables.speed_valid, tables.yaw_rate_valid], axis=-1)
         self.rows = rows
+        self.known: Bool[np.ndarray, "b q"] = np.concatenate([known, tables.past_motion_valid], axis=-1)[rows]
         self.motion: Float32[np.ndarray, "b 2"] = np.stack([speed, yaw_rate], axis=-1).astype(np.float32)
         self.past: Float32[np.ndarray, "b p"] = tables.past_motion[rows]
         self.command: Int32[np.ndarray, " b"] = data.index.route_command[rows].astype(np.int32)
@@ -74,12 +76,12 @@ def _mlp(
     settings = WaypointConfig(use_cameras=False, use_past=use_past, hidden_sizes=HIDDEN)
     model = WaypointModel(ModelConfig(), settings, config.data.waypoint_steps, config.data.waypoint_dt_s)
     optimiser = make_optimiser(OptimConfig(learning_rate=3e-3, schedule="cosine"), updates)
-    known = {"motion": train.motion, "past": train.past, "command": train.command}
-    known |= {"waypoints": train.waypoints, "valid": train.valid}
-    arrays = {name: jnp.asarray(value) for name, value in known.items()}
+    drawn = {"motion": train.motion, "past": train.past, "command": train.command, "known": train.known}
+    drawn |= {"waypoints": train.waypoints, "valid": train.valid}
+    arrays = {name: jnp.asarray(value) for name, value in drawn.items()}
 
-    def predict(params: Any, motion: Array, past: Array, command: Array) -> Array:
-        out: Any = model.apply({"params": params}, *_nothing(len(motion)), motion, past, command)
+    def predict(params: Any, motion: Array, past: Array, command: Array, known: Array) -> Array:
+        out: Any = model.apply({"params": params}, *_nothing(len(motion)), motion, past, command, known)
         return out
 
     def loss(params: Any, key: Array) -> Array:
@@ -92,7 +94,8 @@ def _mlp(
         command = arrays["command"][rows]
         command = jnp.where(sign < 0, jnp.asarray(MIRRORED_COMMAND, jnp.int32)[command], command)
         waypoints = arrays["waypoints"][rows] * signs[:, None]
-        return waypoint_loss(predict(params, motion, past, command), waypoints, arrays["valid"][rows]).value()
+        predicted = predict(params, motion, past, command, arrays["known"][rows])
+        return waypoint_loss(predicted, waypoints, arrays["valid"][rows]).value()
 
     def update(i: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         params, opt_state = carry
@@ -101,13 +104,14 @@ def _mlp(
         return optax.apply_updates(params, changes), opt_state
 
     @jax.jit
-    def train_and_predict(motion: Array, past: Array, command: Array) -> Array:
+    def train_and_predict(motion: Array, *others: Array) -> Array:
         key = rngs.key(config.run.seed, "blind MLP init")
-        params = model.init(key, *_nothing(1), motion[:1], past[:1], command[:1])["params"]
+        params = model.init(key, *_nothing(1), motion[:1], *(other[:1] for other in others))["params"]
         params, _ = jax.lax.fori_loop(0, updates, update, (params, optimiser.init(params)))
-        return predict(params, motion, past, command)
+        return predict(params, motion, *others)
 
-    return np.asarray(train_and_predict(*map(jnp.asarray, (held_out.motion, held_out.past, held_out.command))))
+    seen = (held_out.motion, held_out.past, held_out.command, held_out.known)
+    return np.asarray(train_and_predict(*map(jnp.asarray, seen)))
 
 
 def _nothing(b: int) -> tuple[Array, Array]:

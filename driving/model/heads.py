@@ -86,7 +86,7 @@ class Predictor(nn.Module):
 class WaypointModel(nn.Module):
     """Future places of the car from what it sees, how it moves, and where the route goes.
 
-    waypoints = constant turn rate and velocity + MLP(scene, speed, yaw rate, their changes, command)
+    waypoints = constant turn rate and velocity + MLP(scene, speed, yaw rate, their changes, which are known, command)
 
     The MLP's last layer is zero at the start, so an untrained model is the blind formula and cameras only add to it.
     """
@@ -109,6 +109,7 @@ class WaypointModel(nn.Module):
         motion: Float[Array, "b 2"],
         past: Float[Array, "b p"],
         command: Int[Array, " b"],
+        known_motion: Bool[Array, "b q"],
     ) -> Float[Array, "b t 2"]:
         """Waypoints in the vehicle frame, metres.
 
@@ -118,6 +119,7 @@ class WaypointModel(nn.Module):
           motion: Speed in m/s and yaw rate in rad/s; 0 where unknown.
           past: By how much speed, then yaw rate, differed at each of some moments before; 0 where unknown.
           command: Position in driving.data.episodes.ROUTE_COMMANDS.
+          known_motion: Which numbers of `motion`, then of `past`, are known; q = 2 + p.
         """
         known: list[Array] = []
         if self.waypoints.use_cameras:
@@ -126,9 +128,13 @@ class WaypointModel(nn.Module):
         if self.waypoints.use_ego:
             known.append(motion / jnp.array([[SPEED_SCALE, YAW_RATE_SCALE]], jnp.float32))
             start = constant_turn(motion, self.steps, self.dt_s)
+            if self.waypoints.use_known:
+                known.append(known_motion[:, : motion.shape[1]].astype(jnp.float32))
         if self.waypoints.use_past:
             scales = jnp.repeat(jnp.array([SPEED_SCALE, YAW_RATE_SCALE], jnp.float32), past.shape[1] // 2)
             known.append(past / scales[None])
+            if self.waypoints.use_known:
+                known.append(known_motion[:, motion.shape[1] :].astype(jnp.float32))
         if self.waypoints.use_command:
             known.append(nn.one_hot(command, COMMANDS))
         change = self.out(nn.gelu(self.trunk(jnp.concatenate(known, axis=-1))))

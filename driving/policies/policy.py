@@ -30,9 +30,6 @@ from driving.data.tables import PAST_S
 from driving.model.heads import WaypointModel
 from driving.tasks import waypoints
 
-INPUTS = ("images", "image_valid", "motion", "past_motion", "route_command")
-"""What the model is given of a batch."""
-
 
 class WaypointPolicy(policy.Policy[Prepared]):
     """Waypoints from what the car sees, how it moves and where the route goes; nothing is drawn."""
@@ -98,7 +95,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
 
     def predict(self, batch: Mapping[str, Any]) -> Float32[np.ndarray, "b t 2"]:
         """Returns the waypoints of a batch of `tasks.waypoints.inputs`, as `infer` does of an observation."""
-        return np.asarray(self._compute({name: batch[name] for name in INPUTS}))
+        return np.asarray(self._compute({name: batch[name] for name in waypoints.INPUTS}))
 
     def _prepare(
         self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
@@ -106,17 +103,20 @@ class WaypointPolicy(policy.Policy[Prepared]):
         rows, single = self._rows(observation)
         observations.require_rows("observation", rows, max_rows)
         images, valid = self._images(observation, rows, single)
-        now, past = [], []
+        now, past, known, past_known = [], [], [], []
         for name, _, _ in _MOTION:
-            value, change = self._motion(observation, name, rows, single)
+            value, there, change, change_there = self._motion(observation, name, rows, single)
             now.append(value)
+            known.append(there[:, None])
             past.append(change)
+            past_known.append(change_there)
         inputs = {
             "images": images,
             "image_valid": valid,
             "motion": np.stack(now, axis=-1).astype(np.float32),
             "past_motion": np.concatenate(past, axis=-1).astype(np.float32),
             "route_command": self._command(observation, rows, single),
+            "known_motion": np.concatenate([*known, *past_known], axis=-1),
         }
         return Prepared(inputs=inputs, rows=rows, single=single)
 
@@ -158,19 +158,23 @@ class WaypointPolicy(policy.Policy[Prepared]):
 
     def _motion(
         self, observation: Mapping[str, Any], name: str, rows: int, single: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """A quantity now, 0 where unknown, and by how much it differed at each of PAST_S, as `tables` has it."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """A quantity now, and by how much it differed at each of PAST_S, as `tables` has it, each with what is known.
+
+        Both are 0 where they are not.
+        """
         wanted = self.spec.observation
         value, known = np.zeros(rows), np.zeros(rows, bool)
         if name in wanted:
             value, known = observations.known_numbers(observation, name, (), rows=rows, single=single)
-        change = np.zeros((rows, len(PAST_S)))
+        change, changes_known = np.zeros((rows, len(PAST_S))), np.zeros((rows, len(PAST_S)), bool)
         if f"past_{name}" in wanted:
             before, there = observations.known_numbers(
                 observation, f"past_{name}", (len(PAST_S),), rows=rows, single=single
             )
-            change = np.where(there & known[:, None], value[:, None] - before, 0.0)
-        return value, change
+            changes_known = there & known[:, None]
+            change = np.where(changes_known, value[:, None] - before, 0.0)
+        return value, known, change, changes_known
 
     def _command(self, observation: Mapping[str, Any], rows: int, single: bool) -> np.ndarray:
         if not self._settings.use_command:
@@ -192,6 +196,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
                 "motion": ((len(_MOTION),), "float32"),
                 "past_motion": ((past,), "float32"),
                 "route_command": ((), "int32"),
+                "known_motion": ((len(_MOTION) + past,), "bool"),
             },
             normalised={},
             actions=identity(2),

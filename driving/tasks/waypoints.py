@@ -27,6 +27,8 @@ from driving.data.tables import PAST_S
 from driving.model.heads import WaypointModel
 from driving.tasks import pretrain
 
+INPUTS = ("images", "image_valid", "motion", "past_motion", "route_command", "known_motion")
+"""What the model is given of a batch, in the order of its arguments."""
 SOFTENING = 0.1
 """Metres below which the loss is a parabola rather than a distance, so that its gradient has no jump at 0."""
 
@@ -103,17 +105,20 @@ def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
     k, (height, width) = len(config.data.cameras), config.data.image_size
     images = jnp.zeros((1, k, height, width, 3), jnp.uint8)
     motion, past, command = jnp.zeros((1, 2)), jnp.zeros((1, 2 * len(PAST_S))), jnp.zeros(1, jnp.int32)
-    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, past, command)["params"]
+    known = jnp.ones((1, 2 + 2 * len(PAST_S)), bool)
+    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, past, command, known)["params"]
 
 
 def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
-    """What a waypoint model sees of a batch: its anchor moment. The motion is 0 where it is unknown."""
+    """What a waypoint model sees of a batch: its anchor moment. Motion is 0 where `known_motion` says it is unknown."""
+    known = (batch["speed_valid"][:, anchor], batch["yaw_rate_valid"][:, anchor])
     return {
         "images": batch["images"][:, anchor],
         "image_valid": batch["image_valid"][:, anchor],
         "motion": np.stack([batch["speed_mps"][:, anchor], batch["yaw_rate_radps"][:, anchor]], axis=-1),
         "past_motion": batch["past_motion"],
         "route_command": batch["route_command"],
+        "known_motion": np.concatenate([np.stack(known, axis=-1), batch["past_motion_valid"]], axis=-1),
         "waypoints": batch["waypoints"],
         "waypoint_valid": batch["waypoint_valid"],
     }
@@ -121,8 +126,7 @@ def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
 
 def predict(model: WaypointModel, params: PyTree, batch: Any) -> Float[Array, "b t 2"]:
     """Waypoints of a batch from `inputs`."""
-    seen = (batch["images"], batch["image_valid"], batch["motion"], batch["past_motion"], batch["route_command"])
-    predicted: Any = model.apply({"params": params}, *seen)
+    predicted: Any = model.apply({"params": params}, *(batch[name] for name in INPUTS))
     return predicted
 
 

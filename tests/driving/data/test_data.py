@@ -18,6 +18,7 @@ from driving.data.batch import Batch
 from driving.data.batches import make_batches, open_data
 from driving.data.images import CachedImages, FileImages
 from driving.data.targets import relative_pose
+from driving.tasks.waypoints import inputs
 from tests.driving.drives import SIZE, SPEED, TURN, pose_at, write_drive
 
 
@@ -78,6 +79,7 @@ def test_the_types_of_a_batch(root: Path):
         "yaw_rate_radps": ((6, 3), np.float32),
         "yaw_rate_valid": ((6, 3), np.bool_),
         "past_motion": ((6, 6), np.float32),
+        "past_motion_valid": ((6, 6), np.bool_),
         "relative_pose": ((6, 3, 3), np.float32),
         "relative_pose_valid": ((6, 3), np.bool_),
         "waypoints": ((6, 20, 2), np.float32),
@@ -112,6 +114,24 @@ def test_the_values_of_a_batch(root: Path):
     assert (batch["images"][~batch["image_valid"]] == 0).all()
     np.testing.assert_array_equal(batch["relative_pose"][:, 1], 0)
     assert batch["waypoint_valid"].sum(1).tolist() == [14, 20, 0]
+
+
+def test_changes_are_known_where_both_moments_are(tmp_path: Path):
+    """Frames at 10 Hz: 0.25 s before frame 2 is frame 0, within 0.1 s; nobody knows the speed of frame 6."""
+
+    def forget(tree: dict[str, Any]) -> None:
+        tree["frames"][6]["observations"]["state"]["speed_mps"] = None
+        del tree["frames"][6]["observations"]["state"]["x_m"], tree["frames"][6]["observations"]["state"]["y_m"]
+
+    write_drive(tmp_path, "a", frames=13, change=forget)
+    data = open_data(config(tmp_path).data, "all")
+    batch = data.batch(np.array([1, 2, 5, 6, 9, 11, 12]))
+    speed = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1]]
+    turn = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]]
+    np.testing.assert_array_equal(batch["past_motion_valid"], np.concatenate([speed, turn], axis=1).astype(bool))
+    seen = inputs(batch, 0)
+    assert seen["known_motion"][3].tolist() == [False, True, False, False, False, True, True, False]
+    assert seen["motion"][3].tolist() == [0.0, np.float32(TURN)]
 
 
 def test_intrinsics_follow_the_image_to_another_size(root: Path):

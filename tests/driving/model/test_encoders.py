@@ -167,7 +167,32 @@ def test_a_constant_turn_is_a_circle():
 def test_an_untrained_waypoint_model_is_the_blind_formula():
     model = WaypointModel(CONV, WaypointConfig(hidden_sizes=(8,)), 20, 0.1)
     motion = jnp.array([[5.0, 0.5], [4.0, -0.2]])
-    past, command = jnp.ones((2, 6)), jnp.array([1, 0], jnp.int32)
-    arguments = (jnp.asarray(make_images()), jnp.ones((2, 3), bool), motion, past, command)
+    past, command, known = jnp.ones((2, 6)), jnp.array([1, 0], jnp.int32), jnp.ones((2, 8), bool)
+    arguments = (jnp.asarray(make_images()), jnp.ones((2, 3), bool), motion, past, command, known)
     params = model.init(rngs.key(0, "init"), *arguments)
     np.testing.assert_array_equal(model.apply(params, *arguments), constant_turn(motion, 20, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("use", "width", "seen"),
+    [
+        ({}, 4 + 2 + 2 + 6 + 6, range(8)),
+        ({"use_past": False}, 4 + 2 + 2, range(2)),
+        ({"use_ego": False}, 4 + 6 + 6, range(2, 8)),
+        ({"use_known": False}, 4 + 2 + 6, ()),  # as versions without it, whose weights still fit
+    ],
+)
+def test_a_model_sees_what_is_known_of_the_motion_that_it_is_given(use: dict[str, Any], width: int, seen: range):
+    model = WaypointModel(CONV, WaypointConfig(hidden_sizes=(8,), use_cameras=False, **use), 20, 0.1)
+    images, motion = (jnp.zeros((1, 3, 4, 4, 3), jnp.uint8), jnp.ones((1, 3), bool)), jnp.zeros((1, 2))
+    past, command, known = jnp.zeros((1, 6)), jnp.zeros(1, jnp.int32), np.ones((1, 8), bool)
+    variables: Any = model.init(rngs.key(0, "init"), *images, motion, past, command, jnp.asarray(known))
+    params = variables["params"]
+    assert jax.tree.leaves(params["trunk"])[1].shape[0] == width
+    params["out"]["kernel"] = jnp.ones_like(params["out"]["kernel"])
+
+    def waypoints(known: np.ndarray) -> np.ndarray:
+        return np.asarray(model.apply({"params": params}, *images, motion, past, command, jnp.asarray(known)))
+
+    changed = [i for i in range(8) if not np.array_equal(waypoints(known), waypoints(known & (np.arange(8) != i)))]
+    assert changed == list(seen)

@@ -173,8 +173,10 @@ def test_what_is_unknown_counts_as_in_training(drives: Path, loaded: WaypointPol
     prepared = loaded.prepare(unknown).inputs
     np.testing.assert_allclose(prepared["motion"], [[0.0, 0.1]], rtol=1e-6)
     np.testing.assert_allclose(prepared["past_motion"], [[0, 0, 0, 0.02, 0.04, 0.08]], rtol=1e-5)
+    assert prepared["known_motion"].tolist() == [[False, True, False, False, False, True, True, True]]
     first = loaded.prepare(seen | {"past_speed_mps": [None, 11.0, None], "past_yaw_rate_radps": None}).inputs
     np.testing.assert_allclose(first["past_motion"], [[0, 1.5, 0, 0, 0, 0]], rtol=1e-5)
+    assert first["known_motion"].tolist() == [[True, True, False, True, False, False, False, False]]
     assert loaded.prepare(seen).inputs["route_command"].tolist() == [3]
 
 
