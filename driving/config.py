@@ -71,7 +71,8 @@ class DataConfig(FilesConfig):
     waypoint_source: Literal["expert", "poses"] = "expert"
     """expert: what the episode lists, from poses where it lists none. poses: always from poses."""
     max_gap_s: float = 0.5
-    """Poses farther apart in time are not interpolated; waypoints and relative poses in such a gap are masked."""
+    """Poses farther apart in time are not interpolated; waypoints in such a gap are masked. A recording whose usual
+    step is longer than two thirds of this bridges 1.5 of its steps, up to twice this."""
     missing_files: Literal["refuse", "mask"] = "refuse"
     """A path that is given, and whose file is absent: an error that lists them, or counted and masked."""
     on_bad: Literal["refuse", "skip"] = "refuse"

@@ -9,8 +9,8 @@
   v1.0-*/sensor.json             channel, modality
 
 Six cameras fire one after another at 12 Hz; key frames are 2 Hz. A frame's time and state are those of its CAM_FRONT.
-Speeds come from the poses of all camera images, sweeps included. Source: nuscenes.org/nuscenes, and
-github.com/nutonomy/nuscenes-devkit, docs/schema_nuscenes.md.
+Speeds, and where the car goes in the next seconds at 10 Hz, come from the poses of all camera images, sweeps included.
+Source: nuscenes.org/nuscenes, and github.com/nutonomy/nuscenes-devkit, docs/schema_nuscenes.md.
 """
 
 import collections
@@ -48,6 +48,8 @@ CAMERA_MAP = {
 REFERENCE = "CAM_FRONT"
 SWEEP_TOLERANCE_S = 0.05
 """With sweeps, an image belongs to the nearest CAM_FRONT image if that is so near; the cameras' period is 0.083."""
+WAYPOINT_STEPS, WAYPOINT_DT_S = 50, 0.1
+"""Places ahead of each frame, also of key frames, which are 0.5 s apart and more: 5 s, as far as any score looks."""
 UNIT_TOLERANCE = 1e-3
 """Of a quaternion's length; nuScenes' own have 1 to the last digits."""
 _TABLES: Mapping[str, tuple[str, ...]] = {
@@ -122,7 +124,15 @@ class NuscenesConverter:
             self._frame(group, None if self._sweeps else samples[number], trajectory, poses, unit, writer)
             for number, group in enumerate(groups)
         ]
-        drive = Drive(id=unit, dataset="nuscenes", scene_id=unit, split=self._version, frames=frames)
+        drive = Drive(
+            id=unit,
+            dataset="nuscenes",
+            scene_id=unit,
+            split=self._version,
+            frames=frames,
+            waypoint_dt_s=WAYPOINT_DT_S,
+            waypoint_steps=WAYPOINT_STEPS,
+        )
         writer.add_drive(drive, source=source)
 
     def finish(self, writer: EpisodeWriter) -> None:
@@ -215,6 +225,7 @@ class NuscenesConverter:
             pose=trajectory.at(time),
             speed_mps=trajectory.speed(time),
             yaw_rate_radps=trajectory.yaw_rate(time),
+            waypoints=trajectory.ahead(time, steps=WAYPOINT_STEPS, dt_s=WAYPOINT_DT_S),
         )
 
     def _camera(self, row: Row, pose: Pose | None, unit: str, channel: str, writer: EpisodeWriter) -> DriveCamera:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jaxtyping import Float64
 
+from driving.data.targets import relative_pose
+
 Pose = tuple[float, float, float]
 """x and y in metres, yaw in radians counter-clockwise, in a world frame fixed for the recording."""
 
@@ -51,6 +53,23 @@ class Trajectory:
         """Pose at a time, interpolated; None outside the recording, and in a gap of more than MAX_GAP_S."""
         pose = self._at(time)
         return None if pose is None else (float(pose[0]), float(pose[1]), math.remainder(float(pose[2]), math.tau))
+
+    def ahead(self, time: float, *, steps: int, dt_s: float) -> list[tuple[float, float]] | None:
+        """Places dt_s, 2 dt_s, ... after a time, in the vehicle frame of that time, as far as `at` knows them.
+
+        None where the pose at that time is not known.
+        """
+        here = self._at(time)
+        if here is None:
+            return None
+        places: list[tuple[float, float]] = []
+        for step in range(1, steps + 1):
+            there = self._at(time + step * dt_s)
+            if there is None:
+                break
+            x, y, _ = relative_pose(here, there).tolist()
+            places.append((x, y))
+        return places
 
     def speed(self, time: float) -> float | None:
         """Metres a second along the vehicle's x axis, negative in reverse; None where `velocity` is."""

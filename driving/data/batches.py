@@ -29,12 +29,15 @@ from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
 from driving.data.tables import Tables, make_tables
-from driving.data.targets import relative_pose, wrap
+from driving.data.targets import bridged_s, relative_pose, wrap
 from driving.data.validation import check_absent, members, without_bad
 
 DERIVED = "motion_that_no_file_records"
 """Entry of a run's fingerprint. A checkpoint without it, of data where this version has one, is of a version that
 derived the motion from the frame after as well: it goes on with that version, or anew with this one."""
+
+SLOW = "gaps_of_slow_recordings"
+"""As DERIVED: where it stands, earlier versions masked waypoints that this one knows."""
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
@@ -187,9 +190,9 @@ class DrivingData:
         }
 
     def derived(self) -> dict[str, str]:
-        """JSON values that say how motion was derived that the split's episodes do not record; empty if all of it is.
+        """JSON values that say what was derived where the split's episodes do not record it; empty if all of it is.
 
-        Beside `fingerprint` in that of a run whose model is given the motion: earlier versions derived it otherwise.
+        Beside `fingerprint` in that of a run that learns waypoints: earlier versions derived these otherwise.
         """
         index, tables = self.index, self.tables
         rows = np.concatenate([np.arange(index.frames)[index.rows(episode)] for episode in self.episodes.tolist()])
@@ -198,7 +201,10 @@ class DrivingData:
             "yaw_rate_radps": (index.yaw_rate_radps, tables.yaw_rate_valid),
         }
         names = [name for name, (recorded, known) in kinds.items() if (np.isnan(recorded) & known)[rows].any()]
-        return {DERIVED: f"{' and '.join(names)}, from the frames before alone"} if names else {}
+        found = {DERIVED: f"{' and '.join(names)}, from the frames before alone"} if names else {}
+        gap = self.config.max_gap_s
+        slow = [bridged_s(index.t[index.rows(episode)], gap) > gap for episode in self.episodes.tolist()]
+        return found | ({SLOW: "bridged by their own rhythm"} if any(slow) else {})
 
 
 def _masked(

@@ -108,9 +108,8 @@ def _waypoints(
 ) -> tuple[Float32[np.ndarray, "T t 2"], Bool[np.ndarray, "T t"]]:
     """Listed waypoints for the frames that list some, from poses for the others."""
     t, steps, dt_s = index.t[index.rows(episode)], config.waypoint_steps, config.waypoint_dt_s
-    driven, driven_valid = targets.waypoints_from_poses(
-        t, pose, pose_valid, steps=steps, dt_s=dt_s, max_gap_s=config.max_gap_s
-    )
+    gap = targets.bridged_s(t, config.max_gap_s)
+    driven, driven_valid = targets.waypoints_from_poses(t, pose, pose_valid, steps=steps, dt_s=dt_s, max_gap_s=gap)
     listed = index.expert_waypoints(episode)
     if config.waypoint_source == "poses" or not listed.size:
         return driven, driven_valid

@@ -20,6 +20,8 @@ MOVING_MPS = 0.5
 """Above this speed at the end of a recording, a car that is said to stand still right after it is not believed."""
 SAME_PLACE_M = 1e-6
 TIME_SLACK_S = 1e-6
+SLOW_STEPS = 1.5
+"""Usual steps of a slow recording that are bridged: nuScenes' key frames are 0.45 to 0.65 s apart."""
 
 
 def wrap(angle: Angles) -> Angles:
@@ -161,6 +163,16 @@ def interpolate_poses(
     valid = inside & ((gap <= max_gap_s + TIME_SLACK_S) | on_frame)
     out = poses[before] + share[..., None] * (poses[after] - poses[before])
     return np.where(valid[..., None], out, 0.0), valid
+
+
+def bridged_s(t: Float64[np.ndarray, " T"], max_gap_s: float) -> float:
+    """How far apart in time two poses may be to be interpolated, by a recording's own rhythm.
+
+    max_gap_s; where the usual step is longer than that allows, SLOW_STEPS of it, and no more than twice max_gap_s. For
+    what a model is compared with alone: the usual step is known when the recording has ended.
+    """
+    usual = float(np.median(np.diff(t))) if len(t) > 1 else 0.0
+    return max(max_gap_s, min(SLOW_STEPS * usual, 2 * max_gap_s))
 
 
 def waypoints_from_poses(

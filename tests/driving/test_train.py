@@ -153,6 +153,11 @@ def test_a_run_says_how_motion_was_derived_that_no_file_records(tmp_path: Path, 
             marks = task(learns, open_data(learns.data)).data_fingerprint()  # pyright: ignore[reportArgumentType]
             found = {f"dataset.{key}": value for key, value in marks.items() if "motion" in key}
             assert found == (expected if learns.waypoints else {}), "a pretraining is given no motion"
+    for i in range(3):
+        write_drive(tmp_path / "slow", f"drive_{i}", frames=5, dt=0.5, start_yaw=float(i))
+    assert open_data(config(tmp_path, tmp_path / "slow").data).derived() == {
+        "gaps_of_slow_recordings": "bridged by their own rhythm"
+    }
     with pytest.raises(MismatchError, match=r"motion_that_no_file_records: saved None, now 'speed_mps,[^$]*anew"):
         require_equal({}, {derived: "speed_mps, from the frames before alone"}, "the checkpoint was made")
 

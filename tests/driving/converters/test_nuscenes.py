@@ -8,10 +8,14 @@ import pytest
 import simplejpeg
 
 from chunkwise.errors import ConfigError, DataError
+from driving.config import DataConfig
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
 from driving.converters.nuscenes import CAMERA_MAP
+from driving.data.batches import open_data
 from driving.data.episodes import Episode, load_episode
+from driving.validate import validate
+from tests.driving.converters import test_nuscenes as test_module
 
 SPEED, TURN, RADIUS = 8.0, 0.4, 20.0
 START = 1_532_402_927_600_000  # microseconds
@@ -162,6 +166,34 @@ def test_sweeps_give_every_image_once_at_12_hz(tmp_path: Path):
     assert None not in paths
     assert len(set(paths)) == 6 * frames
     np.testing.assert_allclose(episode.speed_mps, SPEED, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [0.5, 0.65])
+@pytest.mark.parametrize(("sweeps", "source"), [(False, "expert"), (False, "poses"), (True, "expert")])
+def test_windows_are_whole_at_key_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float, sweeps: bool, source: Any
+):
+    """The schema's own numbers: key frames 0.5 s apart, in real scenes up to 0.65, every sixth camera frame one."""
+    monkeypatch.setattr(test_module, "SAMPLES", 8)
+    monkeypatch.setattr(test_module, "PERIOD", step / 6)
+    episode = converted(write(tmp_path / "nuscenes"), sweeps=sweeps)
+    data = open_data(DataConfig(path=str(tmp_path / "out"), waypoint_source=source, waypoint_steps=30), "all")
+    batch = data.batch(data.anchors)
+    end = episode.t[-1] + (DELAYS["CAM_BACK_LEFT"] - DELAYS["CAM_FRONT"] if source == "expert" else 0)
+    places = np.array([pose_at(0.1 * (i + 1)) for i in range(30)])
+    radial = places - pose_at(0.0)
+    ahead = np.cos(2) * radial[:, 0] + np.sin(2) * radial[:, 1], np.cos(2) * radial[:, 1] - np.sin(2) * radial[:, 0]
+    for seconds in (1.0, 2.0, 3.0):
+        whole = batch["waypoint_valid"][:, : round(10 * seconds)].all(axis=1)
+        np.testing.assert_array_equal(whole, episode.t + seconds <= end + 1e-6)
+        assert whole.mean() > (end - seconds) / end - 0.15
+    wrong = np.abs(batch["waypoints"] - np.stack(ahead, axis=-1))[batch["waypoint_valid"]]
+    # A chord lies up to v w dt^2 / 8 beside the arc: 0.1 to 0.17 m between key frames, 1.7 mm between the last camera
+    # of a sweep and the first of the next.
+    apart = step if source == "poses" else step / 6 - (DELAYS["CAM_BACK_LEFT"] - DELAYS["CAM_FRONT_LEFT"])
+    assert SPEED * TURN * apart**2 / 20 < wrong.max() < SPEED * TURN * apart**2 / 8 * 1.1 + 1e-4
+    assert not validate([tmp_path / "out"])["problems"]
 
 
 def test_a_camera_without_a_key_frame_and_a_front_without_one(tmp_path: Path):

@@ -63,6 +63,15 @@ def test_a_frame_whose_own_pose_is_unknown_has_no_waypoints():
     assert not none[1].any()
 
 
+@pytest.mark.parametrize(
+    ("steps", "bridged"),
+    [([0.1, 0.1, 3.0], 0.5), ([0.3, 0.3, 0.3], 0.5), ([0.5, 0.65, 0.5, 0.45], 0.75), ([2.0, 2.0], 1.0), ([], 0.5)],
+)
+def test_a_slow_recording_bridges_its_own_steps(steps: list[float], bridged: float):
+    """Of nuScenes' key frames 1.5 x 0.5 s, so that 0.65 s is no gap; never above twice the limit."""
+    assert targets.bridged_s(np.cumsum([0.0, *steps]), 0.5) == pytest.approx(bridged)
+
+
 def test_a_gap_is_not_bridged():
     t = np.concatenate([DT * np.arange(10), 2.0 + DT * np.arange(30)])
     waypoints, valid = from_poses(t, circle(t))
