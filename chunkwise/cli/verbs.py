@@ -61,6 +61,11 @@ VERBS: dict[str, Verb] = {
         example="chunkwise list configs",
         modules={"": "chunkwise.cli.listing"},
     ),
+    "doctor": Verb(
+        summary="say what is on this machine of what the project uses, and what to do about what is not",
+        example="chunkwise doctor runs",
+        modules={"": "chunkwise.cli.doctor"},
+    ),
     "serve": Verb(
         summary="serve a trained policy over openpi's websocket protocol",
         example="chunkwise serve runs/first --port 8000",
