@@ -81,7 +81,7 @@ class DataConfig(FilesConfig):
     """Manifest of the split. None: `_split.json` in `path`, made from the two fractions if it is not there."""
     val_fraction: float = 0.15
     test_fraction: float = 0.15
-    """Shares of the recordings when a split is made."""
+    """Shares of the recordings when a split is made; where the dataset states its own, of a part that it lacks."""
     episode_fraction: float = 1.0
     """Share of the training episodes that are used, at least one; a smaller share is a subset of a larger one."""
     augment: AugmentConfig = AugmentConfig()

@@ -117,8 +117,10 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
       DataError: If the pack's index differs, or an image does by more than JPEG loses.
     """
     packed_index, packed = open_pack(out, config)
-    for name in ("ids", "drive_hashes", "lengths", "t", "image_status", "waypoints", "rated_scores", "rated_waypoints"):
-        if not np.array_equal(getattr(index, name), getattr(packed_index, name), equal_nan=name == "waypoints"):
+    same = ("ids", "drive_hashes", "lengths", "t", "image_status", "rated_scores", "rated_waypoints")
+    gaps = ("waypoints", "history")
+    for name in (*same, *gaps):
+        if not np.array_equal(getattr(index, name), getattr(packed_index, name), equal_nan=name in gaps):
             raise DataError(f"{out}: expected the same {name} as in {config.path}, found others")
     files = FileImages(Path(config.path).resolve(), index, config.cameras)
     rows = np.unique(np.linspace(0, index.frames - 1, min(index.frames, CHECKED_FRAMES)).astype(np.int64))

@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from chunkwise.data import convert
 from chunkwise.data.images import read_image_size
 from chunkwise.data.problems import Problem, problem_of
 from chunkwise.errors import ConfigError, DataError
 from driving.converters.trajectory import Pose
 from driving.data.episodes import parse, schema_problems, write_episode
+from driving.data.history import History
 from driving.data.rater import Rated
 
 MAX_NAME = 200
@@ -70,6 +73,10 @@ class DriveFrame:
     waypoints: Sequence[tuple[float, float]] | None = None
     rated: Sequence[Rated] = ()
     """Trajectories that people rated; Waymo E2E."""
+    history: History | None = None
+    """How the car came here; Waymo E2E."""
+    name: str | None = None
+    """What the source calls the frame, where a submission must say it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +257,11 @@ def _frame(frame: DriveFrame, start: float) -> dict[str, Any]:
     }
     if frame.route_command is not None:
         observations["route_command"] = frame.route_command
+    if frame.history is not None:
+        observations["history"] = _history(frame.history)
     tree: dict[str, Any] = {"t": _rounded(frame.time_s - start), "observations": observations}
+    if frame.name is not None:
+        tree["name"] = frame.name
     expert: dict[str, Any] = {}
     if frame.waypoints is not None:
         expert["waypoints"] = [[_rounded(x), _rounded(y)] for x, y in frame.waypoints]
@@ -264,6 +275,15 @@ def _frame(frame: DriveFrame, start: float) -> dict[str, Any]:
             for one in frame.rated
         ]
     return {**tree, "expert": expert} if expert else tree
+
+
+def _history(history: History) -> dict[str, Any]:
+    tree: dict[str, Any] = {"dt": history.dt_s}
+    for column, name in enumerate(("position", "velocity", "acceleration")):
+        values = history.states[:, 2 * column : 2 * column + 2]
+        if np.isfinite(values).all():
+            tree[name] = [[_rounded(x), _rounded(y)] for x, y in values.tolist()]
+    return tree
 
 
 def _camera(camera: DriveCamera, time_s: float) -> dict[str, Any]:

@@ -173,6 +173,13 @@ def repeated(frames: Sequence[WaymoFrame]) -> list[int]:
     return sorted(time for time, count in counts.items() if count > 1)
 
 
+def valid_velocity(x: float, y: float, yaw_rate: float) -> tuple[float, float, float]:
+    """The three numbers of a velocity. Raises ValueError if one is NaN or Inf."""
+    if not np.isfinite([x, y, yaw_rate]).all():
+        raise ValueError(f"({x}, {y}), yaw rate {yaw_rate}")
+    return float(x), float(y), float(yaw_rate)
+
+
 def valid_pose(transform: Sequence[float] | np.ndarray | None) -> Pose | None:
     """Pose of a transform of 16 finite numbers; None for an absent or empty one.
 

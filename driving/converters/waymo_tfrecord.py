@@ -27,9 +27,13 @@ from driving.converters.waymo_frames import (
     extrinsics_of,
     repeated,
     valid_pose,
+    valid_velocity,
 )
+from driving.data.history import History
 from driving.data.rater import MAX_SCORE, Rated
 
+OFFICIAL = {"train": "training", "val": "validation", "test": "testing"}
+"""How names of files and folders begin, and what Perception's folders call the split."""
 E2E_STEP_S = 0.25
 E2E_STEPS = 20
 UNRATED = -1.0
@@ -81,7 +85,7 @@ class WaymoTfrecordConverter:
                 id=name,
                 dataset="waymo_e2e" if self._end_to_end else "waymo_perception_v1",
                 scene_id=name,
-                split=None,
+                split=segment.split,
                 frames=drive_frames(segment.frames, segment.calibrations, self._names),
                 waypoint_dt_s=E2E_STEP_S if self._end_to_end else None,
                 waypoint_steps=E2E_STEPS if self._end_to_end else None,
@@ -99,14 +103,17 @@ class WaymoTfrecordConverter:
             raise Refused(where, "", "context.name and timestamp_micros", "none; is the format right?")
         segment_name = _segment_of(name) if self._end_to_end else name
         segment = self._segments.get(segment_name) or _Segment(unit)
+        if segment.split != _split_of(unit):
+            found = f"{segment.split!r} in {segment.source}, {_split_of(unit)!r} here"
+            raise Refused(where, segment_name, "a segment in files of one split", found)
         if not writer.claim(segment_name, segment.source):
             return
         self._segments[segment_name] = segment
         segment.calibrations |= _calibrations(context, where)
         frame = WaymoFrame(
             timestamp_micros=time,
-            pose=_pose(message.message(3), where),
-            more=_e2e_fields(record, where) if self._end_to_end else {},
+            pose=None if self._end_to_end else _pose(message.message(3), where),
+            more=_e2e_fields(record, name, where) if self._end_to_end else {},
         )
         for image in message.messages(4):
             number = image.integer(1)
@@ -141,14 +148,14 @@ class WaymoTfrecordConverter:
             source=f"{where}, {camera}",
             size=None if calibration is None else calibration.size,
         )
-        velocity = image.message(4)
+        time_s = exposure_time(image.number(5), image.number(7), image.number(8))
+        if self._end_to_end:  # whose poses are the identity: its worlds are taken away
+            return WaymoImage(path=path, time_s=time_s, pose=None, velocity=None)
         return WaymoImage(
             path=path,
-            time_s=exposure_time(image.number(5), image.number(7), image.number(8)),
+            time_s=time_s,
             pose=_pose(image.message(3), f"{where}, {camera}"),
-            velocity=None
-            if velocity is None
-            else (velocity.number(1) or 0.0, velocity.number(2) or 0.0, velocity.number(6) or 0.0),
+            velocity=_velocity(image.message(4), f"{where}, {camera}"),
         )
 
 
@@ -157,6 +164,7 @@ class _Segment:
 
     def __init__(self, source: str) -> None:
         self.source = source
+        self.split = _split_of(source)
         self.frames: list[WaymoFrame] = []
         self.calibrations: dict[str, Calibration] = {}
 
@@ -165,6 +173,25 @@ def _segment_of(name: str) -> str:
     """An E2E frame is named <segment>-<number of the frame>."""
     segment, dash, number = name.rpartition("-")
     return segment if dash and number.isdecimal() else name
+
+
+def _split_of(unit: str) -> str | None:
+    """Split that a file is of by its own name (training_2025...tfrecord-00000-of-00263) or a folder's (validation/)."""
+    for part in reversed(Path(unit).parts):
+        for split in OFFICIAL:
+            if part.startswith(split):
+                return OFFICIAL[split]
+    return None
+
+
+def _velocity(velocity: Message | None, where: str) -> tuple[float, float, float] | None:
+    """x and y in the world, and the yaw rate; a field that is absent is 0."""
+    if velocity is None:
+        return None
+    try:
+        return valid_velocity(*(velocity.number(number) or 0.0 for number in (1, 2, 6)))
+    except ValueError as error:
+        raise Refused(where, "velocity", "finite numbers", str(error)) from error
 
 
 def _pose(transform: Message | None, where: str) -> Pose | None:
@@ -194,15 +221,15 @@ def _calibrations(context: Message, where: str) -> dict[str, Calibration]:
     return found
 
 
-def _e2e_fields(record: Message, where: str) -> Mapping[str, Any]:
-    """State, intent, future and rated trajectories of an E2EDFrame, as fields of a DriveFrame."""
-    fields: dict[str, Any] = {}
+def _e2e_fields(record: Message, name: str, where: str) -> Mapping[str, Any]:
+    """History, state, intent, future and rated trajectories of an E2EDFrame, as fields of a DriveFrame."""
+    fields: dict[str, Any] = {"name": name}
     past, future = record.message(6), record.message(5)
-    speeds = None if past is None else past.packed_floats(4)
-    if speeds is not None and len(speeds):
-        if not np.isfinite(speeds[-1]):
-            raise Refused(where, "past_states.vel_x", "finite numbers", str(speeds[-1]))
-        fields["speed_mps"] = float(speeds[-1])  # along x of the vehicle now, the last of the history
+    history = None if past is None else _history(past, where)
+    if history is not None:
+        forward = float(history.states[-1, 2])  # along x of the vehicle now, the last of the history
+        fields |= {"history": history, "yaw_rate_radps": history.yaw_rate_radps}
+        fields["speed_mps"] = forward if np.isfinite(forward) else None
     if future is not None and (waypoints := _waypoints(future, where, "future_states")):
         fields["waypoints"] = waypoints
     command = ROUTE_COMMANDS.get(record.integer(7) or 0)
@@ -211,6 +238,24 @@ def _e2e_fields(record: Message, where: str) -> Mapping[str, Any]:
     rated = [_rated(message, where, i) for i, message in enumerate(record.messages(8))]
     fields["rated"] = [one for one in rated if one is not None]
     return fields
+
+
+def _history(past: Message, where: str) -> History | None:
+    """Position, velocity and acceleration of the past states; None where there are none."""
+    columns = [past.packed_floats(number) for number in (1, 2, 4, 5, 6, 7)]
+    count = len(columns[0])
+    for i, name in enumerate(("pos", "vel", "accel")):
+        values, key = columns[2 * i : 2 * i + 2], f"past_states.{name}_x, {name}_y"
+        lengths = {len(value) for value in values}
+        if lengths != {count} and (name == "pos" or lengths != {0}):
+            found = f"{len(values[0])} and {len(values[1])}"
+            raise Refused(where, key, f"{count} of both, as of pos_x", found)
+        if not all(np.isfinite(value).all() for value in values):
+            raise Refused(where, key, "finite numbers", "NaN or Inf")
+    if not count:
+        return None
+    states = [value if len(value) else np.full(count, np.nan) for value in columns]
+    return History(dt_s=E2E_STEP_S, states=np.stack(states, axis=-1))
 
 
 def _rated(states: Message, where: str, i: int) -> Rated | None:

@@ -26,6 +26,7 @@ from driving.converters.waymo_frames import (
     exposure_time,
     extrinsics_of,
     valid_pose,
+    valid_velocity,
 )
 
 SEGMENT, TIME, CAMERA = "key.segment_context_name", "key.frame_timestamp_micros", "key.camera_name"
@@ -178,12 +179,18 @@ class WaymoV2Converter:
             pose = valid_pose(values.get(f"{IMAGE}.pose.transform"))
         except ValueError as error:
             writer.problem(source, f"{IMAGE}.pose.transform", "16 finite numbers", str(error))
+        velocity = None
         x, y, yaw_rate = (values.get(column) for column in _VELOCITY)
+        if x is not None and y is not None and yaw_rate is not None:
+            try:
+                velocity = valid_velocity(x, y, yaw_rate)
+            except ValueError as error:
+                writer.problem(source, f"{IMAGE}.velocity", "finite numbers", str(error))
         return WaymoImage(
             path=path,
             time_s=exposure_time(*(values.get(column) for column in _TIMES)),
             pose=pose,
-            velocity=None if x is None or y is None or yaw_rate is None else (x, y, yaw_rate),
+            velocity=velocity,
         )
 
 

@@ -24,6 +24,7 @@ from chunkwise.files import budget
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
+from driving.data.history import COLUMNS, History
 from driving.data.rater import Rated
 from driving.data.schema import schema_problems
 
@@ -66,6 +67,10 @@ class Episode:
     waypoint_dt_s: float
     rated: tuple[tuple[Rated, ...], ...]
     """Of each frame, the trajectories that people rated."""
+    history: tuple[History | None, ...]
+    """Of each frame, how the car came there, where the frame says it itself."""
+    split: str
+    """What the source calls the part of it that the drive is of; empty where it does not say."""
 
 
 def episode_names(root: Path, bounds: Bounds) -> list[str]:
@@ -169,6 +174,8 @@ def _arrays(tree: Mapping[str, Any], source: str, problems: list[Problem]) -> Ep
         waypoints=_waypoints(frames),
         waypoint_dt_s=float(spec.get("dt", DEFAULT_WAYPOINT_DT_S)),
         rated=tuple(_rated(frame) for frame in frames),
+        history=tuple(_history(frame, i, source, problems) for i, frame in enumerate(frames)),
+        split=recorded.get("split", ""),
         **_camera_arrays(len(frames), cameras, entries, source, problems),
     )
 
@@ -204,6 +211,22 @@ def _rated(frame: Mapping[str, Any]) -> tuple[Rated, ...]:
         Rated(waypoints=np.array(tree["waypoints"], np.float64), dt_s=float(tree["dt"]), score=float(tree["score"]))
         for tree in trees
     )
+
+
+def _history(frame: Mapping[str, Any], i: int, source: str, problems: list[Problem]) -> History | None:
+    tree = frame["observations"].get("history")
+    if tree is None:
+        return None
+    states = np.full((len(tree["position"] or ()), COLUMNS), np.nan)
+    for column, name in enumerate(("position", "velocity", "acceleration")):
+        values = tree.get(name) or ()
+        if values and len(values) != len(states):
+            key = f"frames[{i}].observations.history.{name}"
+            expected = f"as many as of position, {len(states)}"
+            problems.append(Problem(file=source, key=key, expected=expected, found=str(len(values))))
+        elif values:
+            states[:, 2 * column : 2 * column + 2] = values
+    return History(dt_s=float(tree["dt"]), states=states)
 
 
 def _camera_arrays(

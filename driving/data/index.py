@@ -21,11 +21,13 @@ from chunkwise.files import budget
 from chunkwise.files.npz import parse_npz
 from chunkwise.files.strict_json import parse_json
 from driving.data.episodes import ROUTE_COMMANDS
+from driving.data.history import COLUMNS
 from driving.data.rater import Rated
 
 INDEX_FILE = "_index.npz"
 """In a pack. Earlier versions kept one beside the episodes of any dataset; such a file is ignored."""
-FORMAT = "chunkwise-driving-index-2"
+FORMATS = ("chunkwise-driving-index-2", "chunkwise-driving-index-3")
+"""The second has histories and the source's own split; an index of drives that have neither is written as the first."""
 MAX_SIDE = 1 << 20
 NONE, PRESENT, ABSENT = 0, 1, 2
 """Image not named; named and there; named, and its file is absent."""
@@ -75,6 +77,14 @@ class Index:
     rated_lengths: Int32[np.ndarray, " r"]
     rated_waypoints: Float32[np.ndarray, "places 2"]
     """rated_lengths[i] rows of each trajectory in turn."""
+    splits: tuple[str, ...]
+    """What the source of each episode calls the part of it that the drive is of; empty where it does not say."""
+    history_counts: Int32[np.ndarray, " F"]
+    """States of each frame's history (driving/data/history.py): s in all."""
+    history_dt_s: Float64[np.ndarray, " F"]
+    """Seconds between two of them; 0 where there is none."""
+    history: Float32[np.ndarray, "s 6"]
+    """history_counts[i] rows of each frame in turn."""
 
     @functools.cached_property
     def starts(self) -> Int64[np.ndarray, " e"]:
@@ -100,6 +110,10 @@ class Index:
     @functools.cached_property
     def _rated_waypoint_ends(self) -> Int64[np.ndarray, " r"]:
         return np.cumsum(self.rated_lengths, dtype=np.int64)
+
+    @functools.cached_property
+    def _history_ends(self) -> Int64[np.ndarray, " F"]:
+        return np.cumsum(self.history_counts, dtype=np.int64)
 
     @property
     def frames(self) -> int:
@@ -140,6 +154,10 @@ class Index:
         last = int(self._rated_ends[row])
         return tuple(self._rated(i) for i in range(last - int(self.rated_counts[row]), last))
 
+    def history_of(self, rows: slice) -> Float32[np.ndarray, "states 6"]:
+        """The histories of some frames, one after another."""
+        return self.history[slice(*(int(self._history_ends[row - 1]) if row else 0 for row in (rows.start, rows.stop)))]
+
     def _rated(self, i: int) -> Rated:
         end = int(self._rated_waypoint_ends[i])
         return Rated(
@@ -168,6 +186,7 @@ class Index:
             "rated_dt_s": self.rated_dt_s[rated],
             "rated_lengths": self.rated_lengths[rated],
             "rated_waypoints": self.rated_waypoints[places],
+            "history": self.history_of(rows),
         }
         for field in dataclasses.fields(Index):
             whole = getattr(self, field.name)
@@ -189,7 +208,9 @@ _BY_CAMERA = {
 """Arrays with a camera axis, and what they hold for a camera that an episode does not have."""
 _STORED = {"image_status": "picture", "image_size": "picture_size"}
 """Arrays by the names that they have in a file, which are those of the first version: packs are compared by content."""
-_NAMES = ("files", "ids", "recordings", "content_hashes", "drive_hashes")
+_NAMES = ("files", "ids", "recordings", "content_hashes", "drive_hashes", "splits")
+_LATER = ("splits", "history_counts", "history_dt_s", "history")
+"""What an index of the first of FORMATS has not."""
 _BY_EPISODE = (*_NAMES, "lengths", "waypoint_counts", "waypoint_dt_s")
 
 
@@ -226,9 +247,11 @@ def _widen(array: np.ndarray, own: Sequence[str], cameras: Sequence[str], empty:
 
 def pack(index: Index) -> bytes:
     """An index as an uncompressed .npz file."""
-    names = {name: getattr(index, name) for name in ("cameras", *_NAMES)}
-    head = np.frombuffer(json.dumps({"format": FORMAT, **names}).encode(), np.uint8)
-    arrays = {f.name: getattr(index, f.name) for f in dataclasses.fields(Index) if f.name not in names}
+    later = any(index.splits) or bool(index.history_counts.any())
+    names = {name: getattr(index, name) for name in ("cameras", *_NAMES) if later or name not in _LATER}
+    head = np.frombuffer(json.dumps({"format": FORMATS[later], **names}).encode(), np.uint8)
+    fields = [f.name for f in dataclasses.fields(Index) if later or f.name not in _LATER]
+    arrays = {name: getattr(index, name) for name in fields if name not in names}
     arrays = {_STORED.get(name, name): array for name, array in arrays.items()}
     out = io.BytesIO()
     np.savez(out, head=head, **arrays)
@@ -245,10 +268,14 @@ def unpack(content: bytes, *, source: str) -> Index:
         values: dict[str, Any] = parse_npz(content, source=source)
         head = parse_json(values.pop("head").tobytes().decode(), source=f"{source}: head")
         found = head.pop("format")
-        if found != FORMAT:
-            raise DataError(f"{source}: expected format {FORMAT!r}, found {found!r} of another version; pack again")
+        if found not in FORMATS:
+            raise DataError(
+                f"{source}: expected format {FORMATS[-1]!r}, found {found!r} of another version; pack again"
+            )
         values |= {name: tuple(names) for name, names in head.items()}
         values |= {name: values.pop(stored) for name, stored in _STORED.items()}
+        if found == FORMATS[0]:
+            values |= _without_later(values)
         sizes, wrong = _sizes(values)
         index = None if wrong else Index(**values)
         if index is not None:
@@ -258,6 +285,17 @@ def unpack(content: bytes, *, source: str) -> Index:
     if wrong or index is None:
         raise DataError(f"{source}: expected an index of driving episodes, found {wrong}")
     return index
+
+
+def _without_later(values: Mapping[str, Any]) -> dict[str, Any]:
+    """_LATER of drives that have none of it."""
+    frames = len(values["t"])
+    return {
+        "splits": ("",) * len(values["files"]),
+        "history_counts": np.zeros(frames, np.int32),
+        "history_dt_s": np.zeros(frames),
+        "history": np.zeros((0, COLUMNS), np.float32),
+    }
 
 
 def load(file: Path) -> Index:
@@ -299,6 +337,7 @@ def _contradiction(index: Index, sizes: Mapping[str, int]) -> str:
         ("waypoint_counts", index.waypoint_counts, None, 0),
         ("rated_counts", index.rated_counts, sizes["r"], 0),
         ("rated_lengths", index.rated_lengths, sizes["places"], 0),
+        ("history_counts", index.history_counts, sizes["s"], 0),
     )
     for name, counts, total, least in sums:
         if counts.size and int(counts.min()) < least:
@@ -317,6 +356,8 @@ def _contradiction(index: Index, sizes: Mapping[str, int]) -> str:
     for name, values, low, high in ranges:
         if values.size and not low <= int(values.min()) <= int(values.max()) <= high:
             return f"{name} from {values.min()} to {values.max()}, expected {low} to {high}"
+    if not (index.history_dt_s[index.history_counts > 0] > 0).all():
+        return "histories without time between their states"
     if ((index.image_status != NONE) & (index.path_lengths == 0)).any():
         return "images without a name"
     for episode in range(sizes["e"]):

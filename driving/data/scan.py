@@ -19,9 +19,12 @@ from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.printable import printable
 from driving.data.episodes import Episode, episode_names, examine, image_name, iter_images
+from driving.data.history import COLUMNS, History
 from driving.data.index import ABSENT, PRESENT, Index, concatenate, pack, unpack
 from driving.data.rater import Rated
 
+CACHED, LAST = "driving-3", "driving-3-last"
+"""In the cache: indexes by content, and which of them is a folder's newest. Earlier versions' know less."""
 HEAD_BYTES = 1 << 16
 """Bytes of each image that its hash covers, beside its size: the whole of a JPEG at training size."""
 TAIL_BYTES = 1 << 10
@@ -113,9 +116,9 @@ def _shown(index: Index, episode: int, files: Files) -> str:
 
 def _known(root: Path, contents: str) -> Known | None:
     """The index of exactly these JSON files, wherever they lie, or else the newest that was made of this folder."""
-    last = cache.read("driving-last", cache.key_of(root))
+    last = cache.read(LAST, cache.key_of(root))
     for key in (contents[:32], None if last is None else last.decode(errors="replace")):
-        content = None if key is None or not key.isalnum() else cache.read("driving", key)
+        content = None if key is None or not key.isalnum() else cache.read(CACHED, key)
         if content is None:
             continue
         with contextlib.suppress(DataError, ValueError, AttributeError, RecursionError):
@@ -129,14 +132,14 @@ def _known(root: Path, contents: str) -> Known | None:
 
 def _keep(root: Path, contents: str, known: Known) -> None:
     key = contents[:32]
-    cache.write("driving", key, json.dumps(known.shown).encode() + b"\n" + pack(known.index))
+    cache.write(CACHED, key, json.dumps(known.shown).encode() + b"\n" + pack(known.index))
     _point(root, key)
 
 
 def _point(root: Path, key: str) -> None:
     """Notes which index is a folder's newest: where one episode changes, the others are taken from it."""
-    if cache.read("driving-last", cache.key_of(root)) != key.encode():
-        cache.write("driving-last", cache.key_of(root), key.encode())
+    if cache.read(LAST, cache.key_of(root)) != key.encode():
+        cache.write(LAST, cache.key_of(root), key.encode())
 
 
 def scan_file(file: Path, base: Path, *, files: Files | None = None) -> tuple[Index | None, list[Problem]]:
@@ -280,8 +283,19 @@ def _from_arrays(
         waypoint_dt_s=np.array([episode.waypoint_dt_s]),
         waypoints=episode.waypoints.reshape(-1, 2).astype(np.float32),
         rated_counts=np.array([len(rated) for rated in episode.rated], np.int32),
+        splits=(episode.split,),
+        **_history_arrays(episode.history),
         **_rated_arrays([one for rated in episode.rated for one in rated]),
     )
+
+
+def _history_arrays(history: Sequence[History | None]) -> dict[str, np.ndarray]:
+    states = [np.zeros((0, COLUMNS)), *(one.states for one in history if one is not None)]
+    return {
+        "history_counts": np.array([0 if one is None else len(one.states) for one in history], np.int32),
+        "history_dt_s": np.array([0.0 if one is None or not len(one.states) else one.dt_s for one in history]),
+        "history": np.concatenate(states).astype(np.float32),
+    }
 
 
 def _rated_arrays(rated: Sequence[Rated]) -> dict[str, np.ndarray]:

@@ -48,17 +48,30 @@ class Manifest:
         return np.array([i for i, name in enumerate(index.ids) if name in members], np.int64)
 
 
+def official_sides(index: Index) -> list[str] | None:
+    """Split of each episode as its source says it, by how the word begins: "training", "val", "testing_location".
+
+    None unless every episode says so, and one is for training: Waymo's do, nuScenes' v1.0-trainval says nothing.
+    """
+    sides = [next((split for split in SPLITS if name.startswith(split)), "") for name in index.splits]
+    return sides if all(sides) and "train" in sides else None
+
+
 def make_manifest(index: Index, *, val_fraction: float, test_fraction: float) -> Manifest:
-    """A split by recording, drawn by hash: the same for the same recordings, in whatever order they come.
+    """The split that the source of all episodes states, or else one by recording, drawn by hash.
+
+    It is the same for the same recordings, in whatever order they come. Where a source states a split and none of the
+    episodes is of its validation (or test) part, that part is drawn from the training part.
 
     Raises:
       DataError: If there are too few recordings for the splits that are asked for.
     """
     groups = _groups(index)
-    order = sorted(set(groups), key=lambda group: hashlib.sha256(f"split {group}".encode()).digest())
-    counts = {
-        name: max(1, round(f * len(order))) if f else 0 for name, f in (("val", val_fraction), ("test", test_fraction))
-    }
+    official = official_sides(index) or ["train"] * len(groups)
+    training = {group for group, side in zip(groups, official, strict=True) if side == "train"}
+    order = sorted(training, key=lambda group: hashlib.sha256(f"split {group}".encode()).digest())
+    fractions = {name: 0.0 if name in official else f for name, f in (("val", val_fraction), ("test", test_fraction))}
+    counts = {name: max(1, round(f * len(order))) if f else 0 for name, f in fractions.items()}
     if sum(counts.values()) >= len(order):
         raise DataError(
             f"{len(order)} recording(s) cannot be split into training, {counts['val']} for validation and "
@@ -66,7 +79,7 @@ def make_manifest(index: Index, *, val_fraction: float, test_fraction: float) ->
         )
     held = dict.fromkeys(order[: counts["val"]], "val")
     held |= dict.fromkeys(order[counts["val"] : sum(counts.values())], "test")
-    sides = [held.get(group, "train") for group in groups]
+    sides = [held.get(group, side) if side == "train" else side for group, side in zip(groups, official, strict=True)]
     return Manifest(
         episodes={
             split: {

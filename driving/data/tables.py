@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from driving.config import DataConfig
-from driving.data import targets
+from driving.data import history, targets
 from driving.data.index import Index
 
 PAST_S = (0.25, 0.5, 1.0)
@@ -62,6 +62,7 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
     moving = bool(not speed_valid[-1] or abs(speed[-1]) > targets.MOVING_MPS)
     past_motion, past_motion_valid = _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid)))
+    _take_histories(index, rows, past_motion, past_motion_valid)
     waypoints, waypoint_valid = _waypoints(index, episode, config, pose, pose_valid, moving)
     return {
         "rows": nearest + rows.start,
@@ -89,6 +90,26 @@ def _past_motion(
     known = np.concatenate([found & valid[:, None] & valid[near] for _, valid in kinds], axis=1)
     changes = np.concatenate([values[:, None] - values[near] for values, _ in kinds], axis=1)
     return np.where(known, changes, 0.0).astype(np.float32), known
+
+
+def _take_histories(
+    index: Index, rows: slice, past: Float32[np.ndarray, "T p"], valid: Bool[np.ndarray, "T p"]
+) -> None:
+    """Puts into the changes of motion what frames say themselves of how the car came there."""
+    counts, dts = index.history_counts[rows], index.history_dt_s[rows]
+    first = np.cumsum(counts) - counts
+    states = index.history_of(rows).astype(np.float64)
+    for count, dt_s in sorted(set(zip(counts[counts > 0].tolist(), dts[counts > 0].tolist(), strict=True))):
+        mine = np.flatnonzero((counts == count) & (dts == dt_s))
+        speed, speed_known, rate, rate_known = history.motion(states[first[mine, None] + np.arange(count)], dt_s)
+        for i, seconds in enumerate(PAST_S):
+            back = round(seconds / dt_s)
+            there = back < count and abs(back * dt_s - seconds) <= PAST_TOLERANCE_S
+            for kind, values, known in ((0, speed, speed_known), (1, rate, rate_known)):
+                column, then = kind * len(PAST_S) + i, count - 1 - back
+                both = known[:, -1] & known[:, then] if there else np.zeros(len(mine), bool)
+                valid[mine, column] = both
+                past[mine, column] = np.where(both, values[:, -1] - values[:, then], 0.0) if there else 0.0
 
 
 def _recorded_or(

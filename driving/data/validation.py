@@ -77,7 +77,8 @@ def members(index: Index, config: DataConfig, split: Split, notes: list[str]) ->
         with contextlib.suppress(OSError):  # a dataset that cannot be written to is split the same way each time
             splits.save_manifest(manifest, file)
         counts = ", ".join(f"{len(manifest.episodes[name])} {name}" for name in splits.SPLITS)
-        notes.append(f"split by recording into {counts} episodes: {file}")
+        by = "as the dataset itself says" if splits.official_sides(index) else "by recording"
+        notes.append(f"split {by} into {counts} episodes: {file}")
     splits.check_manifest(manifest, index, source=str(file), may_lack=config.on_bad == "skip")
     episodes = manifest.positions(index, split)
     return splits.share(index, episodes, config.episode_fraction) if split == "train" else episodes

@@ -21,7 +21,7 @@ from driving.data.calibration import make_calibration
 from driving.data.index import Index
 from driving.data.scan import scan_file
 from driving.data.tables import make_tables
-from tests.driving.converters import test_lerobot, test_nuscenes, waymo_files
+from tests.driving.converters import test_lerobot, test_nuscenes, test_waymo_e2e, waymo_files
 
 TARGETS = ("waypoints", "waypoint_valid", "relative_pose", "relative_pose_valid")
 """Of a batch, what a model is compared with; all else is an input, or says which sample it is."""
@@ -92,9 +92,17 @@ def l2d(root: Path, recorded: bool) -> Any:
     return "lerobot"
 
 
+def waymo_e2e(root: Path, recorded: bool) -> Any:
+    names = () if recorded else ("vel_x", "vel_y", "accel_x", "accel_y")
+    nothing: dict[str, Any] = {name: [] for name in names}
+    test_waymo_e2e.write(root / "a.tfrecord", *(test_waymo_e2e.record(frame, **nothing) for frame in range(16)))
+    return "waymo_e2e"
+
+
 WRITERS: Mapping[str, tuple[Callable[[Path, bool], Any], Any, float, ConvertSettings]] = {
     "waymo_v2": (waymo_v2, waymo_files, 0.68, ConvertSettings()),
     "waymo_v1": (waymo_v1, waymo_files, 0.68, ConvertSettings()),
+    "waymo_e2e": (waymo_e2e, test_waymo_e2e, 0.68, ConvertSettings()),
     "nuscenes": (nuscenes, test_nuscenes, 1.05, ConvertSettings()),
     "nuscenes, sweeps": (nuscenes, test_nuscenes, 1.05, ConvertSettings(sweeps=True)),
     "lerobot": (l2d, test_lerobot, 0.35, ConvertSettings()),
@@ -134,6 +142,6 @@ def test_of_every_format(name: str, recorded: bool, tmp_path: Path, monkeypatch:
     for key, value in one.items():
         if key not in TARGETS:
             np.testing.assert_array_equal(value[known], other[key][known], err_msg=key)  # pyright: ignore
-    if recorded or name != "lerobot":
+    if recorded or name not in ("lerobot", "waymo_e2e"):
         assert one["speed_valid"][known][1:].all(), "there is something to compare"
     assert not np.array_equal(one["waypoints"], other["waypoints"]), "the future has changed"

@@ -292,6 +292,20 @@ class TestEndToEnd:
         assert f"a.tfrecord: record 0 at byte 0: preference_trajectories[1].{words}" in text
 
 
+@pytest.mark.parametrize("format", ["waymo_v1", "waymo_v2"])
+def test_a_velocity_that_is_no_number_is_refused_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+):
+    monkeypatch.setattr(files, "velocity", lambda t: (SPEED, math.nan if t > 0.3 else 0.0, TURN))
+    if format == "waymo_v1":
+        text = refused(files.write_v1(tmp_path / "a.tfrecord"), format)
+        assert "a.tfrecord: record 3 at byte" in text
+        assert ", FRONT: velocity: expected finite numbers, found (8.0, nan), yaw rate 0.4" in text
+    else:
+        text = refused(files.write_v2(tmp_path / "training"), format)
+        assert "row 15, FRONT: [CameraImageComponent].velocity: expected finite numbers, found (8.0, nan)" in text
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -230,7 +230,9 @@ def e2e_frame(
             inner += field(4, field(1, number) + field(2, jpeg(frame, number)))
     message = field(1, inner)
     message += field(5, packed(1, [2.0 * (i + 1) for i in range(future)]) + packed(2, [0.1 * i for i in range(future)]))
-    message += field(6, packed(1, [0.0] * 16) + packed(4, [5 + 0.1 * i for i in range(16)]) + packed(5, [0.0] * 16))
+    past = packed(1, [-5 + i / 3 for i in range(16)]) + packed(2, [0.0] * 16)
+    past += packed(4, [5 + 0.1 * i for i in range(16)]) + packed(5, [0.0] * 16)
+    message += field(6, past + packed(6, [0.4] * 16) + packed(7, [0.0] * 16))
     message += field(7, intent)
     for score, places in rated:
         message += field(8, packed(1, [x for x, _ in places]) + packed(2, [y for _, y in places]) + float32(8, score))

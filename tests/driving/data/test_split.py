@@ -25,6 +25,7 @@ from driving.data.split import (
     leaks,
     load_manifest,
     make_manifest,
+    official_sides,
     save_manifest,
     share,
 )
@@ -54,6 +55,28 @@ def test_recordings_stay_together_and_the_manifest_is_kept(tmp_path: Path):
     assert set(manifest.episodes["train"]) == {f"e{i}" for i in sides["train"]}
     # Other fractions change nothing where a manifest is there.
     assert set(opened(root, "train", val_fraction=0.0).episodes.tolist()) == sides["train"]
+
+
+@pytest.mark.parametrize(
+    ("names", "sides"),
+    [
+        (("training", "train", "val", "testing_location"), ["train", "train", "val", "test"]),
+        (("training", "train", "val", ""), None),  # one does not say
+        (("v1.0-trainval",) * 4, None),
+        (("val",) * 4, None),  # with nothing to train on, it is split anew
+    ],
+)
+def test_a_split_that_the_source_states(tmp_path: Path, names: tuple[str, ...], sides: list[str] | None):
+    for i, name in enumerate(names):
+        source = {"dataset": "d", "scene_id": f"s{i}"} | ({"split": name} if name else {})
+        write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source=source)
+    index, _ = scan(tmp_path)
+    assert index is not None
+    assert index.splits == names
+    assert official_sides(index) == sides
+    manifest = make_manifest(index, val_fraction=0.25, test_fraction=0.25)
+    found = [next(split for split in SPLITS if name in manifest.episodes[split]) for name in index.ids]
+    assert (found == sides) if sides else sorted(found) == ["test", "train", "train", "val"]
 
 
 def test_the_split_depends_on_the_recordings_alone(tmp_path: Path):
