@@ -66,16 +66,16 @@ def rater_feedback_scores(
         known = trajectories[:COMPARED]
         if known:
             scores[i] = rater_feedback_score(
-                _at_rate(predicted[i].astype(np.float64), dt_s),
-                np.stack([_at_rate(one.waypoints, one.dt_s) for one in known]),
+                at_rate(predicted[i].astype(np.float64), dt_s),
+                np.stack([at_rate(one.waypoints, one.dt_s) for one in known]),
                 np.array([one.score for one in known]),
                 speed_mps=float(speed_mps[i]),
             )
     return scores
 
 
-def _at_rate(waypoints: Float64[np.ndarray, "t 2"], dt_s: float) -> Float64[np.ndarray, "t4 2"]:
-    """Places at 1 / RATE_HZ, 2 / RATE_HZ, ... until 5 s."""
+def at_rate(waypoints: Float64[np.ndarray, "t 2"], dt_s: float) -> Float64[np.ndarray, "t4 2"]:
+    """Places at 1 / RATE_HZ, 2 / RATE_HZ, ... until 5 s, of waypoints dt_s apart that may end earlier."""
     times = np.arange(1, round(max(TIMES_S) * RATE_HZ) + 1) / RATE_HZ
     known = dt_s * np.arange(len(waypoints) + 1)
     return np.stack([np.interp(times, known, np.concatenate([[0.0], one])) for one in waypoints.T], axis=1)

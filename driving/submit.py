@@ -1,0 +1,120 @@
+"""Writes what Waymo's end-to-end challenge takes: a run's waypoints at the last frame of every test segment.
+
+    python -m driving.submit RUN OUT.tar.gz --account EMAIL --method NAME
+
+The run's dataset was converted with --format waymo_e2e, its test segments among the others; or --data says where they
+are. The run's waypoints reach 5 s; at other rates than 4 Hz they are interpolated.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from chunkwise.checkpoint.weights import read_weights
+from chunkwise.cli import command
+from chunkwise.cli.command import Parser
+from chunkwise.config.saved import read_config
+from chunkwise.data.shards import is_pack
+from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.files.durable import write_durably
+from chunkwise.files.strict_json import read_json
+from chunkwise.printable import say
+from chunkwise.train import rngs
+from driving import evaluate
+from driving.config import DrivingConfig
+from driving.data.batches import DrivingData, open_data
+from driving.data.rater import RATE_HZ, TIMES_S, at_rate, reaches
+from driving.eval.submission import About, archive, submission
+from driving.tasks import waypoints
+
+ENDING = ".tar.gz"
+
+
+def submit(run: Path, out: Path, about: About, *, data: str | None = None) -> int:
+    """Writes the archive; returns how many segments are in it.
+
+    Raises:
+      ConfigError: The run learnt no waypoints, or they end before 5 s; or the archive's name ends otherwise.
+      DataError: There is no whole checkpoint, the dataset is bad or has no test segments, or says no frame's name.
+    """
+    if not out.name.endswith(ENDING):
+        raise ConfigError(f"{out}: expected a name that ends in {ENDING}")
+    config = read_config(run, DrivingConfig)
+    if config.waypoints is None:
+        raise ConfigError(f"{run}: expected a run that learnt waypoints, found a pretraining")
+    if data is not None:
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=data))
+    steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
+    if not reaches(steps, dt_s):
+        wanted = f"--data.waypoint-steps {round(max(TIMES_S) * RATE_HZ)} --data.waypoint-dt-s {1 / RATE_HZ:g}"
+        raise ConfigError(f"{run}: its waypoints end after {steps * dt_s:g} s, expected 5; train with {wanted}")
+    _, params = read_weights(run, config, lambda: waypoints.init_params(config, rngs.key(0, "init")))
+    test = open_data(config.data, "test")
+    rows = test.index.starts[test.episodes] + test.index.lengths[test.episodes] - 1
+    names = [_name(test, episode) for episode in test.episodes.tolist()]
+    predicted = evaluate.predict(config, params, test, rows)
+    places = [at_rate(one.astype(np.float64), dt_s) for one in predicted]
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    message = submission(dict(zip(names, places, strict=True)), about, parameters=parameters)
+    write_durably(out, archive(message, out.name.removesuffix(ENDING)))
+    return len(names)
+
+
+def _name(data: DrivingData, episode: int) -> str:
+    """The source's name of an episode's last frame."""
+    path = Path(data.config.path)
+    if is_pack(path):
+        raise DataError(f"{path}: a pack keeps no names of frames; say --data and the episodes that it was made of")
+    file = path / data.index.files[episode]
+    name = read_json(file)["frames"][-1].get("name")
+    if not name:
+        raise DataError(
+            f"{file}: frames[-1].name: expected the name that Waymo gives the frame, found none; convert anew"
+        )
+    return name
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = Parser(
+        prog="python -m driving.submit",
+        description=(__doc__ or "").splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run that learnt waypoints of 5 s")
+    parser.add_argument("out", type=Path, metavar="OUT", help=f"archive to write, NAME{ENDING}")
+    parser.add_argument("--data", help="folder of the converted test segments; default: the run's dataset")
+    parser.add_argument("--account", required=True, help="address registered at waymo.com/open")
+    parser.add_argument("--method", required=True, help="unique name of the method")
+    parser.add_argument("--author", action="append", default=[], help="may be repeated")
+    parser.add_argument("--affiliation", default="", help="of the authors")
+    parser.add_argument("--description", default="", help="of the method")
+    parser.add_argument("--link", default="", help="to a paper")
+    words = "public language or vision model that was pretrained with; may be repeated"
+    parser.add_argument("--public-model", action="append", default=[], help=words)
+    args = parser.parse_args(argv)
+    about = About(
+        account_name=args.account,
+        unique_method_name=args.method,
+        authors=args.author,
+        affiliation=args.affiliation,
+        description=args.description,
+        method_link=args.link,
+        public_model_names=args.public_model,
+    )
+    try:
+        count = submit(args.run, args.out, about, data=args.data)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    say(f"wrote {count} trajectories into {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    command.run(main)
