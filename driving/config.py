@@ -230,15 +230,13 @@ class EvalConfig:
     batch_size: int = 64
     every: int = 1
     """Frames between two that are evaluated."""
-    bootstrap: int = 2000
-    """Draws of the drives for the intervals."""
     blind_updates: int = 3000
     """Updates of the blind MLP on ego state and route command."""
     plotted_moments: int = dataclasses.field(default=3, metadata=renamed_from("pictures"))
     """Moments drawn into the run's figure."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_size", "every", "bootstrap", "blind_updates")
+        require_positive(self, "batch_size", "every", "blind_updates")
         require_non_negative(self, "plotted_moments")
 
 

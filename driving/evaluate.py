@@ -30,9 +30,10 @@ from chunkwise.train import rngs
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
+from driving.data.validation import SCORED_S
 from driving.eval import plot, probes
 from driving.eval.baselines import EgoStates, blind_predictions
-from driving.eval.metrics import SECONDS, Score, measures, score
+from driving.eval.metrics import LEAST_DRIVES, Score, measures, score
 from driving.policies.policy import WaypointPolicy
 from driving.tasks import pretrain, waypoints
 
@@ -86,7 +87,10 @@ def compare(
         f"{key}: no sample's future is known that far" for key, value in gain.items() if not np.isfinite(value).any()
     ]
     if not gain:
-        notes.append(f"nothing is measured: the waypoints end before {SECONDS[0]:g} s")
+        notes.append(f"nothing is measured: the waypoints end before {SCORED_S[0]:g} s")
+    drives = len(np.unique(states.drive))
+    if drives < LEAST_DRIVES:
+        notes.append(f"{drives} drive(s) say too little of how drives differ for intervals, {LEAST_DRIVES} are needed")
     feedback, rated = _rater_feedback(config, data, states, predicted, notes)
     if feedback:
         errors = {name: values | {RATER: feedback[name]} for name, values in errors.items()}
@@ -98,12 +102,12 @@ def compare(
 
     def scored(values: dict[str, Any]) -> dict[str, Any]:
         known = {key: value for key, value in values.items() if np.isfinite(value).any()}
-        return {key: vars(score(value, states.drive, draws=config.eval.bootstrap)) for key, value in known.items()}
+        return {key: vars(score(value, states.drive)) for key, value in known.items()}
 
     return {
         "kind": "waypoints",
         "split": config.eval.split,
-        "drives": len(np.unique(states.drive)),
+        "drives": drives,
         "samples": int(states.valid.all(axis=1).sum()),
         "rated": rated,
         "rows": {name: scored(values) for name, values in errors.items()},
@@ -177,7 +181,8 @@ def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
     for row, values in result["rows"].items():
         for name, value in values.items():
             if isinstance(value, dict):
-                metrics |= {f"{row}/{name}{'' if end == 'mean' else f'_{end}'}": one for end, one in value.items()}
+                ends = {end: one for end, one in value.items() if one is not None}
+                metrics |= {f"{row}/{name}{'' if end == 'mean' else f'_{end}'}": one for end, one in ends.items()}
             else:
                 metrics[f"{row}/{name}"] = value
     return metrics

@@ -12,7 +12,7 @@ from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
-from driving.data.validation import members
+from driving.data.validation import members, require_scored, scored
 from driving.record import MADE_BY, METADATA, record
 from driving.tasks.held_out import HeldOut
 from driving.tasks.pretrain import PretrainTask
@@ -89,6 +89,8 @@ def main(config: DrivingConfig, name: str) -> None:
         if config.objective is not None:
             fit(config, EvaluatedPretrain(config, data, folder.path), folder)
         else:
+            valid = data.tables.waypoint_valid[data.anchors]
+            require_scored(scored(valid, config.data.waypoint_dt_s), config.data.path)
             task = EvaluatedWaypoints(config, data, folder.path)
             fit(config, task, folder, load=None if task.settings.weights is None else task.load)
 

@@ -17,7 +17,7 @@ def get_config() -> DrivingConfig:
         data=DataConfig(path="datasets/driving/debug", image_size=(32, 48), val_fraction=0.25, test_fraction=0.25),
         model=ModelConfig(conv=ConvConfig(channels=(8, 16, 16)), camera_width=16, scene_width=32),
         waypoints=WaypointConfig(hidden_sizes=(32,)),
-        eval=EvalConfig(split="test", every=5, blind_updates=100, bootstrap=200, plotted_moments=1),
+        eval=EvalConfig(split="test", every=5, blind_updates=100, plotted_moments=1),
         record=RecordConfig(episodes=4, seconds=4.0, image_size=(32, 48), processes=1),
         checkpoint=CheckpointConfig(every=50),
     )

@@ -30,7 +30,7 @@ from driving.data.scan import scan
 from driving.data.shards import open_pack
 from driving.data.tables import Tables, make_tables
 from driving.data.targets import bridged_s, relative_pose, wrap
-from driving.data.validation import check_absent, members, without_bad
+from driving.data.validation import check_absent, members, scored, scored_note, without_bad
 
 DERIVED = "motion_that_no_file_records"
 """Entry of a run's fingerprint. A checkpoint without it, of data where this version has one, is of a version that
@@ -269,6 +269,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     )
     if not len(anchors):
         raise DataError(f"{path}: no frame is left to draw. {notes[-1]}")
+    notes.append(f"{split}: {scored_note(scored(tables.waypoint_valid[anchors], config.waypoint_dt_s))}")
     return DrivingData(
         config=config,
         split=split,

@@ -133,8 +133,6 @@ def parse(tree: Mapping[str, Any], *, source: str) -> tuple[Episode | None, list
         episode = _arrays(tree, source, problems)
     except budget.LimitError as error:
         return None, [problem_of(error, source)]
-    except OverflowError as error:
-        return None, [Problem(file=source, expected="numbers that a float can hold", found=str(error))]
     return (None, problems) if problems else (episode, problems)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64
 
+from chunkwise.errors import DataError
 from driving.config import DataConfig
 from driving.data import history, targets
 from driving.data.index import Index
@@ -43,8 +44,21 @@ class Tables:
 
 
 def make_tables(index: Index, config: DataConfig) -> Tables:
-    """Computes them, episode by episode: 1 ms for an episode of 200 frames."""
-    parts = [_episode(index, episode, config) for episode in range(len(index.ids))]
+    """Computes them, episode by episode: 1 ms for an episode of 200 frames.
+
+    Raises:
+      DataError: If a number is more than float32 can hold, such as a speed from two places and next to no time.
+    """
+    parts = []
+    for episode, file in enumerate(index.files):
+        with np.errstate(over="ignore", invalid="ignore"):  # looked at below, and refused by its name
+            part = _episode(index, episode, config)
+        for name, values in part.items():
+            bad = np.argwhere(~np.isfinite(values))
+            if len(bad):
+                key = f"{file}: frames[{bad[0][0]}]: {name}"
+                raise DataError(f"{key}: expected a number that float32 can hold, found {values[tuple(bad[0])]}")
+        parts.append(part)
     return Tables(**{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
 
 

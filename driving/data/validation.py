@@ -1,17 +1,23 @@
 """Whether a dataset is fit to train on: bad episodes, absent files and the split, judged before the first batch."""
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from chunkwise.data.problems import Problem, list_problems, refuse
+from chunkwise.errors import DataError
 from driving.config import DataConfig, Split
 from driving.data import split as splits
 from driving.data.images import columns
 from driving.data.index import ABSENT, Index, concatenate
 
+SCORED_S = (1.0, 2.0, 3.0, 5.0)
+"""Seconds ahead at which waypoints are compared, as far as they reach."""
+LEAST_SCORED = 0.01
+"""Share of the windows that must be known as far as the nearest of SCORED_S to learn waypoints from."""
 MAX_SKIPPED = 0.01
 """Largest share of bad episodes that on_bad=skip drops."""
 
@@ -61,6 +67,32 @@ def check_absent(index: Index, config: DataConfig, notes: list[str]) -> None:
     raise refuse(
         problems, "Restore the files, write null for images that were never taken, or set --data.missing-files mask"
     )
+
+
+def scored(valid: Bool[np.ndarray, "a t"], dt_s: float) -> dict[float, float]:
+    """Share of the windows (one an anchor) of which all waypoints are known up to each of SCORED_S that they reach.
+
+    Of windows that end before the first of these, up to their end.
+    """
+    steps = valid.shape[1]
+    reached = [seconds for seconds in SCORED_S if round(seconds / dt_s) <= steps] or [steps * dt_s]
+    return {seconds: float(valid[:, : round(seconds / dt_s)].all(axis=1).mean()) for seconds in reached}
+
+
+def scored_note(shares: Mapping[float, float]) -> str:
+    """What `scored` found, in words."""
+    return "windows with a score: " + ", ".join(f"{share:.1%} up to {s:g} s" for s, share in shares.items())
+
+
+def require_scored(shares: Mapping[float, float], path: str) -> None:
+    """Raises DataError where next to no window has a score, so that there is nothing to learn waypoints from."""
+    seconds, share = next(iter(shares.items()))
+    if share < LEAST_SCORED:
+        raise DataError(
+            f"{path}: expected waypoints that are known up to {seconds:g} s in at least {LEAST_SCORED:.0%} of the "
+            f"windows, found {share:.1%}. Where poses are rare (2 Hz), raise data.max_gap_s, or convert the source "
+            "anew with this version, which lists waypoints; python -m driving.validate says what the episodes hold"
+        )
 
 
 def members(index: Index, config: DataConfig, split: Split, notes: list[str]) -> Int64[np.ndarray, " m"]:

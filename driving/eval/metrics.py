@@ -1,28 +1,33 @@
 """How far predicted waypoints are from what was driven, with intervals over drives.
 
 ADE at h seconds is the mean distance over the steps up to h, FDE the distance at h. Samples whose steps up to h are not
-all known are left out of both. For the intervals whole drives are drawn again: frames of one drive are all but equal.
+all known are left out of both. Intervals are over drives, since frames of one drive are all but equal.
 """
 
 import dataclasses
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import stdtrit
 
-SECONDS = (1.0, 2.0, 3.0, 5.0)
-"""h; those that the waypoints reach."""
+from driving.data.validation import SCORED_S
+
 CONFIDENCE = 0.95
+LEAST_DRIVES = 5
+"""Fewer say too little of how drives differ, whatever is computed from them: no interval is given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
-    """A mean over samples and the interval of it over drives."""
+    """A mean over samples and the interval of it over drives; None where there are fewer than LEAST_DRIVES."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.mean:.3f}"
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
@@ -32,10 +37,13 @@ def measures(
     valid: Bool[np.ndarray, "b t"],
     dt_s: float,
 ) -> dict[str, Float[np.ndarray, " b"]]:
-    """ade_1s, fde_1s and so on for each of SECONDS, per sample, metres; NaN where a step that it needs is not known."""
+    """ade_1s, fde_1s and so on for each of SCORED_S that the waypoints reach, per sample, metres.
+
+    NaN where a step that it needs is not known.
+    """
     distance = np.linalg.norm(predicted - truth, axis=-1)
     out = {}
-    for seconds in SECONDS:
+    for seconds in SCORED_S:
         steps = round(seconds / dt_s)
         if not 1 <= steps <= distance.shape[1]:
             continue
@@ -45,14 +53,17 @@ def measures(
     return out
 
 
-def score(values: Float[np.ndarray, " b"], drive: Int[np.ndarray, " b"], *, draws: int, seed: int = 0) -> Score:
-    """Mean of the values that are not NaN, with the interval of drives drawn with replacement.
+def score(values: Float[np.ndarray, " b"], drive: Int[np.ndarray, " b"]) -> Score:
+    """Mean of the values that are not NaN, with an interval over drives.
+
+    With s_i the sum and c_i the number of the values of drive i of n, m = sum s_i / sum c_i is the mean, the squared
+    standard error n / (n - 1) sum (s_i - m c_i)^2 / (sum c_i)^2 (that of a ratio of two means; Cochran, Sampling
+    Techniques, 1977, section 2.11), and the interval m +- t standard errors, t the quantile of Student's distribution
+    with n - 1 degrees of freedom.
 
     Args:
       values: Of each sample.
       drive: Drive that each sample is of.
-      draws: Of the bootstrap.
-      seed: Of the bootstrap.
 
     Raises:
       ValueError: If every value is NaN.
@@ -60,11 +71,11 @@ def score(values: Float[np.ndarray, " b"], drive: Int[np.ndarray, " b"], *, draw
     known = ~np.isnan(values)
     if not known.any():
         raise ValueError("no sample has all the steps that this measure needs")
-    _, group = np.unique(drive, return_inverse=True)
-    sums = np.bincount(group, np.where(known, values, 0.0))
-    counts = np.bincount(group, known)
-    picks = np.random.default_rng(seed).integers(0, len(sums), (draws, len(sums)))
-    drawn_counts = counts[picks].sum(axis=1)
-    means = sums[picks].sum(axis=1)[drawn_counts > 0] / drawn_counts[drawn_counts > 0]
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Score(mean=float(sums.sum() / counts.sum()), low=float(low), high=float(high))
+    _, group = np.unique(drive[known], return_inverse=True)
+    sums, counts = np.bincount(group, values[known]), np.bincount(group)
+    n, mean = len(sums), float(sums.sum() / counts.sum())
+    if n < LEAST_DRIVES:
+        return Score(mean=mean, low=None, high=None)
+    error = np.sqrt(n / (n - 1) * np.square(sums - mean * counts).sum()) / counts.sum()
+    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2) * error)
+    return Score(mean=mean, low=mean - half, high=mean + half)

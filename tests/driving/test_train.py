@@ -52,7 +52,7 @@ def config(folder: Path, drives: Path, **more: object) -> DrivingConfig:
         model=MODEL,
         optim=OptimConfig(learning_rate=1e-2, weight_decay=0.1),
         waypoints=WaypointConfig(hidden_sizes=(16,)),
-        eval=EvalConfig(batch_size=8, every=4, bootstrap=50, blind_updates=20, plotted_moments=1),
+        eval=EvalConfig(batch_size=8, every=4, blind_updates=20, plotted_moments=1),
         checkpoint=CheckpointConfig(every=3),
     )
     return dataclasses.replace(base, **more)  # pyright: ignore[reportArgumentType]

@@ -120,7 +120,7 @@ BAD: list[tuple[Change, str, str]] = [
     (put(lambda t: t["frames"][2], "expert", {"waypoints": [[1.0, 2.0, 3.0]]}), "expert.waypoints[0]", "maxItems 2"),
     (put(lambda t: t, "waypoint_spec", {"dt": 0}), "waypoint_spec.dt", "exclusiveMinimum 0"),
     (put(lambda t: t, "waypoint_spec", {"frame": "world"}), "waypoint_spec.frame", "one of ['ego']"),
-    (put(state, "x_m", 10**400), "", "float"),
+    (put(state, "x_m", 10**400), "x_m", "maximum 1e+30"),
 ]  # fmt: skip
 
 

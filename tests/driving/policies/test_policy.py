@@ -60,7 +60,7 @@ def config_of(drives: Path, run: Path, **settings: Any) -> DrivingConfig:
         model=ModelConfig(conv=ConvConfig(channels=(8, 8), blocks=(0, 1)), camera_width=8, scene_width=16),
         optim=OptimConfig(learning_rate=1e-2),
         waypoints=WaypointConfig(hidden_sizes=(16,), **settings),
-        eval=EvalConfig(batch_size=4, bootstrap=20, blind_updates=5, plotted_moments=0),
+        eval=EvalConfig(batch_size=4, blind_updates=5, plotted_moments=0),
         checkpoint=CheckpointConfig(every=2),
     )
 
