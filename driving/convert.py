@@ -16,6 +16,7 @@ from chunkwise.data import convert as driver
 from chunkwise.data.convert import NOTHING_WRITTEN, Formats, Pairs
 from chunkwise.data.problems import refuse
 from chunkwise.errors import DataError
+from chunkwise.files.strict_json import read_json
 from driving.converters.episode_writer import ConvertSettings, EpisodeWriter
 from driving.converters.lerobot import LerobotConverter
 from driving.converters.nuscenes import NuscenesConverter
@@ -107,7 +108,29 @@ class _Conversion:
         """Nothing stays open between units."""
 
 
+def read_camera_map(path: str) -> dict[str, str]:
+    """The map of cameras in a JSON file: an object of the source's names to names in the episodes.
+
+    Raises:
+      ArgumentTypeError: It is none.
+    """
+    try:
+        tree = read_json(Path(path))
+    except DataError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not isinstance(tree, dict) or not all(isinstance(name, str) for name in tree.values()):
+        raise argparse.ArgumentTypeError(f'{path}: expected {{"CAMERA": "name", ...}}, found {str(tree)[:80]}')
+    return tree
+
+
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--camera-map",
+        type=read_camera_map,
+        metavar="FILE",
+        help="JSON file of the source's cameras and their names in the episodes, in place of the format's own map; "
+        "cameras that it does not name are left out (such as driving/converters/waymo_cameras.json)",
+    )
     parser.add_argument(
         "--camera",
         dest="cameras",

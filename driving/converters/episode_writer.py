@@ -28,10 +28,12 @@ MAX_NAME = 200
 class ConvertSettings(convert.ConvertSettings):
     """What may be chosen; a setting that the source's format cannot use is refused.
 
-    `cameras` come in place of the format's own map, where "" leaves one out; `quality`, of what was video, and
+    `cameras` change single entries of the map, where "" leaves one out; `quality`, of what was video, and
     `allow_links_to` are for lerobot.
     """
 
+    camera_map: Mapping[str, str] | None = None
+    """In place of the format's own map: the source's cameras to names in the episodes; others are left out."""
     images: bool = True
     """False: frames keep times, poses and calibration of their cameras, and name no image."""
     sweeps: bool = False
@@ -189,15 +191,18 @@ class EpisodeWriter:
         self.frames += len(drive.frames)
 
 
-def camera_names(camera_map: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Cameras to convert and their names in the episodes: a format's own map with the user's changes.
+def camera_names(camera_map: Mapping[str, str], settings: ConvertSettings) -> dict[str, str]:
+    """Cameras to convert and their names in the episodes: a format's own map, or the user's, with the user's changes.
 
     Raises:
-      ConfigError: A changed camera is not in the map, or two cameras get one name.
+      ConfigError: A camera that the user names is not in the format's map, or two cameras get one name.
     """
-    unknown = sorted(set(chosen) - set(camera_map))
-    if unknown:
-        raise ConfigError(f"--camera: the source has no cameras {unknown}; it has {sorted(camera_map)}")
+    own, chosen = settings.camera_map, settings.cameras
+    for option, given in (("--camera-map", own or {}), ("--camera", chosen)):
+        if unknown := sorted(set(given) - set(camera_map)):
+            raise ConfigError(f"{option}: the source has no cameras {unknown}; it has {sorted(camera_map)}")
+    if own is not None:
+        camera_map = own
     names = {camera: name for camera, name in {**camera_map, **chosen}.items() if name}
     twice = sorted({name for name in names.values() if list(names.values()).count(name) > 1})
     if twice:

@@ -81,7 +81,7 @@ class LerobotConverter:
         self._quality, self._images = settings.quality, settings.images
         known = _is_l2d(self._meta)
         own = {key: _default_name(key, l2d=known) for key in self._meta.cameras}
-        self._names = camera_names(own, settings.cameras)
+        self._names = camera_names(own, settings)
         self._columns = (_l2d_columns(source) if known else {}) | _parse_columns(settings.state)
         if not self._columns:
             vectors = {key: feature.shape for key, feature in self._meta.features.items() if len(feature.shape) == 1}

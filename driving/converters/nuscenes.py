@@ -89,7 +89,7 @@ class NuscenesConverter:
           DataError: A table is missing or bad.
           ConfigError: There are several versions in the folder, or a camera is unknown.
         """
-        self._names = camera_names(CAMERA_MAP, settings.cameras)
+        self._names = camera_names(CAMERA_MAP, settings)
         self._sweeps, self._images = settings.sweeps, settings.images
         tables = _version_folder(source)
         self._root = tables.parent.resolve()

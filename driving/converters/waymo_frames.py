@@ -9,8 +9,10 @@ Lens distortion (k1, k2, p1, p2, k3) is left out: an episode's cameras are pinho
 
 import collections
 import dataclasses
+import json
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,7 @@ import numpy as np
 from driving.converters.episode_writer import DriveCamera, DriveFrame
 from driving.converters.trajectory import Pose, Trajectory, pose_of_matrix
 
-CAMERA_MAP = {
-    "FRONT": "front",
-    "FRONT_LEFT": "front_left",
-    "FRONT_RIGHT": "front_right",
-    "SIDE_LEFT": "side_left",
-    "SIDE_RIGHT": "side_right",
-    "REAR_LEFT": "rear_left",
-    "REAR": "rear",
-    "REAR_RIGHT": "rear_right",
-}
+CAMERA_MAP: Mapping[str, str] = json.loads(Path(__file__).with_name("waymo_cameras.json").read_text())
 """CameraName.Name in the order of its numbers, which begin at 1, to the name in an episode."""
 REFERENCE = "FRONT"
 OPTICAL_TO_WAYMO = np.array([[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]], np.float64)

@@ -51,7 +51,7 @@ class WaymoTfrecordConverter:
           DataError: There are none.
           ConfigError: The settings name a camera that there is not.
         """
-        self._names = camera_names(CAMERA_MAP, settings.cameras)
+        self._names = camera_names(CAMERA_MAP, settings)
         self._end_to_end = end_to_end
         files = [source] if source.is_file() else [path for path in source.rglob("*.tfrecord*") if path.is_file()]
         base = source.parent if source.is_file() else source

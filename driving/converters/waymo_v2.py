@@ -55,7 +55,7 @@ class WaymoV2Converter:
           DataError: There are none.
           ConfigError: The settings name a camera that there is not.
         """
-        self._names = camera_names(CAMERA_MAP, settings.cameras)
+        self._names = camera_names(CAMERA_MAP, settings)
         folders = sorted(source.glob("camera_image")) + sorted(source.glob("*/camera_image"))
         self._files = {str(file.relative_to(source)): file for folder in folders for file in folder.glob("*.parquet")}
         if not self._files:

@@ -128,6 +128,10 @@ def collate(
     return out
 
 
+collate_batch = collate
+"""By the name that the contract has for it."""
+
+
 def _state(samples: Sequence[Sample], key: str, mask: str) -> dict[str, np.ndarray]:
     values = [sample["state"].get(key) for sample in samples]
     return {

@@ -14,7 +14,7 @@ import pytest
 
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
-from chunkwise.errors import ConfigError, MismatchError, require_equal
+from chunkwise.errors import ConfigError, DataError, MismatchError, require_equal
 from chunkwise.train import rngs
 from driving import evaluate
 from driving.config import (
@@ -169,3 +169,12 @@ def test_configs_that_make_no_sense_are_refused(tmp_path: Path, drives: Path):
         config(tmp_path, drives, objective=ALL, waypoints=None)
     with pytest.raises(ValueError, match="every objective has weight 0"):
         ObjectiveConfig()
+
+
+def test_waypoints_are_not_learnt_where_next_to_none_has_a_score(tmp_path: Path):
+    """Drives of 0.9 s, of which no moment knows its next second; a pretraining takes them."""
+    for i in range(3):
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=10, start_yaw=float(i))
+    with pytest.raises(DataError, match=r"expected waypoints .* up to 1 s in at least 1% of the windows, found 0\.0%"):
+        main(config(tmp_path / "run", tmp_path / "drives"), "none")
+    open_data(pretraining(tmp_path / "run", tmp_path / "drives").data)

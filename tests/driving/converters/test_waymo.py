@@ -10,6 +10,7 @@ import pytest
 from chunkwise.data.images import decode
 from chunkwise.errors import ConfigError, DataError
 from driving.convert import convert
+from driving.convert import main as convert_main
 from driving.converters.episode_writer import ConvertSettings
 from driving.converters.waymo_frames import camera_name, exposure_time, extrinsics_of
 from driving.data.episodes import Episode, load_episode
@@ -130,6 +131,27 @@ class TestV2:
             convert(source, tmp_path / "x", settings=ConvertSettings(cameras={"TOP": "top"}), report=silent)
         with pytest.raises(ConfigError, match=r"\['front_left'\] would name several cameras"):
             convert(source, tmp_path / "x", settings=ConvertSettings(cameras={"FRONT": "front_left"}), report=silent)
+
+    def test_a_map_of_cameras_from_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+        """In place of the format's own: what it does not name is left out, and `--camera` still changes one."""
+        source, file = files.write_v2(tmp_path / "training"), tmp_path / "cameras.json"
+        file.write_text('{"FRONT": "ahead", "SIDE_LEFT": "left", "SIDE_RIGHT": "right"}')
+        arguments = [str(source), str(tmp_path / "out"), "--camera-map", str(file)]
+        assert convert_main([*arguments, "--camera", "SIDE_LEFT=", "--camera", "SIDE_RIGHT=beside"]) == 0
+        assert load_episode(tmp_path / "out" / f"{SEGMENT}.json").cameras == ("ahead", "beside")
+        for content, words in (
+            ('{"ROOF": "up"}', "--camera-map: the source has no cameras ['ROOF']"),
+            ('{"FRONT": "a", "REAR": "a"}', "['a'] would name several cameras"),
+            ('["FRONT"]', 'expected {"CAMERA": "name", ...}'),
+            ("{", "expected JSON"),
+        ):
+            file.write_text(content)
+            try:
+                code = convert_main([*arguments[:1], str(tmp_path / "none"), *arguments[2:]])
+            except SystemExit as end:
+                code = end.code
+            assert code == 64
+            assert words in capsys.readouterr().err
 
     def test_every_problem_is_in_one_report(self, tmp_path: Path):
         numbers = [1, 2, 3, 4, 5] * 6

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import driving.data
 from chunkwise.errors import DataError
 from driving.config import CAMERAS, DataConfig
 from driving.data.batch import Sample
@@ -173,3 +174,8 @@ def test_what_cannot_be_collated():
     plain: Sample = {k: v for k, v in sample(one).items() if k != "images_by_cam"}  # pyright: ignore[reportAssignmentType]
     with pytest.raises(DataError, match="in all samples or in none"):
         collate([sample(one), plain])
+
+
+def test_the_contracts_own_name():
+    assert driving.data.collate_batch is collate
+    assert driving.data.collate_batch([sample(None)])["meta"] == collate([sample(None)])["meta"]
