@@ -26,6 +26,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -268,6 +269,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if reason := possible():
         raise SystemExit(reason)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or the image would stay mounted
     lost = 0
     for config in arguments.config or sorted(kill.OWN):
         options = kill.SHORT + kill.OWN[config] + arguments.options
