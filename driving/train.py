@@ -1,17 +1,22 @@
 """Trains an encoder, or waypoints; records the dataset if it is missing, then hands data and task to the loop."""
 
+import functools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.printable import say
 from chunkwise.state import TrainState
+from chunkwise.train.ahead import of_rows, require_known
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
+from driving.data.tables import PAST_S
 from driving.data.validation import members, require_scored, scored
 from driving.record import MADE_BY, METADATA, record
 from driving.tasks.held_out import HeldOut
@@ -73,6 +78,39 @@ class EvaluatedWaypoints(WaypointTask):
         """Says where the figure is, which the last evaluation drew."""
         if (self.folder / evaluate.PLOT).exists():
             print(f"figure: {self.folder / evaluate.PLOT}", flush=True)
+
+
+def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> tuple[PretrainTask | WaypointTask, dict[str, Any]]:
+    """Returns the update of a run, and the shapes of its batches, which its config tells alone.
+
+    Args:
+      config: Of the run.
+      sizes: Empty.
+    """
+    require_known(sizes, ())
+    no_data: Any = None  # an update reads none
+    row = functools.partial(of_rows, config.train.batch_size)
+    cameras, moments, size = len(config.data.cameras), len(config.data.offsets_s), config.data.image_size
+    if config.objective is not None:
+        return PretrainTask(config, no_data), {
+            "images": row("uint8", moments, cameras, *size, 3),
+            "image_valid": row("bool", moments, cameras),
+            "t": row("float32", moments),
+            "episode": row("int32"),
+            "relative_pose": row("float32", moments, 3),
+            "relative_pose_valid": row("bool", moments),
+        }
+    past, steps = 2 * len(PAST_S), config.data.waypoint_steps
+    return WaypointTask(config, no_data), {
+        "images": row("uint8", cameras, *size, 3),
+        "image_valid": row("bool", cameras),
+        "motion": row("float32", 2),
+        "past_motion": row("float32", past),
+        "route_command": row("int32"),
+        "known_motion": row("bool", 2 + past),
+        "waypoints": row("float32", steps, 2),
+        "waypoint_valid": row("bool", steps),
+    }
 
 
 def main(config: DrivingConfig, name: str) -> None:

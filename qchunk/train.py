@@ -1,6 +1,7 @@
 """Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent, evaluation to the loop."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout
+from chunkwise.errors import ConfigError
 from chunkwise.printable import say
 from chunkwise.state import TrainState
+from chunkwise.train.ahead import of_rows, require_known
 from chunkwise.train.loop import fit
 from chunkwise.train.metrics import Mean
 from chunkwise.train.run_dir import RunFolder
 from qchunk import data
+from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
@@ -131,6 +135,45 @@ def _asked(policy: QChunkPolicy, state: TrainState) -> Policy:
     """A policy with the weights of a state, as an evaluation asks it."""
     acting = policy.with_weights(state.params, int(state.step))
     return acting.chunks
+
+
+def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> tuple[Agent, dict[str, Any]]:
+    """Returns the agent of a run, and the shapes of its batches.
+
+    Args:
+      config: Of the run, with data.image_size where there are cameras.
+      sizes: Of an observation and of an action, which the dataset would tell.
+
+    Raises:
+      ConfigError: A size is missing, or agent.factory names code of one's own.
+    """
+    require_known(sizes, ("observation", "action"))
+    cameras, size = config.data.cameras, config.data.image_size
+    if cameras and size is None:
+        raise ConfigError("data.image_size is None, which is the recorded size; give it: --data.image-size H W")
+    dims = data.Dims(
+        observation=sizes["observation"],
+        action=sizes["action"],
+        cameras=cameras,
+        image_size=size if cameras else None,
+    )
+    row = functools.partial(of_rows, config.train.batch_size)
+    horizon = config.agent.horizon
+    seen = {config.data.observation: row("float32", dims.observation)}
+    if cameras and size is not None:
+        seen["images"] = row("uint8", len(cameras), *size, 3)
+    observation = {"qpos": row("float32", dims.observation), "state": None, "images": None, "depth_images": None} | seen
+    return make_agent(config, dims, allow_code=True), {
+        "observations": observation,
+        "next_observations": observation,
+        "actions": row("float32", horizon, dims.action),
+        "rewards": row("float32", horizon),
+        "masks": row("float32", horizon),
+        "valid": row("float32", horizon),
+        "terminals": row("bool", horizon),
+        "is_positive": row("bool"),
+        "final_reward": row("float32"),
+    }
 
 
 def main(config: QChunkConfig, name: str) -> None:

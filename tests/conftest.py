@@ -29,6 +29,7 @@ SKIPS = {
     "only root may mount an image": "as above; `.ci/full` runs where it is possible",
     r"(losetup|mkfs\.ext4|e2fsck|u?mount) not found": "as above; not every system has the tools for it",
     "no loop device can be mounted here": "as above",
+    r"no compiler for (TPUs|GPUs) is installed": "extras of 0.5 GB and 2 GB; each run for the figures of docs/pods.md",
     "this machine has no network": "with the loopback alone, there is no other address to bind to",
     "needs coreutils": "macOS has no sha256sum; the sums are checked by the project's own code as well",
     "finds the workers in /proc": "only Linux has it",

@@ -56,6 +56,11 @@ VERBS: dict[str, Verb] = {
         example="chunkwise train qchunk/debug --run.dir runs/first",
         modules={"": "chunkwise.cli.train"},
     ),
+    "compile": Verb(
+        summary="compile a run's programs for TPUs or GPUs that are not here: memory, exchanges, a bound on the time",
+        example="chunkwise compile openpi_ript/pi0_full --topology v5p:2x2x2",
+        modules={"": "chunkwise.cli.compile"},
+    ),
     "list": Verb(
         summary="configs and studies with their first line, verbs, environments (envs), readers",
         example="chunkwise list configs",

@@ -14,15 +14,20 @@ from chunkwise.config.experiment import MeshConfig
 from chunkwise.errors import ConfigError
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """All devices as ('data', 'fsdp').
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Devices as ('data', 'fsdp').
 
     The axes are Auto: with the default Explicit axes a plain FSDP step raises for want of sharding annotations.
+
+    Args:
+      config: How many of them share a copy of the state.
+      devices: Those to use, such as of a machine that is not here; None: all there are.
 
     Raises:
       ConfigError: data x fsdp is not the number of devices.
     """
-    count = jax.device_count()
+    devices = jax.devices() if devices is None else devices
+    count = len(devices)
     data = count // config.fsdp if config.data == -1 else config.data
     if data * config.fsdp != count:
         raise ConfigError(
@@ -30,9 +35,9 @@ def make_mesh(config: MeshConfig) -> Mesh:
             f"their product must be {count}"
         )
     names, types = ("data", "fsdp"), (AxisType.Auto,) * 2
-    mesh = jax.make_mesh((data, config.fsdp), names, axis_types=types)
+    mesh = jax.make_mesh((data, config.fsdp), names, axis_types=types, devices=devices)
     if rows_of(_owners(mesh), jax.process_index()) is None:  # a torus may be walked across its hosts
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        devices = sorted(devices, key=lambda device: (device.process_index, device.id))
         mesh = Mesh(np.array(devices).reshape(data, config.fsdp), names, axis_types=types)
     return mesh
 

@@ -39,39 +39,22 @@ def _any_positive(data: TrainingData) -> bool:
     return bool((data.to_ript.rollouts.optimality[trained] == Optimality.POSITIVE).any())
 
 
-class SupervisedTask:
-    """A pi0 run on a dataset as the train loop sees it: imitation, guided by advantages where `guidance` is set."""
+class Imitation:
+    """The update of a pi0, plain or guided, as a function of batches that come from anywhere."""
 
-    def __init__(self, config: OpenpiRiptConfig, data: TrainingData, tasks: Sequence[Task] = ()) -> None:
+    def __init__(self, config: OpenpiRiptConfig, labels: ValueLabels | None = None) -> None:
         """Compiles nothing yet.
 
         Args:
           config: Of the run.
-          data: The dataset.
-          tasks: In which the policy acts, with prompts and limits.
-
-        Raises:
-          ConfigError: If the tokenizer is missing, or guidance has no positive sample to learn from.
+          labels: The value function that labels chunks; None: the batch brings labels, or none are needed.
         """
-        self._labels: ValueLabels | None = None
-        if config.guidance is not None and config.guidance.labels == "value":
-            data = with_returns(data, config.guidance.value, tasks)
-            self._labels = ValueLabels(config, config.guidance.value, task_names(data, tasks))
-        elif config.guidance is not None and not _any_positive(data):
-            assert config.data.advantage is not None
-            raise ConfigError(
-                "guidance is set and no rollout is better than the others of its group; expected groups with different "
-                "rewards: set data.advantage.group_by to another than "
-                f"{config.data.advantage.group_by!r} or data.init_key, or record more rollouts from each start"
-            )
         self.config = config
-        self.data = data
         self.model = Pi0(config.model)
-        self.inputs = make_inputs(config.model, config.data.robot, tuple(config.data.cameras), config.tokenizer)
+        self._labels = labels
         self._shapes = jax.eval_shape(lambda: init_params(self.model, jax.random.key(0)))
         self._trains = trainable(self._shapes, config.model)
         self._optimiser = train_only(make_optimiser(config.optim, config.train.steps), self._trains)
-        self._held_out: HeldOut | None = None  # compiled at the first evaluation, by the process that evaluates
 
     def init(self, key: Key[Array, ""]) -> TrainState:
         """Fresh weights; zeros where `load` is going to put a checkpoint's, so that none are drawn in vain."""
@@ -126,6 +109,37 @@ class SupervisedTask:
     def _averaged(self, params: PyTree) -> PyTree:
         """The weights of which a moving average is kept: those that train, or none."""
         return {} if self.config.train.ema_decay is None else only_where(params, self._trains)
+
+
+class SupervisedTask(Imitation):
+    """A pi0 run on a dataset as the train loop sees it: imitation, guided by advantages where `guidance` is set."""
+
+    def __init__(self, config: OpenpiRiptConfig, data: TrainingData, tasks: Sequence[Task] = ()) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          config: Of the run.
+          data: The dataset.
+          tasks: In which the policy acts, with prompts and limits.
+
+        Raises:
+          ConfigError: If the tokenizer is missing, or guidance has no positive sample to learn from.
+        """
+        labels: ValueLabels | None = None
+        if config.guidance is not None and config.guidance.labels == "value":
+            data = with_returns(data, config.guidance.value, tasks)
+            labels = ValueLabels(config, config.guidance.value, task_names(data, tasks))
+        elif config.guidance is not None and not _any_positive(data):
+            assert config.data.advantage is not None
+            raise ConfigError(
+                "guidance is set and no rollout is better than the others of its group; expected groups with different "
+                "rewards: set data.advantage.group_by to another than "
+                f"{config.data.advantage.group_by!r} or data.init_key, or record more rollouts from each start"
+            )
+        super().__init__(config, labels)
+        self.data = data
+        self.inputs = make_inputs(config.model, config.data.robot, tuple(config.data.cameras), config.tokenizer)
+        self._held_out: HeldOut | None = None  # compiled at the first evaluation, by the process that evaluates
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """Model inputs from update `start_step` on."""

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import dataclasses, json
 from pathlib import Path
-from benchmarks.pod_program import compile_update, exchanges, sizes_of_weights
+from benchmarks.pod_program import compile_update, sent_by, sizes_of_weights
 from chunkwise.config.experiment import MeshConfig
 from openpi_ript.config import toy
 from tests.openpi_ript.small_run import small_config
@@ -26,7 +26,7 @@ config = dataclasses.replace(
     mesh=MeshConfig(fsdp=8, replicate_below=0),
     train=dataclasses.replace(config.train, batch_size=48),
 )
-sent = exchanges(compile_update(config, compiler_chooses=False).as_text(), sizes_of_weights(config))
+sent = sent_by(compile_update(config, compiler_chooses=False).as_text(), sizes_of_weights(config))
 print(json.dumps([[*key, size] for key, size in sent.items()]))
 """
 

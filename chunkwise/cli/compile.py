@@ -1,0 +1,218 @@
+"""Compiles a run's programs for machines that are not here: whether they fit, what they send, how fast they can be.
+
+    chunkwise compile openpi_ript/pi0_full --topology v5p:2x2x2
+    chunkwise compile openpi_ript/sft --topology rtx4090:1 --train.batch-size 8
+    chunkwise compile qchunk/cube_single --topology h100:1 --size observation=28 --size action=5
+    chunkwise compile driving/pretrain --topology cpu:8 --json
+
+Neither data, weights nor the devices are needed, but the compiler: pip install 'chunkwise[tpu]' or '[cuda]'. What is
+compiled is the loop's own update (or the fresh weights, --what init) from shapes alone. `mesh.data` and `mesh.fsdp` of
+the config must cover the devices. Ends with 78 where the program does not fit into a device's memory.
+
+The fastest time is a bound and no forecast: the longest of products at the chip's full rate, of memory passing once
+(arguments and results once, temporary arrays twice), and of exchanges at the full rate of the links.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chunkwise.cli import command
+from chunkwise.cli.targets import EXAMPLES, GB, Chip, Target, opened, prepare, target_named
+from chunkwise.cli.train import with_name
+from chunkwise.config.load import load
+from chunkwise.errors import ConfigError, MismatchError
+
+if TYPE_CHECKING:
+    from chunkwise.train.ahead import Program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a compiled program takes; bytes are those of one device."""
+
+    config: str
+    topology: str
+    what: str
+    devices: int
+    state: Mapping[str, int]
+    """Bytes of the parts of the state."""
+    batch: int
+    arguments: int
+    """As the compiler lays them out: state and batch, padded to its tiles."""
+    results: int
+    """That do not lie where an argument did."""
+    temporary: int
+    code: int
+    capacity: float | None
+    """Of a device; None where it is not known."""
+    sent: Mapping[str, float] | None
+    """Bytes that a device sends in one run, by kind of exchange; None where the program cannot be read back."""
+    flops: Mapping[str, float]
+    """Of products, of all devices together, by what is multiplied."""
+    bounds: Mapping[str, float]
+    """Seconds that products, memory and exchanges take at least; empty where the chip's figures are not known."""
+    seconds: float
+    """That compiling took."""
+
+    @property
+    def total(self) -> int:
+        """Bytes that the program keeps at its fullest."""
+        return self.arguments + self.results + self.temporary + self.code
+
+    @property
+    def fits(self) -> bool:
+        """Whether they are less than there is."""
+        return self.capacity is None or self.total <= self.capacity
+
+    def __str__(self) -> str:
+        parts = [f"{name} {_bytes(size)}" for name, size in self.state.items() if size > self.arguments / 1000]
+        parts += [f"batch {_bytes(self.batch)}"] if self.batch else []
+        room = "" if self.capacity is None else f" of {_bytes(self.capacity)}"
+        many = f", {self.devices} devices; what follows is of one of them" if self.devices > 1 else ""
+        lines = [
+            f"{self.config}: {self.what} for {self.topology}{many}",
+            f"memory {_bytes(self.total)}{room}: arguments {_bytes(self.arguments)}, results that are not in their "
+            f"place {_bytes(self.results)}, in between {_bytes(self.temporary)}, code {_bytes(self.code)}",
+            f"of the arguments: {', '.join(parts) or 'none'}",
+        ]
+        lines.append(f"sent in one run: {self._sent()}")
+        if self.flops:
+            counts = ", ".join(f"{count / 1e12:.3g} of {dtype}" for dtype, count in sorted(self.flops.items()))
+            lines.append(f"products of all devices, 10^12 operations: {counts}")
+        if self.bounds:
+            each = ", ".join(f"{name} {seconds * 1e3:.3g}" for name, seconds in self.bounds.items())
+            longest = max(self.bounds, key=lambda name: self.bounds[name])
+            lines.append(f"no faster than {self.bounds[longest] * 1e3:.3g} ms, by {longest} ({each})")
+        return "\n".join([*lines, f"compiled in {self.seconds:.0f} s"])
+
+    def _sent(self) -> str:
+        if self.sent is None:
+            return "not known, this jax cannot read the compiler's program back; --topology cpu:N tells about as much"
+        return ", ".join(f"{kind} {_bytes(size)}" for kind, size in sorted(self.sent.items())) or "nothing"
+
+
+def _bytes(size: float) -> str:
+    """A size in GB of 10^9 bytes, or in MB."""
+    return f"{size / GB:.2f} GB" if size >= 0.1 * GB else f"{size / 1e6:.2f} MB"
+
+
+def report_of(program: "Program", *, config: str, topology: str, what: str, target: Target) -> Report:
+    """Reads off a compiled program what it takes."""
+    from chunkwise.train.exchanges import bytes_sent
+
+    memory = program.compiled.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    try:
+        sent = bytes_sent(program.compiled.as_text())
+    except RuntimeError:  # libtpu 0.0.52 starts some exchanges in a way that jaxlib 0.10.2 does not know
+        sent = None
+    moved = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes
+    return Report(
+        config=config,
+        topology=topology,
+        what=what,
+        devices=target.count,
+        state=program.state,
+        batch=program.batch,
+        arguments=memory.argument_size_in_bytes,
+        results=results,
+        temporary=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        capacity=None if target.chip is None else target.chip.memory,
+        sent=sent,
+        flops=program.flops,
+        bounds={} if target.chip is None else bounds(target.chip, target.count, program.flops, moved, sent),
+        seconds=program.seconds,
+    )
+
+
+def bounds(
+    chip: Chip, devices: int, flops: Mapping[str, float], moved: float, sent: Mapping[str, float] | None
+) -> dict[str, float]:
+    """Returns the seconds that each part of a program takes at least.
+
+    Args:
+      chip: Of each device.
+      devices: Among which the products are divided evenly.
+      flops: Of products, of all devices, by type; float32 at the rate of jax's default precision.
+      moved: Bytes that pass between a device and its memory.
+      sent: Bytes that a device sends; None: not known.
+    """
+    slow = sum(count for dtype, count in flops.items() if dtype == "float32")
+    fast = sum(flops.values()) - slow
+    known = {
+        "products": (fast / chip.flops + slow / chip.flops_float32) / devices,
+        "memory": moved / chip.bandwidth,
+    }
+    return known if sent is None else known | {"exchanges": sum(sent.values()) / chip.link}
+
+
+def sizes_of(words: Sequence[str]) -> dict[str, int]:
+    """Reads name=N; raises ConfigError for anything else."""
+    sizes = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if not number.isdecimal() or not int(number):
+            raise ConfigError(f"--size {word}: expected a name and a number of 1 or above, such as observation=28")
+        sizes[name] = int(number)
+    return sizes
+
+
+def advice(report: Report, config: Any) -> str:
+    """Says what takes less memory."""
+    state, rest = sum(report.state.values()), report.temporary + report.batch
+    ways = []
+    if rest > state / 4:
+        ways.append(f"a smaller --train.batch-size than {config.train.batch_size}, or --train.grad-accum-steps")
+    if report.devices > 1 and config.mesh.fsdp < report.devices:
+        ways.append(f"--mesh.fsdp {report.devices}, so that the devices share one copy of the state")
+    ways.append("more devices" if report.devices > 1 else "a device with more memory")
+    return "; ".join(ways)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line; returns the exit code."""
+    parser = command.Parser(
+        prog="chunkwise compile",
+        description=__doc__,
+        usage="chunkwise compile NAME_OR_FILE --topology KIND:NUMBER [--field value ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", metavar="NAME_OR_FILE", help="as for chunkwise train; any field may follow")
+    parser.add_argument("--topology", required=True, help=f"kind and number of devices: {', '.join(EXAMPLES)}")
+    parser.add_argument("--what", choices=("update", "init"), default="update", help="which program; default: update")
+    parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="what the dataset would tell")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    arguments, rest = parser.parse_known_args(argv)
+    target, sizes = target_named(arguments.topology), sizes_of(arguments.size)
+    prepare(target)
+    config, path = load(with_name([arguments.config, *rest]), program="chunkwise compile NAME_OR_FILE")
+    from chunkwise.train import ahead
+
+    updates, batch = importlib.import_module(f"{config.package}.train").without_data(config, sizes)
+    name, what = f"{config.package}/{path.stem}", arguments.what
+    with opened(target) as devices:
+        try:
+            program = ahead.compiled(config, updates, batch, devices, what)
+        except Exception as error:  # jax's class of runtime errors is its own
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            said = " ".join(str(error).split())[:400]
+            raise MismatchError(f"{name} does not fit {arguments.topology}: {said}") from error
+    report = report_of(program, config=name, topology=arguments.topology, what=what, target=target)
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(report) | {"total": report.total, "fits": report.fits}, indent=1))
+    else:
+        print(report)
+    if not report.fits:
+        raise MismatchError(f"{name} does not fit {arguments.topology}; try {advice(report, config)}")
+    return 0
+
+
+if __name__ == "__main__":
+    command.run(main)

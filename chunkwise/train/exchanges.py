@@ -1,0 +1,96 @@
+"""What a compiled program sends between devices, read from its text, loops counted."""
+
+import collections
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "s32": 4, "u32": 4, "s16": 2, "u16": 2}
+"""Of a number by XLA's name; any other takes one."""
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+
+
+def bytes_sent(program: str) -> dict[str, float]:
+    """Returns the bytes that a device sends in one run of a program, by kind of exchange.
+
+    Of an array of S bytes among g devices a gather sends (g - 1) / g S, a sum twice that, a sum of which each device
+    keeps a part (g - 1) / g of what went in.
+
+    Args:
+      program: The compiled program as text.
+    """
+    sent: dict[str, float] = collections.defaultdict(float)
+    for kind, _, size in exchanges(program):
+        sent[kind] += size
+    return dict(sent)
+
+
+def exchanges(program: str) -> Iterator[tuple[str, int, float]]:
+    """Yields for each array of each exchange its kind, its numbers, and the bytes that a device sends for it."""
+    lines = computations(program)
+    times = rounds(lines)
+    for name, body in lines.items():
+        for line in body:
+            kind = re.search(rf" = (.*?) ({'|'.join(KINDS)})(?:-start)?\(", line)
+            if not kind:
+                continue
+            share = share_sent(kind[2], line)
+            arrays = re.findall(r"(\w+)\[([\d,]*)\]", kind[1])
+            if f"{kind[2]}-start(" in line and kind[2] != "all-reduce":
+                arrays = arrays[len(arrays) // 2 :]  # what goes in stands before what comes out
+            if f"{kind[2]}-start(" in line and kind[2] == "collective-permute":
+                arrays = arrays[:1]
+            for dtype, shape in arrays:
+                elements = math.prod(int(axis) for axis in shape.split(",") if axis)
+                yield kind[2], elements, times[name] * share * elements * BYTES.get(dtype, 1)
+
+
+def computations(program: str) -> dict[str, list[str]]:
+    """Lines of each computation of an HLO text."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in program.splitlines():
+        if head := re.match(r"(?:ENTRY )?%([\w.\-]+) \(.*\{$", line):
+            name = head[1]
+            found[name] = []
+        elif name:
+            found[name].append(line)
+    return found
+
+
+def rounds(lines: dict[str, list[str]]) -> dict[str, int]:
+    """How often a computation runs in one update; the loop over updates counts once."""
+    called: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
+    unknown = 0
+    for caller, body in lines.items():
+        for line in body:
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
+            unknown += " while(" in line and trips is None
+            for name in re.findall(r"(?:body|to_apply|calls)=%([\w.\-]+)", line):
+                called[name].append((caller, int(trips[1]) if trips and " while(" in line else 1))
+
+    if unknown > 1:
+        raise ValueError(f"expected to know the length of all loops but that over updates, found {unknown} unknown")
+
+    @functools.cache
+    def of(name: str) -> int:
+        return sum(times * of(caller) for caller, times in called[name]) if called[name] else 1
+
+    return {name: of(name) for name in lines}
+
+
+def share_sent(kind: str, line: str) -> float:
+    """Times that a device sends the bytes of an exchange's result."""
+    if kind == "collective-permute":
+        return 1
+    if over := re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? \{([^}]*)\}", line):
+        axes = dict(re.findall(r"'(\w+)'=(\d+)", over[1]))
+        g = math.prod(int(axes[axis]) for axis in re.findall(r"'(\w+)'", over[2]))
+    elif groups := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        g = int(groups[1])
+    elif listed := re.search(r"replica_groups=\{\{([\d,]+)\}", line):
+        g = listed[1].count(",") + 1
+    else:
+        raise ValueError(f"expected replica_groups in one of XLA's notations, found {line}")
+    return {"all-reduce": 2 / g, "reduce-scatter": 1}.get(kind, 1 / g) * (g - 1)

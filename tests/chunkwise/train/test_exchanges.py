@@ -1,0 +1,61 @@
+"""Bytes sent between devices: of programs written out here, and of one that this machine compiles for eight."""
+
+import subprocess
+import sys
+
+import pytest
+
+from chunkwise.train.exchanges import bytes_sent
+
+ENTRY = "ENTRY %main (p: f32[4,8]) -> f32[32,8] {\nBODY\n}\n"
+GROUPS = "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "size"),
+    [
+        (f"  %g = f32[32,8]{{1,0}} all-gather(%p), {GROUPS}", "all-gather", 32 * 8 * 4 * 7 / 8),
+        (f"  %g = bf16[32,8]{{1,0}} all-gather(%p), {GROUPS}", "all-gather", 32 * 8 * 2 * 7 / 8),
+        (f"  %r = f32[4,8]{{1,0}} all-reduce(%p), {GROUPS}, to_apply=%add", "all-reduce", 2 * 4 * 8 * 4 * 7 / 8),
+        (f"  %r = (f32[4]{{0}}, f32[8]{{0}}) all-reduce(%p, %q), {GROUPS}", "all-reduce", 2 * 12 * 4 * 7 / 8),
+        (f"  %s = f32[4,8]{{1,0}} reduce-scatter(%p), {GROUPS}", "reduce-scatter", 4 * 8 * 4 * 7),
+        ("  %s = f32[4,8]{1,0} reduce-scatter(%p), replica_groups=[4,2]<=[8]", "reduce-scatter", 4 * 8 * 4 * 1),
+        ("  %c = f32[4,8]{1,0} collective-permute(%p), source_target_pairs={{0,1}}", "collective-permute", 4 * 8 * 4),
+        (
+            f"  %s = (f32[4,8]{{1,0}}, f32[32,8]{{1,0}}) all-gather-start(%p), {GROUPS}",
+            "all-gather",
+            32 * 8 * 4 * 7 / 8,
+        ),
+        (f"  %s = f32[4,8]{{1,0}} all-reduce-start(%p), {GROUPS}", "all-reduce", 2 * 4 * 8 * 4 * 7 / 8),
+        ("  %s = f32[4,8]{1,0} add(%p, %p)", None, 0),
+    ],
+)
+def test_an_exchange_sends_what_the_others_lack(line: str, kind: str | None, size: float):
+    assert bytes_sent(ENTRY.replace("BODY", line)) == ({} if kind is None else {kind: pytest.approx(size)})
+
+
+def test_in_a_loop_it_is_sent_as_often_as_the_loop_runs():
+    body = f"%body (q: f32[4,8]) -> f32[4,8] {{\n  %r = f32[4,8]{{1,0}} all-reduce(%q), {GROUPS}\n}}\n"
+    loop = '  %w = f32[4,8] while(%p), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"18"}}'
+    assert bytes_sent(body + ENTRY.replace("BODY", loop)) == {"all-reduce": 18 * 2 * 4 * 8 * 4 * 7 / 8}
+
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from chunkwise.train.exchanges import bytes_sent
+mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("d",), ()))
+x = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=split)
+print(bytes_sent(jax.jit(lambda x: x, out_shardings=whole).lower(x).compile().as_text()))
+print(bytes_sent(jax.jit(lambda x: x.sum(0), out_shardings=whole).lower(x).compile().as_text()))
+"""
+
+
+@pytest.mark.slow
+def test_what_the_compiler_makes_is_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    gathered, summed = done.stdout.splitlines()
+    assert gathered == str({"all-gather": 64 * 32 * 4 * 7 / 8})
+    assert summed == str({"all-reduce": 2 * 32 * 4 * 7 / 8})
