@@ -116,6 +116,11 @@ def _was_set_aside(copy: Path, what: str) -> bool:
     return aside
 
 
+def _without_checkpoints(run: Path, copy: Path) -> Path:
+    """Copies what a checkpoint is bound to, such as norm_stats.json; returns the copy."""
+    return Path(shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints")))
+
+
 def restore_only(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, config: str = CONFIG) -> int:
     """As `run`, by restoring in this process; the number of cases in which something was set aside.
 
@@ -127,13 +132,13 @@ def restore_only(cases: int, folder: Path, seed: int = 0, *, kinds: Kinds, confi
     restore = _restorer(["--config", config, "--run.dir", str(whole), "--run.resume", *options])
     saved: dict[int, str] = {}
     for path in (whole / "checkpoints").iterdir():
-        alone = folder / f"step{path.name}"
+        alone = _without_checkpoints(whole, folder / f"step{path.name}")
         shutil.copytree(path, alone / "checkpoints" / path.name)
         saved |= [restore(alone)]
     rng = random.Random(seed)
     set_aside = 0
     for case in track(range(cases), "damaging"):
-        copy = folder / f"case{case}"
+        copy = _without_checkpoints(whole, folder / f"case{case}")
         shutil.copytree(whole / "checkpoints", copy / "checkpoints")
         newest = max((copy / "checkpoints").iterdir(), key=lambda path: int(path.name))
         what = kinds[case % len(kinds)](newest, rng)
