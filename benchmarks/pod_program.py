@@ -28,6 +28,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
 CONFIG = "configs/openpi_ript/pi0_full.py"
+CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
 def compile_update(config: Any, *, compiler_chooses: bool) -> Any:
@@ -88,7 +89,8 @@ def main() -> None:
     config: Any = load(["--config", CONFIG])[0]
     train = dataclasses.replace(config.train, batch_size=args.rows, grad_accum_steps=args.accumulate)
     mesh = dataclasses.replace(config.mesh, data=args.devices // args.fsdp, fsdp=args.fsdp)
-    config = dataclasses.replace(config, train=train, mesh=mesh)
+    data = dataclasses.replace(config.data, cameras={name: name for name in CAMERAS})
+    config = dataclasses.replace(config, train=train, mesh=mesh, data=data)
     program = compile_update(config, compiler_chooses=args.compiler_chooses)
     memory = program.memory_analysis()
     print(f"{args.devices} devices, fsdp {args.fsdp}, {args.rows} rows in {args.accumulate} parts; GB of 10^9 bytes")

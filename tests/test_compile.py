@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from chunkwise.cli import compile as verb
-from chunkwise.cli import targets
 from chunkwise.errors import ConfigError
+from chunkwise.train import compile as verb
+from chunkwise.train import targets
 from chunkwise.train.ahead import require_known
 
 SIZES = ("--size", "observation=28", "--size", "action=5")
@@ -109,7 +109,7 @@ def test_bytes_of_a_device_are_those_computed_by_hand():
 @pytest.mark.slow
 def test_what_does_not_fit_ends_with_78_and_advice():
     program = (
-        "import dataclasses, sys; from chunkwise.cli import command, compile, targets; "
+        "import dataclasses, sys; from chunkwise.cli import command; from chunkwise.train import compile, targets; "
         "compile.target_named = lambda text: targets.Target(name='cpu', shape=(1,), chip=None); "
         "real = compile.report_of; "
         "compile.report_of = lambda *a, **k: dataclasses.replace(real(*a, **k), capacity=1e4); "

@@ -105,6 +105,7 @@ def cart_run(folder: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_reader_and_an_environment_train_and_evaluate_together(folder: Path):
     write_carts(folder)
     evaluation = [

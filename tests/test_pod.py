@@ -26,5 +26,6 @@ def test_a_killed_and_a_stopped_process(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_other_processes_restore_the_same(tmp_path: Path):
     pod.check_resharding(TOY, tmp_path, OPTIONS, [(2, 4, 4), (1, 8, 8)])

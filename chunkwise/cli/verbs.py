@@ -59,7 +59,7 @@ VERBS: dict[str, Verb] = {
     "compile": Verb(
         summary="compile a run's programs for TPUs or GPUs that are not here: memory, exchanges, a bound on the time",
         example="chunkwise compile openpi_ript/pi0_full --topology v5p:2x2x2",
-        modules={"": "chunkwise.cli.compile"},
+        modules={"": "chunkwise.train.compile"},
     ),
     "list": Verb(
         summary="configs and studies with their first line, verbs, environments (envs), readers",

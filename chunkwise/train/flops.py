@@ -20,8 +20,8 @@ def flops(program: Any) -> dict[str, float]:
     return dict(_of(program.jaxpr))
 
 
-def _of(jaxpr: Any) -> "collections.Counter[str]":
-    found: collections.Counter[str] = collections.Counter()
+def _of(jaxpr: Any) -> dict[str, float]:
+    found: dict[str, float] = collections.defaultdict(float)
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
         if name == "dot_general":
@@ -34,7 +34,8 @@ def _of(jaxpr: Any) -> "collections.Counter[str]":
             found[kernel.dtype.name] += 2.0 * math.prod(out.shape) * math.prod(kernel.shape) / features
         elif name == "cond":
             branches = [_of(branch.jaxpr) for branch in params["branches"]]
-            found += max(branches, key=lambda one: sum(one.values()))
+            for dtype, count in max(branches, key=lambda one: sum(one.values())).items():
+                found[dtype] += count
         else:
             times = params["length"] if name == "scan" else 1
             for inner in _programs(params):

@@ -14,7 +14,7 @@ from chunkwise.config.experiment import MeshConfig
 from chunkwise.errors import ConfigError
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Devices as ('data', 'fsdp').
 
     The axes are Auto: with the default Explicit axes a plain FSDP step raises for want of sharding annotations.

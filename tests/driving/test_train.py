@@ -64,6 +64,7 @@ def pretraining(folder: Path, drives: Path) -> DrivingConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, capsys: pytest.CaptureFixture[str]):
     first = pretraining(tmp_path / "pretrain", drives)
     main(first, "pretrain")

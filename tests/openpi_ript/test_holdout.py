@@ -126,6 +126,7 @@ def test_the_loss_is_the_mean_over_all_real_steps_of_fixed_windows(root: Path, t
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_logs_it_at_every_evaluation_and_at_the_end(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

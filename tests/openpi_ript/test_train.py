@@ -163,6 +163,7 @@ def test_supervised_training_keeps_no_average_and_needs_no_outcomes(root: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path):
     """Loaded when the run begins and never again: the run goes on although the file is gone."""
     model = make_model("pi0")  # no condition, as openpi's

@@ -330,6 +330,7 @@ def test_ogbench_shows_no_images() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from chunkwise.envs.evaluate import Evaluation
     from launch import main as launch

@@ -89,7 +89,7 @@ def test_a_config_says_who_reads_a_dataset_that_two_packages_read(tmp_path: Path
     ("words", "error", "message"),
     [
         (["evaluat", "x"], ConfigError, "chunkwise has no verb evaluat; did you mean evaluate"),
-        (["xyz"], ConfigError, "chunkwise has no verb xyz; there are: train, list"),
+        (["xyz"], ConfigError, "chunkwise has no verb xyz; there are: train, compile, list"),
         (["record"], ConfigError, r"chunkwise record: expected qchunk\|driving first, such as: chunkwise record"),
         (["record", "openpi_ript"], ConfigError, "there is none for openpi_ript; there is for qchunk, driving"),
         (["inspect"], ConfigError, r"expected qchunk\|openpi_ript\|driving first"),

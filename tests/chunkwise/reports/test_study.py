@@ -362,6 +362,7 @@ def test_killed_in_the_middle_the_table_is_the_same(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_fails_is_reported_and_the_rest_goes_on(tmp_path: Path):
     bad = tmp_path / "out" / runs_of(read_study(str(write_study(tmp_path)))[0])[0].folder
     bad.mkdir(parents=True)

@@ -140,6 +140,7 @@ def run(path: Path, folder: Path, steps: int, dt_s: float) -> DrivingConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_from_records_to_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [(9.5, STRAIGHT), (3.0, DRIVEN), (-1.0, STRAIGHT)]
     for segment in range(5):

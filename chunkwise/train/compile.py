@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chunkwise.cli import command
-from chunkwise.cli.targets import EXAMPLES, GB, Chip, Target, opened, prepare, target_named
 from chunkwise.cli.train import with_name
 from chunkwise.config.load import load
 from chunkwise.errors import ConfigError, MismatchError
+from chunkwise.train.targets import EXAMPLES, GB, Chip, Target, opened, prepare, target_named
 
 if TYPE_CHECKING:
     from chunkwise.train.ahead import Program
