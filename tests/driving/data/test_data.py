@@ -124,7 +124,7 @@ def test_changes_are_known_where_both_moments_are(tmp_path: Path):
         del tree["frames"][6]["observations"]["state"]["x_m"], tree["frames"][6]["observations"]["state"]["y_m"]
 
     write_drive(tmp_path, "a", frames=13, change=forget)
-    data = open_data(config(tmp_path).data, "all")
+    data = open_data(config(tmp_path, offsets_s=(0.0, 0.1)).data, "all")
     batch = data.batch(np.array([1, 2, 5, 6, 9, 11, 12]))
     speed = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1]]
     turn = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]]
