@@ -142,10 +142,15 @@ def weights(folder: Path) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in read_arrays(newest).items() if name.startswith("params/")}
 
 
+def data_of(package: str) -> Any:
+    """The module with `make_batches` of a package."""
+    return importlib.import_module({"openpi_ript": "openpi_ript.data.dataset"}.get(package, f"{package}.data"))
+
+
 def stream_hash(config: str, options: Sequence[str], processes: int, threads: int, batches: int = 100) -> str:
     """Of the first global batches, put together from the rows of all processes."""
     loaded, _ = load(["--config", config, *options, "--data.read-threads", str(threads)])
-    data = importlib.import_module(f"{loaded.package}.data")
+    data = data_of(loaded.package)
     shards = [data.make_batches(loaded, shard=i, num_shards=processes) for i in range(processes)]
     hasher = hashlib.sha256()
     for _ in range(batches):

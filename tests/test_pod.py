@@ -6,9 +6,39 @@ from pathlib import Path
 import pytest
 
 from tests import pod
+from tests.driving.test_train import write_drive
+from tests.openpi_ript.small_run import make_dataset
+from tests.qchunk import recordings
 
 TOY = "tests/train.py"
 OPTIONS = pod.OWN[TOY]
+MORE = {"qchunk": ("--data.task", "None", "--eval.env", "None")}
+"""What a package's debug config has beside its data's path that these tests' data do not."""
+
+
+@pytest.mark.slow
+def test_batches_of_every_package_do_not_depend_on_who_reads_them(tmp_path: Path):
+    """With the names under which each package's data are opened, which `.ci/full` relies on."""
+    for package, data in small_data(tmp_path).items():
+        options = ["--data.path", str(data), "--train.batch-size", "4", *MORE.get(package, ())]
+        config = f"configs/{package}/debug.py"
+        one = pod.stream_hash(config, options, processes=1, threads=0, batches=3)
+        assert one == pod.stream_hash(config, options, processes=2, threads=2, batches=3), package
+        assert one != pod.stream_hash(config, [*options, "--run.seed", "1"], processes=1, threads=0, batches=3)
+
+
+def small_data(folder: Path) -> dict[str, Path]:
+    """A dataset for each package's debug config."""
+    for number in range(6):
+        recordings.write(
+            folder / f"qchunk/episode_{number}.hdf5", recordings.arrays(12, number), success=number % 2 == 0
+        )
+        write_drive(folder / "driving", f"drive_{number}", frames=40, start_yaw=float(number))
+    return {
+        "qchunk": folder / "qchunk",
+        "openpi_ript": make_dataset(folder),
+        "driving": folder / "driving",
+    }
 
 
 @pytest.mark.slow
