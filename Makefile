@@ -38,7 +38,7 @@ quick: env
 	$(TESTS) -m "not slow and not long"
 
 test: env  ## the test suite, without what shows the same at more length
-	@echo "tests: about 13 minutes on 2 cores, a third of it where programs are compiled already"
+	@echo "tests: about 14 minutes on 2 cores, a third of it where programs are compiled already"
 	$(TESTS) -m "not long"
 
 full: env  ## everything: the suite, tests marked long, power cuts, kills, faults, hostile files, mutants

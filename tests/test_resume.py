@@ -21,6 +21,13 @@ OPTIONS = ["--train.steps", "120", "--checkpoint.every", "10", "--train.eval-eve
 
 
 @pytest.mark.slow
+def test_killed_it_ends_the_same(tmp_path: Path):
+    counts = kill.run(TOY, 2, tmp_path, [*kill.SHORT, *kill.OWN[TOY], "--train.steps", "120"], seed=1)
+    assert counts["run"] + counts["save"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_stopped_it_ends_the_same(tmp_path: Path):
     counts = kill.run(DEBUG, 2, tmp_path, OPTIONS, seed=1)
     assert counts["run"] + counts["save"] >= 2

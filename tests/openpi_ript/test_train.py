@@ -69,6 +69,7 @@ class StopAt:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: Path):
     untouched, stopped = (small_config(root, tmp_path / name) for name in "ab")
     main(untouched, "test")
