@@ -30,6 +30,7 @@ def test_the_motion_is_the_integral_of_speed_and_yaw_rate(drives: list[Drive]):
         np.testing.assert_allclose(step[:, 2], (one.yaw_rate[1:] + one.yaw_rate[:-1]) / 2, atol=0.1)
 
 
+@pytest.mark.slow
 def test_the_car_keeps_its_lane_and_brakes_like_a_person(drives: list[Drive]):
     for one in drives:
         apart = np.linalg.norm(one.pose[:, None, :2] - one.road.points[None], axis=-1).min(axis=1)

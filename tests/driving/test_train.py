@@ -129,6 +129,7 @@ def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
     assert float(metrics["loss"].value()) == pytest.approx(parts, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_says_how_motion_was_derived_that_no_file_records(tmp_path: Path, drives: Path):
     """Earlier versions derived it from the frame after as well: their checkpoints lack the entry, and are refused."""
 

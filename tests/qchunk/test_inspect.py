@@ -228,6 +228,7 @@ def own_data(root: Path, *fields: str) -> list[str]:
     return [str(root), "--config", "qchunk/own_data", "--data.episodes-per-epoch", "4", "--data.holdout", "0", *fields]
 
 
+@pytest.mark.slow
 def test_with_a_config_it_says_what_training_would(tmp_path: Path, capsys: pytest.CaptureFixture):
     """The same notes and refusals as of the run, of fields that the default settings know nothing of."""
     root = dataset(tmp_path, lengths=(300, 400, 200))

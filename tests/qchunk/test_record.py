@@ -106,6 +106,7 @@ def test_replaying_actions_repeats_the_observations_in_the_task_environment(reco
         np.testing.assert_allclose(env.info["qpos"], arrays["/sim/qpos"][t], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_episode_is_a_function_of_seed_and_number(recorded: Path, play_env: Any) -> None:
     # A worker recorded episode 2 after another one; here it comes after episode 1 and in another process.
     play_episode(play_env, CONFIG, 1)

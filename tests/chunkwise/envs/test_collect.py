@@ -139,6 +139,7 @@ def test_what_a_policy_notes_of_its_chunks_is_kept_with_the_rollout(count: int) 
     assert {name: dict(rollout.notes) for name, rollout in play(threads(2), jobs([1])).items()} == {0: {}}
 
 
+@pytest.mark.slow
 def test_a_rollout_that_is_played_again_begins_without_chunks(tmp_path: Path) -> None:
     """Its worker died: what was planned before is forgotten."""
     opener = functools.partial(DiesOnce, EnvSpec(suite="own", task=str(tmp_path / "died")))

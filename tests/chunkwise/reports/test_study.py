@@ -88,6 +88,7 @@ def line(step: int, rate: float, episodes: int = 10) -> dict[str, Any]:
     return {"step": step, "split": "eval", "policy/success": rate, "policy/episodes": episodes}
 
 
+@pytest.mark.slow
 def test_the_table_by_hand(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2, 3), grid={"agent.horizon": ("1", "5")})
     runs = runs_of(study)

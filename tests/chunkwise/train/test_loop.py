@@ -293,6 +293,7 @@ def test_the_count_of_bad_updates_begins_at_zero_and_anew_after_each_good_one(
             fit(config, Broken(config, bad), folder)
 
 
+@pytest.mark.slow
 def test_processes_that_agree_to_stop_do_so_at_one_step(
     tmp_path: Path, whole: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch
 ):

@@ -111,6 +111,7 @@ def test_metrics_are_the_error_under_each_condition(policy: Any) -> None:
     np.testing.assert_allclose(metrics["guided_loss"].value(), loss)
 
 
+@pytest.mark.slow
 def test_neither_branch_changes_the_other(policy: Any) -> None:
     """Another positive condition leaves the unconditional branch's error as it is to the bit, and the reverse."""
     model, params = policy

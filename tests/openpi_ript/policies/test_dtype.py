@@ -59,6 +59,7 @@ def test_weights_take_half_the_memory_and_actions_lie_near(name: str) -> None:
     assert far["bfloat16", "bfloat16"] < 3 * far["float32", "bfloat16"]
 
 
+@pytest.mark.slow
 def test_what_is_computed_in_float32_is_cast_first() -> None:
     shapes = model_shapes(Pi0(config_of(CASES["pi05_droid"]).model))
     flat = {name: jnp.zeros(leaf.shape, jnp.bfloat16) for name, leaf in shapes.items()}

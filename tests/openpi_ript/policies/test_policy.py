@@ -151,6 +151,7 @@ def test_a_batch_gives_what_its_rows_give(acting: Policy):
     assert np.abs(shared[1] - together[1]).max() > 1e-4, "the prompt matters"
 
 
+@pytest.mark.slow
 def test_the_scale_is_the_configs_unless_one_is_given(acting: Policy):
     seen, start = observation(), noise()[0]
     default = acting.infer(seen, noise=start)["actions"]

@@ -76,6 +76,7 @@ def test_bounds_are_told_and_kept(acting: Policy, monkeypatch: pytest.MonkeyPatc
         acting.bounds = None
 
 
+@pytest.mark.slow
 def test_after_the_start_nothing_compiles(acting: Policy, port: int):
     example = acting.example()
     with compilations() as counted, client(port) as connection:

@@ -93,6 +93,7 @@ def test_the_digest_knows_values_names_and_types():
     assert len({digest(one) for one in [tree, *others]}) == 4
 
 
+@pytest.mark.slow
 def test_a_simulators_rows_are_seen_as_the_adapter_says(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch):
     class Mirrored(Adapter):
         def simulated_state(self, state: np.ndarray) -> np.ndarray:

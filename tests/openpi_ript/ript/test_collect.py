@@ -184,12 +184,14 @@ def test_nan_in_a_later_action_of_a_chunk_ends_the_run_too(collector: Collector,
         play(collector, jobs(1, tmp_path), Broken())
 
 
+@pytest.mark.slow
 def test_stopping_drops_what_is_under_way(collector: Collector, tmp_path: Path):
     with contextlib.suppress(StopRequested):  # where a worker has not answered yet
         assert not collector.collect(jobs(4, tmp_path), Straight(), lambda *_: None, stopping=lambda: True)
     assert len(play(collector, jobs(4, tmp_path), Straight())) == 4
 
 
+@pytest.mark.slow
 def test_a_silent_worker_keeps_nobody_from_stopping(tmp_path: Path):
     collector = Collector(point(num_envs=1))
     asked: list[int] = []

@@ -104,6 +104,7 @@ def test_the_loss_by_hand():
     assert {float(mean.count) for mean in metrics.values()} == {6}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("advantage", "moved"), [(2.0, 0.0), (-1.5, 0.0), (2.0, 0.5), (-1.5, -0.5)])
 def test_the_gradient_of_a_velocity_of_one_number_by_hand(advantage: float, moved: float):
     """v(x, t) = w. d mean / dw = -(1 + sigma^2 (1 - t) / (2 t)) / K, and of the log-density z / std times that."""

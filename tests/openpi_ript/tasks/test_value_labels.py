@@ -133,6 +133,7 @@ def test_an_update_moves_the_value_towards_what_was_observed():
         np.testing.assert_allclose(moved, -1e-3 * np.sign(slope)[steep], rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing():
     value = ValueConfig(lookahead=3, bins=21, width=16)
     batch = make_batch(6)

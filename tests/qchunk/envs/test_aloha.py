@@ -299,6 +299,7 @@ def test_evaluation_ends_at_success(env: aloha.TransferCube) -> None:
     assert np.abs(done.actions).max() > 1.2  # joint angles beyond 1 are not clipped to it
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_evaluation_shows_images_where_chunks_start(env: aloha.TransferCube) -> None:
     policy, calls = _replay(env, 4, 100)

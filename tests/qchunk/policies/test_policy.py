@@ -435,6 +435,7 @@ def test_an_export_acts_alike_in_a_process_without_this_project(run: Path, loade
         act({"state": seen["state"][:1], "images": seen["images"]})
 
 
+@pytest.mark.slow
 def test_only_platforms_that_jax_compiles_for_are_taken(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert export.main([str(run), str(tmp_path / "out"), "--platforms", "abacus"]) == 64
     assert "expected some of cpu, cuda, tpu, found abacus" in capsys.readouterr().err

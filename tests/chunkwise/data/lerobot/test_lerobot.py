@@ -476,6 +476,7 @@ def test_a_disk_that_hiccups_is_tried_four_times(tmp_path: Path, monkeypatch: py
         images.read(0, 1)
 
 
+@pytest.mark.slow
 def test_a_damaged_page_of_images_is_named_when_it_is_read(tmp_path: Path) -> None:
     """Opening looks at an episode's first and last image alone: what is between can only show while training."""
     root = write_v21(tmp_path / "set", record(), "image")

@@ -95,6 +95,7 @@ def test_gripper_values_and_fingers_are_inverse() -> None:
     np.testing.assert_allclose(opened[[6, 7, 14, 15]], [0.01844, -0.01844, 0.058, -0.058])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_rendering_does_not_depend_on_who_imported_mujoco(monkeypatch: pytest.MonkeyPatch) -> None:
     """MuJoCo's own renderer takes the way that MUJOCO_GL named at the first import; the same image here."""
