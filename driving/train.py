@@ -9,6 +9,7 @@ from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.printable import say
+from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
 from chunkwise.train.ahead import of_rows, require_known
 from chunkwise.train.loop import fit
@@ -125,12 +126,14 @@ def main(config: DrivingConfig, name: str) -> None:
         for note in data.notes:
             say(f"data: {note}")
         if config.objective is not None:
-            fit(config, EvaluatedPretrain(config, data, folder.path), folder)
+            ended = fit(config, EvaluatedPretrain(config, data, folder.path), folder)
         else:
             valid = data.tables.waypoint_valid[data.anchors]
             require_scored(scored(valid, config.data.waypoint_dt_s), config.data.path)
             task = EvaluatedWaypoints(config, data, folder.path)
-            fit(config, task, folder, load=None if task.settings.weights is None else task.load)
+            ended = fit(config, task, folder, load=None if task.settings.weights is None else task.load)
+        if ended:
+            write_report(folder.path)
 
 
 def _record_if_missing(config: DrivingConfig) -> None:

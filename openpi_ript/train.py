@@ -9,6 +9,7 @@ from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
 from chunkwise.errors import ConfigError
 from chunkwise.printable import say
+from chunkwise.reports.report import write_report
 from chunkwise.train.ahead import of_rows, require_known
 from chunkwise.train.interaction import Interaction
 from chunkwise.train.loop import fit
@@ -44,7 +45,8 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         task, interaction = _make_task(config, data, folder.path)
         folder.kept[TOKENIZER] = Path(config.tokenizer).read_bytes()  # a run's policy needs nothing but its folder
         print(task.describe(), flush=True)
-        fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction)
+        if fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction):
+            write_report(folder.path)
 
 
 def without_data(config: OpenpiRiptConfig, sizes: Mapping[str, int]) -> tuple[Imitation, dict[str, Any]]:

@@ -13,6 +13,7 @@ from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import ConfigError
 from chunkwise.printable import say
+from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
 from chunkwise.train.ahead import of_rows, require_known
 from chunkwise.train.loop import fit
@@ -188,7 +189,8 @@ def main(config: QChunkConfig, name: str) -> None:
         processes.run_on_primary(lambda: require_fit(config, dataset.dims(config.data.observation)))
         processes.run_on_primary(lambda: _say(reach.judge(config, dataset)))
         task = QChunkTask(config, folder.path, dataset)
-        fit(config, task, folder, interaction=task.online)
+        if fit(config, task, folder, interaction=task.online):
+            write_report(folder.path)
 
 
 def require_fit(config: QChunkConfig, dims: data.Dims) -> None:

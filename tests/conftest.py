@@ -31,6 +31,7 @@ SKIPS = {
     "no loop device can be mounted here": "as above",
     r"no compiler for (TPUs|GPUs) is installed": "extras of 0.5 GB and 2 GB; each run for the figures of docs/pods.md",
     "this machine has no network": "with the loopback alone, there is no other address to bind to",
+    "needs Chromium": "pages are read by a parser as well; a browser is no package of Python",
     "needs coreutils": "macOS has no sha256sum; the sums are checked by the project's own code as well",
     "finds the workers in /proc": "only Linux has it",
 }

@@ -89,12 +89,15 @@ VERBS: dict[str, Verb] = {
         first={"openpi_ript": ("run",), "driving": ("--again",)},
         options=OPTIONS,
     ),
+    "report": Verb(
+        summary="write a page of a run: results, curves, videos, settings, time",
+        example="chunkwise report runs/first --watch",
+        modules={"": "chunkwise.reports.report"},
+    ),
     "compare": Verb(
-        summary="compare two evaluations (A.json B.json), or runs of driving",
-        example="chunkwise compare runs/a/evaluations/step_00001000.json runs/b/evaluations/step_00001000.json",
-        modules={"openpi_ript": "openpi_ript.evaluate", "driving": "driving.evaluate"},
-        told_by="run",
-        first={"openpi_ript": ("compare",)},
+        summary="compare runs, as a table and a page (--html FILE), or two evaluations (A.json B.json)",
+        example="chunkwise compare runs/a runs/b --html ab.html",
+        modules={"": "chunkwise.reports.compare"},
         of_json="chunkwise.envs.compare",
     ),
     "study": Verb(
@@ -162,13 +165,13 @@ def resolve(words: Sequence[str]) -> tuple[str, list[str]]:
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(VERBS)}"
         raise ConfigError(f"chunkwise has no verb {name}; {hint}")
     verb = VERBS[name]
+    path = _first_path(rest)
+    if verb.of_json and path is not None and path.suffix == ".json":
+        return verb.of_json, rest
     if "" in verb.modules:
         return verb.modules[""], rest
     if verb.of_env and rest and rest[0].partition("=")[0] == "--env":
         return verb.of_env, rest
-    path = _first_path(rest)
-    if verb.of_json and path is not None and path.suffix == ".json":
-        return verb.of_json, rest
     package, rest = _package(name, verb, rest)
     return verb.modules[package], [*verb.first.get(package, ()), *rest]
 

@@ -13,24 +13,16 @@ import numpy as np
 from chunkwise.config.study import Run, StudyConfig
 from chunkwise.errors import DataError
 from chunkwise.files.durable import scratch_file, write_durably, write_json
-from chunkwise.files.strict_json import parse_json, read_json
+from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import compare
+from chunkwise.reports.run_record import rows_of
 
 EVALUATION = "evaluations/study.json"
 """In a run's folder, where the study asked for it."""
 MOST_PAIRED = 12
 """Seeds of which all choices of signs are gone through."""
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl. Raises DataError where one is none."""
-    path = run / "metrics.jsonl"
-    rows = [parse_json(line, source=str(path)) for line in path.read_text().splitlines()] if path.is_file() else []
-    if not all(isinstance(row, dict) and isinstance(row.get("step"), int) for row in rows):
-        raise DataError(f"{path}: expected a JSON object with a step on each line")
-    return rows
 
 
 def evaluated_step(run: Path) -> int | None:

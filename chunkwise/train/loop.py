@@ -112,7 +112,7 @@ def fit(
       interaction: What happens between updates, where anything does.
 
     Returns:
-      The digest of the final state, which `done.json` holds too.
+      The digest of the final state, which `done.json` holds too; empty for a dry run.
 
     Raises:
       PreemptedError: SIGTERM or SIGINT came; everything is saved.

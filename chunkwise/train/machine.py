@@ -11,6 +11,8 @@ import importlib.metadata
 import os
 import platform
 import re
+import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,18 @@ def _cores_of_xla() -> int:
     """Cores among which XLA divides its work on a CPU: NPROC where that is set, else all that there are."""
     text = os.environ.get("NPROC", "")
     return int(text) if text.isdecimal() and int(text) > 0 else len(cores())
+
+
+def peak_memory() -> dict[str, float]:
+    """Returns the most memory that this process held, GB: of the host, and of its first device where that tells."""
+    import jax
+
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, bytes
+    found = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9}
+    held = jax.local_devices()[0].memory_stats()  # None on a CPU
+    if held and "peak_bytes_in_use" in held:
+        found["device"] = held["peak_bytes_in_use"] / 1e9
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def note(run: Path, step: int) -> None:

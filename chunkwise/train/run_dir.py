@@ -12,6 +12,7 @@ checkpoints/     chunkwise/checkpoint/manager.py
 tensorboard/, logger_id   of run.loggers, chunkwise/train/loggers.py
 dataset_files.gz chunkwise/files/dataset_files.py
 done.json        the line that a finished run prints
+report.html      its page, chunkwise/reports/report.py
 """
 
 import contextlib
@@ -37,7 +38,7 @@ from chunkwise.files.durable import make_folders, sweep, write_json
 from chunkwise.files.identity import Files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
-from chunkwise.train import log_file, loggers
+from chunkwise.train import log_file, loggers, machine
 
 
 class RunFolder:
@@ -166,9 +167,10 @@ class RunFolder:
             self._loggers.write(row)
 
     def log_timing(self, step: int, seconds: dict[str, float]) -> None:
-        """Appends a line to timing.jsonl."""
+        """Appends a line to timing.jsonl: seconds since the start by purpose, and the peak of memory until now (GB)."""
         if self._timing is not None:
-            self._timing.append({"step": step, "seconds": {name: round(value, 4) for name, value in seconds.items()}})
+            spent = {name: round(value, 4) for name, value in seconds.items()}
+            self._timing.append({"step": step, "seconds": spent, "memory": machine.peak_memory()})
 
     def metrics_size(self) -> int:
         """Bytes of metrics.jsonl so far, all of them on disk; 0 where another process writes it."""

@@ -143,7 +143,13 @@ def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):
 def test_timing_tells_updates_from_the_seconds_that_they_took(tmp_path: Path):
     with RunFolder(toy_config(tmp_path), "test") as folder:
         folder.log_timing(7, {"step": 1.23456, "wall": 2.0})
-    assert json.loads((tmp_path / "timing.jsonl").read_text()) == {"step": 7, "seconds": {"step": 1.2346, "wall": 2.0}}
+    row = json.loads((tmp_path / "timing.jsonl").read_text())
+    assert row == {"step": 7, "seconds": {"step": 1.2346, "wall": 2.0}, "memory": row["memory"]}
+    assert set(row["memory"]) == {"host"}  # a CPU device tells nothing of its own
+    status = Path("/proc/self/status")
+    if status.is_file():
+        kib = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        assert row["memory"]["host"] == pytest.approx(kib * 1024 / 1e9, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "timing.jsonl", "checkpoints"])

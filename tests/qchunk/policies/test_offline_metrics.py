@@ -101,6 +101,7 @@ def test_a_run_without_a_simulator_writes_them(tmp_path: Path, policy: Any):
     found = [line for line in lines if line["split"] == "eval"]
     assert [line["step"] for line in found] == [2, 4]
     assert (tmp_path / "run/summary.png").stat().st_size > 10_000
+    assert "step 4 of 4, done" in (tmp_path / "run/report.html").read_text()
     cloned = "holdout/behaviour_cloning/error" in found[0]
     assert cloned == (policy != "gaussian")
     assert 0 < found[0]["holdout/policy/error"] < 2

@@ -1,0 +1,60 @@
+"""`chunkwise compare RUN RUN...`: the results of runs of any packages, side by side.
+
+    chunkwise compare runs/a runs/b --html ab.html      # the page has curves, outcomes state by state, what differs
+    chunkwise compare runs/* --format latex --metric success
+
+Two evaluations of policies, A.json and B.json, are compared by chunkwise/envs/compare.py.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from chunkwise.cli import command
+from chunkwise.errors import ConfigError
+from chunkwise.files.durable import write_durably
+from chunkwise.reports import results
+from chunkwise.reports.page import page
+from chunkwise.reports.run_record import read_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    parser = command.Parser(
+        prog="chunkwise compare",
+        description="Compares runs: their newest evaluations as a table, and all that differs as a page.",
+        epilog="example: chunkwise compare runs/a runs/b --html ab.html; of two evaluations: compare A.json B.json",
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page of all of them")
+    parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="a column; may be given again")
+    parser.add_argument("--format", choices=("text", "markdown", "latex"), default="text", help="of the printed table")
+    found = parser.parse_args(argv)
+    runs = {name: read_run(path) for name, path in zip(_names(found.runs), found.runs, strict=True)}
+    rows = results.rows_of_results(runs)
+    try:
+        lines = results.texts(rows, results.columns_of(rows, found.metric)) if rows else []
+    except ValueError as error:
+        raise ConfigError(f"--metric: {error}") from error
+    written = {"text": results.plain, "markdown": results.markdown, "latex": results.latex}[found.format]
+    print(written(lines) if lines else "none of the runs was evaluated")
+    if found.html is not None:
+        write_durably(found.html, page(runs, beside=found.html.resolve().parent))
+        print(found.html)
+    return 0
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Names of folders, as short as they differ. Raises ConfigError where one is given twice."""
+    whole = [Path(os.path.abspath(path)) for path in paths]
+    if len(set(whole)) < len(whole):
+        raise ConfigError("a run is given twice; expected different ones")
+    parts = 1
+    while len(set(names := ["/".join(path.parts[-parts:]) for path in whole])) < len(names):
+        parts += 1
+    return names
+
+
+if __name__ == "__main__":
+    command.run(lambda: main(sys.argv[1:]))

@@ -1,0 +1,147 @@
+"""The results of runs as one table: the newest evaluation of each, a row a policy, to read and to paste."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from chunkwise.reports.run_record import Evaluated, RunRecord
+
+FIRST = ("success", "return", "length")
+"""Columns that come first, where there are such."""
+MOST_COLUMNS = 8
+_SUFFIXES = ("_low", "_high")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A measured value, with its 95 % interval where one is known."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.value:.4g}"
+        return f"{self.value:.3g} ({self.low:.2g} to {self.high:.2g})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a policy of a run reached."""
+
+    run: str
+    policy: str
+    """Or predictor: what stands before the first slash of a metric's name."""
+    step: int
+    episodes: int | None
+    """Behind success, where that is measured."""
+    cells: Mapping[str, Cell]
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Returns the policy and the metric of an evaluation's name: policy/success, holdout/policy/error, model/ade_2s."""
+    head, _, rest = name.partition("/")
+    if head == "holdout":
+        policy, _, rest = rest.partition("/") if "/" in rest else ("", "", rest)
+        return policy, f"holdout/{rest}"
+    return (head, rest) if rest else ("", head)
+
+
+def of_task(metric: str) -> str:
+    """Returns the task of a metric such as success/reach-v3; empty where it is of all."""
+    return metric.removeprefix("success/") if metric.startswith("success/") else ""
+
+
+def rows_of_results(runs: Mapping[str, RunRecord]) -> list[Row]:
+    """Returns a row for each policy of each run, from the newest evaluation in which it was measured."""
+    rows = []
+    for run, record in runs.items():
+        found: dict[str, dict[str, tuple[int, float]]] = {}
+        for name, points in record.series("eval").items():
+            policy, metric = split_name(name)
+            found.setdefault(policy, {})[metric] = points[-1]
+        for policy, metrics in found.items():
+            newest = max(step for step, _ in metrics.values())
+            values = {metric: value for metric, (step, value) in metrics.items() if step == newest}
+            shown = [m for m in values if not m.endswith(_SUFFIXES) and m != "episodes" and not of_task(m)]
+            cells = {m: Cell(value=values[m], low=values.get(f"{m}_low"), high=values.get(f"{m}_high")) for m in shown}
+            count = values.get("episodes")
+            episodes = None if count is None else round(count)
+            if cells:
+                rows.append(Row(run=run, policy=policy, step=newest, episodes=episodes, cells=cells))
+    return rows
+
+
+def columns_of(rows: Sequence[Row], chosen: Sequence[str] = ()) -> list[str]:
+    """Returns the metrics that a table shows: the chosen ones, or up to MOST_COLUMNS, success first.
+
+    Raises:
+      ValueError: None of the rows has one that was chosen.
+    """
+    known = list(dict.fromkeys(metric for row in rows for metric in row.cells))
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"no run has the metric {name}; there are: {', '.join(known)}")
+    ordered = [name for name in FIRST if name in known] + [name for name in known if name not in FIRST]
+    return list(chosen) or ordered[:MOST_COLUMNS]
+
+
+def texts(rows: Iterable[Row], columns: Sequence[str]) -> list[list[str]]:
+    """Returns the table as texts: a line of headings, then a line a row."""
+    lines = [["run", "policy", "updates", "episodes", *columns]]
+    for row in rows:
+        cells = [str(row.cells[name]) if name in row.cells else "" for name in columns]
+        lines.append([row.run, row.policy, str(row.step), "" if row.episodes is None else str(row.episodes), *cells])
+    empty = [k for k, _ in enumerate(lines[0]) if not any(line[k] for line in lines[1:])]
+    return [[text for k, text in enumerate(line) if k not in empty] for line in lines]
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table of texts as Markdown."""
+    head, *body = ["| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])
+
+
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+    }
+)
+
+
+def latex(lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table of texts as a LaTeX tabular, ruled by the package booktabs; intervals with an en dash."""
+    cells = [[text.translate(_LATEX).replace(" to ", "--") for text in line] for line in lines]
+    head, *body = [" & ".join(line) + r" \\" for line in cells]
+    shape = "l" * 2 + "r" * (len(lines[0]) - 2)
+    return "\n".join(
+        [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    )
+
+
+def plain(lines: Sequence[Sequence[str]]) -> str:
+    """Returns a table of texts in columns, for a terminal."""
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    return "\n".join("  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def own_evaluation(record: RunRecord) -> Evaluated | None:
+    """Returns the newest file of a run's evaluations with the run's own settings, else the newest; None without any."""
+    if not record.evaluations:
+        return None
+    step = record.evaluations[-1].step
+    return next(one for one in record.evaluations if one.step == step)
+
+
+def success_by_task(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]]:
+    """Returns the newest success of each task that an evaluation of several tasks lists: by task, then by run."""
+    found: dict[str, dict[str, float]] = {}
+    for run, record in runs.items():
+        for name, value in record.last("eval").items():
+            policy, metric = split_name(name)
+            if policy == "policy" and (task := of_task(metric)):
+                found.setdefault(task, {})[run] = value
+    return found

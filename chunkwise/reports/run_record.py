@@ -1,0 +1,182 @@
+"""What the folder of a run says of it, read for reports: config, starts, metrics, evaluations, time, images.
+
+Nothing of the folder is run, links out of it are refused, and every file is read within the limits of files/budget.py.
+A run that is under way, or was stopped, is read as far as it came.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chunkwise.config.packages import config_class, package_of
+from chunkwise.config.saved import CONFIG, as_written_today, is_run, read_flat, resume_rules
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.files import budget
+from chunkwise.files.strict_json import parse_json, read_json
+
+State = tuple[str, int, str]
+"""Task, seed and hash of an initial state."""
+_WARNING = re.compile(r"\b(warning|error):", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A file of evaluations/."""
+
+    file: str
+    """Below the run's folder."""
+    step: int
+    settings: dict[str, Any]
+    """What differed from the run's own evaluation."""
+    outcomes: dict[State, dict[str, Any]]
+    """Of each episode, by its initial state."""
+
+    @property
+    def successes(self) -> int:
+        return sum(bool(outcome["success"]) for outcome in self.outcomes.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run's folder."""
+
+    path: Path
+    package: str
+    config: dict[str, Any]
+    """Its fields by dotted name."""
+    changed: dict[str, Any]
+    """Those that differ from their class's default."""
+    starts: list[dict[str, Any]]
+    """Lines of starts.jsonl, chunkwise/train/provenance.py."""
+    rows: list[dict[str, Any]]
+    """Lines of metrics.jsonl."""
+    timing: list[dict[str, Any]]
+    evaluations: list[Evaluated]
+    """By step; of one step the run's own first."""
+    done: dict[str, Any] | None
+    warnings: list[str]
+    """Lines of log.txt with a warning or an error."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def steps(self) -> int:
+        """Updates that the config asks for."""
+        return int(self.config["train.steps"])
+
+    @property
+    def step(self) -> int:
+        """The newest that metrics.jsonl has."""
+        return self.rows[-1]["step"] if self.rows else 0
+
+    def series(self, split: str) -> dict[str, list[tuple[int, float]]]:
+        """Returns the points (step, value) of each metric of a split, without those that were not finite."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in self.rows:
+            if row.get("split") == split:
+                for name, value in row.items():
+                    if name not in ("step", "split") and isinstance(value, int | float):
+                        found.setdefault(name, []).append((row["step"], float(value)))
+        return found
+
+    def last(self, split: str) -> dict[str, float]:
+        """Returns the newest value of each metric of a split."""
+        return {name: points[-1][1] for name, points in self.series(split).items()}
+
+
+def read_run(path: Path) -> RunRecord:
+    """Reads a run's folder.
+
+    Raises:
+      ConfigError: It is none.
+      DataError: A file in it is not what a run writes.
+    """
+    if not is_run(path):
+        raise ConfigError(f"{path}: expected the folder of a run, found no {CONFIG} in it")
+    flat, package = read_flat(path), package_of(path)  # which refuse links out of the folder
+    if not isinstance(flat.get("train.steps"), int):
+        raise DataError(f"{path / CONFIG}: expected train.steps to be a number, found {flat.get('train.steps')!r}")
+    evaluations = [read_evaluation(file, path) for file in sorted((path / "evaluations").glob("*.json"))]
+    log = path / "log.txt"
+    lines = budget.read_bytes(log).decode(errors="replace").splitlines() if log.is_file() else []
+    done = read_json(path / "done.json") if (path / "done.json").is_file() else None
+    return RunRecord(
+        path=path,
+        package=package,
+        config=flat,
+        changed=_changed(flat, package),
+        starts=_lines(path / "starts.jsonl", groups=("machine", "commit", "versions")),
+        rows=rows_of(path),
+        timing=_lines(path / "timing.jsonl", groups=("seconds", "memory"), numbers=True),
+        evaluations=sorted(evaluations, key=lambda one: (one.step, len(one.settings), one.file)),
+        done=done if isinstance(done, dict) else None,
+        warnings=list(dict.fromkeys(line.strip() for line in lines if _WARNING.search(line))),
+    )
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """Returns the lines of metrics.jsonl. Raises DataError where one is none."""
+    rows = _lines(run / "metrics.jsonl")
+    if not all(isinstance(row.get("step"), int) for row in rows):
+        raise DataError(f"{run / 'metrics.jsonl'}: expected a JSON object with a step on each line")
+    return rows
+
+
+def read_evaluation(file: Path, run: Path) -> Evaluated:
+    """Reads a file of evaluations/. Raises DataError if it is none."""
+    tree = read_json(file)
+    try:
+        outcomes = {
+            (str(one.get("task", "")), int(one["seed"]), str(one["init_hash"])): one | {"success": bool(one["success"])}
+            for one in tree["outcomes"]
+        }
+        step, settings = int(tree["step"]), dict(tree.get("settings") or {})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file}: expected an evaluation with its step and outcomes, found {error!r}") from error
+    return Evaluated(file=file.relative_to(run).as_posix(), step=step, settings=settings, outcomes=outcomes)
+
+
+def differing(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:
+    """Returns the config fields that are not the same in all runs, by field and then by run; None where one lacks it.
+
+    The folder of the run is left out.
+    """
+    fields = dict.fromkeys(name for run in runs.values() for name in run.config if name != "run.dir")
+    values = {field: {name: run.config.get(field) for name, run in runs.items()} for field in fields}
+    return {
+        field: found for field, found in values.items() if any(v != next(iter(found.values())) for v in found.values())
+    }
+
+
+def _lines(path: Path, *, groups: Sequence[str] = (), numbers: bool = False) -> list[dict[str, Any]]:
+    """Lines of a JSON Lines file, none where there is no file; a last line that is being written is left out.
+
+    Args:
+      path: Of the file.
+      groups: Fields that are objects or null where they are there; null and missing ones become {}.
+      numbers: Whether the values of these objects are numbers.
+    """
+    if not path.is_file():
+        return []
+    text = budget.read_bytes(path).decode(errors="replace")
+    rows = [parse_json(line, source=str(path)) for line in text[: text.rfind("\n") + 1].split("\n")[:-1]]
+    for count, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {count}: expected a JSON object, found {type(row).__name__}")
+        for name in groups:
+            row[name] = found = {} if row.get(name) is None else row[name]
+            if not isinstance(found, dict) or (numbers and not all(isinstance(v, int | float) for v in found.values())):
+                wanted = "an object of numbers" if numbers else "an object"
+                raise DataError(f"{path}, line {count}: expected {name} to be {wanted}, found {found!r:.80}")
+    return rows
+
+
+def _changed(flat: Mapping[str, Any], package: str) -> dict[str, Any]:
+    """Fields whose value is not their class's default."""
+    rules = resume_rules(config_class(package))
+    now = as_written_today(flat, rules)
+    return {name: value for name, value in now.items() if name not in rules.defaults or value != rules.defaults[name]}
