@@ -41,7 +41,7 @@ def compile_update(config: Any, *, compiler_chooses: bool) -> Any:
 
     untold = patch.object(updates, "on_mesh", lambda step, mesh: step)
     with untold if compiler_chooses else contextlib.nullcontext():
-        return ahead.compiled(config, *without_data(config, {}), jax.devices()).compiled
+        return ahead.compiled(config, without_data(config, {}), jax.devices()).compiled
 
 
 def sizes_of_weights(config: Any) -> set[int]:

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
+from chunkwise.errors import ConfigError
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
-from chunkwise.train.ahead import of_rows, require_known
+from chunkwise.train.ahead import Call, Dtype, WithoutData, of_rows, require_float32, require_known
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
 from driving import evaluate
@@ -20,9 +23,9 @@ from driving.data.batches import DrivingData, open_data
 from driving.data.tables import PAST_S
 from driving.data.validation import members, require_scored, scored
 from driving.record import MADE_BY, METADATA, record
-from driving.tasks.held_out import HeldOut
+from driving.tasks.held_out import HeldOut, means_of
 from driving.tasks.pretrain import PretrainTask
-from driving.tasks.waypoints import WaypointTask
+from driving.tasks.waypoints import INPUTS, WaypointTask, predict
 
 
 class EvaluatedPretrain(PretrainTask):
@@ -81,19 +84,20 @@ class EvaluatedWaypoints(WaypointTask):
             print(f"figure: {self.folder / evaluate.PLOT}", flush=True)
 
 
-def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> tuple[PretrainTask | WaypointTask, dict[str, Any]]:
-    """Returns the update of a run, and the shapes of its batches, which its config tells alone.
+def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> WithoutData:
+    """Returns the programs of a run, which its config tells alone.
 
     Args:
       config: Of the run.
       sizes: Empty.
     """
     require_known(sizes, ())
-    no_data: Any = None  # an update reads none
+    no_data: Any = None  # neither an update nor a loss reads any
     row = functools.partial(of_rows, config.train.batch_size)
     cameras, moments, size = len(config.data.cameras), len(config.data.offsets_s), config.data.image_size
     if config.objective is not None:
-        return PretrainTask(config, no_data), {
+        task = PretrainTask(config, no_data)
+        batch = {
             "images": row("uint8", moments, cameras, *size, 3),
             "image_valid": row("bool", moments, cameras),
             "t": row("float32", moments),
@@ -101,8 +105,12 @@ def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> tuple[Pretr
             "relative_pose": row("float32", moments, 3),
             "relative_pose_valid": row("bool", moments),
         }
+        rows = config.train.batch_size // config.train.grad_accum_steps
+        held = Call(function=means_of(task), inputs=(_of(batch, rows), jax.random.key(0)))
+        return WithoutData(updates=task, batch=batch, served=_no_policy, evaluated=lambda: held)
     past, steps = 2 * len(PAST_S), config.data.waypoint_steps
-    return WaypointTask(config, no_data), {
+    task = WaypointTask(config, no_data)
+    batch = {
         "images": row("uint8", cameras, *size, 3),
         "image_valid": row("bool", cameras),
         "motion": row("float32", 2),
@@ -112,6 +120,23 @@ def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> tuple[Pretr
         "waypoints": row("float32", steps, 2),
         "waypoint_valid": row("bool", steps),
     }
+
+    def served(rows: int, dtype: Dtype) -> Call:
+        require_float32("driving", dtype)
+        seen = {name: batch[name] for name in INPUTS}
+        return Call(function=functools.partial(predict, task.model), inputs=(_of(seen, rows),))
+
+    evaluated = functools.partial(served, config.eval.batch_size, "float32")
+    return WithoutData(updates=task, batch=batch, served=served, evaluated=evaluated)
+
+
+def _of(batch: Any, rows: int) -> Any:
+    """Shapes of a batch with another number of rows."""
+    return jax.tree.map(lambda x: x.update(shape=(rows, *x.shape[1:])), batch)
+
+
+def _no_policy(rows: int, dtype: Dtype) -> Call:
+    raise ConfigError("objective is set: a pretraining has no policy to serve; expected a config that learns waypoints")
 
 
 def main(config: DrivingConfig, name: str) -> None:

@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
 from chunkwise.errors import ConfigError
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
-from chunkwise.train.ahead import of_rows, require_known
+from chunkwise.train.ahead import Call, Dtype, WithoutData, of_rows, require_known
 from chunkwise.train.interaction import Interaction
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
@@ -18,8 +21,12 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.norm import stats_json
 from openpi_ript.data.point import record
+from openpi_ript.model.pi0 import Observation
+from openpi_ript.policies.policy import sample_steps, sampler
 from openpi_ript.policies.saved import NORM_STATS, TOKENIZER
+from openpi_ript.tasks.held_out import means_of
 from openpi_ript.tasks.supervised import Imitation, SupervisedTask
+from openpi_ript.tasks.value_labels import ValueLabels
 
 
 def main(config: OpenpiRiptConfig, name: str) -> None:
@@ -49,40 +56,101 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
             write_report(folder.path)
 
 
-def without_data(config: OpenpiRiptConfig, sizes: Mapping[str, int]) -> tuple[Imitation, dict[str, Any]]:
-    """Returns the update of a run, and the shapes of its batches, which its config tells alone.
+def without_data(config: OpenpiRiptConfig, sizes: Mapping[str, int]) -> WithoutData:
+    """Returns the programs of a run, which its config tells nearly alone.
+
+    Of a run by PPO the update is that on chunks of rollouts; of one with other rounds all updates are alike.
 
     Args:
-      config: Of the run; rounds of rollouts have the same updates.
-      sizes: Empty.
+      config: Of the run.
+      sizes: Where a value function labels chunks, of `tasks`, which dataset and environment would tell; else empty.
 
     Raises:
-      ConfigError: Its updates depend on the dataset too, or are PPO's.
+      ConfigError: The number of tasks is missing.
     """
-    require_known(sizes, ())
-    if config.guidance is not None and config.guidance.labels == "value":
-        raise ConfigError(
-            "guidance.labels is 'value', whose value function depends on the dataset; compile with 'rloo'"
-        )
+    value = None if config.guidance is None or config.guidance.labels != "value" else config.guidance.value
+    require_known(sizes, () if value is None else ("tasks",))
+    labels = None if value is None else ValueLabels(config, value, [f"task {n}" for n in range(sizes["tasks"])])
+    update, rows, horizon = Imitation(config, labels), config.train.batch_size, config.model.action_horizon
+    row = functools.partial(of_rows, rows)
+    batch: dict[str, Any] = {"observation": _seen(config, rows), "advantages": row("float32")}
     if config.rollout is not None and config.rollout.objective == "ppo":
-        raise ConfigError("rollout.objective is 'ppo', whose batches are chunks of rollouts; compile with 'guided'")
-    model, cameras = config.model, len(config.data.cameras)
-    size, tokens = model.image_size, model.prompt_tokens
-    row = functools.partial(of_rows, config.train.batch_size)
-    observation = {
-        "images": row("uint8", cameras, size, size, 3),
+        from openpi_ript.tasks.ppo import PpoUpdate
+
+        steps = config.rollout.ppo.sample_steps
+        update = PpoUpdate(config)
+        batch |= {
+            "chain": row("float32", steps + 1, horizon, config.model.action_dim),
+            "log_prob": row("float32", steps, horizon),
+            "valid": row("bool", horizon),
+        }
+    else:
+        batch |= {
+            "actions": row("float32", horizon, config.model.action_dim),
+            "action_is_pad": row("bool", horizon),
+            "optimality": row("int32"),
+        }
+    if value is not None:
+        numbers = {"observed": "float32", "ahead": "float32", "continues": "bool", "task": "int32", "forced": "bool"}
+        returns: dict[str, Any] = {name: row(dtype) for name, dtype in numbers.items()}
+        if value.lookahead is not None:
+            seen = ("state", "images") if config.data.cameras else ("state",)
+            returns["later"] = {name: batch["observation"][name] for name in seen}
+        batch["returns"] = returns
+    return WithoutData(
+        updates=update,
+        batch=batch,
+        served=functools.partial(_served, config),
+        evaluated=lambda: _evaluated(config, batch),
+    )
+
+
+def _seen(config: OpenpiRiptConfig, rows: int) -> dict[str, Any]:
+    """Shapes of `Observation`."""
+    model, row = config.model, functools.partial(of_rows, rows)
+    cameras = max(len(config.data.cameras), 1)  # without any the model takes one image, which nothing attends to
+    return {
+        "images": row("uint8", cameras, model.image_size, model.image_size, 3),
         "image_mask": row("bool", cameras),
         "state": row("float32", model.action_dim),
-        "tokens": row("int32", tokens),
-        "token_mask": row("bool", tokens),
+        "tokens": row("int32", model.prompt_tokens),
+        "token_mask": row("bool", model.prompt_tokens),
     }
-    return Imitation(config), {
-        "observation": observation,
-        "actions": row("float32", model.action_horizon, model.action_dim),
-        "action_is_pad": row("bool", model.action_horizon),
-        "optimality": row("int32"),
-        "advantages": row("float32"),
-    }
+
+
+def _served(config: OpenpiRiptConfig, rows: int, dtype: Dtype) -> Call:
+    """The sampler of a policy."""
+    noise = of_rows(rows, "float32", config.model.action_horizon, config.model.action_dim)
+    steps = jax.ShapeDtypeStruct((), np.dtype("int32"))
+    sample = sampler(config, dtype)
+    return Call(
+        function=lambda params, seen, noise, scale, steps: sample(params, seen, noise, scale, steps, None),
+        inputs=(Observation(**_seen(config, rows)), noise, of_rows(rows, "float32"), steps),
+        rounds=int(sample_steps(config)),
+    )
+
+
+def _evaluated(config: OpenpiRiptConfig, batch: Any) -> Call:
+    """The sampler for half of the environments, as they are stepped, or the loss of what is held out."""
+    rollout, rows = config.rollout, config.train.batch_size // config.train.grad_accum_steps
+    if config.env is not None and config.eval is not None:
+        rows = config.env.rows
+        if rollout is None or not rollout.evaluated_with_noise:
+            return _served(config, rows, "float32")
+        from openpi_ript.ript.acting import sample_with_noise
+
+        chain = batch["chain"].shape[1:]
+        seen = Observation(**_seen(config, rows))
+        return Call(
+            function=functools.partial(sample_with_noise, config), inputs=(seen, of_rows(rows, "float32", *chain))
+        )
+    if not config.data.holdout:
+        raise ConfigError("this run evaluates nothing on its device: it has no eval, and data.holdout is 0")
+    parts = {name: part for name, part in batch.items() if name != "returns"}
+    return Call(
+        function=means_of(config),
+        inputs=(jax.tree.map(lambda x: x.update(shape=(rows, *x.shape[1:])), parts), jax.random.key(0)),
+    )
 
 
 def _record_if_missing(config: OpenpiRiptConfig) -> None:

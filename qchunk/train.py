@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data import norm_stats
@@ -15,12 +17,11 @@ from chunkwise.errors import ConfigError
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
-from chunkwise.train.ahead import of_rows, require_known
+from chunkwise.train.ahead import Call, Dtype, WithoutData, of_rows, require_float32, require_known
 from chunkwise.train.loop import fit
 from chunkwise.train.metrics import Mean
 from chunkwise.train.run_dir import RunFolder
 from qchunk import data
-from qchunk.agents.base import Agent
 from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
@@ -29,7 +30,7 @@ from qchunk.envs import run_summary, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
 from qchunk.policies.offline_metrics import OfflineMetrics, summary
-from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, dims_json
+from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, by_row, dims_json
 from qchunk.record import MADE_BY, METADATA, record
 
 
@@ -138,8 +139,8 @@ def _asked(policy: QChunkPolicy, state: TrainState) -> Policy:
     return acting.chunks
 
 
-def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> tuple[Agent, dict[str, Any]]:
-    """Returns the agent of a run, and the shapes of its batches.
+def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> WithoutData:
+    """Returns the programs of a run: its agent's updates, and its policy's chunks.
 
     Args:
       config: Of the run, with data.image_size where there are cameras.
@@ -159,12 +160,18 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> tuple[Agent,
         image_size=size if cameras else None,
     )
     row = functools.partial(of_rows, config.train.batch_size)
-    horizon = config.agent.horizon
-    seen = {config.data.observation: row("float32", dims.observation)}
-    if cameras and size is not None:
-        seen["images"] = row("uint8", len(cameras), *size, 3)
-    observation = {"qpos": row("float32", dims.observation), "state": None, "images": None, "depth_images": None} | seen
-    return make_agent(config, dims, allow_code=True), {
+    horizon, name = config.agent.horizon, config.data.observation
+
+    def seen(rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+        state = {name: of_rows(rows, "float32", dims.observation)}
+        if not cameras or size is None:
+            return state
+        return state | {"images": of_rows(rows, "uint8", len(cameras), *size, 3)}
+
+    agent = make_agent(config, dims, allow_code=True)
+    observation = {"qpos": row("float32", dims.observation), "state": None, "images": None, "depth_images": None}
+    observation |= seen(config.train.batch_size)
+    batch = {
         "observations": observation,
         "next_observations": observation,
         "actions": row("float32", horizon, dims.action),
@@ -175,6 +182,18 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> tuple[Agent,
         "is_positive": row("bool"),
         "final_reward": row("float32"),
     }
+
+    def served(rows: int, dtype: Dtype) -> Call:
+        require_float32("qchunk", dtype)
+        return Call(function=by_row(agent.act), inputs=(seen(rows), of_rows(rows, "uint32")))
+
+    def evaluated() -> Call:
+        if config.eval.env is None and not config.data.holdout:
+            raise ConfigError("this run evaluates nothing: eval.env is None, and data.holdout is 0")
+        rows = config.train.batch_size if config.eval.env is None else config.eval.num_envs
+        return served(rows, "float32")
+
+    return WithoutData(updates=agent, batch=batch, served=served, evaluated=evaluated)
 
 
 def main(config: QChunkConfig, name: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from chunkwise.errors import ConfigError
 from chunkwise.train import compile as verb
 from chunkwise.train import targets
-from chunkwise.train.ahead import require_known
+from chunkwise.train.ahead import Dtype, require_known
 
 SIZES = ("--size", "observation=28", "--size", "action=5")
 
@@ -33,11 +33,106 @@ def test_shapes_of_openpi_ript_are_those_of_its_batches(tmp_path: Path):
     from tests.openpi_ript.small_run import make_dataset, make_task, small_config
 
     config = small_config(make_dataset(tmp_path), tmp_path / "run")
-    updates, batch = without_data(config, {})
-    task = make_task(config)
-    assert shapes(batch) == shapes(next(task.batches(0)))
+    known, task = without_data(config, {}), make_task(config)
+    assert shapes(known.batch) == shapes(next(task.batches(0)))
     key = jax.random.key(0)
-    assert shapes(jax.eval_shape(updates.init, key)) == shapes(jax.eval_shape(task.init, key))
+    assert shapes(jax.eval_shape(known.updates.init, key)) == shapes(jax.eval_shape(task.init, key))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lookahead", [4, None])
+def test_shapes_of_labels_by_a_value_are_those_of_its_batches(lookahead: int | None, tmp_path: Path):
+    from openpi_ript.config import GuidanceConfig, ValueConfig
+    from openpi_ript.train import without_data
+    from tests.openpi_ript.small_run import make_dataset, make_task, small_config
+
+    guidance = GuidanceConfig(labels="value", value=ValueConfig(lookahead=lookahead))
+    config = small_config(make_dataset(tmp_path), tmp_path / "run", guidance=guidance)
+    with pytest.raises(ConfigError, match="expected the sizes of tasks"):
+        without_data(config, {})
+    known, task = without_data(config, {"tasks": 2}), make_task(config)
+    assert shapes(known.batch) == shapes(next(task.batches(0)))
+    key = jax.random.key(0)
+    assert shapes(jax.eval_shape(known.updates.init, key)) == shapes(jax.eval_shape(task.init, key))
+
+
+@pytest.mark.slow
+def test_shapes_of_ppo_are_those_of_its_chunks(tmp_path: Path):
+    from openpi_ript.data.inputs import make_inputs
+    from openpi_ript.tasks.ppo import ppo_inputs
+    from openpi_ript.train import without_data
+    from tests.openpi_ript.small_run import make_dataset
+    from tests.openpi_ript.tasks import test_ppo
+
+    root = make_dataset(tmp_path)
+    config = test_ppo.make_config(root, tmp_path / "run")
+    passes = test_ppo.make_passes(root, tmp_path / "run")
+    batch = passes.batch(passes.step, slice(0, config.train.batch_size))
+    inputs = make_inputs(config.model, config.data.robot, tuple(config.data.cameras), config.tokenizer)
+    known = without_data(config, {})
+    assert shapes(known.batch) == shapes(ppo_inputs(batch, inputs(batch)))
+    state = jax.eval_shape(known.updates.init, jax.random.key(0))
+    after, metrics = jax.eval_shape(known.updates.step, state, known.batch)
+    assert shapes(after) == shapes(state)
+    assert "ppo_loss" in metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_served_is_what_a_policy_computes(dtype: Dtype, tmp_path: Path):
+    from openpi_ript.data.dataset import open_data
+    from openpi_ript.model.pi0 import Observation, Pi0
+    from openpi_ript.policies.policy import Policy
+    from openpi_ript.train import without_data
+    from tests.openpi_ript.small_run import make_dataset, small_config
+    from tests.openpi_ript.toy_policy import random_params
+
+    config = small_config(make_dataset(tmp_path), tmp_path / "run")
+    policy = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats, dtype=dtype)
+    request = policy.prepare(policy.example())
+    call = without_data(config, {}).served(1, dtype)
+    sent = request.inputs
+    inputs = (Observation(**sent["observation"]), sent["noise"], sent["scale"], np.int32(4))
+    assert shapes(call.inputs) == shapes(inputs)
+    assert call.rounds == 4, "guidance.sample_steps"
+    ours = np.asarray(jax.jit(call.function)(policy._params, *inputs))
+    np.testing.assert_array_equal(ours, policy.act([request])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # seven images of 28 x 28, tokens, masks, state and noise of 4 rows
+        (("openpi_ript/debug", "--what", "serve", "--dtype", "bfloat16"), {"what": "serve"}),
+        (("openpi_ript/debug_ppo", "--what", "evaluate"), {"what": "evaluate"}),
+        (("qchunk/debug", *SIZES, "--what", "serve", "--rows", "3"), {"batch": 3 * (28 * 4 + 4)}),
+        (("qchunk/debug", *SIZES, "--what", "evaluate", "--eval.num-envs", "7"), {"batch": 7 * (28 * 4 + 4)}),
+        (("driving/debug", "--what", "evaluate"), {"what": "evaluate"}),
+    ],
+)
+def test_calls_of_one_device_compile(words: tuple[str, ...], expected: dict[str, Any]):
+    done = run(*words, "--topology", "cpu:1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name: found[name] for name in expected} == expected
+    assert set(found["state"]) == {"params"}
+    whole = json.loads(run(words[0], *(SIZES if "qchunk" in words[0] else ()), "--topology", "cpu:1", "--json").stdout)
+    half = 2 if "bfloat16" in words else 1
+    assert found["state"]["params"] == whole["state"]["params"] / half
+    assert found["flops"]
+
+
+@pytest.mark.slow
+def test_fresh_weights_are_born_where_they_lie():
+    words = ("--topology", "cpu:4", *SIZES, "--mesh.fsdp", "4", "--mesh.replicate-below", "0", "--json")
+    update, init = (json.loads(run("qchunk/debug", *words, "--what", what).stdout) for what in ("update", "init"))
+    assert init["state"] == update["state"]
+    assert init["batch"] == 0
+    assert init["flops"] == {}
+    assert init["arguments"] < 100, "the key alone"
+    state = sum(init["state"].values())
+    assert state <= init["results"] <= state + 10_000, "as large as a device's part"
 
 
 @pytest.mark.slow
@@ -53,9 +148,9 @@ def test_shapes_of_driving_are_those_of_its_batches(objective: bool, tmp_path: P
         test_train.write_drive(tmp_path, f"drive_{i}", frames=40, start_yaw=float(i))
     config = (test_train.pretraining if objective else test_train.config)(tmp_path / "run", tmp_path)
     task: Any = (PretrainTask if objective else WaypointTask)(config, open_data(config.data))
-    updates, batch = without_data(config, {})
-    assert shapes(batch) == shapes(next(task.batches(0)))
-    assert type(updates) is type(task)
+    known = without_data(config, {})
+    assert shapes(known.batch) == shapes(next(task.batches(0)))
+    assert type(known.updates) is type(task)
 
 
 @pytest.mark.slow
@@ -78,8 +173,7 @@ def test_shapes_of_qchunk_are_those_of_its_batches(images: bool, tmp_path: Path)
     dataset = data.open_dataset(config)
     real = shapes(next(stream.open_stream(config, dataset, shard=0, num_shards=1, start_step=0, training=True)))
     dims = dataset.dims(config.data.observation)
-    _, batch = without_data(config, {"observation": dims.observation, "action": dims.action})
-    ours = shapes(batch)
+    ours = shapes(without_data(config, {"observation": dims.observation, "action": dims.action}).batch)
     assert ours == {name: real[name] for name in ours}
     assert {name.split("'")[-2] for name in real.keys() - ours.keys()} <= {"state"}, "recorded too, and seen by nobody"
 
@@ -163,7 +257,10 @@ def test_a_target_that_is_none_is_refused_with_those_there_are(text: str, messag
         (("driving/debug", "--topology", "cpu:1", "--size", "action=5"), 64, "this package needs no sizes"),
         (("driving/debug", "--topology", "cpu:3"), 64, "not divisible by 3 devices"),
         (("driving/debug", "--topology", "cpu:1", "--model.witdh", "5"), 64, "witdh"),
-        (("openpi_ript/debug_ppo", "--topology", "cpu:1"), 64, "compile with 'guided'"),
+        (("driving/debug", "--topology", "cpu:1", "--rows", "2"), 64, "of --what serve alone, found --what update"),
+        (("driving/debug", "--topology", "cpu:2", "--what", "evaluate"), 64, "runs on one device"),
+        (("driving/pretrain", "--topology", "cpu:1", "--what", "serve"), 64, "a pretraining has no policy"),
+        (("openpi_ript/sft", "--topology", "cpu:1", "--what", "evaluate"), 64, "it has no eval, and data.holdout is 0"),
     ],
 )
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.errors import ConfigError
@@ -19,12 +19,14 @@ from chunkwise.train.flops import flops
 from chunkwise.train.metrics import Mean
 from chunkwise.train.update import jit_updates
 
-What = Literal["update", "init"]
-"""update: what the loop dispatches, with one update in a call. init: fresh weights, born where they lie."""
+What = Literal["update", "init", "serve", "evaluate"]
+"""update: what the loop dispatches, with one update in a call. init: fresh weights, born where they lie. serve: chunks
+of a served policy. evaluate: what an evaluation during training computes of a batch, or of its environments."""
+Dtype = Literal["float32", "bfloat16"]
 
 
 class Updates(Protocol):
-    """What a package's `without_data` gives: the part of a task that needs no data."""
+    """The part of a task that needs no data."""
 
     def init(self, key: Any) -> TrainState:
         """Returns fresh weights."""
@@ -36,6 +38,31 @@ class Updates(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """What one device computes with all weights: for a robot, or in an evaluation."""
+
+    function: Callable[..., Any]
+    """Of the weights and of the inputs; traced."""
+    inputs: tuple[Any, ...]
+    """Shapes."""
+    rounds: int = 1
+    """Of a loop whose length is an input."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithoutData:
+    """What a package's `without_data` gives: its programs, as far as a config tells them."""
+
+    updates: Updates
+    batch: Any
+    """Shapes of the rows of one update, of all devices."""
+    served: Callable[[int, Dtype], Call]
+    """Chunks for a number of rows, from weights that are kept in a dtype. Raises ConfigError where there are none."""
+    evaluated: Callable[[], Call]
+    """What an evaluation runs on its device. Raises ConfigError where it runs nothing."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """A compiled program, and what of its memory is what. Bytes are those of one device."""
 
@@ -44,7 +71,7 @@ class Program:
     state: dict[str, int]
     """Bytes of the parts of the state, by name."""
     batch: int
-    """Bytes of a batch; 0 where the program takes none."""
+    """Bytes of a batch, or of other inputs; 0 where the program takes none."""
     flops: dict[str, float]
     """Of products of all devices together, by the type of what is multiplied, loops counted."""
     seconds: float
@@ -65,22 +92,25 @@ def require_known(sizes: Mapping[str, int], wanted: Sequence[str]) -> None:
         raise ConfigError(f"--size {unknown[0]}: this package needs {', '.join(wanted) or 'no sizes'}")
 
 
-def compiled(
-    config: ExperimentConfig, updates: Updates, batch: Any, devices: Sequence[Any], what: What = "update"
-) -> Program:
-    """Compiles a program of a run.
+def require_float32(package: str, dtype: Dtype) -> None:
+    """Raises ConfigError for a package whose policies keep their weights as they were trained."""
+    if dtype != "float32":
+        raise ConfigError(f"--dtype {dtype}: policies of {package} are small and keep float32; leave it out")
+
+
+def compiled(config: ExperimentConfig, known: WithoutData, devices: Sequence[Any], what: What = "update") -> Program:
+    """Compiles what a run does on all of its devices: an update, or fresh weights.
 
     Args:
       config: Of the run; its mesh covers `devices`.
-      updates: Of the package.
-      batch: Shapes of one batch, of all devices.
+      known: Of the package.
       devices: Of a topology, or those that are here.
-      what: Which program.
+      what: Which of the two.
 
     Raises:
       ConfigError: Mesh or batch do not fit the devices.
     """
-    mesh = mesh_lib.make_mesh(config.mesh, devices)
+    mesh, updates, batch = mesh_lib.make_mesh(config.mesh, devices), known.updates, known.batch
     everywhere = NamedSharding(mesh, PartitionSpec())
     key = jax.eval_shape(lambda: rngs.key(config.run.seed, "init"))
     state = jax.eval_shape(updates.init, key)
@@ -104,6 +134,33 @@ def compiled(
         state={name: size for name, part in parts.items() if (size := _on_one(part))},
         batch=_on_one(stacked) if what == "update" else 0,
         flops=counted,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def compiled_call(config: ExperimentConfig, known: WithoutData, call: Call, device: Any, dtype: Dtype) -> Program:
+    """Compiles what one device computes with all weights of a run.
+
+    Args:
+      config: Of the run.
+      known: Of the package.
+      call: One of its calls.
+      device: Of a topology, or one that is here.
+      dtype: In which the weights are kept.
+    """
+    key = jax.eval_shape(lambda: rngs.key(config.run.seed, "init"))
+    there = SingleDeviceSharding(device)
+    params, inputs = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there),
+        (jax.tree.map(lambda x: x.update(dtype=dtype), jax.eval_shape(known.updates.init, key).params), call.inputs),
+    )
+    began = time.perf_counter()
+    program = jax.jit(call.function).lower(params, *inputs).compile()
+    return Program(
+        compiled=program,
+        state={"params": _on_one(params)},
+        batch=_on_one(inputs),
+        flops=flops(jax.make_jaxpr(call.function)(params, *inputs), rounds=call.rounds),
         seconds=time.perf_counter() - began,
     )
 

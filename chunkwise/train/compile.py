@@ -3,11 +3,14 @@
     chunkwise compile openpi_ript/pi0_full --topology v5p:2x2x2
     chunkwise compile openpi_ript/sft --topology rtx4090:1 --train.batch-size 8
     chunkwise compile qchunk/cube_single --topology h100:1 --size observation=28 --size action=5
+    chunkwise compile openpi_ript/sft --topology l4:1 --what serve --dtype bfloat16
     chunkwise compile driving/pretrain --topology cpu:8 --json
 
 Neither data, weights nor the devices are needed, but the compiler: pip install 'chunkwise[tpu]' or '[cuda]'. What is
-compiled is the loop's own update (or the fresh weights, --what init) from shapes alone. `mesh.data` and `mesh.fsdp` of
-the config must cover the devices. Ends with 78 where the program does not fit into a device's memory.
+compiled is the loop's own update from shapes alone; or the fresh weights (--what init), the chunks of a served policy
+for --rows rows (--what serve, weights in --dtype), or what an evaluation computes at once (--what evaluate). For the
+first two `mesh.data` and `mesh.fsdp` of the config must cover the devices, the others run on one. Ends with 78 where
+the program does not fit into a device's memory.
 
 The fastest time is a bound and no forecast: the longest of products at the chip's full rate, of memory passing once
 (arguments and results once, temporary arrays twice), and of exchanges at the full rate of the links.
@@ -162,12 +165,26 @@ def sizes_of(words: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
+def require_of_use(what: str, target: Target, *, rows: int | None, dtype: str | None) -> None:
+    """Raises ConfigError for what has no effect on a program, and for devices that it does not use."""
+    for flag, value in (("rows", rows), ("dtype", dtype)):
+        if value is not None and what != "serve":
+            raise ConfigError(f"--{flag} {value}: of --what serve alone, found --what {what}")
+    if rows is not None and rows < 1:
+        raise ConfigError(f"--rows {rows}: expected 1 or above")
+    if what in ("serve", "evaluate") and target.count > 1:
+        raise ConfigError(f"--what {what} runs on one device, and --topology has {target.count}; expected one")
+
+
 def advice(report: Report, config: Any) -> str:
     """Says what takes less memory."""
     state, rest = sum(report.state.values()), report.temporary + report.batch
     ways = []
     if rest > state / 4:
-        ways.append(f"a smaller --train.batch-size than {config.train.batch_size}, or --train.grad-accum-steps")
+        if report.what == "serve":
+            ways.append("--dtype bfloat16, fewer --rows")
+        else:
+            ways.append(f"a smaller --train.batch-size than {config.train.batch_size}, or --train.grad-accum-steps")
     if report.devices > 1 and config.mesh.fsdp < report.devices:
         ways.append(f"--mesh.fsdp {report.devices}, so that the devices share one copy of the state")
     ways.append("more devices" if report.devices > 1 else "a device with more memory")
@@ -185,20 +202,33 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("config", metavar="NAME_OR_FILE", help="as for chunkwise train; any field may follow")
     parser.add_argument("--topology", required=True, help=f"kind and number of devices: {', '.join(EXAMPLES)}")
-    parser.add_argument("--what", choices=("update", "init"), default="update", help="which program; default: update")
+    parser.add_argument(
+        "--what",
+        choices=("update", "init", "serve", "evaluate"),
+        default="update",
+        help="which program; default: update",
+    )
+    parser.add_argument("--rows", type=int, help="of --what serve, one of its --batch-sizes; default: 4, its largest")
+    parser.add_argument("--dtype", choices=("bfloat16",), help="of --what serve: as that of chunkwise serve")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="what the dataset would tell")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments, rest = parser.parse_known_args(argv)
-    target, sizes = target_named(arguments.topology), sizes_of(arguments.size)
+    target, sizes, what = target_named(arguments.topology), sizes_of(arguments.size), arguments.what
+    require_of_use(what, target, rows=arguments.rows, dtype=arguments.dtype)
     prepare(target)
     config, path = load(with_name([arguments.config, *rest]), program="chunkwise compile NAME_OR_FILE")
     from chunkwise.train import ahead
 
-    updates, batch = importlib.import_module(f"{config.package}.train").without_data(config, sizes)
-    name, what = f"{config.package}/{path.stem}", arguments.what
+    known: ahead.WithoutData = importlib.import_module(f"{config.package}.train").without_data(config, sizes)
+    name = f"{config.package}/{path.stem}"
     with opened(target) as devices:
         try:
-            program = ahead.compiled(config, updates, batch, devices, what)
+            if what in ("update", "init"):
+                program = ahead.compiled(config, known, devices, what)
+            else:
+                dtype = arguments.dtype or "float32"
+                call = known.served(arguments.rows or 4, dtype) if what == "serve" else known.evaluated()
+                program = ahead.compiled_call(config, known, call, devices[0], dtype)
         except Exception as error:  # jax's class of runtime errors is its own
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

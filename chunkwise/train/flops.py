@@ -7,20 +7,20 @@ from typing import Any
 from jax.extend import core
 
 
-def flops(program: Any) -> dict[str, float]:
+def flops(program: Any, *, rounds: int = 1) -> dict[str, float]:
     """Counts multiplications and additions of dot products and convolutions, by the type of the numbers multiplied.
 
     A compiler's own count takes the body of a loop once, and knows nothing of its kernels. What is computed again
-    (jax.checkpoint) is in a gradient's program and counts; of branches the dearest one does; a loop of unknown length
-    counts once.
+    (jax.checkpoint) is in a gradient's program and counts; of branches the dearest one does.
 
     Args:
       program: A closed jaxpr, from jax.make_jaxpr.
+      rounds: Of a loop whose length the program does not tell.
     """
-    return dict(_of(program.jaxpr))
+    return dict(_of(program.jaxpr, rounds))
 
 
-def _of(jaxpr: Any) -> dict[str, float]:
+def _of(jaxpr: Any, rounds: int) -> dict[str, float]:
     found: dict[str, float] = collections.defaultdict(float)
     for equation in jaxpr.eqns:
         name, params = equation.primitive.name, equation.params
@@ -33,13 +33,13 @@ def _of(jaxpr: Any) -> dict[str, float]:
             features = kernel.shape[params["dimension_numbers"].rhs_spec[0]]
             found[kernel.dtype.name] += 2.0 * math.prod(out.shape) * math.prod(kernel.shape) / features
         elif name == "cond":
-            branches = [_of(branch.jaxpr) for branch in params["branches"]]
+            branches = [_of(branch.jaxpr, rounds) for branch in params["branches"]]
             for dtype, count in max(branches, key=lambda one: sum(one.values())).items():
                 found[dtype] += count
         else:
-            times = params["length"] if name == "scan" else 1
+            times = {"scan": params.get("length", 1), "while": rounds}.get(name, 1)
             for inner in _programs(params):
-                for dtype, count in _of(inner).items():
+                for dtype, count in _of(inner, rounds).items():
                     found[dtype] += times * count
     return found
 

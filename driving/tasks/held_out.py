@@ -1,5 +1,6 @@
 """Validation loss of a pretraining: its objectives on the validation drives, without augmentation."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxtyping import Array, Key
@@ -12,6 +13,11 @@ from chunkwise.train.metrics import Mean
 from driving.data.batches import DrivingData
 from driving.tasks import objectives
 from driving.tasks.pretrain import PretrainTask, inputs
+
+
+def means_of(task: PretrainTask) -> Callable[[PyTree, Any, Key[Array, ""]], dict[str, Mean]]:
+    """Returns the means of the objectives as a function of weights, a batch and the key of the hidden tokens."""
+    return lambda params, batch, key: task.loss(params, params["encoder"], batch, key)[1]
 
 
 class HeldOut:
@@ -32,11 +38,7 @@ class HeldOut:
         """Frames (rows of the index), a line a batch."""
         self._data = data
         self._weights = objectives.weights(task.settings)
-
-        def means(params: PyTree, batch: Any, key: Key[Array, ""]) -> dict[str, Mean]:
-            return task.loss(params, params["encoder"], batch, key)[1]
-
-        self._means = HeldOutMeans(means)
+        self._means = HeldOutMeans(means_of(task))
 
     def measure(self, params: PyTree) -> dict[str, float]:
         """Returns means over all batches, by name: `holdout/loss`, and `holdout/<name>` of each that training logs.

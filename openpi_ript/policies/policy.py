@@ -5,7 +5,7 @@ actions = policy.infer({"image": {"base_0_rgb": image}, "state": state, "prompt"
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,8 +110,7 @@ class Policy(policy.Policy[Prepared]):
             default_prompt=data.default_prompt,
             adapter=find_adapter(robot.adapter, allow_code=allow_code),
         )
-        self._model = Pi0(config.model)
-        self._sample = jax.jit(self._trace)
+        self._sample = jax.jit(sampler(config, dtype))
 
     @classmethod
     def from_checkpoint(
@@ -233,7 +232,7 @@ class Policy(policy.Policy[Prepared]):
     def _compute(self, inputs: Any) -> Any:
         observed = Observation(**inputs["observation"])
         known = Known(**inputs["known"]) if "known" in inputs else None
-        return self._sample(self._params, observed, inputs["noise"], inputs["scale"], self._steps, known)
+        return self._sample(self._params, observed, inputs["noise"], inputs["scale"], sample_steps(self.config), known)
 
     def _known(
         self, committed: Sequence[Committed], raw_state: Float32[np.ndarray, "b s"]
@@ -287,7 +286,7 @@ class Policy(policy.Policy[Prepared]):
                 token_mask=given["token_mask"],
             )
             scale = given.get("guidance_scale", jnp.ones(rows, jnp.float32))
-            chunk = self._sample(params, observed, given["noise"], scale, self._steps, None)
+            chunk = self._sample(params, observed, given["noise"], scale, sample_steps(self.config), None)
             return chunk[..., : robot.action_dim]
 
         return Exportable(
@@ -307,31 +306,6 @@ class Policy(policy.Policy[Prepared]):
 
     def _action_stats(self) -> NormStats | None:
         return self._stats.get("actions")
-
-    def _trace(
-        self,
-        params: Any,
-        observation: Observation,
-        noise: Float32[Array, "b t a"],
-        scale: Float[Array, " b"],
-        steps: Int[Array, ""],
-        known: Known | None,
-    ) -> Float32[Array, "b t a"]:
-        if self._dtype != "float32":
-            params = as_used(params)
-        context = encode(self._model, params, observation)
-        if self.config.guidance is None:
-            return sample_actions(self._model, params, context, noise, steps, known)
-        return guided_sample(self._model, params, context, noise, scale=scale, steps=steps, known=known)
-
-    @property
-    def _steps(self) -> Int[np.ndarray, ""]:
-        guidance, rollout, steps = self.config.guidance, self.config.rollout, SAMPLE_STEPS
-        if guidance is not None:
-            steps = guidance.sample_steps
-        elif rollout is not None and rollout.objective == "ppo":
-            steps = rollout.ppo.sample_steps
-        return np.asarray(steps, np.int32)
 
     def _scale(self, scale: float | None) -> float:
         guidance = self.config.guidance
@@ -363,6 +337,43 @@ class Policy(policy.Policy[Prepared]):
         if not all(filled):
             raise DataError("prompt: expected the task in words, found ''; send one, or set data.default_prompt")
         return [prompt for prompt in filled if prompt]
+
+
+def sampler(config: OpenpiRiptConfig, dtype: Literal["float32", "bfloat16"]) -> Callable[..., Array]:
+    """Returns what a policy compiles: normalised chunks of weights, observation, noise, guidance scale, steps, `Known`.
+
+    Args:
+      config: Of the run.
+      dtype: In which the weights are kept.
+    """
+    model = Pi0(config.model)
+
+    def sample(
+        params: PyTree,
+        observation: Observation,
+        noise: Float32[Array, "b t a"],
+        scale: Float[Array, " b"],
+        steps: Int[Array, ""],
+        known: Known | None,
+    ) -> Float32[Array, "b t a"]:
+        if dtype != "float32":
+            params = as_used(params)
+        context = encode(model, params, observation)
+        if config.guidance is None:
+            return sample_actions(model, params, context, noise, steps, known)
+        return guided_sample(model, params, context, noise, scale=scale, steps=steps, known=known)
+
+    return sample
+
+
+def sample_steps(config: OpenpiRiptConfig) -> Int[np.ndarray, ""]:
+    """Returns the Euler steps of a run's policy."""
+    guidance, rollout, steps = config.guidance, config.rollout, SAMPLE_STEPS
+    if guidance is not None:
+        steps = guidance.sample_steps
+    elif rollout is not None and rollout.objective == "ppo":
+        steps = rollout.ppo.sample_steps
+    return np.asarray(steps, np.int32)
 
 
 def load(asked: Asked) -> Policy:

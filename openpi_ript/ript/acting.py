@@ -1,5 +1,6 @@
 """A run's policy between updates: one compiled sampler for the weights of every round."""
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from chunkwise.errors import ConfigError
 from chunkwise.policies.execution import Committed
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.model.flow_sde import Chain, sample_chain
-from openpi_ript.model.pi0 import Observation, encode, velocity
+from openpi_ript.model.pi0 import Observation, Pi0, encode, velocity
 from openpi_ript.policies.policy import Policy, Prepared
 from openpi_ript.ript.passes import CHAIN, LOG_PROB
 
@@ -28,7 +29,7 @@ class ActingPolicy(Policy):
         self.weights = ""
         self.guidance_scale: float | None = None
         self.chunk = (config.model.action_horizon, config.model.action_dim)
-        self._sample_chain = jax.jit(self._trace_chain)
+        self._sample_chain = jax.jit(functools.partial(sample_with_noise, config))
 
     def use(self, params: PyTree, step: int) -> None:
         """Takes the weights that `step` updates made; they must live as long as they are used."""
@@ -69,16 +70,6 @@ class ActingPolicy(Policy):
         seen = Observation(**prepared.inputs["observation"])
         chain = self._sample_chain(self._params, seen, noise)
         return self._sent(np.asarray(chain.points[:, -1]), prepared), chain
-
-    def _trace_chain(self, params: PyTree, seen: Observation, noise: Float32[Array, "b points t n"]) -> Chain:
-        rollout, dims = self.config.rollout, self.config.data.robot.action_dim
-        assert rollout is not None
-        context = encode(self._model, params, seen)
-
-        def field(x: Float32[Array, "b t n"], time: Float32[Array, " b"]) -> Float32[Array, "b t n"]:
-            return velocity(self._model, params, context, x, time, None)
-
-        return sample_chain(field, noise, level=rollout.ppo.noise, dims=dims)
 
     def _prepared(
         self, observation: dict[str, Any], noise: Float32[np.ndarray, "b t n"], committed: Sequence[Committed] | None
@@ -131,6 +122,20 @@ class ExploringPolicy:
         """Chunks for a batch of observations, and of each the chain with its log-probabilities."""
         chunks, chain = self._policy.explore(observation, noise)
         return chunks, {CHAIN: np.asarray(chain.points), LOG_PROB: np.asarray(chain.log_prob)}
+
+
+def sample_with_noise(
+    config: OpenpiRiptConfig, params: PyTree, seen: Observation, noise: Float32[Array, "b points t n"]
+) -> Chain:
+    """Samples chunks as rollout.ppo says, and how likely they were; traced."""
+    rollout, dims, model = config.rollout, config.data.robot.action_dim, Pi0(config.model)
+    assert rollout is not None
+    context = encode(model, params, seen)
+
+    def field(x: Float32[Array, "b t n"], time: Float32[Array, " b"]) -> Float32[Array, "b t n"]:
+        return velocity(model, params, context, x, time, None)
+
+    return sample_chain(field, noise, level=rollout.ppo.noise, dims=dims)
 
 
 def digest(params: PyTree) -> str:

@@ -1,7 +1,7 @@
 """Validation loss: what training minimises, on episodes that it never saw (data.holdout)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,16 +20,29 @@ from openpi_ript.model.pi0 import Pi0
 from openpi_ript.tasks.objective import loss_of, objective_name
 
 
+def means_of(config: OpenpiRiptConfig) -> Callable[[PyTree, Any, Key[Array, ""]], dict[str, Mean]]:
+    """Returns what training minimises, and means beside it, as a function of weights, model inputs and key.
+
+    guidance.dropout counts as 0: a label that is dropped at random is a part of training.
+    """
+    model = Pi0(config.model)
+    guidance = config.guidance and dataclasses.replace(config.guidance, dropout=0.0)
+
+    def means(params: PyTree, batch: Any, key: Key[Array, ""]) -> dict[str, Mean]:
+        return loss_of(model, params, batch, key, guidance)[1]
+
+    return means
+
+
 class HeldOut:
     """Measures weights on the same windows at every evaluation, with the same noise and times for every seed."""
 
-    def __init__(self, config: OpenpiRiptConfig, data: TrainingData, model: Pi0, inputs: ToModel) -> None:
+    def __init__(self, config: OpenpiRiptConfig, data: TrainingData, inputs: ToModel) -> None:
         """Reads nothing yet.
 
         Args:
-          config: Of the run. guidance.dropout counts as 0: a label that is dropped at random is a part of training.
+          config: Of the run.
           data: With rows held out.
-          model: What is trained.
           inputs: Makes its inputs.
         """
         self._data, self._inputs = data, inputs
@@ -37,13 +50,8 @@ class HeldOut:
         self.rows = data.held_rows[spaced(len(data.held_rows), rows)]
         """Rows of the table that are measured, a line a batch."""
         self.episodes = len(np.unique(data.episodes_of(data.held_rows)))
-        guidance = config.guidance and dataclasses.replace(config.guidance, dropout=0.0)
-        self._objective = objective_name(guidance)
-
-        def means(params: PyTree, batch: Any, key: Key[Array, ""]) -> dict[str, Mean]:
-            return loss_of(model, params, batch, key, guidance)[1]
-
-        self._means = HeldOutMeans(means)
+        self._objective = objective_name(config.guidance)
+        self._means = HeldOutMeans(means_of(config))
 
     def measure(self, params: PyTree) -> dict[str, float]:
         """Returns means over all real steps of all windows, by name.

@@ -30,6 +30,7 @@ from openpi_ript.model.flow_sde import chain_log_prob
 from openpi_ript.model.lora import stop_frozen
 from openpi_ript.model.pi0 import Observation, Pi0, encode, gathered_outside_layers, velocity
 from openpi_ript.ript.passes import ChunkBatch
+from openpi_ript.tasks.supervised import Imitation
 
 
 class PpoBatch(TypedDict):
@@ -142,6 +143,19 @@ class Ppo:
     def _loss(self, params: PyTree, batch: Any, key: Any) -> tuple[Float[Array, ""], dict[str, Mean]]:
         params = stop_frozen(gathered_outside_layers(params), self._trains)
         return ppo_loss(self._model, params, batch, self._ppo, self._config.data.robot.action_dim)
+
+
+class PpoUpdate(Imitation):
+    """The update by PPO, as a function of batches that come from anywhere."""
+
+    def __init__(self, config: OpenpiRiptConfig) -> None:
+        """Compiles nothing yet."""
+        super().__init__(config)
+        self._ppo = Ppo(config, self.model, self._trains, self._optimiser)
+
+    def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
+        """Makes one update on a `PpoBatch`."""
+        return self._ppo.step(state, batch)
 
 
 def _scaled(optimiser: optax.GradientTransformation, scale: float) -> optax.GradientTransformation:

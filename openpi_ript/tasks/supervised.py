@@ -160,7 +160,7 @@ class SupervisedTask(Imitation):
         if not self.data.held_rows.size:
             return {}
         if self._held_out is None:
-            self._held_out = HeldOut(self.config, self.data, self.model, self.inputs)
+            self._held_out = HeldOut(self.config, self.data, self.inputs)
         metrics = self._held_out.measure(state.params)
         print(f"step {int(state.step)}: {self._held_out.summary(metrics)}", flush=True)
         return metrics

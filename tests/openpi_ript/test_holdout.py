@@ -92,7 +92,7 @@ def test_the_loss_is_the_mean_over_all_real_steps_of_fixed_windows(root: Path, t
     else:
         run = supervised(run)
     task = make_task(run)
-    held = HeldOut(run, task.data, task.model, task.inputs)
+    held = HeldOut(run, task.data, task.inputs)
     assert held.episodes == 4
     assert held.rows.shape == (10, 4)
     assert held.rows.ravel().tolist() == task.data.held_rows.tolist()

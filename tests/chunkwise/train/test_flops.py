@@ -79,3 +79,12 @@ def test_functions_with_gradients_of_their_own_count():
     assert counted(product, (N, M), (M, M)) == {"float32": one}
     gradient = counted(jax.grad(lambda w, x: product(x, w).sum()), (M, M), (N, M))
     assert gradient == {"float32": 3 * one}, "forward, and both of the backward rule"
+
+
+def test_a_loop_of_unknown_length_runs_as_often_as_is_said():
+    def steps(a: Any, n: Any) -> Any:
+        return jax.lax.fori_loop(0, n, lambda _, x: x @ a, a)
+
+    program = jax.make_jaxpr(steps)(jax.ShapeDtypeStruct((N, N), np.dtype("float32")), np.int32(3))
+    assert flops(program) == {"float32": 2 * N**3}
+    assert flops(program, rounds=6) == {"float32": 6 * 2 * N**3}
