@@ -138,12 +138,17 @@ class ModelConfig:
     """Recompute each layer in the backward pass instead of keeping its activations."""
     scan_unroll: int = 1
     """Layers in one iteration of the layer loop; a larger number compiles longer."""
+    attention_block: int | None = None
+    """Queries whose attention scores exist at a time, in forward and backward pass: the same numbers in less memory.
+    None: all, as in openpi."""
     freeze: tuple[Part, ...] = ()
     """Parts whose weights do not train; adapters inside them, and the heads, always do."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab_size", "image_size", "action_dim", "action_horizon", "prompt_tokens")
         require_positive(self, "scan_unroll")
+        if self.attention_block is not None and self.attention_block < 1:
+            raise ValueError(f"model.attention_block is {self.attention_block}; expected 1 or above, or None")
         if self.kind == "pi0" and self.state_in_prompt is not None:
             raise ValueError(
                 f"model.state_in_prompt is {self.state_in_prompt} and model.kind pi0, which reads the state as a token "

@@ -17,12 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import GemmaConfig
+from openpi_ript.model.attention import attend
 from openpi_ript.model.lora import Einsum, FeedForward
 
 LANGUAGE, EXPERT = 0, 1
-
-# Finite, so that a query without any key gets a uniform average and no NaN. Gemma's own value.
-MASKED = -2.3819763e38
 
 LayerCache = tuple[Float[Array, "b _n heads head"], Float[Array, "b _n heads head"]]
 """Keys (rotated) and values of some tokens in one layer."""
@@ -52,6 +50,8 @@ class Attention(nn.Module):
     """Attention of one transformer's tokens to themselves and to cached keys and values."""
 
     configs: tuple[GemmaConfig, GemmaConfig]
+    block: int | None
+    """Queries at a time."""
 
     @nn.compact
     def __call__(
@@ -72,14 +72,7 @@ class Attention(nn.Module):
         own = rotate(k, positions), v
 
         q = q.reshape(*q.shape[:2], c.num_kv_heads, -1, c.head_dim)
-        # Cached keys are not concatenated with the own ones: under vmap over suffixes they would be copied for each.
-        sources = [own] if cache is None else [cache, own]
-        logits = [jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) for k, _ in sources]
-        masked = jnp.where(mask[:, None, None], jnp.concatenate(logits, axis=-1), MASKED)
-        probs = jax.nn.softmax(masked, axis=-1).astype(x.dtype)
-        parts = [probs] if cache is None else jnp.split(probs, [cache[0].shape[1]], axis=-1)
-        reads = [jnp.einsum("bkgts,bskh->btkgh", p, v) for p, (_, v) in zip(parts, sources, strict=True)]
-        read = reads[0] if cache is None else reads[0] + reads[1]
+        read = attend(q, [own] if cache is None else [cache, own], mask, self.block)
         read = read.reshape(*read.shape[:2], c.num_heads, c.head_dim)
 
         out_shape, out_init = (c.num_heads, c.head_dim, c.width), init(in_axis=(-3, -2), out_axis=-1)
@@ -91,6 +84,8 @@ class Block(nn.Module):
     """One layer of either transformer."""
 
     configs: tuple[GemmaConfig, GemmaConfig]
+    block: int | None
+    """Queries at a time."""
 
     @nn.compact
     def __call__(
@@ -104,7 +99,7 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "b t d"], LayerCache]:
         c = self.configs[which]
         y, gate = RmsNorm(name=_name("pre_attention_norm", which))(x, condition)
-        y, cache = Attention(self.configs, name="attn")(y, cache, positions, mask, which)
+        y, cache = Attention(self.configs, self.block, name="attn")(y, cache, positions, mask, which)
         x = x + (y if gate is None else y * gate)
         y, gate = RmsNorm(name=_name("pre_ffw_norm", which))(x, condition)
         y = FeedForward(c.mlp_dim, c.lora, name=_name("mlp", which))(y)
@@ -132,6 +127,8 @@ class Gemma(nn.Module):
     dtype: str
     remat: bool
     unroll: int
+    block: int | None
+    """Queries of which attention keeps the scores at a time; None: all."""
 
     def setup(self) -> None:
         in_axes: Any = (0, *(4 * [nn.broadcast]))  # each layer has its own cache
@@ -147,7 +144,7 @@ class Gemma(nn.Module):
             in_axes=in_axes,
             length=self.configs[LANGUAGE].depth,
             unroll=self.unroll,
-        )(self.configs)
+        )(self.configs, self.block)
         self.final_norm = RmsNorm()
         self.final_norm_1 = RmsNorm()
 

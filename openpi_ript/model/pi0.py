@@ -69,7 +69,7 @@ class PaliGemma(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.img = Siglip(c.vision, c.language.width, c.dtype, c.remat, c.scan_unroll)
-        self.llm = Gemma((c.language, c.expert), c.vocab_size, c.dtype, c.remat, c.scan_unroll)
+        self.llm = Gemma((c.language, c.expert), c.vocab_size, c.dtype, c.remat, c.scan_unroll, c.attention_block)
 
 
 class Pi0(nn.Module):

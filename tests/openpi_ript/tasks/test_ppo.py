@@ -21,6 +21,7 @@ from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.model.flow_sde import chain_log_prob
 from openpi_ript.model.pi0 import Pi0
+from openpi_ript.policies.policy import sample_steps
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.passes import CHAIN, LOG_PROB, Passes, passes_over
 from openpi_ript.ript.rollout_data import Group, training_data
@@ -437,9 +438,8 @@ def test_evaluation_is_without_noise_unless_it_is_asked_for(
 
 def test_a_policy_of_such_a_run_takes_as_many_steps_as_its_rollouts(root: Path, tmp_path: Path):
     config = make_config(root, tmp_path)
-    stats = open_data(config.data).stats
-    assert int(ActingPolicy(config, stats)._steps) == STEPS
-    assert int(ActingPolicy(dataclasses.replace(config, rollout=None), stats)._steps) == 10
+    assert int(sample_steps(config)) == STEPS
+    assert int(sample_steps(dataclasses.replace(config, rollout=None))) == 10
 
 
 @pytest.mark.parametrize(
