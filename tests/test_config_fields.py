@@ -94,7 +94,7 @@ def test_every_field_is_read():
     found = program.configs()
     fields = [f"{name}.{field}" for name, fields in found.items() for field in fields]
     assert len(fields) > 300
-    assert {"qchunk.config.AugmentConfig.shift", "chunkwise.files.budget.Limits.seconds"} <= set(fields)
+    assert {"qchunk.config.agent.AugmentConfig.shift", "chunkwise.files.budget.Limits.seconds"} <= set(fields)
     assert not program.unread()
 
 
@@ -134,7 +134,7 @@ def test_a_field_that_is_read_by_its_name_is_read(tmp_path: Path):
 def test_fields_planted_in_the_program_are_found(tmp_path: Path):
     """The last one's name is read nowhere, those of the others are: on other classes."""
     plants = {
-        "qchunk/config.py": ("AugmentConfig", "horizon"),
+        "qchunk/config/agent.py": ("AugmentConfig", "horizon"),
         "driving/config.py": ("ObjectiveConfig", "discount"),
         "chunkwise/config/experiment.py": ("CheckpointConfig", "seed"),
         "openpi_ript/config/experiment.py": ("SiglipConfig", "read_nowhere"),
