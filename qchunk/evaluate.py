@@ -95,6 +95,7 @@ def evaluate(
     num_envs: int,
     horizon: int,
     view: simulators.View | None = None,
+    rules: simulators.Rules = simulators.USUAL,
     execution: Execution | None = None,
     max_steps: int | None = None,
     done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
@@ -119,6 +120,7 @@ def evaluate(
         the time, about 1 ms a step on one core.
       horizon: Actions of one chunk.
       view: Images that the policy sees, rendered when it is asked; None: none.
+      rules: How the environment judges what is done.
       execution: How chunks are executed; None: each as a whole, without delay.
       max_steps: Steps after which an episode is cut; None: where the environment says that it ends.
       done: Called with each episode, whose actions are kept and whose observations are not, when it has ended.
@@ -141,7 +143,7 @@ def evaluate(
     actor = _Acting(policy, horizon, view, step)
     execution = execution or Execution()
     execution.interval(horizon)
-    collector = _collector(env_id, num_envs, view, execution, max_steps)
+    collector = _collector(env_id, num_envs, view, rules, execution, max_steps)
     return evaluation.evaluate(collector, actor, jobs, done=done)
 
 
@@ -168,10 +170,15 @@ def _draw(seed: int, step: int, episode: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _collector(
-    env_id: str, num_envs: int, view: simulators.View | None, execution: Execution, max_steps: int | None
+    env_id: str,
+    num_envs: int,
+    view: simulators.View | None,
+    rules: simulators.Rules,
+    execution: Execution,
+    max_steps: int | None,
 ) -> Collector:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
-    workers = ThreadWorkers(lambda: simulators.make(env_id, view), num_envs, name=env_id)
+    workers = ThreadWorkers(lambda: simulators.make(env_id, view, rules), num_envs, name=env_id)
     return Collector(workers, execution=execution, tasks=(Task(max_steps=max_steps),))
 
 
@@ -219,7 +226,8 @@ def evaluate_run(
     if execution is not None and execution.how == "realtime":
         policy.require_completing()
     played: dict[int, Rollout] = {}
-    simulators.require_widths("--env", name, config.data.path, observation=widths, action=policy.agent.dims.action)
+    action, rules = policy.agent.dims.action, simulators.rules_of(config)
+    simulators.require_widths("--env", name, config.data.path, observation=widths, action=action, rules=rules)
     result = evaluate(
         policy.chunks,
         name,
@@ -229,20 +237,24 @@ def evaluate_run(
         num_envs=num_envs or config.eval.num_envs,
         horizon=policy.agent.action_horizon,
         view=view_of(config, policy.agent.dims),
+        rules=rules,
         execution=execution,
         max_steps=max_steps or config.eval.max_steps,
         done=lambda job, rollout: played.update({job.number: rollout}),
     )
-    if video is not None and write_video(name, played, *video) is not None:
+    if video is not None and write_video(name, played, *video, rules) is not None:
         print(f"video: {video[0]}", flush=True)
     return result
 
 
-def write_video(env: str, played: Mapping[int, Rollout], path: Path, count: int) -> Path | None:
+def write_video(
+    env: str, played: Mapping[int, Rollout], path: Path, count: int, rules: simulators.Rules = simulators.USUAL
+) -> Path | None:
     """Writes a video of some of an evaluation's episodes, successes and failures; None if the machine cannot render."""
     rollouts = [played[number] for number in sorted(played)]
     chosen = render.some_of_both([rollout.success for rollout in rollouts], count)
-    return render.write_video(functools.partial(simulators.make, env, video=True), [rollouts[i] for i in chosen], path)
+    opener = functools.partial(simulators.make, env, rules=rules, video=True)
+    return render.write_video(opener, [rollouts[i] for i in chosen], path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,7 +81,7 @@ def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | N
     Raises:
       DataError: There is no dataset at all.
     """
-    kind = "ogbench_npz" if Path(path).suffix == ".npz" else "aloha_hdf5"
+    kind = "ogbench_npz" if Path(path).suffix == ".npz" or any(Path(path).glob("*.npz")) else "aloha_hdf5"
     kind = "lerobot" if is_lerobot(Path(path)) else kind
     data = DataConfig(path=path, format=kind, verify="full", allow_links_to=tuple(allow_links_to))
     if config is not None:

@@ -105,13 +105,14 @@ class QChunkTask:
                 horizon=self.agent.action_horizon,
                 max_steps=settings.max_steps,
                 view=view_of(self.config, self.agent.dims),
+                rules=simulators.rules_of(self.config),
                 done=lambda job, rollout, name=name: played[name].update({job.number: rollout}),
             )
             print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
             metrics |= result.metrics(name)
         if final and settings.videos:
             path = self.folder / f"videos/step_{int(state.step)}.mp4"
-            write_video(settings.env, played["policy"], path, settings.videos)
+            write_video(settings.env, played["policy"], path, settings.videos, simulators.rules_of(self.config))
         return metrics
 
     def _offline(self, state: TrainState) -> dict[str, float]:
@@ -225,7 +226,14 @@ def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
     for field, name in fields.items():
         if name is not None and name not in seen:
             observation = (config.data.observation, dims.observation)
-            simulators.require_widths(field, name, config.data.path, observation=observation, action=dims.action)
+            simulators.require_widths(
+                field,
+                name,
+                config.data.path,
+                observation=observation,
+                action=dims.action,
+                rules=simulators.rules_of(config),
+            )
             seen.add(name)
 
 

@@ -50,6 +50,10 @@ class EnvSpec:
     """full: as the suite renders. fast (robosuite, LIBERO): cheaper, and nearly the same."""
     video: bool = False
     """Whether `render` is going to be called."""
+    sparse: bool = False
+    """Whether the reward is -1 until the whole task is done, then 0, in place of the suite's own (OGBench alone)."""
+    success_timing: Literal["pre", "post"] = "pre"
+    """Whether reward and success are judged before an action or after it (OGBench alone; pre: as it does itself)."""
     allow_code: bool = False
     """Whether `module:factory` may be imported: true where the user named it, never for what a folder brought."""
 
@@ -134,6 +138,11 @@ def make(spec: EnvSpec, task: str = "") -> Environment:
     """
     spec = dataclasses.replace(spec, task=task or spec.task)
     require_allowed(spec)
+    if spec.suite != "ogbench" and (spec.sparse or spec.success_timing != "pre"):
+        raise ConfigError(
+            f"{spec.suite} {spec.task}: sparse rewards and success_timing are choices of OGBench's tasks; expected "
+            f"sparse False and success_timing pre, found {spec.sparse} and {spec.success_timing}"
+        )
     factory = find_factory(SUITES.get(spec.suite, spec.suite))
     try:
         env = factory(spec)

@@ -20,8 +20,8 @@ class DataConfig(FilesConfig):
     """Episodes on disk and the pool that is drawn from them (specification: the pool loader)."""
 
     path: str = dataclasses.field(metadata=FREE_ON_RESUME)
-    """Folder of ALOHA-layout HDF5 episodes, an OGBench .npz file, or a LeRobot folder; of a reader of your own, its
-    files."""
+    """Folder of ALOHA-layout HDF5 episodes, an OGBench .npz file or a folder of several, or a LeRobot folder; of a
+    reader of your own, its files."""
     format: str = "aloha_hdf5"
     """aloha_hdf5, ogbench_npz, lerobot (v2.1 or v3.0, without images), or `module:function` of your own: it makes an
     Episode of a file (docs/extend.md)."""
@@ -30,6 +30,12 @@ class DataConfig(FilesConfig):
     its weight over the sum (qchunk/data/mixture.py). Empty: all episodes below `path` alike."""
     task: str | None = None
     """OGBench single-task environment whose reward replaces the file's, e.g. cube-single-play-singletask-task2-v0."""
+    sparse: bool = False
+    """Reward of data.task: -1 until all of its objects are at their goals, then 0, as the papers have it for scene and
+    puzzle-3x3; otherwise minus the number that are not. eval.env and online.env earn it too, and must be OGBench's."""
+    success_timing: Literal["pre", "post"] = "pre"
+    """When OGBench's environments in eval.env and online.env judge reward and success: before an action, as from
+    ogbench 1.2 on, or after it, as in 1.1.2, which the papers used. Recordings are labelled before it by both."""
     observation: Literal["qpos", "state"] = "qpos"
     """Array of /observations that the networks see."""
     action: Literal["action", "qpos"] = "action"
@@ -96,6 +102,8 @@ class DataConfig(FilesConfig):
             raise ValueError(
                 f"data.format is {self.format!r}; expected {', '.join(FORMATS)}, or module:function of your own"
             )
+        if self.sparse and self.task is None:
+            raise ValueError("data.sparse is True, and data.task, whose reward it makes sparse, is None; set data.task")
         if ":" in self.format and (self.task is not None or self.missing_reward != "label"):
             raise ValueError(
                 f"data.task is {self.task!r} and data.missing_reward {self.missing_reward!r}; expected None and "

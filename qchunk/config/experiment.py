@@ -143,6 +143,11 @@ class QChunkConfig(ExperimentConfig):
             )
         if self.agent.encoder is not None and not self.data.cameras:
             raise ValueError("agent.encoder is set, but data.cameras is empty; name the cameras that it sees")
+        if self.data.success_timing == "post" and self.eval.env is None and self.online is None:
+            raise ValueError(
+                "data.success_timing is 'post', which environments alone read, and there is none; set eval.env or "
+                "online, or 'pre'"
+            )
         if self.online is not None:
             self._check_online(self.online)
 

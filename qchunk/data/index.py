@@ -63,7 +63,7 @@ def make_source(selection: Selection, data: DataConfig, files: Files) -> Episode
     Raises:
       ConfigError: data.task names no task, or the simulator is not installed.
     """
-    task = None if data.task is None else single_task(data.task)
+    task = None if data.task is None else single_task(data.task, sparse=data.sparse)
     good = GoodEpisodes(
         path=Path(data.path),
         reports=selection.reports,
@@ -160,7 +160,7 @@ def _examine(root: Path, files: Files, name: str, data: DataConfig, workers: Wor
     if ":" in data.format:
         return own.examine(root, name, own.reader(data.format), digest=digest)
     if data.format == "ogbench_npz":
-        return ogbench.examine(root, digest=digest)
+        return ogbench.examine(Path(files.bounds.path(name)), digest=digest)
     if workers is None:
         return [aloha.examine(root, root / name, digest=digest)]
     return [aloha.examine(root, root / name, workers, digest=digest)]
@@ -224,9 +224,7 @@ def _dataset_names(files: Files, data: DataConfig) -> list[str]:
     if kind == "lerobot":
         return lerobot.dataset_names(root, files)
     if kind == "ogbench_npz":
-        if root.suffix != ".npz" or not root.is_file():
-            raise DataError(f"data.path: {root} is no .npz file, which data.format=ogbench_npz expects")
-        return [root.name]
+        return ogbench.file_names(root)
     if ":" in kind:
         return names_within(data, list(files.bounds.walk(None))) if root.is_dir() else [root.name]
     if not root.is_dir():

@@ -89,8 +89,9 @@ class Pool:
         self._first_rows = self._cumulative - self.lengths + np.arange(len(self.lengths)) * config.agent.horizon
         self._allocate(source, config.agent.horizon)
         self._store = store
-        self._frames: list[EpisodeFrames] = []
-        for place, index in enumerate(self._indices):
+        frames: dict[int, EpisodeFrames] = {}
+        # In the dataset's order: a file of many episodes is read once, wherever the draw has put them.
+        for place, index in sorted(enumerate(self._indices), key=lambda pair: pair[1]):
             if cancelled is not None and cancelled.is_set():
                 raise CancelledError(f"loading the pool of epoch {epoch} was stopped")
             if previous is not None and index in previous._indices:
@@ -98,7 +99,8 @@ class Pool:
             else:
                 self._fill(place, load_episode(source, index), dataset)
             if store is not None:
-                self._frames.append(read_again(lambda: store.load(index, cancelled), source.ids[index]))  # noqa: B023
+                frames[place] = read_again(lambda: store.load(index, cancelled), source.ids[index])  # noqa: B023
+        self._frames = [frames[place] for place in sorted(frames)]
 
     def _allocate(self, source: EpisodeSource, horizon: int) -> None:
         rows = int(self.lengths.sum()) + len(self.lengths) * horizon

@@ -1,7 +1,8 @@
 """Reward and termination of episodes that were recorded without: from a label, or from an OGBench task.
 
 For a task the reward is OGBench's own function: minus the number of objects that are not at their goal, in
--objects .. 0. A frame at which all are there terminates. Both are timed by the state *before* the action, as OGBench
+-objects .. 0, or with data.sparse 0 where none is missing and -1 elsewhere. A frame at which all are there terminates.
+Both are timed by the state *before* the action, as OGBench
 1.2 times its single-task environments (success_timing='pre'), so training and evaluation agree. OGBench,
 arXiv:2410.20092.
 """
@@ -65,27 +66,31 @@ def needs_buttons(task: str) -> bool:
 
 
 @functools.cache
-def single_task(task: str) -> "SingleTask":
-    """The task of this name; made once a process.
+def single_task(task: str, *, sparse: bool = False) -> "SingleTask":
+    """The task of this name; made once a process. `sparse` as in SingleTask.
 
     Raises:
       ConfigError: The simulator is not installed, or has no such task.
     """
-    return SingleTask(task)
+    return SingleTask(task, sparse=sparse)
 
 
 class SingleTask:
     """One task's reward for recorded simulator states. Makes the environment once (about 1 s)."""
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, *, sparse: bool = False) -> None:
         """Makes and resets the environment, which fixes the goal.
+
+        Args:
+          task: By OGBench's name of it, or of a dataset for it.
+          sparse: Whether the reward is 0 where the task is done and -1 elsewhere.
 
         Raises:
           ConfigError: The simulator is not installed, or has no such task.
         """
         env = ogbench.make(EnvSpec(suite="ogbench", task=task))
         env.reset(0)
-        self._name = env.gym.spec.id
+        self._name, self._sparse = env.gym.spec.id, sparse
         self._goal = _ResetEnv(env.gym.unwrapped)
 
     def relabel(
@@ -112,7 +117,8 @@ class SingleTask:
         if button_states is not None:
             frames["button_states"] = button_states
         relabel_dataset(self._name, self._goal, frames)
-        return frames["rewards"].astype(np.float64), frames["masks"] == 0
+        reward = ogbench.sparse_reward(frames["rewards"]) if self._sparse else frames["rewards"]
+        return reward.astype(np.float64), frames["masks"] == 0
 
 
 class _ResetEnv:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
@@ -9,10 +10,21 @@ from jaxtyping import Float, Float32, UInt8
 from chunkwise.envs import environment, names
 from chunkwise.envs.environment import Environment, EnvSpec
 from chunkwise.errors import ConfigError
+from qchunk.config import QChunkConfig
 from qchunk.envs import aloha
 
 OWN = {aloha.NAME: "qchunk.envs.aloha:TransferCube"}
 """Environments of this package."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How OGBench's tasks judge what is done; of other environments they must be the defaults."""
+
+    sparse: bool = False
+    """As data.sparse."""
+    success_timing: Literal["pre", "post"] = "pre"
+    """As data.success_timing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +39,15 @@ class View:
     """Height and width to which they are then resized, as the pool does."""
 
 
-def make(name: str, view: View | None = None, *, video: bool = False) -> Environment:
+USUAL = Rules()
+
+
+def rules_of(config: QChunkConfig) -> Rules:
+    """Returns the rules that the environments of a run have in common with its recordings."""
+    return Rules(sparse=config.data.sparse, success_timing=config.data.success_timing)
+
+
+def make(name: str, view: View | None = None, rules: Rules = USUAL, *, video: bool = False) -> Environment:
     """Makes the environment of one task, with its reward, time limit and success.
 
     Args:
@@ -35,6 +55,7 @@ def make(name: str, view: View | None = None, *, video: bool = False) -> Environ
         for it, `suite/task`, a Gymnasium id, `module:factory` of the user's own. It comes from the user's config: what
         a folder brought is not to come here.
       view: What a policy sees of the scene; None: no images.
+      rules: Of the run.
       video: Whether it is going to be rendered for people.
 
     Raises:
@@ -45,12 +66,15 @@ def make(name: str, view: View | None = None, *, video: bool = False) -> Environ
         require_images(name, view)
     spec = EnvSpec(suite=OWN[name], allow_code=True) if name in OWN else names.spec_named(name)
     spec = dataclasses.replace(spec, cameras=() if view is None else view.cameras, video=video)
+    spec = dataclasses.replace(spec, sparse=rules.sparse, success_timing=rules.success_timing)
     if view is not None:
         spec = dataclasses.replace(spec, image_size=view.image_size, render_size=view.render_size)
     return environment.make(spec)
 
 
-def require_widths(field: str, name: str, path: str, *, observation: tuple[str, int], action: int) -> None:
+def require_widths(
+    field: str, name: str, path: str, *, observation: tuple[str, int], action: int, rules: Rules = USUAL
+) -> None:
     """Makes the environment and compares its widths with those of the dataset that a policy for it learns from.
 
     Args:
@@ -59,11 +83,12 @@ def require_widths(field: str, name: str, path: str, *, observation: tuple[str, 
       path: The dataset's, for the message.
       observation: Name and width of the array that the policy sees.
       action: Width of its actions.
+      rules: Of the run.
 
     Raises:
       ConfigError: They differ; or as `make`.
     """
-    env = make(name)
+    env = make(name, rules=rules)
     (key, width), observed = observation, env.reset(0)
     if key not in observed:
         raise ConfigError(f"{field} is {name!r}, which shows {sorted(observed)}; expected {key}, as data.observation")

@@ -139,7 +139,7 @@ class Online:
           DataError: They do not.
           ConfigError: The environment does not show what the dataset has.
         """
-        self._env = env = simulators.make(self._online.env, self._view)
+        self._env = env = simulators.make(self._online.env, self._view, simulators.rules_of(self._config))
         if not len(self._unfinished):
             return env
         episode = self.replay.episodes - 1

@@ -73,7 +73,7 @@ class Countdown:
 def countdowns(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Countdown]]:
     made: list[Countdown] = []
 
-    def make(name: str, view: Any = None) -> Countdown:
+    def make(name: str, view: Any = None, rules: Any = None) -> Countdown:
         made.append(Countdown())
         return made[-1]
 
@@ -367,3 +367,14 @@ def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: py
     assert evaluate.main([str(run), "--env", "puzzle-3x3-play-singletask-task1-v0"]) == 64
     assert "expected the widths of the dataset" in capsys.readouterr().err
     assert evaluate.main([str(tmp_path)]) == 64
+
+
+def test_every_environment_of_an_evaluation_is_made_by_the_runs_rules(
+    countdowns: list[Countdown], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    make = simulators.make
+    monkeypatch.setattr(simulators, "make", lambda name, view, rules: told.append(rules) or make(name, view))
+    rules = simulators.Rules(sparse=True, success_timing="post")
+    evaluate.evaluate(Recorder(), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3, rules=rules)
+    assert told == [rules, rules]

@@ -47,7 +47,7 @@ def make(spec: EnvSpec) -> "OgbenchEnv":
     at = parts.index("singletask")
     if parts[at - 1] in ("play", "noisy"):
         del parts[at - 1]
-    return OgbenchEnv(_make("-".join(parts)))
+    return OgbenchEnv(_make("-".join(parts), success_timing=spec.success_timing), sparse=spec.sparse)
 
 
 def make_play(name: str, episode_length: int) -> "OgbenchEnv":
@@ -68,14 +68,24 @@ def make_play(name: str, episode_length: int) -> "OgbenchEnv":
     return OgbenchEnv(_make(name, mode="data_collection", terminate_at_goal=False, max_episode_steps=episode_length))
 
 
+def sparse_reward(reward: Float[np.ndarray, "*T"] | float) -> Any:
+    """Returns 0 where the reward, minus the objects that are not at their goals, is 0, and -1 elsewhere."""
+    return np.where(np.asarray(reward) == 0, 0.0, -1.0)
+
+
 class OgbenchEnv:
     """One of OGBench's manipulation environments."""
 
     fps = FPS
 
-    def __init__(self, gym: Any) -> None:
-        """Wraps an environment of Gymnasium."""
-        self.gym = gym
+    def __init__(self, gym: Any, *, sparse: bool = False) -> None:
+        """Wraps an environment of Gymnasium.
+
+        Args:
+          gym: OGBench's.
+          sparse: As in EnvSpec.
+        """
+        self.gym, self._sparse = gym, sparse
         self.info: dict[str, Any] = {}
         """What the environment said beside the newest observation."""
         self._renderer: Any = None
@@ -115,6 +125,8 @@ class OgbenchEnv:
     def step(self, action: Float32[np.ndarray, " a"]) -> Step:
         state, reward, terminated, truncated, self.info = self.gym.step(action)
         success = bool(self.info["success"])
+        if self._sparse:
+            reward = sparse_reward(reward)
         return Step(self._observation(state), float(reward), success, bool(terminated), bool(truncated))
 
     def images(self) -> Observation:

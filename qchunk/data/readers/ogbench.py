@@ -1,10 +1,11 @@
-"""Episodes of an OGBench .npz file: observations, actions, terminals and more; docs/data_formats.md.
+"""Episodes of OGBench's .npz files: observations, actions, terminals and more; docs/data_formats.md.
 
 As OGBench's own loader reads it: a row with `terminals` 1 holds the state *after* the episode's last action, and its
 own action leads nowhere. An episode of T + 1 rows so has T actions and T + 1 states. A file with
 `next_observations` was written after that shift: each of its rows is a step, and the last state is in that array.
 """
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,9 +37,31 @@ KEYS = {
     "button_states": "button_states",
 }
 """What is read, by short name. Other keys (qvel, ...) are left alone."""
+KEPT_BYTES = 4 << 30
+"""Unpacked arrays of files that are kept for later episodes; a million transitions of cube-quadruple take 0.7 GiB."""
+VALIDATION = "-val.npz"
 UNREADABLE = (OSError, DataError)
 _VECTORS = ("terminal", "reward", "mask")
 _EXACT = ("reward", "mask", "sim_qpos")  # kept in 64 bits
+
+
+def file_names(root: Path) -> list[str]:
+    """Names of a dataset's files: the one that `root` is, or those in the folder, in order, without validation sets.
+
+    OGBench ships large sets as several files beside `*-val.npz`, of which training takes none.
+
+    Raises:
+      DataError: There is none.
+    """
+    if root.suffix == ".npz" and root.is_file():
+        return [root.name]
+    names = sorted(path.name for path in root.glob("*.npz") if not path.name.endswith(VALIDATION))
+    if not names:
+        raise DataError(
+            f"data.path: {root} is no .npz file, and no folder of them, which data.format=ogbench_npz expects"
+            f" (files *{VALIDATION} are left out)"
+        )
+    return names
 
 
 def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
@@ -129,6 +152,10 @@ def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Pr
     return problems
 
 
+def _bytes(*files: tuple[Mapping[str, np.ndarray], object]) -> int:
+    return sum(x.nbytes for arrays, _ in files for x in arrays.values())
+
+
 def _boundaries(terminal: np.ndarray) -> list[tuple[int, int]]:
     """First row of each episode, and the row after its last."""
     ends = np.flatnonzero(terminal) + 1
@@ -148,42 +175,56 @@ def _cut(arrays: Mapping[str, np.ndarray], first: int, last: int) -> dict[str, n
 
 
 class OgbenchSource(IndexedEpisodes):
-    """Indexed episodes of one .npz file. Keeps the file's arrays in memory, as OGBench does.
+    """Indexed episodes of .npz files. Keeps the arrays of the files used last in memory, up to KEPT_BYTES.
 
     `qpos` of an episode is the observation itself: the file's own qpos is the simulator's, of the whole scene.
     """
 
     def __init__(self, good: GoodEpisodes, *, task: SingleTask | None) -> None:
-        """Takes episodes that were found good, and reads the file.
+        """Takes episodes that were found good, and reads the first file.
 
         Args:
-          good: Of one .npz file, by the reports of `examine`.
-          task: Replaces the file's reward and termination; None keeps them.
+          good: By the reports of `examine`.
+          task: Replaces the files' reward and termination; None keeps them.
 
         Raises:
           DataError: The file is no longer what was indexed.
         """
-        first, files = good.reports[0], good.files
+        first = good.reports[0]
         width = first.dims["state"]
         actions = first.dims["action"] if good.action == "action" else width
         super().__init__(good, {"qpos": width, "state": width, "action": actions})
         self._task = task
-        files.require_unchanged(files.place(first.path))
-        self._arrays, _ = _read(good.path)
-        files.require_unchanged(files.place(first.path))
-        boundaries = _boundaries(self._arrays["terminal"])
-        self._spans = [boundaries[int(r.id.rpartition("#")[2])] for r in good.reports]
+        self._kept: dict[str, tuple[dict[str, np.ndarray], list[tuple[int, int]]]] = {}  # the one used last is last
+        self._lock = threading.Lock()  # pools load in a thread of their own
+        self._file(first.path)
+
+    def _file(self, name: str) -> tuple[dict[str, np.ndarray], list[tuple[int, int]]]:
+        """A file's arrays, and first row and end of each of its episodes. Raises DataError if it was changed."""
+        with self._lock:
+            found = self._kept.pop(name, None)
+            if found is None:
+                self._files.require_unchanged(self._files.place(name))
+                arrays, _ = _read(Path(self._files.bounds.path(name)))
+                self._files.require_unchanged(self._files.place(name))
+                found = arrays, _boundaries(arrays["terminal"])
+                while self._kept and _bytes(found, *self._kept.values()) > KEPT_BYTES:
+                    del self._kept[next(iter(self._kept))]
+            self._kept[name] = found
+            return found
 
     def load(self, index: int) -> Episode:
         positive, length = bool(self._positives[index]), int(self._lengths[index])
-        arrays = _cut(self._arrays, *self._spans[index])
+        report = self._reports[index]
+        rows, spans = self._file(report.path)
+        arrays = _cut(rows, *spans[int(report.id.rpartition("#")[2])])
         if self._task is not None:
             reward, terminated = self._task.relabel(arrays["sim_qpos"], arrays.get("button_states"))
         else:
             terminated = arrays["mask"] == 0 if "mask" in arrays else None
             reward, terminated = labelled_outcome(arrays.get("reward"), terminated, length, positive)
         return Episode(
-            id=self._reports[index].id,
+            id=report.id,
             states={"qpos": arrays["state"], "state": arrays["state"]},
             action=arrays["action"] if self._action == "action" else arrays["state"][:length],
             reward=reward,

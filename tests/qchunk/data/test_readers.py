@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import jax
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from chunkwise.envs.suites.ogbench import make as make_ogbench
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
 from qchunk.config import DataConfig
-from qchunk.data import Pool, index, relabel
+from qchunk.data import Pool, index, make_batches, relabel
 from qchunk.data.dataset import open_dataset
 from qchunk.data.readers import aloha, ogbench
 from qchunk.data.relabel import SingleTask
@@ -264,7 +265,9 @@ class TestAloha:
         assert "holds no episode; expected files *.hdf5" in refused(tmp_path)
         (tmp_path / "a.npz").touch()
         assert "set --data.format ogbench_npz" in refused(tmp_path / "a.npz")
-        assert "which data.format=ogbench_npz expects" in refused(tmp_path, format="ogbench_npz")
+        (tmp_path / "a.npz").rename(tmp_path / "a-val.npz")
+        text = refused(tmp_path, format="ogbench_npz")
+        assert "no folder of them, which data.format=ogbench_npz expects (files *-val.npz are left out)" in text
 
 
 def write_npz(file: Path, lengths: tuple[int, ...] = (5, 1, 7), **more: np.ndarray) -> dict[str, np.ndarray]:
@@ -319,6 +322,34 @@ class TestOgbench:
         assert episode.terminated.tolist() == [False, False, True, False]
         np.testing.assert_array_equal(episode.states["state"][:4], content["observations"][3:])
         np.testing.assert_array_equal(episode.states["state"][4], extra["next_observations"][6])
+
+    @pytest.mark.parametrize("kept", [0, 4 << 30])
+    def test_a_folder_is_drawn_as_one_file_with_all_episodes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+    ):
+        monkeypatch.setattr(ogbench, "KEPT_BYTES", kept)
+        content = write_npz(tmp_path / "whole.npz", lengths=(5, 9, 7, 4, 6))
+        (tmp_path / "parts").mkdir()
+        for name, rows in (("cube-000", slice(14)), ("cube-001", slice(14, 21)), ("cube-002", slice(21, 31))):
+            np.savez(tmp_path / f"parts/{name}.npz", **{key: x[rows] for key, x in content.items()})
+        np.savez(tmp_path / "parts/cube-000-val.npz", **content)
+        same: dict[str, Any] = {"format": "ogbench_npz", "episodes_per_epoch": 4, "positive_ratio": 1.0}
+        of_one = make_batches(config(tmp_path / "whole.npz", steps_per_epoch=2, **same))
+        of_parts = make_batches(config(tmp_path / "parts", steps_per_epoch=2, **same))
+        for _ in range(6):
+            one, parts = next(of_one), next(of_parts)
+            jax.tree.map(np.testing.assert_array_equal, dict(parts), dict(one))
+        found = source(tmp_path / "parts", format="ogbench_npz")
+        names = [f"cube-00{number}.npz#{episode}" for number, episode in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))]
+        assert list(found.ids) == names
+        assert [found.load(place).id for place in (0, 4, 1)] == [names[0], names[4], names[1]]
+        assert len(found._kept) == (1 if kept == 0 else 2)
+
+    def test_a_bad_file_of_a_folder_is_named(self, tmp_path: Path):
+        content = write_npz(tmp_path / "a.npz", lengths=(6, 7))
+        content["actions"][9, 1] = np.inf
+        np.savez(tmp_path / "b.npz", **content)  # pyright: ignore[reportArgumentType]
+        assert "b.npz#1: actions, row 9: expected finite numbers, found inf" in refused(tmp_path, format="ogbench_npz")
 
     def test_bad_files_are_refused(self, tmp_path: Path):
         nan = np.zeros((13, ACTION), np.float32)
@@ -391,6 +422,14 @@ class TestRelabel:
         assert terminated.any()
 
     @pytest.mark.slow
+    def test_a_sparse_reward_is_0_where_all_cubes_are_there_and_minus_1_elsewhere(self, recorded: dict[str, Any]):
+        dense, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
+        sparse, ended = SingleTask(TASK, sparse=True).relabel(recorded["qpos"], None)
+        assert sparse.tolist() == [0 if reward == 0 else -1 for reward in dense.tolist()]
+        assert sparse.dtype == np.float64
+        np.testing.assert_array_equal(ended, terminated)
+
+    @pytest.mark.slow
     def test_both_readers_relabel(self, recorded: dict[str, Any], tmp_path: Path):
         reward, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
         content = arrays(40, 0, reward=False) | {"/sim/qpos": recorded["qpos"]}
@@ -402,6 +441,8 @@ class TestRelabel:
         found = source(tmp_path / "a.npz", format="ogbench_npz", task=TASK)
         np.testing.assert_array_equal(found.load(0).reward, reward[:24])
         np.testing.assert_array_equal(found.load(1).terminated, terminated[25:39])
+        sparse = source(tmp_path / "a.npz", format="ogbench_npz", task=TASK, sparse=True).load(0).reward
+        np.testing.assert_array_equal(sparse, np.where(reward[:24] == 0, 0, -1))
 
     @pytest.mark.slow
     def test_another_scene_is_refused(self, recorded: dict[str, Any], tmp_path: Path):

@@ -85,7 +85,7 @@ class Line:
 
 @pytest.fixture(autouse=True)
 def lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulators, "make", lambda name, view=None: Line())
+    monkeypatch.setattr(simulators, "make", lambda name, view=None, rules=None: Line())
 
 
 def policy_of(state: Any) -> Any:
@@ -413,3 +413,12 @@ def test_sigkill_offline_online_and_in_a_save(tmp_path: Path) -> None:
     counts = kill.run("configs/qchunk/debug_online.py", 2, tmp_path, options, seed=2)
     assert sum(counts.values()) >= 2
     assert len(read(tmp_path / "untouched/replay")) == 232
+
+
+def test_the_environment_judges_as_the_recordings_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    told = []
+    monkeypatch.setattr(simulators, "make", lambda name, view, rules: told.append(rules) or Line())
+    config = config_of()
+    data = dataclasses.replace(config.data, task="cube-single-singletask-v0", sparse=True, success_timing="post")
+    run(online_of(tmp_path, dataclasses.replace(config, data=data)), range(1))
+    assert told == [simulators.Rules(sparse=True, success_timing="post")]

@@ -1,9 +1,11 @@
 """OGBench's environments: that resets repeat to the bit, and names that are refused."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from chunkwise.envs.environment import EnvSpec, state_hash
+from chunkwise.envs.environment import EnvSpec, make, state_hash
 from chunkwise.envs.suites import ogbench
 from chunkwise.errors import ConfigError
 
@@ -41,6 +43,53 @@ def test_buttons_are_part_of_the_state() -> None:
     before = state_hash(env.state())
     env.gym.unwrapped._cur_button_states[4] ^= 1
     assert state_hash(env.state()) != before
+
+
+def double(**rules: Any) -> ogbench.OgbenchEnv:
+    """Two cubes, one of them at its goal; how the state came about was not judged."""
+    env = ogbench.make(EnvSpec(suite="ogbench", task="cube-double-singletask-task2-v0", **rules))
+    env.reset(0)
+    place(env, cube=0)
+    return env
+
+
+def place(env: ogbench.OgbenchEnv, *, cube: int) -> None:
+    inner = env.gym.unwrapped
+    qpos = inner._data.qpos.copy()
+    qpos[14 + 7 * cube : 17 + 7 * cube] = inner._data.mocap_pos[inner._cube_target_mocap_ids[cube]]
+    inner.set_state(qpos, np.zeros(inner.model.nv))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_sparse_reward_is_minus_1_until_all_is_done(sparse: bool) -> None:
+    env = double(sparse=sparse)
+    reset = ogbench.make(EnvSpec(suite="ogbench", task="cube-double-singletask-task2-v0", sparse=sparse))
+    reset.reset(0)
+    still = np.zeros(5, np.float32)
+    assert reset.step(still).reward == (-1 if sparse else -2)
+    assert env.step(still).reward == -1
+    place(env, cube=1)
+    done = env.step(still)
+    assert (done.reward, type(done.reward)) == (0, float)
+
+
+@pytest.mark.slow
+def test_success_is_judged_before_an_action_or_after_it() -> None:
+    still = np.zeros(5, np.float32)
+    found = {}
+    for timing in ("pre", "post"):
+        env = double(success_timing=timing)
+        place(env, cube=1)
+        steps = [env.step(still), env.step(still)]
+        found[timing] = [(step.success, step.terminated) for step in steps]
+    assert found == {"pre": [(False, False), (True, True)], "post": [(True, True), (True, True)]}
+
+
+def test_other_suites_have_no_such_rules() -> None:
+    for rules in ({"sparse": True}, {"success_timing": "post"}):
+        with pytest.raises(ConfigError, match="point red: sparse rewards and success_timing are choices of OGBench's"):
+            make(EnvSpec(suite="point", task="red", **rules))
 
 
 def test_names_that_are_refused() -> None:
