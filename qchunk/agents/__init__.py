@@ -1,1 +1,1 @@
-"""The agents, one file an algorithm: QC and its relatives, RLPD, DQC."""
+"""The agents, one file an algorithm: QC and its relatives, RLPD, DQC, QAM."""

@@ -7,7 +7,7 @@ flat: d = t a numbers.
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +40,9 @@ class Agent(abc.ABC):
     """Turns images into features, with weights that lie beside those of their network; None: no images."""
     optimiser: optax.GradientTransformation
 
+    targets: ClassVar[tuple[str, ...]] = ("critic",)
+    """Networks of which the state's target holds a moving average."""
+
     @property
     def action_horizon(self) -> int:
         """Actions of one chunk that `act` returns."""
@@ -59,7 +62,7 @@ class Agent(abc.ABC):
                 weights = self.encoder.init(jax.random.fold_in(key, i), images)["params"]
                 params[network] = {**params[network], "encoder": weights}
         ema = None if self.config.train.ema_decay is None else params
-        return TrainState.create(params, self.optimiser, {"critic": params["critic"]}, ema=ema)
+        return TrainState.create(params, self.optimiser, {name: params[name] for name in self.targets}, ema=ema)
 
     @abc.abstractmethod
     def _init_networks(self, key: Key[Array, ""]) -> dict[str, Any]:
@@ -89,10 +92,10 @@ class Agent(abc.ABC):
         )
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         new, tau = state.apply_gradients(gradient, self.optimiser), self.config.agent.tau
-        # From the critic after its update; the official code takes the one before.
-        critics = state.target["critic"], new.params["critic"]
-        target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, *critics)
-        return new.replace(target={"critic": target}), metrics
+        # From the weights after their update; the official code takes those before.
+        followed = {name: new.params[name] for name in self.targets}
+        target = jax.tree.map(lambda old, new: (1 - tau) * old + tau * new, state.target, followed)
+        return new.replace(target=target), metrics
 
     @property
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""The agent of a config: a QCAgent (QC, QC-FQL, FQL), a RLPDAgent (RLPD), a DQCAgent (DQC), or the user's own."""
+"""The agent of a config: a QCAgent (QC, QC-FQL, FQL), an agent for RLPD, DQC or QAM, or the user's own."""
 
 import inspect
 from typing import Any
@@ -8,6 +8,7 @@ from chunkwise.files import trust
 from chunkwise.train.optimizer import make_optimiser
 from qchunk.agents.base import Agent
 from qchunk.agents.dqc import DQCAgent
+from qchunk.agents.qam import QAMAgent
 from qchunk.agents.qc import QCAgent
 from qchunk.agents.rlpd import RLPDAgent
 from qchunk.config import QChunkConfig
@@ -37,6 +38,8 @@ def make_agent(config: QChunkConfig, dims: Dims, *, allow_code: bool = False) ->
         critic = ReluCritic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm)
         return RLPDAgent(**shared, critic=critic, actor=GaussianPolicy(agent.hidden_sizes, chunk_size))
     parts = flow_parts(config, dims)
+    if agent.policy == "adjoint_matching":
+        return QAMAgent(**parts, tuned=parts["flow"])
     if agent.decoupled is None:
         return QCAgent(**parts)
     value = Value(agent.hidden_sizes, agent.critic_layer_norm)

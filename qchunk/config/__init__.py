@@ -1,11 +1,19 @@
 """Every setting of a Q-chunking run, as frozen dataclasses. No jax is imported here."""
 
-from qchunk.config.agent import AgentConfig, AugmentConfig, DecoupledConfig, EncoderConfig, GaussianConfig
+from qchunk.config.agent import (
+    AdjointConfig,
+    AgentConfig,
+    AugmentConfig,
+    DecoupledConfig,
+    EncoderConfig,
+    GaussianConfig,
+)
 from qchunk.config.data import FORMATS, DataConfig, Normalization
 from qchunk.config.experiment import AlohaRecordConfig, EvalConfig, OnlineConfig, QChunkConfig, RecordConfig
 
 __all__ = [
     "FORMATS",
+    "AdjointConfig",
     "AgentConfig",
     "AlohaRecordConfig",
     "AugmentConfig",

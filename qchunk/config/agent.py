@@ -30,10 +30,10 @@ class EncoderConfig:
 
     Which loss trains which encoder:
 
-    | share_actor_critic | critic loss          | flow loss          | distillation loss             |
-    |--------------------|----------------------|--------------------|-------------------------------|
-    | False              | the critic's encoder | the flow's encoder | the one-step policy's encoder |
-    | True               | the one encoder      | none               | none                          |
+    | share_actor_critic | critic loss          | flow loss          | distillation or adjoint loss                  |
+    |--------------------|----------------------|--------------------|-----------------------------------------------|
+    | False              | the critic's encoder | the flow's encoder | the one-step policy's, or the tuned flow's    |
+    | True               | the one encoder      | none               | none                                          |
 
     No other path exists: where the critic or the flow judges inside another network's loss, it and its encoder are
     fixed. The target critic has an encoder of its own that follows the critic's at agent.tau.
@@ -84,6 +84,21 @@ class GaussianConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class AdjointConfig:
+    """Q-learning with adjoint matching (QAM, arXiv:2601.14234); agent.policy adjoint_matching only."""
+
+    inverse_temperature: float = 0.3
+    """tau: how much the critic bends the policy away from the data. The authors take 1 for cube-double and scene, 3
+    for puzzle-3x3 and cube-triple."""
+    rho: float = 0.5
+    """Standard deviations of the critics that are taken off their mean in the target and in values."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "inverse_temperature")
+        require_non_negative(self, "rho")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoupledConfig:
     """Decoupled Q-chunking (DQC, arXiv:2512.10926): the policy's chunk is shorter than the critic's."""
 
@@ -107,27 +122,28 @@ class DecoupledConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """One agent whose settings are QC, QC-FQL, FQL and n-step FQL (arXiv:2507.07969, arXiv:2502.02538), and two more.
+    """One agent whose settings are QC, QC-FQL, FQL and n-step FQL (arXiv:2507.07969, arXiv:2502.02538), and three more.
 
-    | agent         | policy    | horizon | action_chunking | decoupled |
-    |---------------|-----------|---------|-----------------|-----------|
-    | QC            | best_of_n | > 1     | yes             |           |
-    | QC-FQL        | distill   | > 1     | yes             |           |
-    | FQL           | distill   | 1       | either          |           |
-    | n-step FQL    | distill   | n       | no              |           |
-    | RLPD          | gaussian  | 1       | either          |           |
-    | RLPD-AC       | gaussian  | > 1     | yes             |           |
-    | QC-RLPD       | gaussian  | > 1     | yes             |           | gaussian.bc_weight 0.01
-    | DQC           | best_of_n | > h_a   | yes             | set       |
+    | agent         | policy           | horizon | action_chunking | decoupled |
+    |---------------|------------------|---------|-----------------|-----------|
+    | QC            | best_of_n        | > 1     | yes             |           |
+    | QC-FQL        | distill          | > 1     | yes             |           |
+    | FQL           | distill          | 1       | either          |           |
+    | n-step FQL    | distill          | n       | no              |           |
+    | RLPD          | gaussian         | 1       | either          |           |
+    | RLPD-AC       | gaussian         | > 1     | yes             |           |
+    | QC-RLPD       | gaussian         | > 1     | yes             |           | gaussian.bc_weight 0.01
+    | DQC           | best_of_n        | > h_a   | yes             | set       |
+    | QAM           | adjoint_matching | > 1     | yes             |           | num_critics 10
     """
 
     factory: str | None = None
     """`module:function` of your own that makes the agent in place of those above (docs/extend.md)."""
     settings: dict[str, float] = dataclasses.field(default_factory=dict)
     """Of that agent, by its own names."""
-    policy: Literal["best_of_n", "distill", "gaussian"] = "distill"
+    policy: Literal["best_of_n", "distill", "gaussian", "adjoint_matching"] = "distill"
     """best_of_n: the best of the flow's samples by the critic. distill: a one-step policy beside the flow.
-    gaussian: no flow, a Gaussian squashed by tanh."""
+    gaussian: no flow, a Gaussian squashed by tanh. adjoint_matching: a second flow, fine-tuned by the critic."""
     horizon: int = 5
     """Environment steps of one chunk and of the critic's backup."""
     action_chunking: bool = True
@@ -158,6 +174,7 @@ class AgentConfig:
     encoder: EncoderConfig | None = None
     """Encoder of data.cameras; None: the networks see no images."""
     gaussian: GaussianConfig = GaussianConfig()
+    adjoint: AdjointConfig = AdjointConfig()
     decoupled: DecoupledConfig | None = None
     """A shorter chunk for the policy than for the critic; None: one length for both."""
 
@@ -174,6 +191,16 @@ class AgentConfig:
         if subset is not None and not 1 <= subset <= self.num_critics:
             raise ValueError(
                 f"agent.gaussian.target_critics is {subset}; expected 1 to agent.num_critics, {self.num_critics}"
+            )
+        if self.policy == "adjoint_matching" and self.q_aggregation != "mean":
+            raise ValueError(
+                f"agent.q_aggregation is {self.q_aggregation!r}, which agent.policy adjoint_matching does not read; "
+                "expected 'mean', less agent.adjoint.rho standard deviations"
+            )
+        if self.policy != "adjoint_matching" and self.adjoint != AdjointConfig():
+            raise ValueError(
+                f"agent.adjoint is {self.adjoint}, which agent.policy {self.policy} does not read; "
+                "expected the defaults"
             )
         if self.decoupled is None:
             return

@@ -71,5 +71,5 @@ def test_the_errors_have_a_line_each():
     with pytest.raises(ConfigError) as error:
         config("--agent.polcy", "distill")
     assert not set("│╭╰─") & set(str(error.value))
-    assert "--agent.policy {best_of_n,distill,gaussian}" in str(error.value)
+    assert "--agent.policy {best_of_n,distill,gaussian,adjoint_matching}" in str(error.value)
     assert len(str(error.value).splitlines()) > 2

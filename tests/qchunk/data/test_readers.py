@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import jax
 import numpy as np
 import pytest
 
@@ -14,10 +13,11 @@ from chunkwise.envs.suites.ogbench import make as make_ogbench
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
 from qchunk.config import DataConfig
-from qchunk.data import Pool, index, make_batches, relabel
+from qchunk.data import index, relabel
 from qchunk.data.dataset import open_dataset
 from qchunk.data.readers import aloha, ogbench
 from qchunk.data.relabel import SingleTask
+from tests.qchunk.data.test_npz import write_npz
 from tests.qchunk.recordings import ACTION, QPOS, STATE, arrays, config, dataset, write
 
 
@@ -268,118 +268,6 @@ class TestAloha:
         (tmp_path / "a.npz").rename(tmp_path / "a-val.npz")
         text = refused(tmp_path, format="ogbench_npz")
         assert "no folder of them, which data.format=ogbench_npz expects (files *-val.npz are left out)" in text
-
-
-def write_npz(file: Path, lengths: tuple[int, ...] = (5, 1, 7), **more: np.ndarray) -> dict[str, np.ndarray]:
-    """Episodes of so many *rows*, as OGBench writes them."""
-    rng = np.random.default_rng(0)
-    rows = sum(lengths)
-    content = {
-        "observations": rng.normal(size=(rows, STATE)).astype(np.float32),
-        "actions": rng.normal(size=(rows, ACTION)).astype(np.float32),
-        "terminals": np.zeros(rows, np.float32),
-    } | more
-    content["terminals"][np.cumsum(lengths) - 1] = 1
-    np.savez_compressed(file, **content)  # pyright: ignore[reportArgumentType]
-    return content
-
-
-class TestOgbench:
-    def test_chunks_of_one_are_ogbenchs_own_transitions(self, tmp_path: Path):
-        from ogbench.utils import load_dataset
-
-        file = tmp_path / "a.npz"
-        write_npz(file, lengths=(5, 2, 9))
-        theirs = load_dataset(str(file))
-        cfg = config(file, horizon=1, format="ogbench_npz", episodes_per_epoch=3, positive_ratio=1.0)
-        pool = Pool(cfg, 0, 0)
-        assert len(pool) == len(theirs["observations"]) == 4 + 1 + 8
-        batch: Any = pool.batch(np.arange(len(pool)))
-        ours = np.lexsort(batch["observations"]["state"].T)
-        same = np.lexsort(theirs["observations"].T)
-        for mine, key in ((batch["observations"], "observations"), (batch["next_observations"], "next_observations")):
-            np.testing.assert_array_equal(mine["state"][ours], theirs[key][same])
-        np.testing.assert_array_equal(batch["actions"][ours, 0], theirs["actions"][same])
-        np.testing.assert_array_equal(batch["terminals"][ours, 0], theirs["terminals"][same] == 1)
-
-    def test_a_row_that_is_an_episode_of_its_own_has_no_action(self, tmp_path: Path):
-        write_npz(tmp_path / "a.npz", lengths=(5, 1, 7))
-        text = refused(tmp_path / "a.npz", format="ogbench_npz")
-        assert "a.npz#1: actions: expected at least 1 frame" in text
-
-    def test_shifted_files_with_rewards_and_masks(self, tmp_path: Path):
-        rng = np.random.default_rng(1)
-        extra = {
-            "next_observations": rng.normal(size=(7, STATE)).astype(np.float32),
-            "rewards": np.arange(7, dtype=np.float32),
-            "masks": np.array([1, 1, 0, 1, 1, 0, 1], np.float32),
-        }
-        content = write_npz(tmp_path / "a.npz", lengths=(3, 4), **extra)
-        found = source(tmp_path / "a.npz", format="ogbench_npz")
-        assert found.lengths.tolist() == [3, 4]
-        episode = found.load(1)
-        assert episode.reward.tolist() == [3, 4, 5, 6]
-        assert episode.terminated.tolist() == [False, False, True, False]
-        np.testing.assert_array_equal(episode.states["state"][:4], content["observations"][3:])
-        np.testing.assert_array_equal(episode.states["state"][4], extra["next_observations"][6])
-
-    @pytest.mark.parametrize("kept", [0, 4 << 30])
-    def test_a_folder_is_drawn_as_one_file_with_all_episodes(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
-    ):
-        monkeypatch.setattr(ogbench, "KEPT_BYTES", kept)
-        content = write_npz(tmp_path / "whole.npz", lengths=(5, 9, 7, 4, 6))
-        (tmp_path / "parts").mkdir()
-        for name, rows in (("cube-000", slice(14)), ("cube-001", slice(14, 21)), ("cube-002", slice(21, 31))):
-            np.savez(tmp_path / f"parts/{name}.npz", **{key: x[rows] for key, x in content.items()})
-        np.savez(tmp_path / "parts/cube-000-val.npz", **content)
-        same: dict[str, Any] = {"format": "ogbench_npz", "episodes_per_epoch": 4, "positive_ratio": 1.0}
-        of_one = make_batches(config(tmp_path / "whole.npz", steps_per_epoch=2, **same))
-        of_parts = make_batches(config(tmp_path / "parts", steps_per_epoch=2, **same))
-        for _ in range(6):
-            one, parts = next(of_one), next(of_parts)
-            jax.tree.map(np.testing.assert_array_equal, dict(parts), dict(one))
-        found = source(tmp_path / "parts", format="ogbench_npz")
-        names = [f"cube-00{number}.npz#{episode}" for number, episode in ((0, 0), (0, 1), (1, 0), (2, 0), (2, 1))]
-        assert list(found.ids) == names
-        assert [found.load(place).id for place in (0, 4, 1)] == [names[0], names[4], names[1]]
-        assert len(found._kept) == (1 if kept == 0 else 2)
-
-    def test_a_bad_file_of_a_folder_is_named(self, tmp_path: Path):
-        content = write_npz(tmp_path / "a.npz", lengths=(6, 7))
-        content["actions"][9, 1] = np.inf
-        np.savez(tmp_path / "b.npz", **content)  # pyright: ignore[reportArgumentType]
-        assert "b.npz#1: actions, row 9: expected finite numbers, found inf" in refused(tmp_path, format="ogbench_npz")
-
-    def test_bad_files_are_refused(self, tmp_path: Path):
-        nan = np.zeros((13, ACTION), np.float32)
-        nan[7] = np.nan
-        write_npz(tmp_path / "nan.npz", lengths=(6, 7), actions=nan)
-        text = refused(tmp_path / "nan.npz", format="ogbench_npz")
-        assert "nan.npz#1: actions, row 7: expected finite numbers, found nan in column 0 (1 such row(s))" in text
-        write_npz(tmp_path / "short.npz", lengths=(6, 7), actions=nan[:5])
-        assert "actions: expected 13 rows as in terminals, found 5 rows" in refused(
-            tmp_path / "short.npz", format="ogbench_npz"
-        )
-        np.savez(tmp_path / "keys.npz", observations=nan)
-        assert "keys.npz: terminals: expected an array of this name" in refused(
-            tmp_path / "keys.npz", format="ogbench_npz"
-        )
-        content = write_npz(tmp_path / "open.npz", lengths=(6, 7))
-        content["terminals"][-1] = 0
-        np.savez(tmp_path / "open.npz", **content)  # pyright: ignore[reportArgumentType]
-        assert "terminals, row 12: expected 1 in the last row" in refused(tmp_path / "open.npz", format="ogbench_npz")
-        whole = (tmp_path / "nan.npz").read_bytes()
-        (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-        assert "cut.npz: expected a whole .npz file" in refused(tmp_path / "cut.npz", format="ogbench_npz")
-
-    def test_pickles_are_never_loaded(self, tmp_path: Path):
-        content = write_npz(tmp_path / "a.npz", lengths=(6, 7))
-        content["actions"] = np.array([{}] * 13, dtype=object)
-        np.savez(tmp_path / "a.npz", **content)  # pyright: ignore[reportArgumentType]
-        assert "actions: expected numbers or text, found dtype object" in refused(
-            tmp_path / "a.npz", format="ogbench_npz"
-        )
 
 
 TASK = "cube-double-play-singletask-task2-v0"

@@ -101,6 +101,7 @@ def observation(rows: int | None = None, *, images: bool = True) -> dict[str, An
 AGENTS = {
     "QC-FQL with cameras": ({}, True),
     "QC": ({"policy": "best_of_n"}, False),
+    "QAM": ({"policy": "adjoint_matching"}, False),
     "QC-RLPD": ({"policy": "gaussian", "gaussian": GaussianConfig(bc_weight=0.01)}, False),
 }
 

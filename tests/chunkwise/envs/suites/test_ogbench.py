@@ -87,9 +87,12 @@ def test_success_is_judged_before_an_action_or_after_it() -> None:
 
 
 def test_other_suites_have_no_such_rules() -> None:
-    for rules in ({"sparse": True}, {"success_timing": "post"}):
+    for spec in (
+        EnvSpec(suite="point", task="red", sparse=True),
+        EnvSpec(suite="point", task="red", success_timing="post"),
+    ):
         with pytest.raises(ConfigError, match="point red: sparse rewards and success_timing are choices of OGBench's"):
-            make(EnvSpec(suite="point", task="red", **rules))
+            make(spec)
 
 
 def test_names_that_are_refused() -> None:
