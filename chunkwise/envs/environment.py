@@ -27,6 +27,7 @@ SUITES = {
     "metaworld": "chunkwise.envs.suites.metaworld:MetaworldEnv",
     "ogbench": "chunkwise.envs.suites.ogbench:make",
     "point": "openpi_ript.envs.point:PointEnv",
+    "robomimic": "chunkwise.envs.suites.robomimic:RobomimicEnv",
     "robosuite": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
 }
 """Suites by name, and the factory of each; its packages are imported when it is called."""

@@ -1,6 +1,6 @@
 """One name for an environment, on every command line: `suite/task`, a Gymnasium id, or `module:factory` of one's own.
 
-metaworld/reach-v3   robosuite/Lift   libero_spatial/0   aloha/AlohaTransferCube   point/red
+metaworld/reach-v3   robosuite/Lift   robomimic/can   libero_spatial/0   aloha/AlohaTransferCube   point/red
 ogbench/cube-single-singletask-task2-v0, or without `ogbench/`
 gymnasium/Pendulum-v1, or without `gymnasium/`   gymnasium/my_module:MyEnv-v0
 my_module:make_env   my_module:make_env:task
@@ -60,6 +60,7 @@ def known() -> dict[str, str]:
     found |= {
         "libero_spatial/0": "LIBERO, by set and number; its package and assets are yours to install",
         "robosuite/Lift": "or Stack, Door, NutAssemblySquare, PickPlaceCan, ...: robosuite's own",
+        "robomimic/lift": "or can, square: robosuite's tasks with the state of robomimic's low-dimensional datasets",
         "aloha/AlohaTransferCube": "two arms hand over a cube",
         "aloha/AlohaInsertion": "two arms put a peg into a socket",
         "ogbench/cube-single-singletask-task2-v0": "or scene-, puzzle-3x3-, cube-double-...: OGBench's single tasks",

@@ -51,8 +51,9 @@ class EvalConfig:
     """Rollouts in the real environment; at intervals of train.eval_every and at the end."""
 
     env: str | None = None
-    """OGBench's single task, e.g. cube-single-play-singletask-task2-v0; aloha-transfer-cube; or a `module:factory` of
-    your own, which is called with an EnvSpec (chunkwise/envs/environment.py). None switches evaluation off."""
+    """OGBench's single task, e.g. cube-single-play-singletask-task2-v0; robomimic/lift; aloha-transfer-cube; or a
+    `module:factory` of your own, which is called with an EnvSpec (chunkwise/envs/environment.py). None switches
+    evaluation off."""
     episodes: int = 25
     """Episodes at an interval."""
     final_episodes: int = 50

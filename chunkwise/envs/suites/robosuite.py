@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ IMAGES = ("agentview_image", "robot0_eye_in_hand_image")
 """Images that are asked for by these names: of a camera that stands before the table, and of one in the hand."""
 HAND = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
 """Arrays that every observation has, and their widths: position (m), rotation (x, y, z, w), fingers."""
+_GENERATOR = threading.Lock()
+"""Held while numpy's global generator is seeded and drawn from: Q-chunking's environments live in threads."""
 NEVER = 1_000_000  # steps; whoever steps the environment ends the episode
 TASK_SETS = {
     name: tuple(f"{name}/{number}" for number in range(size))
@@ -71,8 +74,9 @@ class RobosuiteEnv:
         if unknown:
             raise ConfigError(f"env.cameras names {unknown}; expected {' or '.join(IMAGES)}")
         renders = bool(self._cameras) or spec.video
-        np.random.seed(0)  # noqa: NPY002  (Lift draws the size of its cube when it is made: the same in every process)
-        self._env = _libero(spec.task, renders) if spec.suite == "libero" else _robosuite(spec.task, renders)
+        with _GENERATOR:
+            np.random.seed(0)  # noqa: NPY002  (Lift draws the size of its cube when it is made: the same everywhere)
+            self._env = _libero(spec.task, renders) if spec.suite == "libero" else _robosuite(spec.task, renders)
         self._fast = renders and spec.rendering == "fast"
         self._simplified: Any = None
 
@@ -81,12 +85,13 @@ class RobosuiteEnv:
         return len(self._env.action_spec[0])
 
     def reset(self, seed: int) -> Observation:
-        np.random.seed(seed)  # noqa: NPY002  (the generator that robosuite draws from)
-        seeded = getattr(self._env, "seed", None)
-        if callable(seeded):  # LIBERO's; in robosuite 1.5 it is a number
-            seeded(seed)
-        self._env.deterministic_reset = False
-        shown = self._env.reset()
+        with _GENERATOR:
+            np.random.seed(seed)  # noqa: NPY002  (the generator that robosuite draws from)
+            seeded = getattr(self._env, "seed", None)
+            if callable(seeded):  # LIBERO's; in robosuite 1.5 it is a number
+                seeded(seed)
+            self._env.deterministic_reset = False
+            shown = self._env.reset()
         if self._fast and self._simplified is not self._env.sim:  # LIBERO makes a new one at every reset
             self._simplified = self._env.sim
             _simplify(self._simplified)

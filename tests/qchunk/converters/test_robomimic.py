@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from chunkwise.data.images import decode
+from chunkwise.envs.suites import robomimic as robomimic_env
 from chunkwise.errors import ConfigError
 from qchunk.convert import convert
+from qchunk.converters.robomimic import DEFAULT_KEYS
 from qchunk.data import Pool
 from qchunk.data.conventions import terminations
 from tests.qchunk.converters.sources import (
@@ -189,6 +191,10 @@ def test_data_outside_the_file_and_sizes_that_are_not_there(tmp_path: Path):
     text = refused(source, tmp_path / "out")
     assert "demo_0: actions: expected data stored in this file, found ExternalLink at 'actions'" in text
     assert "demo_1: actions: expected at most 8192 MiB" in text
+
+
+def test_the_environment_shows_what_a_converted_file_holds():
+    assert tuple(key.removesuffix("-state") for key in robomimic_env.KEYS) == DEFAULT_KEYS
 
 
 def test_masks_that_name_no_episode(tmp_path: Path):
