@@ -21,9 +21,12 @@ class StudyConfig:
     """Name of a shipped config, or a file."""
     seeds: tuple[int, ...]
     """A run for each, by run.seed."""
-    grid: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Field of the config: its values, as on a command line. All combinations are trained; the first is what others are
-    tested against."""
+    grid: Mapping[str, tuple[str, ...] | Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    """Field of the config: its values, as on a command line; or a word of yours for an axis: its values by their names,
+    each the flags that make it. All combinations are trained; the first is what others are tested against."""
+    tables: str | None = None
+    """An axis of `grid` whose values are tables of their own, such as tasks: others are tested against the first of
+    theirs. It comes first in `grid`. None: all are one table."""
     flags: tuple[str, ...] = ()
     """Of every run."""
     policies: tuple[str, ...] = ("policy",)
@@ -39,6 +42,8 @@ class StudyConfig:
             raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
         if empty := [name for name, values in self.grid.items() if not values]:
             raise ValueError(f"grid has no values for {', '.join(empty)}")
+        if self.tables is not None and self.tables != next(iter(self.grid), None):
+            raise ValueError(f"tables is {self.tables!r}; expected the first axis of grid, which is {list(self.grid)}")
         if self.evaluate is not None and self.policies != ("policy",):
             raise ValueError("evaluate asks the policy alone; expected policies to be ('policy',)")
 
@@ -49,6 +54,8 @@ class Run:
 
     cell: str
     """Combination of the grid, in words."""
+    table: str
+    """Value of the axis `tables`; empty without one."""
     seed: int
     folder: str
     """In the study's folder."""
@@ -93,10 +100,18 @@ def runs_of(study: StudyConfig) -> list[Run]:
         cell = ", ".join(f"{name}={value}" for name, value in chosen.items()) or config.stem
         place = re.sub(r"[^A-Za-z0-9_.=-]+", "_", cell)
         for seed in study.seeds:
-            flags = [*study.flags, *(word for name, value in chosen.items() for word in (f"--{name}", *value.split()))]
+            flags = [*study.flags, *(word for name, value in chosen.items() for word in _words(study, name, value))]
             words = [study.config, *flags, "--run.seed", str(seed)]
             parsed, _ = load(["--config", str(config), *words[1:]])
-            found.append(Run(cell=cell, seed=seed, folder=f"{place}/seed_{seed}", words=tuple(words), config=parsed))
+            table = chosen.get(study.tables or "", "")
+            where = f"{place}/seed_{seed}"
+            found.append(Run(cell=cell, table=table, seed=seed, folder=where, words=tuple(words), config=parsed))
     if len({run.folder for run in found}) < len(found):
         raise ConfigError("two combinations of the study's grid have the same folder; write their values differently")
     return found
+
+
+def _words(study: StudyConfig, axis: str, value: str) -> list[str]:
+    """Flags of one value of an axis."""
+    values = study.grid[axis]
+    return values[value].split() if isinstance(values, Mapping) else [f"--{axis}", *value.split()]

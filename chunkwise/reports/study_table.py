@@ -73,9 +73,9 @@ def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[st
       out: Its folder.
       failed: By a run's folder what is said of it; they are left out of the rows.
     """
-    cells = list(dict.fromkeys(run.cell for run in runs))
-    rows, scores = [], []
-    for cell in cells:
+    cells = {run.cell: run.table for run in runs}
+    rows, scores, tables = [], [], []
+    for cell, group in cells.items():
         for policy in study.policies:
             mine = [run for run in runs if run.cell == cell and run.folder not in failed]
             found = {run.seed: score(out / run.folder, study, policy) for run in mine}
@@ -83,8 +83,12 @@ def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[st
             label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
             rows.append(_row(label, found, study))
             scores.append(found)
-    for row, found in list(zip(rows, scores, strict=True))[1:]:
-        row["against_first"] = _against(found, scores[0], study)
+            tables.append(group)
+    for i, row in enumerate(rows):
+        first = tables.index(tables[i])
+        if first < i:
+            row["first"] = rows[first]["row"]
+            row["against_first"] = _against(scores[i], scores[first], study)
     return {
         "config": study.config,
         "metric": study.metric,
@@ -165,15 +169,15 @@ def markdown(found: Mapping[str, Any]) -> str:
         middle = f"{_number(row['interquartile_mean'])} | {_pair(row['over_seeds'])}"
         lines.append(f"| {row['row']} | {_number(row['mean'])} | {wide} | {each} | {middle} |")
     tested = [row for row in found["rows"] if row.get("against_first")]
-    if tested:
-        lines += [
-            "",
-            f"Against {found['rows'][0]['row']}:",
-            "",
-            "| | better in a pair of runs (bootstrap 95 %) | difference, paired seeds | paired episodes |",
-            "|---|---|---|---|",
-        ]
-    for row in tested:
+    for i, row in enumerate(tested):
+        if not i or row["first"] != tested[i - 1]["first"]:
+            lines += [
+                "",
+                f"Against {row['first']}:",
+                "",
+                "| | better in a pair of runs (bootstrap 95 %) | difference, paired seeds | paired episodes |",
+                "|---|---|---|---|",
+            ]
         tests = row["against_first"]
         better = f"{tests['probability_of_improvement']:.2f} ({_pair(tests['interval'])})"
         seeds, states = tests.get("paired_seeds"), tests.get("paired_episodes")

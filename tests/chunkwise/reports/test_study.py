@@ -22,6 +22,7 @@ from chunkwise.reports import study as program
 from chunkwise.reports import study_table
 from chunkwise.reports.aggregate import bootstrap
 from chunkwise.train.run_dir import RunFolder
+from qchunk.config import QChunkConfig
 
 ROOT = Path(__file__).parents[3]
 STUDY = f"""
@@ -53,7 +54,8 @@ def test_shipped_studies_have_flags_that_their_configs_take(name: str):
 
 
 def test_a_study_that_cannot_be_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match="no study is named quick, and no file; there are: debug, quickstart"):
+    known = "debug, qchunk_table, quickstart"
+    with pytest.raises(ConfigError, match=f"no study is named quick, and no file; there are: {known}"):
         read_study("quick")
     with pytest.raises(ConfigError, match=r"none\.py: expected a Python file"):
         read_study(str(tmp_path / "none.py"))
@@ -141,6 +143,58 @@ def test_curves_are_the_means_over_seeds_at_each_evaluation(tmp_path: Path, monk
     ranges = [band.get_paths()[0].get_extents() for band in axes.collections]
     assert [(box.x0, box.x1) for box in ranges] == [(10, 20)] * 2
     assert [(box.y0, box.y1) for box in ranges] == [pytest.approx((0.0, 0.2)), pytest.approx((0.2, 0.6))]
+
+
+def test_named_values_are_flags_and_each_task_is_a_table_of_its_own(tmp_path: Path):
+    tasks = {"near": "--agent.discount 0.9", "far": "--agent.discount 0.99 --agent.tau 0.01"}
+    agents = {"QC-FQL": "--agent.horizon 5", "FQL": "--agent.horizon 1"}
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), grid={"task": tasks, "agent": agents}, tables="task")
+    runs = runs_of(study)
+    assert [(run.cell, run.table) for run in runs] == [
+        (f"task={task}, agent={agent}", task) for task in tasks for agent in agents
+    ]
+    words = ("--agent.discount", "0.99", "--agent.tau", "0.01", "--agent.horizon", "1", "--run.seed", "0")
+    assert runs[3].words == ("qchunk/debug", *words)
+    assert isinstance(runs[3].config, QChunkConfig)
+    assert (runs[3].config.agent.horizon, runs[3].config.agent.tau) == (1, 0.01)
+    for number, run in enumerate(runs):
+        write_run(tmp_path / run.folder, [line(10, 0.1 * number)])
+    found = study_table.table(study, runs, tmp_path, {})
+    assert [row.get("first") for row in found["rows"]] == [None, runs[0].cell, None, runs[2].cell]
+    assert found["rows"][3]["against_first"]["paired_seeds"]["mean_difference"] == pytest.approx(0.1)
+    text = study_table.markdown(found)
+    assert text.index(f"Against {runs[0].cell}:") < text.index(f"Against {runs[2].cell}:")
+    with pytest.raises(
+        ValueError, match=r"tables is 'agent'; expected the first axis of grid, which is \['task', 'agent'\]"
+    ):
+        StudyConfig(config="qchunk/debug", seeds=(0,), grid=study.grid, tables="agent")
+
+
+def test_the_papers_tasks_and_agents():
+    """The shipped table: six agents on three tasks, and what makes each of them."""
+    study, _ = read_study("qchunk_table")
+    configs = {run.cell: run.config for run in runs_of(study)}
+    assert len(configs) == 18
+    assert len(runs_of(study)) == 54
+    made = {}
+    for cell, config in configs.items():
+        assert isinstance(config, QChunkConfig)
+        assert config.online is not None
+        assert (config.eval.env, config.online.env) == (config.data.task, config.data.task)
+        assert config.data.sparse == ("sparse" in cell)
+        assert config.data.success_timing == "post"
+        assert config.online.start == (0 if "RLPD" in cell else 20_000)
+        assert config.env_steps(config.train.steps) == 20_000
+        agent = config.agent
+        made[cell.rpartition("=")[2]] = (agent.policy, agent.horizon, agent.action_horizon)
+    assert made == {
+        "QC": ("best_of_n", 5, 5),
+        "QC-FQL": ("distill", 5, 5),
+        "FQL": ("distill", 1, 1),
+        "n-step FQL": ("distill", 5, 1),
+        "RLPD": ("gaussian", 1, 1),
+        "QAM": ("adjoint_matching", 5, 5),
+    }
 
 
 def test_seeds_that_only_one_row_has_are_not_paired(tmp_path: Path):
