@@ -294,19 +294,6 @@ def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(
     np.testing.assert_allclose(found[:, :, 0], 0.0, atol=0.15)
 
 
-def test_ridge_regression_by_hand():
-    """One feature: standardised x is -1, 0, 1 times sqrt(3/2); w = a.y / (a.a + 10) = 2 sqrt(1.5) / 13."""
-    x, y = np.array([[1.0], [2.0], [3.0]]), np.array([10.0, 11.0, 12.0])
-    weight = 2 * np.sqrt(1.5) / 13
-    x_test, y_test = np.array([[1.0], [5.0]]), np.array([9.0, 15.0])
-    predicted = 11 + weight * np.array([-1.0, 3.0]) * np.sqrt(1.5)
-    expected = 1 - np.mean((y_test - predicted) ** 2) / 9.0
-    assert probes.r_squared(x, y, x_test, y_test) == pytest.approx(expected, rel=1e-4)
-    assert probes.r_squared(x, y, x_test, np.full(2, 9.0)) == 0.0
-    noise = np.random.default_rng(0).normal(size=(50, 1))
-    assert probes.r_squared(noise, noise[:, 0], noise[:20], -noise[:20, 0]) < -1, "worse than the mean is below 0"
-
-
 def pretraining(root: Path, **more: Any) -> DrivingConfig:
     data = DataConfig(path=str(root), image_size=(16, 24), offsets_s=(0.0, 0.5), max_gap_s=0.6)
     return make_config(root, waypoints=None, objective=ObjectiveConfig(temporal=1.0), data=data, **more)
@@ -346,7 +333,8 @@ def test_probes_are_fitted_on_training_drives_and_measured_on_held_out_ones(
         return 0.5
 
     monkeypatch.setattr(probes, "r_squared", r_squared)
-    monkeypatch.setattr(probes, "retrieval", lambda *_: {"retrieval_top1": 0.25})
+    searched: list[set[str]] = []
+    monkeypatch.setattr(probes, "retrieval", lambda *given: searched.append(ids(given[-1])) or {"retrieval_top1": 0.25})
     assert probes.probe(config, "good", train, held_out) == {
         "speed_r2": 0.5,
         "yaw_rate_r2": 0.5,
@@ -355,6 +343,7 @@ def test_probes_are_fitted_on_training_drives_and_measured_on_held_out_ones(
     assert [call for call, _ in fake.calls] == [{"t0", "t1"}, {"e0", "e1"}]
     assert asked[0] == ({2.0, 4.0}, {2.0, 4.0}, {7.0, 9.0}, {7.0, 9.0})
     assert asked[1][1] == asked[1][3] == {0.0}
+    assert searched == [{"e0", "e1"}]
 
 
 def test_the_frames_of_a_probe_know_speed_and_yaw_rate(root: Path):
@@ -453,10 +442,56 @@ def test_a_run_logs_validation_errors_and_at_its_end_the_table(
     assert json.loads((tmp_path / evaluate.REPORT).read_text())["rows"]["ego_mlp"]["ade_1s"]["mean"] == pytest.approx(3)
 
 
-def test_rows_are_predicted_in_their_order_whatever_the_size_of_a_part(root: Path):
-    for count, size in ((5, 2), (4, 2), (1, 4)):
-        rows = np.arange(10, 10 + count)
-        parts = evaluate.parts(rows, size)
-        assert {len(part) for part in parts} == {size}
-        assert np.concatenate(parts)[:count].tolist() == rows.tolist()
-        assert set(np.concatenate(parts)[count:].tolist()) <= {rows[-1]}
+@pytest.mark.parametrize("count", [3, 4, 6])
+def test_what_is_predicted_and_encoded_is_of_the_row_that_was_asked_for(
+    count: int, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By parts of four rows, of which the last is filled up with other rows; each answers with its own number."""
+
+    def batch(self: DrivingData, rows: np.ndarray, draws: Any = None) -> Any:
+        images = np.tile(rows[:, None, None].astype(np.float32), (1, 2, len(self.config.cameras)))
+        return {"rows": rows, "images": images, "image_valid": np.ones(images.shape, bool)}
+
+    def predict(batch: Any) -> np.ndarray:
+        return np.tile(batch["rows"][:, None, None], (1, 4, 2)).astype(np.float32)
+
+    monkeypatch.setattr(DrivingData, "batch", batch)
+    monkeypatch.setattr(evaluate, "WaypointPolicy", lambda *_: SimpleNamespace(predict=predict))
+    monkeypatch.setattr(evaluate.waypoints, "inputs", lambda batch, anchor: batch)
+    monkeypatch.setattr(probes, "_apply", lambda _: lambda encoder, images, valid: images[:, :1])
+    rows, config = np.arange(10, 10 + count), pretraining(root)
+    data = open_data(config.data, "all")
+    assert evaluate.predict(make_config(root), {}, data, rows)[:, 0, 0].tolist() == rows.tolist()
+    assert probes.encode(config, {}, data, rows).tolist() == [[row, row] for row in rows.tolist()]
+
+
+def test_motion_that_nobody_knows_is_zero(root: Path):
+    data = open_data(make_config(root).data, "test")
+    known = np.ones((2, len(data.index.t)), bool)
+    known[0, data.anchors[0]] = known[1, data.anchors[1]] = False
+    rate = np.full_like(data.tables.yaw_rate_radps, 0.5)
+    tables = dataclasses.replace(
+        data.tables, speed_valid=known[0], yaw_rate_valid=known[1], yaw_rate_radps=rate, speed_mps=6 * rate
+    )
+    states = EgoStates(dataclasses.replace(data, tables=tables), data.anchors[:3])
+    assert states.motion.tolist() == [[0.0, 0.5], [3.0, 0.0], [3.0, 0.5]]
+    assert states.known[:, :2].tolist() == [[False, True], [True, False], [True, True]]
+
+
+def test_frames_with_ratings_of_unknown_speed_are_counted(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of four rated frames the speed of one is not known."""
+    data = open_data(make_config(root).data, "test")
+    states = EgoStates(data, data.anchors[:4])
+    known = data.tables.speed_valid.copy()
+    known[states.rows[1]] = False
+    places = np.stack([9.0 * 0.25 * np.arange(1, 21), np.zeros(20)], axis=-1)
+    rated = (Rated(waypoints=places, dt_s=0.25, score=8.0),)
+    monkeypatch.setattr(type(data.index), "rated", lambda self, row: rated)
+    shown = dataclasses.replace(data, tables=dataclasses.replace(data.tables, speed_valid=known))
+    predicted = {"model": np.repeat(places[None, 1::2], 4, axis=0).astype(np.float32)}
+    settings = DataConfig(path=str(root), image_size=(16, 24), waypoint_steps=10, waypoint_dt_s=DT, max_gap_s=0.6)
+    notes: list[str] = []
+    scores, count = evaluate._rater_feedback(make_config(root, data=settings), shown, states, predicted, notes)
+    assert count == 3
+    assert notes == ["rater_feedback: 1 frame(s) with rated trajectories left out, whose speed is not known"]
+    assert np.isnan(scores["model"]).tolist() == [False, True, False, False]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from chunkwise.errors import DataError
@@ -48,3 +49,12 @@ def test_a_report_comes_back(tmp_path: Path):
     result = {"kind": "waypoints", "drives": 2, "split": "test", "rows": {"model": {"ade": score}}, "notes": ["x"]}
     (tmp_path / evaluate.REPORT).write_text(json.dumps(result))
     assert evaluate.read_report(tmp_path) == result
+
+
+def test_rows_are_predicted_in_their_order_whatever_the_size_of_a_part(root: Path):
+    for count, size in ((5, 2), (4, 2), (1, 4)):
+        rows = np.arange(10, 10 + count)
+        parts = evaluate.parts(rows, size)
+        assert {len(part) for part in parts} == {size}
+        assert np.concatenate(parts)[:count].tolist() == rows.tolist()
+        assert set(np.concatenate(parts)[count:].tolist()) <= {rows[-1]}

@@ -17,6 +17,7 @@ from driving.data.augment import draw
 from driving.data.batch import Batch
 from driving.data.batches import make_batches, open_data
 from driving.data.images import CachedImages, FileImages
+from driving.data.tables import PAST_S
 from driving.data.targets import relative_pose
 from driving.tasks.waypoints import inputs
 from tests.driving.drives import SIZE, SPEED, TURN, pose_at, write_drive
@@ -132,6 +133,23 @@ def test_changes_are_known_where_both_moments_are(tmp_path: Path):
     seen = inputs(batch, 0)
     assert seen["known_motion"][3].tolist() == [False, True, False, False, False, True, True, False]
     assert seen["motion"][3].tolist() == [0.0, np.float32(TURN)]
+
+
+def test_changes_are_from_then_to_now(tmp_path: Path):
+    """A car that gains 2 m/s a second is 1 m/s faster than half a second before; its yaw rate falls by 0.1 a second."""
+
+    def speed_up(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            t = frame["t"]
+            frame["observations"]["state"] |= {"speed_mps": 5 + 2 * t, "yaw_rate_radps": 0.3 - 0.1 * t}
+
+    write_drive(tmp_path, "a", frames=13, change=speed_up)
+    data = open_data(config(tmp_path).data, "all")
+    seconds = np.array(PAST_S)
+    assert data.tables.past_motion_valid[12].all()
+    np.testing.assert_allclose(data.tables.past_motion[12], [*(2 * seconds), *(-0.1 * seconds)], atol=0.11)
+    assert (data.tables.past_motion[12, :3] > 0).all()
+    assert (data.tables.past_motion[12, 3:] < 0).all()
 
 
 def test_intrinsics_follow_the_image_to_another_size(root: Path):

@@ -99,6 +99,7 @@ def test_rater_feedback_score():
     # Slow: regions of half the size, so 0.9 m is outside at 3 s.
     slow = rater_feedback_score(path(12, 0.9), rated, scores, speed_mps=1.0)
     assert slow == pytest.approx(np.mean([8 * 0.1**0.8, 8.0]))
+    assert rater_feedback_score(path(12, 0.9), rated, scores, speed_mps=-12.0) == 8  # backwards as fast
     # A trajectory in the region of a rater who thought little of it is not lifted to the floor.
     assert rater_feedback_score(path(6), rated, np.array([8.0, 1.0]), **fast) == 1
     with pytest.raises(ValueError, match="20 places"):

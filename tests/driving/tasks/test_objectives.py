@@ -94,6 +94,13 @@ def test_ego_motion_is_seen_from_the_first_moment():
     assert float(objectives.ego_motion(jnp.zeros((1, 3)), relative, valid.at[0, 1].set(False)).count) == 0
 
 
+def test_a_turn_through_pi_is_a_small_one():
+    relative = jnp.array([[[0.0, 0.0, 3.1], [0.0, 0.0, -3.1]]], jnp.float32)
+    target = np.array([0.0, 0.0, 2 * np.pi - 6.2]) / np.array(objectives.MOTION_SCALE)
+    right = objectives.ego_motion(jnp.asarray(target[None], jnp.float32), relative, jnp.ones((1, 2), bool))
+    assert float(right.value()) == pytest.approx(0, abs=1e-9)
+
+
 def test_collapse_shows():
     rng = np.random.default_rng(3)
     spread = objectives.spread(jnp.asarray(rng.normal(size=(64, 256)), jnp.float32))

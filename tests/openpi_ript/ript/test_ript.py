@@ -12,6 +12,7 @@ import pytest
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import (
+    AdvantageConfig,
     DataConfig,
     EvalConfig,
     OpenpiRiptConfig,
@@ -101,6 +102,18 @@ def test_windows_carry_the_advantage_of_their_rollout(root: Path, tmp_path: Path
     sample = data.sample(4 + 3)
     assert sample["prompt"] == "move to the red disc"
     np.testing.assert_allclose(sample["advantages"], data.to_ript.rollouts.advantage[1])
+
+
+@pytest.mark.parametrize("handling", ["softplus", "shift", "exponential"])
+def test_failures_stay_negative_where_no_weight_is(handling: Any, root: Path, tmp_path: Path):
+    """Shaping makes every advantage positive; whether a rollout was better than its group is told by the raw one."""
+    advantage = AdvantageConfig(negative_handling=handling)
+    config = make_config(root, tmp_path, advantage=advantage)
+    assert config.rollout is not None
+    data = training_data(open_data(config.data), [make_group(True, False, False)], point(), config.rollout)
+    assert (data.to_ript.rollouts.advantage >= 0).all()
+    labels = [Optimality.POSITIVE, Optimality.NEGATIVE, Optimality.NEGATIVE]
+    assert data.to_ript.rollouts.optimality.tolist() == labels
 
 
 def test_rejection_imitates_all_successes_and_nothing_else(root: Path, tmp_path: Path):
