@@ -8,6 +8,7 @@ arXiv:2504.16054 (pi0.5, adaptive norms). Parameter names and shapes are those o
 have the suffix _1, and layers are stacked on a leading axis.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -134,7 +135,8 @@ class Gemma(nn.Module):
         in_axes: Any = (0, *(4 * [nn.broadcast]))  # each layer has its own cache
         # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
         # they are kept until then.
-        whole: Any = nn.map_variables(Block, "params", all_gather_params, init=True)
+        gather = functools.partial(all_gather_params, dtype=self.dtype)
+        whole: Any = nn.map_variables(Block, "params", gather, init=True)
         block = nn.remat(whole, prevent_cse=False, static_argnums=(6,)) if self.remat else whole
         self.embedder = Embedder(self.vocab_size, self.configs[LANGUAGE].width)
         self.layers = nn.scan(

@@ -4,6 +4,7 @@ Sigmoid loss pretraining: arXiv:2303.15343; So400m shape: arXiv:2305.13035; as u
 Parameter names and shapes are those of openpi's checkpoints; layers are stacked on a leading axis.
 """
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -78,7 +79,8 @@ class Encoder(nn.Module):
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
         # they are kept until then.
-        whole: Any = nn.map_variables(EncoderBlock, "params", all_gather_params, init=True)
+        gather = functools.partial(all_gather_params, dtype=self.dtype)
+        whole: Any = nn.map_variables(EncoderBlock, "params", gather, init=True)
         block = nn.remat(whole, prevent_cse=False) if self.remat else whole
         layers = nn.scan(
             block,

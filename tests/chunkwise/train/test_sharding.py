@@ -82,6 +82,55 @@ assert "sharding_constraint" not in str(jax.make_jaxpr(on_mesh(lambda w, _: all_
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.slow
+def test_large_matrices_travel_in_the_dtype_of_their_products():
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from chunkwise.config.experiment import MeshConfig
+from chunkwise.train.exchanges import bytes_sent
+from chunkwise.train.sharding import TRAVELS_APART, all_gather_params, make_mesh, on_mesh, state_shardings
+mesh = make_mesh(MeshConfig(fsdp=4))
+rng = np.random.default_rng(0)
+w = rng.normal(size=(2, 512, 1024)).astype(np.float32)
+x = rng.normal(size=(16, 512)).astype(np.float32)
+assert w.size >= TRAVELS_APART
+lies = state_shardings(mesh, jax.ShapeDtypeStruct(w.shape, w.dtype), 0)
+assert lies.spec == P(None, None, "fsdp")
+rows = NamedSharding(mesh, P(("data", "fsdp")))
+split, seen = jax.device_put(w, lies), jax.device_put(x, rows)
+
+def gradients(dtype):
+    def loss(w, x):
+        whole = all_gather_params({"w": w}, dtype)["w"]
+        assert whole.dtype == (dtype or "float32")
+        return jnp.square(jnp.einsum("bd,kdf->bkf", x.astype(whole.dtype), whole).astype(jnp.float32)).sum()
+    step = on_mesh(jax.value_and_grad(loss), mesh)
+    return jax.jit(step, out_shardings=(None, lies)), str(jax.make_jaxpr(step)(split, seen))
+
+def on_one(dtype):
+    used = w.astype(dtype).astype(np.float64)
+    y = np.einsum("bd,kdf->bkf", x.astype(dtype).astype(np.float64), used)
+    return (y**2).sum(), 2 * np.einsum("bd,bkf->kdf", x.astype(dtype).astype(np.float64), y)
+
+for dtype, short, bound in (("float32", "f32", 1e-5), ("bfloat16", "bf16", 3e-2)):
+    step, traced = gradients(None if dtype == "float32" else dtype)
+    assert f"{short}[4,2,512,256] = sharding_constraint" in traced, "cast first, parts along a new axis"
+    sent = bytes_sent(step.lower(split, seen).compile().as_text())
+    assert sent["all-gather"] == w.size * 4 * 3 / 4, "XLA gathers in 32 bits on a CPU"
+    value, gradient = step(split, seen)
+    expected, wanted = on_one(jnp.dtype(dtype))
+    assert gradient.dtype == jnp.float32 and gradient.sharding.spec == lies.spec
+    np.testing.assert_allclose(value, expected, rtol=bound)
+    np.testing.assert_allclose(gradient, wanted, rtol=0, atol=bound * np.abs(wanted).max())
+few = jax.jit(on_mesh(lambda w, _: all_gather_params(w, "bfloat16"), mesh))(jnp.ones((64, 64)), None)
+assert few.dtype == jnp.float32, "a small one stays as it is"
+"""
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
 def test_batches_of_one_device_stay_whole():
     rows = jax.device_put(np.zeros((2, 4)), batch_sharding(make_mesh(MeshConfig()), 4))
     assert rows.addressable_shards[0].data.shape == (2, 4)
