@@ -138,7 +138,9 @@ def compiled(config: ExperimentConfig, known: WithoutData, devices: Sequence[Any
     )
 
 
-def compiled_call(config: ExperimentConfig, known: WithoutData, call: Call, device: Any, dtype: Dtype) -> Program:
+def compiled_call(
+    config: ExperimentConfig, known: WithoutData, call: Call, device: Any, dtype: Dtype | None
+) -> Program:
     """Compiles what one device computes with all weights of a run.
 
     Args:
@@ -146,13 +148,15 @@ def compiled_call(config: ExperimentConfig, known: WithoutData, call: Call, devi
       known: Of the package.
       call: One of its calls.
       device: Of a topology, or one that is here.
-      dtype: In which the weights are kept.
+      dtype: In which the weights are kept; None: as the run has them.
     """
     key = jax.eval_shape(lambda: rngs.key(config.run.seed, "init"))
     there = SingleDeviceSharding(device)
+    params = jax.eval_shape(known.updates.init, key).params
+    if dtype is not None:
+        params = jax.tree.map(lambda x: x.update(dtype=dtype), params)
     params, inputs = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there),
-        (jax.tree.map(lambda x: x.update(dtype=dtype), jax.eval_shape(known.updates.init, key).params), call.inputs),
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), (params, call.inputs)
     )
     began = time.perf_counter()
     program = jax.jit(call.function).lower(params, *inputs).compile()

@@ -223,12 +223,14 @@ def main(argv: list[str] | None = None) -> int:
     name = f"{config.package}/{path.stem}"
     with opened(target) as devices:
         try:
-            if what in ("update", "init"):
-                program = ahead.compiled(config, known, devices, what)
-            else:
+            if what == "serve":
                 dtype = arguments.dtype or "float32"
-                call = known.served(arguments.rows or 4, dtype) if what == "serve" else known.evaluated()
+                call = known.served(arguments.rows or 4, dtype)
                 program = ahead.compiled_call(config, known, call, devices[0], dtype)
+            elif what == "evaluate":
+                program = ahead.compiled_call(config, known, known.evaluated(), devices[0], None)
+            else:
+                program = ahead.compiled(config, known, devices, what)
         except Exception as error:  # jax's class of runtime errors is its own
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

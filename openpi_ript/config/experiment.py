@@ -143,6 +143,10 @@ class ModelConfig:
     None: all, as in openpi."""
     freeze: tuple[Part, ...] = ()
     """Parts whose weights do not train; adapters inside them, and the heads, always do."""
+    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    """In which a run keeps weights that do not train and go into products, all but norms and positions. Products are in
+    `dtype`: where that is bfloat16, no number of an update changes but embeddings, rounded before they are scaled
+    and not after. A checkpoint has them so, too."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab_size", "image_size", "action_dim", "action_horizon", "prompt_tokens")
@@ -153,6 +157,11 @@ class ModelConfig:
             raise ValueError(
                 f"model.state_in_prompt is {self.state_in_prompt} and model.kind pi0, which reads the state as a token "
                 "and never in the prompt; expected None"
+            )
+        if self.frozen_dtype != "float32" and not self.freeze:
+            raise ValueError(
+                f"model.frozen_dtype is {self.frozen_dtype} and model.freeze is empty, so that no weight is frozen; "
+                "expected parts in model.freeze, or float32"
             )
         if self.image_size % self.vision.patch_size:
             raise ValueError(
@@ -189,12 +198,13 @@ def full(kind: Literal["pi0", "pi05"]) -> ModelConfig:
 
 
 def full_lora(kind: Literal["pi0", "pi05"]) -> ModelConfig:
-    """openpi's adapter setting: rank 16 and 32, both transformers frozen, the image encoder trained."""
+    """openpi's adapter setting: rank 16 and 32, both transformers frozen and in bfloat16, the image encoder trained."""
     return dataclasses.replace(
         full(kind),
         language=dataclasses.replace(GEMMA_2B, lora=LoraConfig(rank=16, alpha=16.0)),
         expert=dataclasses.replace(GEMMA_300M, lora=LoraConfig(rank=32, alpha=32.0)),
         freeze=("language", "expert"),
+        frozen_dtype="bfloat16",
     )
 
 

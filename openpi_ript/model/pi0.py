@@ -20,6 +20,7 @@ from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import ModelConfig, Optimality
 from openpi_ript.model.gemma import EXPERT, LANGUAGE, Gemma, KeysValues
+from openpi_ript.model.lora import trainable
 from openpi_ript.model.siglip import Siglip
 
 # Wavelengths of the time embedding; time is in [0, 1].
@@ -203,13 +204,27 @@ def as_used(params: Any) -> Any:
     The others, all but 0.2 % of pi0's, go into products that are computed in the dtype of the activations, and are cast
     there, a layer at a time: they stay as they are kept.
     """
-
-    def used(path: tuple[str, ...], leaf: Any) -> Any:
-        product = path[0] == "PaliGemma" and path[-1] != "scale" and not _SMALL & set(path)
-        return leaf if product else leaf.astype(jnp.float32)
-
     flat: Any = traverse_util.flatten_dict(params)
-    return traverse_util.unflatten_dict({path: used(path, leaf) for path, leaf in flat.items()})
+    return traverse_util.unflatten_dict(
+        {path: leaf if in_products(path) else leaf.astype(jnp.float32) for path, leaf in flat.items()}
+    )
+
+
+def in_products(path: tuple[str, ...]) -> bool:
+    """Whether a parameter is cast to the dtype of the activations where it is used."""
+    return path[0] == "PaliGemma" and path[-1] != "scale" and not _SMALL & set(path)
+
+
+def as_trained(params: Any, config: ModelConfig) -> Any:
+    """Returns weights as a run keeps them: in float32, but for frozen ones of products, in model.frozen_dtype."""
+    flat: Any = traverse_util.flatten_dict(params)
+    trains: Any = traverse_util.flatten_dict(trainable(params, config))
+
+    def kept(path: tuple[str, ...], leaf: Any) -> Any:
+        frozen = in_products(path) and not trains[path]
+        return leaf.astype(jnp.dtype(config.frozen_dtype if frozen else "float32"))
+
+    return traverse_util.unflatten_dict({path: kept(path, leaf) for path, leaf in flat.items()})
 
 
 def embed_time(time: Float32[Array, " b"], width: int) -> Float32[Array, "b d"]:

@@ -16,7 +16,7 @@ from chunkwise.train.rngs import key
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
 from openpi_ript.model.lora import only_where, trainable
-from openpi_ript.model.pi0 import Pi0, init_params
+from openpi_ript.model.pi0 import Pi0, as_trained, init_params
 from openpi_ript.weights import fit_to_model, load_openpi, load_safetensors
 
 NORM_STATS = "norm_stats.json"
@@ -68,7 +68,7 @@ def read_run_weights(
     return read_weights(
         folder,
         config,
-        lambda: init_params(Pi0(config.model), jax.random.key(0)),
+        lambda: as_trained(init_params(Pi0(config.model), jax.random.key(0)), config.model),
         averaged=lambda shapes: only_where(shapes, trainable(shapes, config.model)),
         checkpoint=checkpoint,
     )

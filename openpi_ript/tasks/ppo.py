@@ -27,7 +27,7 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.data.inputs import ModelBatch, ObservationArrays
 from openpi_ript.model.flow_sde import chain_log_prob
-from openpi_ript.model.lora import stop_frozen
+from openpi_ript.model.lora import only_where, stop_frozen
 from openpi_ript.model.pi0 import Observation, Pi0, encode, gathered_outside_layers, velocity
 from openpi_ript.ript.passes import ChunkBatch
 from openpi_ript.tasks.supervised import Imitation
@@ -137,7 +137,7 @@ class Ppo:
         key = rngs.key(self._config.run.seed, "loss", state.step)  # nothing is drawn
         parts = self._config.train.grad_accum_steps
         gradient, metrics = gradients.gradient(self._loss, {"ppo_loss": 1.0}, state.params, batch, key, parts)
-        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(only_where(gradient, self._trains)))
         return state.apply_gradients(gradient, self._optimiser), metrics
 
     def _loss(self, params: PyTree, batch: Any, key: Any) -> tuple[Float[Array, ""], dict[str, Mean]]:

@@ -25,7 +25,7 @@ from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.inputs import make_inputs
 from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
-from openpi_ript.model.pi0 import Pi0, gathered_outside_layers, init_params
+from openpi_ript.model.pi0 import Pi0, as_trained, gathered_outside_layers, init_params
 from openpi_ript.policies.saved import read_stored_weights
 from openpi_ript.tasks.held_out import HeldOut
 from openpi_ript.tasks.objective import loss_of, objective_name
@@ -52,14 +52,14 @@ class Imitation:
         self.config = config
         self.model = Pi0(config.model)
         self._labels = labels
-        self._shapes = jax.eval_shape(lambda: init_params(self.model, jax.random.key(0)))
+        self._shapes = jax.eval_shape(lambda: self._fresh(jax.random.key(0)))
         self._trains = trainable(self._shapes, config.model)
         self._optimiser = train_only(make_optimiser(config.optim, config.train.steps), self._trains)
 
     def init(self, key: Key[Array, ""]) -> TrainState:
         """Fresh weights; zeros where `load` is going to put a checkpoint's, so that none are drawn in vain."""
         if self.config.weights is None:
-            params = init_params(self.model, key)
+            params = self._fresh(key)
         else:
             params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._shapes)
         value = None if self._labels is None else self._labels.init(jax.random.fold_in(key, 1))
@@ -75,7 +75,11 @@ class Imitation:
         stored = read_stored_weights(self.config.weights, self.model)
         fitted = fit_to_model(stored, self.model, rngs.key(self.config.run.seed, "fresh weights"))
         # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
-        params = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), fitted, state.params)
+        params = jax.tree.map(
+            lambda new, old: jnp.copy(jax.device_put(new.astype(old.dtype, copy=False), old.sharding)),
+            fitted,
+            state.params,
+        )
         return state.replace(params=params, ema=jax.tree.map(jnp.copy, self._averaged(params)))
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
@@ -90,8 +94,12 @@ class Imitation:
         gradient, metrics = gradients.gradient(
             self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
-        metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(only_where(gradient, self._trains)))
         return state.apply_gradients(gradient, self._optimiser).replace(target=value), metrics | judgement
+
+    def _fresh(self, key: Key[Array, ""]) -> PyTree:
+        """Weights as the run keeps them."""
+        return as_trained(init_params(self.model, key), self.config.model)
 
     def _augmented(self, batch: Any, step: Int[Array, ""]) -> Any:
         """The batch with other images, drawn from (run.seed, step)."""

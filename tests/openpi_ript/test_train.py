@@ -19,10 +19,12 @@ from chunkwise.errors import ConfigError, DataError, PreemptedError
 from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
-from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.experiment import OpenpiRiptConfig, toy
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
+from openpi_ript.policies.policy import Policy
+from openpi_ript.policies.saved import read_run_weights
 from openpi_ript.tasks.supervised import SupervisedTask
 from openpi_ript.train import main
 from openpi_ript.weights import by_path, save_openpi
@@ -290,3 +292,52 @@ def test_full_size_states_fit_together_without_being_computed(root: Path, tmp_pa
         shapes = jax.eval_shape(lambda key, c=config: init_params(Pi0(c.model), key), jax.random.key(0))
         flags = jax.tree.leaves(trainable(shapes, config.model))
         assert (any(flags), all(flags)) == (True, name == "pi0_full")
+
+
+@pytest.mark.slow
+def test_frozen_weights_in_bfloat16_make_the_same_updates(root: Path, tmp_path: Path):
+    """Of products in bfloat16; the table of embeddings, which is scaled before it is rounded, holds such numbers."""
+    config = small_config(root, tmp_path)
+    whole = dataclasses.replace(config, model=dataclasses.replace(config.model, dtype="bfloat16"))
+    half = dataclasses.replace(whole, model=dataclasses.replace(whole.model, frozen_dtype="bfloat16"))
+    tasks = [make_task(one) for one in (whole, half)]
+    states = [compiled(task.init)(jax.random.key(3)) for task in tasks]
+    table = states[1].params["PaliGemma"]["llm"]["embedder"]["input_embedding"]
+    states[0].params["PaliGemma"]["llm"]["embedder"]["input_embedding"] = table.astype(jnp.float32)
+    trains = by_path(trainable(states[0].params, config.model))
+    kept = {name: leaf.dtype.name for name, leaf in by_path(states[1].params).items()}
+    assert {dtype for name, dtype in kept.items() if trains[name]} == {"float32"}
+    frozen = {name: dtype for name, dtype in kept.items() if not trains[name]}
+    assert {dtype for name, dtype in frozen.items() if name.endswith("scale")} == {"float32"}
+    assert {dtype for name, dtype in frozen.items() if not name.endswith("scale")} == {"bfloat16"}
+    batches = tasks[0].batches(0)
+    for _ in range(2):
+        batch = next(batches)
+        (first, metrics), (second, ours) = (
+            compiled(task.step)(state, batch) for task, state in zip(tasks, states, strict=True)
+        )
+        states = [first, second]
+        for name in metrics:
+            np.testing.assert_allclose(ours[name].value(), metrics[name].value(), rtol=1e-6, err_msg=name)
+    for name, leaf in by_path(states[0].params).items():
+        got = by_path(states[1].params)[name]
+        if trains[name]:
+            np.testing.assert_allclose(got, leaf, rtol=0, atol=1e-6, err_msg=name)
+        else:
+            np.testing.assert_array_equal(got, leaf.astype(got.dtype), err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_run_with_frozen_weights_in_bfloat16_is_saved_and_acts(root: Path, tmp_path: Path):
+    config = small_config(root, tmp_path / "run")
+    model = dataclasses.replace(config.model, frozen_dtype="bfloat16")
+    main(dataclasses.replace(config, model=model), "test")
+    _, params = read_run_weights(tmp_path / "run", config=dataclasses.replace(config, model=model))
+    assert by_path(params)["PaliGemma/llm/embedder/input_embedding"].dtype == jnp.bfloat16
+    policy = Policy.from_checkpoint(tmp_path / "run")
+    assert np.isfinite(policy.infer(policy.example() | {"prompt": "move"})["actions"]).all()
+
+
+def test_a_dtype_of_frozen_weights_needs_some():
+    with pytest.raises(ValueError, match=r"model\.freeze is empty"):
+        dataclasses.replace(toy("pi0"), frozen_dtype="bfloat16")
