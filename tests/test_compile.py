@@ -288,10 +288,15 @@ def test_sizes_are_names_with_numbers():
         require_known({"a": 1, "b": 2}, ("a",))
 
 
+DEBUG = [("qchunk/debug", *SIZES), ("driving/debug",), ("openpi_ript/debug",)]
+
+
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("words", DEBUG)
 @pytest.mark.skipif(targets.importlib.util.find_spec("libtpu") is None, reason="no compiler for TPUs is installed")
-def test_a_tpu_that_is_not_here_is_compiled_for():
-    done = run("driving/debug", "--topology", "v5e:2x4", "--train.batch-size", "8", "--json")
+def test_a_tpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
+    done = run(*words, "--topology", "v5e:2x2", "--train.batch-size", "8", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["capacity"] == 16 * 2**30
@@ -299,13 +304,17 @@ def test_a_tpu_that_is_not_here_is_compiled_for():
 
 
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("words", DEBUG)
 @pytest.mark.skipif(
     targets.importlib.util.find_spec("jax_cuda13_plugin") is None, reason="no compiler for GPUs is installed"
 )
-def test_a_gpu_that_is_not_here_is_compiled_for():
-    done = run("qchunk/debug", "--topology", "h100:1", *SIZES, "--json")
+def test_a_gpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
+    done = run(*words, "--topology", "h100:2", "--train.batch-size", "8", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["capacity"] == 80e9
+    found = json.loads(done.stdout)
+    assert found["capacity"] == 80e9
+    assert found["sent"], "two devices sum their gradients"
 
 
 def test_state_bytes_are_of_one_device():
