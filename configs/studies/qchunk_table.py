@@ -2,8 +2,8 @@
 
 chunkwise study qchunk_table --out studies/qchunk_table
 
-54 runs of configs/qchunk/cube_double.py, meant for at most 40 minutes each on two cores: 20,000 updates on 250,000
-transitions of play that this machine records with OGBench's oracles (not OGBench's own files), then 20,000 environment
+54 runs of configs/qchunk/cube_double.py, meant for at most 40 minutes each on two cores: 15,000 updates on 250,000
+transitions of play that this machine records with OGBench's oracles (not OGBench's own files), then 15,000 environment
 steps with an update each after the first 1,000. RLPD has no offline phase. The papers' settings, but for sizes (3
 layers of 256, batch 128, 5 flow steps), the best of 8 and not of 32, and the number of updates; tau of QAM is 1
 everywhere, where its authors take 3 for puzzle-3x3. Tasks are OGBench's default ones, 2, 2 and 4, where the papers
@@ -35,7 +35,7 @@ AGENTS = {
     "QC-FQL": "--agent.policy distill",
     "FQL": "--agent.policy distill --agent.horizon 1 --online.interval 5",
     "n-step FQL": "--agent.policy distill --agent.no-action-chunking --online.interval 5",
-    "RLPD": f"{RLPD} --online.start 0 --online.online-ratio 0.5 --train.steps 19000",
+    "RLPD": f"{RLPD} --online.start 0 --online.online-ratio 0.5 --train.steps 14000",
     "QAM": QAM,
 }
 

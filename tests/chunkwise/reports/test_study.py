@@ -183,8 +183,8 @@ def test_the_papers_tasks_and_agents():
         assert (config.eval.env, config.online.env) == (config.data.task, config.data.task)
         assert config.data.sparse == ("sparse" in cell)
         assert config.data.success_timing == "post"
-        assert config.online.start == (0 if "RLPD" in cell else 20_000)
-        assert config.env_steps(config.train.steps) == 20_000
+        assert config.online.start == (0 if "RLPD" in cell else 15_000)
+        assert config.env_steps(config.train.steps) == 15_000
         agent = config.agent
         made[cell.rpartition("=")[2]] = (agent.policy, agent.horizon, agent.action_horizon)
     assert made == {
