@@ -4,7 +4,8 @@ Levels, horizons and aggregation of arXiv:2512.10926 for cube-quadruple (kappa_b
 expectile, the least of two critics, best of 32); its code has layers of 1024 and batches of 4096, and is conditioned on
 goals. Here one task with its reward, and the sizes of Q-chunking. The data are 1M transitions of recorded play.
 
-Not trained to the end yet: no figure is promised.
+Not trained to the end yet: no figure is promised. Missing is what keeps the paper's values in [0, 1], its sigmoid and
+cross-entropy: here they are returns, to -4,000 with this reward and discount (docs/qchunk.md has a small run).
 
     python launch.py --config configs/qchunk/cube_quadruple_dqc.py
 """

@@ -5,14 +5,11 @@ towards the best way to go on after k actions. V(s) is drawn towards the best of
 bootstraps from: no policy enters the target. The policy takes the best of N samples of the flow, by Q.
 
 The paper's code has values in [0, 1] (goals, rewards 0 and 1), passes them through a sigmoid, and regresses logits by
-cross-entropy. Here errors are squared or absolute, as in the other agents, so that any reward serves; expectiles and
-quantiles are of the values. What the networks learn is (1 - discount) times the return, which lies between the least
-and the greatest reward: at the paper's discount of 0.999 a reward of -1 a step is a return of -1,000, and squared
-errors of that size drown the rest. With rewards of -1 and 0 it is the paper's value less 1.
+cross-entropy. Here values are the returns themselves and errors are squared or absolute, as in the other agents, so
+that any reward serves; expectiles and quantiles are of the values.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -33,18 +30,6 @@ class DQCAgent(QCAgent):
 
     chunk_critic: Critic
     value: Value
-
-    @property
-    def value_scale(self) -> float:
-        """1 - discount: what a return is multiplied by; 1 without a discount."""
-        discount = self.config.agent.discount
-        return 1.0 if discount == 1 else 1 - discount
-
-    def critic_value(
-        self, params: PyTree, observations: Mapping[str, Any], chunks: Float[Array, "b t a"]
-    ) -> Float[Array, " b"]:
-        """Returns Q(s, a_1..k) as a return."""
-        return super().critic_value(params, observations, chunks) / self.value_scale
 
     @property
     def _settings(self) -> DecoupledConfig:
@@ -75,11 +60,10 @@ class DQCAgent(QCAgent):
         return metrics | self.flow_loss(params, batch, key)[1]
 
     def chunk_loss(self, params: PyTree, batch: Batch) -> Mean:
-        """Returns the mean of (Q_h(s, a_1..h) - y)^2, y = scale sum_k discount^k r_k + discount^m alive V(s')."""
+        """Returns the mean of (Q_h(s, a_1..h) - y)^2, y = sum_k discount^k r_k + discount^m alive V(s')."""
         fixed = jax.lax.stop_gradient(params)
         settings = self.config.agent
-        earned = {**batch, "rewards": self.value_scale * batch["rewards"]}
-        y = chunk_td_target(earned, self._v(fixed, batch["next_observations"]), discount=settings.discount)
+        y = chunk_td_target(batch, self._v(fixed, batch["next_observations"]), discount=settings.discount)
         q = self._q_long(params, batch)
         kept = kept_rows(batch, settings.horizon, settings.partial_chunks)
         return mean_of((q - y[None]) ** 2, jnp.broadcast_to(kept, q.shape))
