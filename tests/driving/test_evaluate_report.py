@@ -51,7 +51,7 @@ def test_a_report_comes_back(tmp_path: Path):
     assert evaluate.read_report(tmp_path) == result
 
 
-def test_rows_are_predicted_in_their_order_whatever_the_size_of_a_part(root: Path):
+def test_rows_are_predicted_in_their_order_whatever_the_size_of_a_part():
     for count, size in ((5, 2), (4, 2), (1, 4)):
         rows = np.arange(10, 10 + count)
         parts = evaluate.parts(rows, size)
