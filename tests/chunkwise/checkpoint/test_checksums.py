@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import optax
 import pytest
 
 from chunkwise.checkpoint.checksums import checksums, digest, named_leaves, tree_spec
+from chunkwise.checkpoint.file_sums import seal, verify_files
 from chunkwise.state import TrainState
 
 KERNEL = np.arange(6, dtype=np.float32).reshape(2, 3) - 2.5
@@ -164,3 +166,19 @@ def test_leaves_that_are_not_finite_are_named(value: float):
 def test_the_spec_of_a_tree_is_dtype_and_shape_by_path():
     tree = {"a": {"b": jnp.asarray(BIAS)}, "c": jax.ShapeDtypeStruct((2, 3), jnp.float32), "d": jnp.int32(1)}
     assert tree_spec(tree) == {"['a']['b']": "bfloat16[2]", "['c']": "float32[2, 3]", "['d']": "int32[]"}
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3])
+def test_each_file_of_a_save_is_read_by_one_process(shares: int, tmp_path: Path):
+    """A file that changed is found by the process whose share it is, and by no other."""
+    names = [f"{letter}.bin" for letter in "abcde"]
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    seal(tmp_path)
+    assert [verify_files(tmp_path, share, shares) for share in range(shares)] == [""] * shares
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(b"other")
+        found = [verify_files(tmp_path, share, shares) for share in range(shares)]
+        assert [bool(one) for one in found] == [share == number % shares for share in range(shares)]
+        assert name in found[number % shares]
+        (tmp_path / name).write_bytes(name.encode())

@@ -24,6 +24,7 @@ from chunkwise.envs.recorder import (
 )
 from chunkwise.errors import BusyError, ConfigError, RunError, StorageError
 from chunkwise.files.new_folder import new_folder
+from tests.chunkwise.calls import Calls
 
 METADATA = MetadataFiles(unfinished="_recording.json", finished="recording.json")
 
@@ -238,6 +239,26 @@ def test_a_new_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "taken"]  # no scratch is left
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["out"]
+
+
+def test_a_new_folder_holds_nothing_of_one_that_was_killed_and_is_made_by_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".out.part/deep").mkdir(parents=True)
+    (tmp_path / ".out.part/deep/old").write_text("half")
+    (tmp_path / ".out.part/old").write_text("half")
+    calls = Calls(tmp_path, monkeypatch)
+    with new_folder(tmp_path / "out") as scratch:
+        (scratch / "file").write_text("new")
+        with pytest.raises(BusyError, match="another process is making"), new_folder(tmp_path / "out"):
+            pass
+        (scratch / "more").write_text("of it")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["file", "more"]
+    order = [f"fsync .out.part/{name} bytes" for name in ("file 3", "more 5")] + [
+        "fsync .out.part",
+        "rename .out.part out",
+    ]
+    assert [call for call in sorted(calls.seen[-5:-3]) + calls.seen[-3:-1]] == order, calls.seen
 
 
 def test_lines_tell_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

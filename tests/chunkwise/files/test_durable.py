@@ -5,6 +5,7 @@ Each test names the change it is there for.
 
 import errno
 import os
+import stat
 from pathlib import Path
 from unittest import mock
 
@@ -77,7 +78,12 @@ def test_a_file_that_cannot_be_forced_out_keeps_the_folder_from_its_name(tmp_pat
     """Kills: errors of the threads are dropped."""
     (tmp_path / "out.part").mkdir()
     (tmp_path / "out.part" / "x").write_text("1")
-    with mock.patch("os.fsync", side_effect=OSError(errno.EIO, "device")), pytest.raises(OSError, match="device"):
+
+    def fail_for_files(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "device")
+
+    with mock.patch("os.fsync", fail_for_files), pytest.raises(OSError, match="device"):
         durable.publish(tmp_path / "out.part", tmp_path / "out")
     assert os.listdir(tmp_path) == ["out.part"]
 

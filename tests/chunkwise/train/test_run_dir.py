@@ -17,6 +17,7 @@ from chunkwise.errors import BusyError, ConfigError, DataError, MismatchError, S
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.train.run_dir import Appender, RunFolder, _storage_error
+from tests.chunkwise.calls import Calls
 from tests.chunkwise.toy import ToyConfig, toy_config
 
 ROOT = Path(__file__).parents[3]
@@ -124,6 +125,14 @@ def test_a_line_that_cannot_be_written_names_its_file_and_the_newest_save(tmp_pa
             raise error
 
 
+def test_lines_that_a_checkpoint_counts_are_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RunFolder(toy_config(tmp_path), "toy") as folder:
+        folder.log(1, "train", {"loss": 0.5})
+        calls = Calls(tmp_path, monkeypatch)
+        size = folder.metrics_size()
+    assert calls.seen[0] == f"fsync metrics.jsonl {size} bytes"
+
+
 def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     with RunFolder(toy_config(tmp_path), "toy") as folder:
@@ -134,6 +143,7 @@ def test_metrics_are_cut_back_to_the_byte(tmp_path: Path):
         assert json.loads(path.read_text().splitlines()[1]) == {"step": 2, "split": "train", "loss": None}
         folder.cut_metrics(size)
         assert path.read_bytes() == whole
+        assert folder.metrics_size() == size
         folder.log(2, "eval", {"success": 1.0})
         assert len(path.read_text().splitlines()) == 2
         with pytest.raises(ConfigError, match="changed by hand"):

@@ -92,6 +92,14 @@ def test_batches_are_stacked_in_order_and_filled_up_with_the_last():
     assert np.shares_memory(alone, one["x"])
 
 
+def test_a_fresh_state_shares_no_memory():
+    """Else the first update, which takes the memory of its arguments, would take the target's with the weights'."""
+    weights = {"w": jnp.arange(4.0)}
+    state = TrainState.create(weights, optax.sgd(1.0), weights, ema=weights)
+    places = {part["w"].unsafe_buffer_pointer() for part in (state.params, state.target, state.ema)}
+    assert len(places) == 3
+
+
 def test_gradients_move_weights_by_the_optimiser_and_the_step_by_one():
     optimiser = optax.chain(optax.trace(0.5), optax.add_decayed_weights(0.1), optax.scale(-1.0))
     params = {"a": {"w": jnp.float32(10)}, "c": {"w": jnp.float32(30)}}

@@ -17,6 +17,7 @@ from chunkwise.files.links import Bounds
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import Dataset, Pool
 from qchunk.online.replay import Log, Replay, read
+from tests.chunkwise.calls import Calls
 
 H, A = 3, 2
 DIMS = {"action": A, "qpos": 2, "state": 3}
@@ -165,6 +166,17 @@ def test_the_log_is_cut_back_and_goes_on(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(tmp_path / "replay"), records)
     whole = Log(tmp_path / "replay", replay.dtype)
     np.testing.assert_array_equal(whole.open(again.rows, again.crc32), records)
+
+
+def test_what_is_written_of_the_log_is_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(config_of(), dataset_of(Episodes([episode_of(4, "cut", 0)])), capacity=10)
+    records = records_of(episode_of(4, "cut", 0), replay.dtype)
+    log = Log(tmp_path / "replay", replay.dtype)
+    log.open(0, 0)
+    log.append(records)
+    calls = Calls(tmp_path, monkeypatch)
+    log.sync()
+    assert calls.seen == [f"fsync replay/frames.bin {records.nbytes} bytes"]
 
 
 def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
