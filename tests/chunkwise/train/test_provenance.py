@@ -13,6 +13,7 @@ from chunkwise.errors import PreemptedError
 from chunkwise.train import log_file, provenance
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.calls import Calls
 from tests.chunkwise.toy import ToyTask, toy_config
 
 
@@ -111,6 +112,13 @@ def test_every_start_leaves_a_line_and_the_log_goes_on(tmp_path: Path, capsys: p
     assert f"resumed from step {lines[1]['step']}" in log
     printed = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[2] for line in log.splitlines() if "PreemptedError" not in line] == printed
+
+
+def test_what_made_a_start_is_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    calls = Calls(tmp_path, monkeypatch)
+    provenance.note(tmp_path, step=0, seed=1, data={})
+    size = (tmp_path / "starts.jsonl").stat().st_size
+    assert f"fsync starts.jsonl {size} bytes" in calls.seen
 
 
 def test_what_cannot_be_written_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,0 +1,114 @@
+"""What the loop hands on: seeds, loaded weights, shards, evaluations, and what the first process brought home."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chunkwise.arrays import NumpyTree
+from chunkwise.checkpoint.manager import Checkpoints
+from chunkwise.config.experiment import RunConfig
+from chunkwise.distributed import processes
+from chunkwise.state import TrainState
+from chunkwise.train import interaction, loop
+from chunkwise.train.loop import fit
+from chunkwise.train.run_dir import RunFolder
+from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
+
+
+class EnoughError(Exception):
+    """Ends a run where a test has seen what it wanted to see."""
+
+
+def seen_at_start(config: ToyConfig) -> list[float]:
+    """Weights with which a run of a seed begins."""
+    weights: list[float] = []
+
+    def load(state: TrainState) -> TrainState:
+        weights.extend(np.asarray(state.params["w"]).tolist())
+        raise EnoughError
+
+    with RunFolder(config, "toy") as folder, pytest.raises(EnoughError):
+        fit(config, ToyTask(config), folder, load=load)
+    return weights
+
+
+def test_weights_begin_as_the_seed_says(tmp_path: Path):
+    begun = [
+        seen_at_start(toy_config(tmp_path, run=RunConfig(dir=str(tmp_path / f"{n}"), seed=seed)))
+        for n, seed in enumerate((3, 3, 4))
+    ]
+    assert begun[0] == begun[1]
+    assert begun[0] != begun[2]
+
+
+def test_training_begins_with_the_loaded_weights(tmp_path: Path):
+    config = toy_config(tmp_path)
+    with RunFolder(config, "toy") as folder:
+        fit(config, ToyTask(config), folder, load=lambda state: state.replace(params={"w": jnp.full((3,), 1e6)}))
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["loss"] > 1e10  # fresh ones begin near 0
+
+
+def test_a_process_reads_its_own_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[int, int, int]] = []
+
+    class Task(ToyTask):
+        def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+            asked.append((start_step, shard, num_shards))
+            raise EnoughError
+
+    monkeypatch.setattr(loop.mesh_lib, "shard_of_batch", lambda mesh: (1, 2))
+    config = toy_config(tmp_path)
+    with RunFolder(config, "toy") as folder, pytest.raises(EnoughError):
+        fit(config, Task(config), folder)
+    assert asked == [(0, 1, 2)]
+
+
+def test_a_save_carries_the_evaluation_of_its_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Saved every 4 updates and evaluated every 8: the best is chosen among those that were evaluated themselves."""
+    carried: dict[int, bool] = {}
+    save = Checkpoints.save
+
+    def noted(self: Checkpoints, state: TrainState, progress: Any) -> None:
+        carried[progress.step] = "distance" in progress.evaluation
+        save(self, state, progress)
+
+    monkeypatch.setattr(Checkpoints, "save", noted)
+    config = toy_config(tmp_path)
+    config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every=4))
+    with RunFolder(config, "toy") as folder:
+        fit(config, ToyTask(config), folder)
+    assert carried == {4: False, 8: True, 12: False, 16: True, 20: True}
+
+
+@pytest.mark.parametrize("primary", [True, False])
+def test_others_read_what_the_first_process_brought_home(primary: bool, monkeypatch: pytest.MonkeyPatch):
+    class World:
+        start, every, averaged = 0, 1, False
+        rewound: list[Any] = []  # noqa: RUF012
+
+        def interact(self, state: Any, step: int, stopping: Callable[[], bool]) -> Any:
+            return {"world": [1.0]}
+
+        def position(self) -> dict[str, Any]:
+            return {"count": 7}
+
+        def rewind(self, position: Any) -> None:
+            self.rewound.append(position)
+
+    world = World()
+    world.rewound = []
+    monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
+    monkeypatch.setattr(processes, "is_primary", lambda: primary)
+    monkeypatch.setattr(processes, "broadcast_one_to_all", lambda act: act())
+    config = toy_config(Path("none"))
+    state = ToyTask(config).init(loop.rngs.key(0, "init"))
+    found = interaction.interact(world, state, 3, lambda: False, lambda work: work())
+    assert found == {"world": [1.0]}
+    assert world.rewound == ([] if primary else [{"count": 7}])
