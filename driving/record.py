@@ -93,11 +93,13 @@ def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
     folder = path / "images" / name
     make_folders(folder)
     frames = []
-    town = scene.build(drove, generator(Purpose.TOWN, config.seed, episode), height=height, width=width)
+    colours = generator(Purpose.TOWN, config.seed, episode)
+    town = scene.build(drove.road, drove.signals, drove.cars.shape[1], colours, height=height, width=width)
     with contextlib.closing(town):
         for i in range(len(drove.t)):
             cameras: dict[str, Any] = {}
-            shot = town.render(i, tuple(camera for camera, taken in zip(CAMERAS, seen[i], strict=True) if taken == 1))
+            on = tuple(camera for camera, taken in zip(CAMERAS, seen[i], strict=True) if taken == 1)
+            shot = town.render(drove.moment(i), on)
             for camera, image in shot.items():
                 file = folder / f"{i:06d}_{camera}.jpg"
                 file.write_bytes(encode_jpeg(image, quality=config.jpeg_quality))

@@ -81,6 +81,12 @@ class Purpose(enum.Enum):
     """(seed, episode)."""
     TOWN = ("recording of a town", 1)
     LOST_IMAGES = ("recording of a town", 2)
+    ROUTE = ("driving in closed loop", 0)
+    """A town and who drives in it: (seed of the reset)."""
+    ROUTE_COLOURS = ("driving in closed loop", 1)
+    """Colours, houses, light of that town: (seed of the reset)."""
+    ROUTE_EVALUATION = ("driving in closed loop", 2)
+    """Reset of an evaluated drive: (seed, episode)."""
 
     @property
     def word(self) -> int | None:

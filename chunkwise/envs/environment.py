@@ -29,6 +29,7 @@ SUITES = {
     "point": "openpi_ript.envs.point:PointEnv",
     "robomimic": "chunkwise.envs.suites.robomimic:RobomimicEnv",
     "robosuite": "chunkwise.envs.suites.robosuite:RobosuiteEnv",
+    "town": "driving.sim.environment:TownEnv",
 }
 """Suites by name, and the factory of each; its packages are imported when it is called."""
 

@@ -1,6 +1,7 @@
 """One name for an environment, on every command line: `suite/task`, a Gymnasium id, or `module:factory` of one's own.
 
 metaworld/reach-v3   robosuite/Lift   robomimic/can   libero_spatial/0   aloha/AlohaTransferCube   point/red
+town/drive
 ogbench/cube-single-singletask-task2-v0, or without `ogbench/`
 gymnasium/Pendulum-v1, or without `gymnasium/`   gymnasium/my_module:MyEnv-v0
 my_module:make_env   my_module:make_env:task
@@ -65,6 +66,7 @@ def known() -> dict[str, str]:
         "aloha/AlohaInsertion": "two arms put a peg into a socket",
         "ogbench/cube-single-singletask-task2-v0": "or scene-, puzzle-3x3-, cube-double-...: OGBench's single tasks",
         "point/red": "a point that is to move to a disc, or point/blue: needs no simulator",
+        "town/drive": "a car drives a route through a town, among others, by waypoints",
         "gymnasium/ID": "any of Gymnasium's with continuous actions, by its id, or module:id",
         "module:factory": "your own (docs/extend.md)",
     }

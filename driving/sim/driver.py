@@ -18,6 +18,20 @@ _ANNOUNCED = 40.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What there is to be seen at one time."""
+
+    pose: Float64[np.ndarray, "3"]
+    """Of the own car: x, y in metres and heading in rad."""
+    lights: tuple[Light, ...]
+    """What each signal shows."""
+    cars: Float64[np.ndarray, "cars 3"]
+    """Poses of the others that move; heading NaN once a car has gone."""
+    braking: Bool[np.ndarray, " cars"]
+    """Whether its brake lights are lit: it slows down, or stands."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Drive:
     """One drive of T frames through one town."""
 
@@ -38,6 +52,12 @@ class Drive:
     """Poses of the others that move; heading NaN once a car has gone."""
     braking: Bool[np.ndarray, "T cars"]
     """Whether its brake lights are lit: it slows down, or stands."""
+
+    def moment(self, frame: int) -> Moment:
+        """What there is to be seen at a frame."""
+        return Moment(
+            pose=self.pose[frame], lights=self.lights[frame], cars=self.cars[frame], braking=self.braking[frame]
+        )
 
 
 def drive(seed: int, episode: int, *, seconds: float, rate: float) -> Drive:
@@ -147,10 +167,10 @@ class _Frame:
             pose=_my_pose(road, me.s, weave),
             speed=me.speed,
             yaw_rate=me.speed * _path_curvature(road, me.s, weave),
-            command=_command(road, me.s),
+            command=command_at(road, me.s),
             lights=tuple(signal.state(t) for signal in signals),
             cars=np.concatenate([going, coming]),
-            braking=np.array([car.accelerating < -0.5 or car.speed < 0.1 for car in others] + [False] * len(coming)),
+            braking=np.array([is_braking(car) for car in others] + [False] * len(coming)),
         )
 
 
@@ -167,11 +187,17 @@ def _path_curvature(road: Road, s: float, weave: _Weave) -> float:
     return float((ahead[2] - behind[2]) / np.linalg.norm(ahead[:2] - behind[:2]))
 
 
-def _command(road: Road, s: float) -> Turn | None:
+def command_at(road: Road, s: float) -> Turn | None:
+    """What the route says at `s`: where to turn at the junction ahead, or None."""
     for junction in road.junctions:
         if junction.enter - _ANNOUNCED <= s < junction.leave:
             return junction.turn
     return None
+
+
+def is_braking(car: Car) -> bool:
+    """Whether a car's brake lights are lit."""
+    return car.accelerating < -0.5 or car.speed < 0.1
 
 
 def _collect(road: Road, signals: tuple[Signal, ...], frames: list[_Frame], dt: float) -> Drive:

@@ -78,6 +78,14 @@ class Road:
         """Curvature of the centre line, 1/m."""
         return np.asarray(np.interp(s, np.arange(len(self.points)) * SPACING, self.curvature))
 
+    def project(self, point: Float64[np.ndarray, "2"]) -> tuple[float, float]:
+        """Returns `s` of the place on the centre line that is nearest to a point, and the point's `offset` there."""
+        nearest = int(np.square(self.points - point).sum(axis=1).argmin())
+        away = point - self.points[nearest]
+        cos, sin = np.cos(self.heading[nearest]), np.sin(self.heading[nearest])
+        along = np.clip(cos * away[0] + sin * away[1], -SPACING / 2, SPACING / 2)
+        return float(np.clip(nearest * SPACING + along, 0.0, self.length)), float(cos * away[1] - sin * away[0])
+
 
 def make_road(rng: np.random.Generator, length: float) -> Road:
     """A road of at least `length` metres that never comes near itself.
@@ -183,22 +191,25 @@ def _assemble(rng: np.random.Generator, curvature: Float64[np.ndarray, " n"], tu
 
 
 def branch_lines(road: Road) -> list[Float64[np.ndarray, "n 2"]]:
-    """Centre lines, from each junction's middle outwards, of the roads that the route does not take.
+    """Centre lines of all roads that the route does not take, as `branch_line`."""
+    lines = [branch_line(road, junction, turn) for junction in road.junctions for turn in junction.branches]
+    return [line for line in lines if line is not None]
 
-    At most BRANCH metres long; cut where they would come within 16 m of the route's other parts.
+
+def branch_line(road: Road, junction: Junction, turn: Turn) -> Float64[np.ndarray, "n 2"] | None:
+    """Centre line, from the junction's middle outwards, of a road that the route does not take.
+
+    At most BRANCH metres long, a point every 0.5 m; cut where it would come within 16 m of the route's other parts.
+    None of the route's own road, and where less than the junction itself is left.
     """
-    lines = []
+    if turn == junction.turn:
+        return None
     s = np.arange(len(road.points)) * SPACING
-    for junction in road.junctions:
-        elsewhere = road.points[(s < junction.enter - 30) | (s > junction.leave + 30)][::4]
-        for turn in junction.branches:
-            if turn != junction.turn:
-                line = junction.centre + np.arange(0, BRANCH, 0.5)[:, None] * direction(
-                    junction.heading + TURN_ANGLE[turn]
-                )
-                near = np.linalg.norm(line[:, None] - elsewhere[None], axis=-1).min(axis=1) < 16
-                lines.append(line[: int(near.argmax()) if near.any() else len(line)])
-    return [line for line in lines if len(line) > 2 * JUNCTION_HALF / 0.5]
+    elsewhere = road.points[(s < junction.enter - 30) | (s > junction.leave + 30)][::4]
+    line = junction.centre + np.arange(0, BRANCH, 0.5)[:, None] * direction(junction.heading + TURN_ANGLE[turn])
+    near = np.linalg.norm(line[:, None] - elsewhere[None], axis=-1).min(axis=1) < 16
+    line = line[: int(near.argmax()) if near.any() else len(line)]
+    return line if len(line) > 2 * JUNCTION_HALF / 0.5 else None
 
 
 def direction(heading: float) -> Float64[np.ndarray, "2"]:

@@ -6,14 +6,16 @@ an image of 64 x 96 pixels takes about 8 ms on one core without a graphics card.
 
 import dataclasses
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, UInt8
 
-from driving.sim.driver import Drive
+from driving.sim.driver import Moment
 from driving.sim.painting import Ground, make_palette, paint
-from driving.sim.roads import JUNCTION_HALF, LANE, Junction, branch_lines, direction
+from driving.sim.roads import JUNCTION_HALF, LANE, Junction, Road, branch_lines, direction
+from driving.sim.traffic import Signal
 
 mujoco: Any = importlib.import_module("mujoco")  # its stubs lack most of it
 
@@ -32,6 +34,13 @@ MOUNTS: dict[str, tuple[tuple[float, float, float], float]] = {
 }
 """Place in the vehicle frame (x forward, y left, z up; its origin is on the ground below the car's middle), metres, and
 direction, degrees to the left of straight ahead, of each camera."""
+
+ABOVE = "above"
+"""Camera over the car that moves and turns with it; ahead is up."""
+ABOVE_PLACE = (12.0, 0.0, 45.0)
+"""Where it is in the vehicle frame, m."""
+ABOVE_HALF = 30.0
+"""Half of what it shows of the ground from the lower edge of its image to the upper one, m."""
 
 _LIT = {"red": (1.0, 0.04, 0.04, 1.0), "yellow": (1.0, 0.75, 0.0, 1.0), "green": (0.05, 1.0, 0.25, 1.0)}
 _BRAKE = {True: (1.0, 0.05, 0.05, 1.0), False: (0.3, 0.02, 0.02, 1.0)}
@@ -57,21 +66,34 @@ def intrinsics(height: int, width: int) -> tuple[float, float, float, float]:
 
 @dataclasses.dataclass
 class Scene:
-    """A drive's town, ready to be rendered frame by frame. Close it, or EGL complains at exit."""
+    """A town, ready to be rendered moment by moment. Close it, or EGL complains at exit."""
 
-    drive: Drive
     model: Any
     data: Any
     renderer: Any
+    _large: Any = None
+    """Renderer of `show`."""
 
-    def render(self, frame: int, cameras: tuple[str, ...]) -> dict[str, UInt8[np.ndarray, "h w 3"]]:
-        """Images of one frame by camera."""
-        self._place(frame)
+    def render(self, moment: Moment, cameras: tuple[str, ...]) -> dict[str, UInt8[np.ndarray, "h w 3"]]:
+        """Images of one moment by camera."""
+        self._place(moment)
         return {name: self._shoot(name) for name in cameras}
 
+    def show(self, moment: Moment, camera: str, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+        """An image of one moment for people: of any camera, ABOVE too, and of any size, one for all calls."""
+        if self._large is None:
+            buffers = self.model.vis.global_
+            buffers.offheight, buffers.offwidth = max(buffers.offheight, height), max(buffers.offwidth, width)
+            self._large = _renderer(self.model, height, width)
+        self._place(moment)
+        self._large.update_scene(self.data, camera)
+        return self._large.render()
+
     def close(self) -> None:
-        """Frees the renderer."""
+        """Frees the renderers."""
         self.renderer.close()
+        if self._large is not None:
+            self._large.close()
 
     def _shoot(self, camera: str) -> UInt8[np.ndarray, "h w 3"]:
         self.renderer.update_scene(self.data, camera)
@@ -83,44 +105,53 @@ class Scene:
                 total += large[i::n, j::n]
         return (total // (n * n)).astype(np.uint8)
 
-    def _place(self, frame: int) -> None:
+    def _place(self, moment: Moment) -> None:
         """Moves cars and camera, and lights lamps."""
-        drive = self.drive
-        poses = np.concatenate([drive.pose[frame][None], drive.cars[frame]])
+        poses = np.concatenate([moment.pose[None], moment.cars])
         gone = np.isnan(poses[:, 2])
         yaw = np.where(gone, 0.0, poses[:, 2])
         zero = np.zeros_like(yaw)
         self.data.mocap_pos[:] = np.stack([poses[:, 0], poses[:, 1], np.where(gone, -20.0, 0.0)], axis=-1)
         self.data.mocap_quat[:] = np.stack([np.cos(yaw / 2), zero, zero, np.sin(yaw / 2)], axis=-1)
-        for i, lit in enumerate(drive.braking[frame]):
+        for i, lit in enumerate(moment.braking):
             self.model.geom(f"brake {i}").rgba = _BRAKE[bool(lit)]
-        for i, light in enumerate(drive.lights[frame]):
+        for i, light in enumerate(moment.lights):
             for side in ("near", "far"):
                 self.model.geom(f"lamp {i} {side}").rgba = _LIT[light]
         mujoco.mj_kinematics(self.model, self.data)
         mujoco.mj_camlight(self.model, self.data)
 
 
-def build(drive: Drive, rng: np.random.Generator, *, height: int, width: int) -> Scene:
-    """The town of a drive.
+def build(
+    road: Road, signals: Sequence[Signal], cars: int, rng: np.random.Generator, *, height: int, width: int
+) -> Scene:
+    """The town around a road.
 
     Args:
-      drive: What happens in it.
-      rng: For colours, houses, light: all that the drive does not say.
+      road: Its route.
+      signals: At the route's junctions.
+      cars: That move, beside the one with the cameras.
+      rng: For colours, houses, light: all that the others do not say.
       height: Of the images.
       width: Of the images.
     """
     spec = mujoco.MjSpec()
     _set_quality(spec, height, width)
     _light(spec, rng)
-    ground = paint(drive.road, make_palette(rng), rng)
+    ground = paint(road, make_palette(rng), rng)
     _add_ground(spec, ground)
-    _Builder(spec, drive, rng).build(ground)
+    _Builder(spec, road, signals, rng).build(ground, cars)
     model = spec.compile()
-    renderer = mujoco.Renderer(model, height * OVERSAMPLING, width * OVERSAMPLING)
+    renderer = _renderer(model, height * OVERSAMPLING, width * OVERSAMPLING)
+    return Scene(model, mujoco.MjData(model), renderer)
+
+
+def _renderer(model: Any, height: int, width: int) -> Any:
+    """A renderer without shadows or reflections."""
+    renderer = mujoco.Renderer(model, height, width)
     renderer.scene.flags[:] = 0
     renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = 1
-    return Scene(drive, model, mujoco.MjData(model), renderer)
+    return renderer
 
 
 def _set_quality(spec: Any, height: int, width: int) -> None:
@@ -190,13 +221,13 @@ def _add_ground(spec: Any, ground: Ground) -> None:
 class _Builder:
     """Puts things on the ground."""
 
-    def __init__(self, spec: Any, drive: Drive, rng: np.random.Generator) -> None:
-        self.spec, self.drive, self.rng = spec, drive, rng
-        self.lines = np.concatenate([drive.road.points[::4], *branch_lines(drive.road)])
+    def __init__(self, spec: Any, road: Road, signals: Sequence[Signal], rng: np.random.Generator) -> None:
+        self.spec, self.road, self.signals, self.rng = spec, road, signals, rng
+        self.lines = np.concatenate([road.points[::4], *branch_lines(road)])
         # What shines does not depend on the sun: the lamps of signals and cars.
         spec.add_material(name="lamp", emission=1.0, specular=0.0)
 
-    def build(self, ground: Ground) -> None:
+    def build(self, ground: Ground, cars: int) -> None:
         """Everything."""
         ego = self.spec.worldbody.add_body(name="ego", mocap=True)
         for name in MOUNTS:
@@ -206,9 +237,11 @@ class _Builder:
             mujoco.mju_mat2Quat(quaternion, (matrix[:3, :3] * np.array([1.0, -1.0, -1.0])).ravel())
             vertical = 2 * np.rad2deg(np.arctan(np.tan(np.deg2rad(FIELD_OF_VIEW / 2)) * self._aspect))
             ego.add_camera(name=name, pos=matrix[:3, 3], quat=quaternion, fovy=vertical)
-        for i in range(self.drive.cars.shape[1]):
+        vertical = 2 * np.rad2deg(np.arctan(ABOVE_HALF / ABOVE_PLACE[2]))
+        ego.add_camera(name=ABOVE, pos=ABOVE_PLACE, quat=[np.sqrt(0.5), 0, 0, -np.sqrt(0.5)], fovy=vertical)
+        for i in range(cars):
             self._car(self.spec.worldbody.add_body(name=f"car {i}", mocap=True), f"brake {i}")
-        for i, signal in enumerate(self.drive.signals):
+        for i, signal in enumerate(self.signals):
             self._signal(i, signal.junction)
         self._parked()
         self._houses(ground)
@@ -258,7 +291,7 @@ class _Builder:
 
     def _parked(self) -> None:
         """Cars beside the road, which mean nothing."""
-        road = self.drive.road
+        road = self.road
         for count, s in enumerate(np.arange(15.0, road.length - 15, 9.0)):
             near = any(junction.enter - 18 < s < junction.leave + 12 for junction in road.junctions)
             if self.rng.random() < 0.75 or near:

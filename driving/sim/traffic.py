@@ -9,12 +9,13 @@ from jaxtyping import Float64
 
 from driving.sim.roads import JUNCTION_HALF, LANE, SPACING, TURN_ANGLE, Junction, Road, Turn, direction
 
-CAR_LENGTH = 4.4
+CAR_LENGTH, CAR_WIDTH = 4.4, 1.9
+"""Metres."""
 STEP = 0.02
 """Seconds of one step of the simulation."""
 _COMFORT = 3.2
 """Deceleration that drivers choose, m/s^2."""
-_GONE = 60.0
+GONE = 60.0
 """Metres behind a junction at which a car that left the route disappears."""
 
 Light = Literal["green", "yellow", "red"]
@@ -112,9 +113,15 @@ class Car:
 
 
 def advance(
-    cars: Sequence[Car], signals: Sequence[Signal], ahead_of_all: float, t: float, scale: Sequence[float]
+    cars: Sequence[Car],
+    signals: Sequence[Signal],
+    ahead_of_all: float,
+    t: float,
+    scale: Sequence[float],
+    *,
+    step: float = STEP,
 ) -> None:
-    """Moves the cars of one lane by one STEP, the foremost first.
+    """Moves the cars of one lane by one step, the foremost first.
 
     Args:
       cars: Ordered from front to back.
@@ -122,6 +129,7 @@ def advance(
       ahead_of_all: s that nobody passes, m.
       t: Time, s.
       scale: For each car, metres that it drives for one metre of the centre line.
+      step: Seconds.
     """
     front, front_speed = ahead_of_all, 0.0
     for i, car in enumerate(cars):
@@ -136,11 +144,11 @@ def advance(
         car.accelerating = acceleration(car.manner, car.speed, allowed, gap, lead)
         if car.stands > 0:
             waiting = i + 1 < len(cars) and car.s - cars[i + 1].s < 9.5
-            car.stands -= STEP * waiting
+            car.stands -= step * waiting
             car.accelerating = 0.0
         before = car.speed
-        car.speed = max(0.0, car.speed + STEP * car.accelerating)
-        car.s += STEP * (before + car.speed) / 2 / scale[i]
+        car.speed = max(0.0, car.speed + step * car.accelerating)
+        car.s += step * (before + car.speed) / 2 / scale[i]
         if car.off < 6.0:  # whoever turned off no longer blocks the lane
             front, front_speed = car.s, car.speed
 
@@ -150,17 +158,29 @@ def car_pose(road: Road, car: Car) -> Float64[np.ndarray, "3"] | None:
     if car.off < 0:
         return road.pose(car.s, -LANE / 2)
     assert car.leaves is not None
-    return _branch_pose(car.leaves, car.leaves_towards, car.off) if car.off < _GONE else None
+    if car.off >= GONE:
+        return None
+    return crossing_pose(car.leaves.centre, car.leaves.heading, TURN_ANGLE[car.leaves_towards], car.off)
 
 
-def _branch_pose(junction: Junction, turn: Turn, distance: float) -> Float64[np.ndarray, "3"]:
-    """Pose in the right-hand lane after `distance` metres from the stop line on the way `turn`."""
-    angle = TURN_ANGLE[turn]
-    ahead, left = direction(junction.heading), direction(junction.heading + np.pi / 2)
-    start = junction.centre - JUNCTION_HALF * ahead
+def crossing_pose(
+    centre: Float64[np.ndarray, "2"], towards: float, angle: float, distance: float
+) -> Float64[np.ndarray, "3"]:
+    """Pose in the right-hand lane of whoever crosses a junction.
+
+    Args:
+      centre: Of the junction.
+      towards: Heading of the road that leads in, rad.
+      angle: By which the way turns there, rad: a TURN_ANGLE.
+      distance: Metres driven since the stop line; negative before it.
+    """
+    ahead, left = direction(towards), direction(towards + np.pi / 2)
+    start = centre - JUNCTION_HALF * ahead
     inside = JUNCTION_HALF * (np.pi / 2 if angle else 2.0)
+    if distance < 0:
+        return np.array([*(start + distance * ahead - LANE / 2 * left), towards])
     part = min(distance / inside, 1.0)
-    heading = junction.heading + angle * part
+    heading = towards + angle * part
     if angle:
         sign = np.sign(angle)
         middle = start + sign * JUNCTION_HALF * left

@@ -15,6 +15,7 @@ from chunkwise.errors import ConfigError
         ("libero_spatial/0", ("libero", "libero_spatial/0")),
         ("libero/libero_90/3", ("libero", "libero_90/3")),
         ("point/red", ("point", "red")),
+        ("town/drive", ("town", "drive")),
         ("ogbench/cube-single-v0", ("ogbench", "cube-single-v0")),
         ("scene-play-singletask-task1-v0", ("ogbench", "scene-play-singletask-task1-v0")),
         ("visual-cube-single-play-singletask-task1-v0", ("ogbench", "visual-cube-single-play-singletask-task1-v0")),

@@ -113,8 +113,8 @@ def test_fast_rendering_is_robosuites_alone():
         simulated("aloha", "AlohaTransferCube", rendering="fast")
 
 
-def test_suites_are_those_of_the_spine_and_the_point():
-    assert set(SUITES) == {*environment.SUITES, "point"}
+def test_suites_are_those_of_the_spine_but_for_the_town():
+    assert {*SUITES, "town"} == set(environment.SUITES)
     with pytest.raises(ValueError, match=r"env.suite is 'lift'; expected one of aloha, .*, or module:factory"):
         simulated("lift", "x")
     assert simulated("my_sim:Env", "x").suite == "my_sim:Env"

@@ -1,0 +1,225 @@
+"""The town as an environment: a car with five cameras drives a route among others, by waypoints that a policy gives.
+
+An action is the waypoints of one plan, flattened: where the car is to be after dt, 2 dt, ... seconds, in the vehicle
+frame as it is now, x forward and y left. A step is 0.1 s: a controller follows the plan until the next one.
+
+Observations have the names of driving's policies: speed_mps, yaw_rate_radps, how both were at PAST_S before, and
+route_command as its number in ROUTE_COMMANDS; images by camera.
+"""
+
+import atexit
+import os
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Float32, Float64, UInt8
+
+from chunkwise.data.sampling import Purpose, generator
+from chunkwise.envs.environment import EnvSpec, Observation, Step
+from chunkwise.errors import ConfigError
+from driving.config import CAMERAS
+from driving.data.episodes import ROUTE_COMMANDS
+from driving.data.tables import PAST_S, PAST_TOLERANCE_S
+from driving.data.targets import nearest_frames
+from driving.eval.closed_loop import OUTSIDE_M, Result, Trace, collisions, measure, outside
+from driving.sim.town import Town
+from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, STEP
+from driving.sim.vehicle import CONTROL_S, Controller
+
+SECONDS = 15.0
+"""Of a drive, as long as nuPlan's scenarios, behind a first second that the town's own driver drives: every input of
+a policy has a past."""
+_WARM_UP = round(1.0 / CONTROL_S)
+TASK = "drive"
+_FARTHEST = 100.0
+"""Waypoints are kept within so many metres of the car."""
+
+
+class TownEnv:
+    """A drive through a town of its own, which is a function of the seed.
+
+    It ends after SECONDS, or for good with a collision, or once the whole car has left the road. It succeeds if it
+    lasts and nothing was violated that multiplies the score.
+    """
+
+    fps = round(1 / CONTROL_S)
+    video_size = (240, 720)
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        seconds: float = SECONDS,
+        waypoint_steps: int = 20,
+        waypoint_dt_s: float = 0.1,
+        expert: bool = False,
+    ) -> None:
+        """Makes no town yet.
+
+        Args:
+          spec: Its task is "drive"; its cameras are of driving.config.CAMERAS.
+          seconds: Of a drive.
+          waypoint_steps: Waypoints of a plan.
+          waypoint_dt_s: Seconds between two of them.
+          expert: Whether observations hold `expert_waypoints`, those of the town's driver, who knows what no camera
+            shows.
+
+        Raises:
+          ConfigError: The task or a camera is unknown.
+        """
+        if spec.task != TASK:
+            raise ConfigError(f"env.task is {spec.task!r}; expected {TASK!r}: town/{TASK}")
+        if unknown := sorted(set(spec.cameras) - set(CAMERAS)):
+            raise ConfigError(f"env.cameras has {', '.join(unknown)}; the town has {', '.join(CAMERAS)}")
+        self.action_dim = 2 * waypoint_steps
+        self._spec, self._seconds, self._expert = spec, seconds, expert
+        self._steps, self._dt_s = waypoint_steps, waypoint_dt_s
+        self._scene: Any = None
+        self._seed = 0
+
+    def reset(self, seed: int) -> Observation:
+        self._close_scene()
+        self._seed = seed
+        self._town = Town(seed, self._seconds + _WARM_UP * CONTROL_S)
+        self._car, self._controller = self._town.start(), Controller()
+        self._past: list[tuple[float, float]] = []
+        self._frames: list[dict[str, Any]] = []
+        self._plan = np.zeros((self._steps, 2))
+        self._note()
+        for _ in range(_WARM_UP):
+            self._drive(self.expert_waypoints())
+        self._frames = self._frames[-1:]
+        return self._observe()
+
+    def state(self) -> Float64[np.ndarray, " q"]:
+        car = self._car
+        mine = [car.x, car.y, car.heading, car.speed, car.acceleration, car.steering]
+        return np.concatenate([mine, self._town.state()])
+
+    def clip(self, action: Float[np.ndarray, " a"]) -> Float32[np.ndarray, " a"]:
+        return np.clip(action, -_FARTHEST, _FARTHEST).astype(np.float32)
+
+    def step(self, action: Float32[np.ndarray, " a"]) -> Step:
+        before = self._town.road.project(self._car.pose[:2])[0]
+        self._drive(action.reshape(self._steps, 2).astype(np.float64))
+        reward = self._town.road.project(self._car.pose[:2])[0] - before
+        lost = self._has_ended()
+        late = len(self._frames) > round(self._seconds / CONTROL_S)
+        success = late and not lost and not self.result().infractions
+        return Step(self._observe(), reward=reward, success=success, terminated=lost, truncated=late)
+
+    def images(self) -> Observation:
+        if not self._spec.cameras:
+            return {}
+        return self._town_seen().render(self._town.moment(self._car), self._spec.cameras)
+
+    def render(self, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+        """Renders the town from above, ahead up, with the car and its plan, beside the front camera's view."""
+        from driving.sim import scene
+
+        town, moment, half = self._town_seen(), self._town.moment(self._car), width // 2
+        above, front = (town.show(moment, camera, height, half).copy() for camera in (scene.ABOVE, "front"))
+        pixels = height / 2 / scene.ABOVE_HALF
+
+        def fill(x: float, y: float, half_length: float, half_width: float, colour: tuple[int, int, int]) -> None:
+            row, column = height / 2 - (x - scene.ABOVE_PLACE[0]) * pixels, half / 2 - y * pixels
+            rows, columns = (max(1.0, side * pixels) for side in (half_length, half_width))
+            top, left = max(round(row - rows), 0), max(round(column - columns), 0)
+            above[top : max(round(row + rows), 0), left : max(round(column + columns), 0)] = colour
+
+        fill(0.0, 0.0, CAR_LENGTH / 2, CAR_WIDTH / 2, (30, 90, 230))
+        for x, y in self._plan.tolist():
+            fill(x, y, 0.3, 0.3, (255, 80, 220))
+        return np.concatenate([above, front], axis=1)
+
+    def close(self) -> None:
+        self._close_scene()
+
+    def expert_waypoints(self) -> Float64[np.ndarray, "t 2"]:
+        """Returns the plan of the town's own driver."""
+        return self._town.plan(self._car, self._steps, self._dt_s)
+
+    def trace(self, frames: list[dict[str, Any]] | None = None) -> Trace:
+        """Returns what happened since the reset, or of these frames of it."""
+        rows = self._frames if frames is None else frames
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        return Trace(
+            road=self._town.road,
+            signals=self._town.signals,
+            dt_s=CONTROL_S,
+            lights=tuple(columns.pop("lights")),
+            **{name: np.array(values) for name, values in columns.items()},
+        )
+
+    def result(self) -> Result:
+        """Returns what the drive so far is worth."""
+        return measure(self.trace())
+
+    def _drive(self, plan: Float64[np.ndarray, "t 2"]) -> None:
+        """Follows a plan for CONTROL_S."""
+        self._plan = plan
+        self._car = self._car.commanded(*self._controller.command(self._car, plan, self._dt_s))
+        for _ in range(round(CONTROL_S / STEP)):
+            self._town.advance(self._car)
+            self._car = self._car.moved(STEP)
+        self._note()
+
+    def _note(self) -> None:
+        car, moment = self._car, self._town.moment(self._car)
+        self._past.append((car.speed, car.yaw_rate))
+        self._frames.append(
+            {
+                "pose": car.pose,
+                "speed": car.speed,
+                "acceleration": car.acceleration if car.speed > 0 else 0.0,
+                "yaw_rate": car.yaw_rate,
+                "cars": moment.cars,
+                "car_speed": self._town.speeds,
+                "lights": moment.lights,
+            }
+        )
+
+    def _has_ended(self) -> bool:
+        """Whether the car has hit another, or is off the road as a whole."""
+        last = self.trace(self._frames[-1:])
+        return bool(collisions(last)) or bool(outside(last)[0] > OUTSIDE_M + CAR_LENGTH)
+
+    def _observe(self) -> Observation:
+        kept = self._past[-_WARM_UP - 1 :]
+        times = np.arange(len(kept)) * CONTROL_S
+        near, found = nearest_frames(times, -np.array(PAST_S), tolerance_s=PAST_TOLERANCE_S)
+        assert found[-1].all()  # the first second is driven before anybody is asked
+        past = np.array(kept, np.float32)
+        turn = self._town.command(self._car)
+        seen: dict[str, Any] = {
+            "speed_mps": past[-1, 0],
+            "yaw_rate_radps": past[-1, 1],
+            "past_speed_mps": past[near[-1], 0],
+            "past_yaw_rate_radps": past[near[-1], 1],
+            "route_command": np.float32(ROUTE_COMMANDS.index(turn or "unknown")),
+        }
+        if self._expert:
+            seen["expert_waypoints"] = self.expert_waypoints().astype(np.float32)
+        return {name: np.asarray(value, np.float32) for name, value in seen.items()}
+
+    def _town_seen(self) -> Any:
+        """The town's scene, made when the first image is asked for."""
+        if self._scene is None:
+            os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported, here for the first time
+            try:
+                from driving.sim import scene
+
+                height, width = self._spec.image_size
+                colours = generator(Purpose.ROUTE_COLOURS, self._seed)
+                town = self._town
+                self._scene = scene.build(town.road, town.signals, town.count, colours, height=height, width=width)
+                atexit.register(self._close_scene)  # or EGL complains when the process ends
+            except Exception as error:  # whatever the GL driver raises
+                raise ConfigError(f"this machine cannot render the town: {type(error).__name__}: {error}") from error
+        return self._scene
+
+    def _close_scene(self) -> None:
+        if self._scene is not None:
+            atexit.unregister(self._close_scene)
+            self._scene.close()
+            self._scene = None

@@ -1,0 +1,236 @@
+"""The town in closed loop: exact per seed, traffic that reacts to the car, observations as policies were trained on."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from chunkwise.envs.environment import EnvSpec, make
+from chunkwise.errors import ConfigError
+from driving.config import CAMERAS
+from driving.data.episodes import ROUTE_COMMANDS
+from driving.eval.closed_loop import overlap
+from driving.sim.environment import TownEnv
+from driving.sim.roads import LANE
+from driving.sim.town import START, Town
+from driving.sim.traffic import CAR_LENGTH, STEP
+from driving.sim.vehicle import Vehicle
+
+SPEC = EnvSpec(suite="town", task="drive")
+STAND = np.zeros(40, np.float32)
+
+
+def straight(speed: float) -> np.ndarray:
+    """A plan to go on at a speed."""
+    return np.stack([speed * 0.1 * np.arange(1, 21), np.zeros(20)], axis=-1).astype(np.float32).ravel()
+
+
+def parked(town: Town, s: float, offset: float) -> Vehicle:
+    x, y, heading = town.road.pose(s, offset).tolist()
+    return Vehicle(x=x, y=y, heading=heading, speed=0.0)
+
+
+def pass_time(town: Town, ego: Vehicle, seconds: float, seen: Callable[[], None] = lambda: None) -> None:
+    for _ in range(round(seconds / STEP)):
+        town.advance(ego)
+        seen()
+
+
+def test_a_drive_is_a_function_of_its_seed():
+    env, other = TownEnv(SPEC), TownEnv(SPEC)
+    first = env.reset(5)
+    seen = [env.step(straight(6.0)) for _ in range(8)]
+    env.reset(6)
+    env.step(STAND)
+    again = env.reset(5)
+    other.reset(5)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    for before in seen:
+        after, beside = env.step(straight(6.0)), other.step(straight(6.0))
+        assert after.reward == before.reward == beside.reward
+        assert all(np.array_equal(after.observation[name], before.observation[name]) for name in after.observation)
+        np.testing.assert_array_equal(env.state(), other.state())
+    other.reset(6)
+    assert not np.array_equal(env.state()[:6], other.state()[:6])
+
+
+def test_observations_are_those_of_a_recorded_drive():
+    env = TownEnv(SPEC)
+    observed = env.reset(3)
+    speeds: list[float] = []
+    rates: list[float] = []
+    for _ in range(12):
+        observed = env.step(straight(4.0)).observation
+        speeds.append(float(env.state()[3]))
+        rates.append(float(observed["yaw_rate_radps"]))
+    assert {name: value.dtype for name, value in observed.items()} == dict.fromkeys(observed, np.dtype(np.float32))
+    assert observed["speed_mps"] == np.float32(speeds[-1])
+    # 0.25 s before is between two frames; the earlier is taken, as in training tables.
+    np.testing.assert_array_equal(
+        observed["past_speed_mps"], np.array([speeds[-4], speeds[-6], speeds[-11]], np.float32)
+    )
+    np.testing.assert_array_equal(
+        observed["past_yaw_rate_radps"], np.array([rates[-4], rates[-6], rates[-11]], np.float32)
+    )
+    moved = np.diff(env.trace().pose, axis=0)
+    np.testing.assert_allclose(np.linalg.norm(moved[-1, :2]) * 10, np.mean(speeds[-2:]), atol=1e-6)
+    np.testing.assert_allclose(moved[-1, 2] * 10, env.trace().speed[-2:].mean() * rates[-1] / speeds[-1], rtol=1e-6)
+
+
+def test_the_route_says_where_to_turn():
+    env = TownEnv(SPEC, expert=True)
+    observed, said = env.reset(1), set()
+    junction = env.trace().road.junctions[0]
+    for _ in range(150):
+        observed = env.step(env.clip(observed["expert_waypoints"].ravel())).observation
+        s, _ = env.trace().road.project(env.trace().pose[-1, :2])
+        if junction.enter - 40 <= s < junction.leave:
+            said.add(ROUTE_COMMANDS[int(observed["route_command"])])
+        elif s < junction.enter - 41:
+            assert observed["route_command"] == 0
+    assert said == {junction.turn}
+
+
+def test_rewards_are_metres_and_the_drive_ends_in_time():
+    env = TownEnv(SPEC, seconds=2.0, expert=True)
+    observed, rewards, step = env.reset(2), 0.0, None
+    for k in range(20):
+        step = env.step(env.clip(observed["expert_waypoints"].ravel()))
+        observed, rewards = step.observation, rewards + step.reward
+        assert step.truncated == (k == 19)
+    assert step is not None
+    assert step.success
+    assert not step.terminated
+    assert rewards == pytest.approx(env.result().metres, abs=0.3)
+    assert rewards > 8
+
+
+def test_whoever_leaves_the_road_is_out():
+    env = TownEnv(SPEC)
+    env.reset(0)
+    steps = [env.step(straight(10.0))]
+    while not steps[-1].terminated and len(steps) < 100:
+        steps.append(env.step(straight(10.0)))
+    assert steps[-1].terminated
+    assert not steps[-1].success
+    assert {"drivable_area"} <= set(env.result().infractions)
+
+
+@pytest.mark.slow
+def test_the_towns_own_driver_violates_nothing():
+    for seed in range(4):
+        env = TownEnv(SPEC, expert=True)
+        observed, step = env.reset(seed), None
+        for _ in range(150):
+            step = env.step(env.clip(observed["expert_waypoints"].ravel()))
+            observed = step.observation
+        assert step is not None
+        assert step.success
+        assert step.truncated
+        assert env.result().metres > 50
+
+
+def test_plans_of_other_steps_reach_the_same_places():
+    fine, coarse = (TownEnv(SPEC, waypoint_steps=n, waypoint_dt_s=2 / n, expert=True) for n in (20, 8))
+    often, seldom = (env.reset(4)["expert_waypoints"] for env in (fine, coarse))
+    assert seldom.shape == (8, 2)
+    assert coarse.action_dim == 16
+    # The speed model is integrated by 0.1 and by 0.083 s.
+    np.testing.assert_allclose(seldom[1::2], often[4::5], atol=0.15)
+
+
+def find(what: Callable[[Town], bool]) -> Town:
+    return next(town for town in (Town(seed, 15.0) for seed in range(60)) if what(town))
+
+
+def test_whoever_follows_stops_behind_the_car():
+    town = find(lambda town: bool(town._behind))
+    (behind,) = town._behind
+    assert 10 <= START - behind.s <= 25
+    pass_time(town, parked(town, START, -LANE / 2), 8.0)
+    assert behind.speed < 0.3
+    assert 0.5 < START - behind.s - CAR_LENGTH < 4
+    away = parked(town, START, -3 * LANE)  # off the road: the lane is free
+    pass_time(town, away, 8.0)
+    assert behind.s > START + 5
+
+
+def test_oncoming_cars_stop_for_what_is_in_their_lane():
+    town = Town(1, 15.0)
+    place = next(car.s for car in town._oncoming if car.s > 90) - 30
+    ego, near = parked(town, place, LANE / 2), []
+    pass_time(town, ego, 8.0, lambda: near.extend(abs(car.s - place) for car in town._oncoming))
+    assert min(near) > CAR_LENGTH
+    assert min(car.speed for car in town._oncoming if car.s > place) < 0.3
+    free = Town(1, 15.0)
+    pass_time(free, parked(free, place, -LANE / 2), 8.0)
+    assert sum(car.s < place for car in free._oncoming) > sum(car.s < place for car in town._oncoming)
+
+
+def test_crossing_cars_wait_for_red_and_for_who_is_in_the_junction():
+    town = find(lambda town: any(one.signal is not None for one in town._crossing))
+    crossing = next(one for one in town._crossing if one.signal is not None)
+    aside, lights = parked(town, 0.0, -3 * LANE), []
+
+    def note() -> None:
+        if not lights and crossing.going:
+            assert crossing.signal is not None
+            lights.append(crossing.signal.state(town.t))
+
+    within = parked(town, (crossing.junction.enter + crossing.junction.leave) / 2, -LANE / 2)
+    pass_time(town, within, 40.0, note)
+    assert not lights
+    assert crossing.car.s < 0
+    pass_time(town, aside, 60.0, note)
+    assert lights == ["red"]
+    assert crossing.merged or crossing.car.s > CAR_LENGTH
+
+
+def test_crossing_cars_give_way_where_there_is_no_light_and_brake_for_what_is_in_their_way():
+    town = find(lambda town: any(one.signal is None for one in town._crossing))
+    crossing = next(one for one in town._crossing if one.signal is None)
+    town._others.clear()
+    near = parked(town, crossing.junction.enter - 50, -LANE / 2)
+    pass_time(town, near, 15.0)
+    assert crossing.car.s < 0
+    far = parked(town, max(crossing.junction.enter - 90, 0.0), -3 * LANE)
+    while not crossing.going or crossing.car.s < 1:
+        town.advance(far)
+    x, y, heading = crossing.pose(10.0).tolist()
+    barrier = Vehicle(x=x, y=y, heading=heading + np.pi / 2, speed=0.0)
+    pass_time(town, barrier, 6.0)
+    assert not overlap(barrier.pose, crossing.pose())
+    assert crossing.car.speed < 0.3
+
+
+@pytest.mark.slow
+def test_images_are_exact_and_of_the_cameras_that_were_asked_for():
+    spec = dataclasses.replace(SPEC, cameras=("front", "side_left"), image_size=(32, 48), video=True)
+    env, other = TownEnv(spec), TownEnv(spec)
+    env.reset(9)
+    env.step(straight(5.0))
+    first = env.images()
+    env.reset(8)
+    assert not np.array_equal(env.images()["front"], first["front"])
+    for one in (env, other):
+        one.reset(9)
+        one.step(straight(5.0))
+        again = one.images()
+        assert {name: image.shape for name, image in again.items()} == dict.fromkeys(spec.cameras, (32, 48, 3))
+        assert all(np.array_equal(first[name], again[name]) for name in first)
+    shown = env.render(120, 360)
+    assert shown.shape == (120, 360, 3)
+    # From above ahead is up: the car is 12 m below the middle of 60 m.
+    assert tuple(shown[60 + 24, 90]) == (30, 90, 230) or tuple(shown[60 + 24, 90]) == (255, 80, 220)
+    np.testing.assert_array_equal(env.images()["front"], first["front"])
+    env.close()
+    other.close()
+
+
+def test_what_is_unknown_is_refused():
+    with pytest.raises(ConfigError, match=r"env.task is 'park'; expected 'drive'"):
+        make(dataclasses.replace(SPEC, task="park"))
+    with pytest.raises(ConfigError, match=r"has rear; the town has front, front_left"):
+        make(dataclasses.replace(SPEC, cameras=("front", "rear")))
+    assert isinstance(make(dataclasses.replace(SPEC, cameras=CAMERAS)), TownEnv)
