@@ -2,10 +2,12 @@
 
     python -m driving.evaluate RUN...              # one table of all runs, from their evaluation.json
     python -m driving.evaluate --again RUN...      # computed anew from each run's newest checkpoint
+    python -m driving.evaluate RUN --closed-loop   # drives in the town (driving/closed_loop.py)
 
 Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,14 @@ from chunkwise.checkpoint.weights import read_weights
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
-from chunkwise.errors import DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files import budget
 from chunkwise.files.durable import write_json
 from chunkwise.files.identity import Check, any_files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
 from chunkwise.train import rngs
+from driving import closed_loop
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
@@ -278,6 +281,26 @@ def read_report(run: Path) -> dict[str, Any]:
     return result
 
 
+_DRIVING_FLAGS = (
+    ("episodes", closed_loop.EPISODES, "routes"),
+    ("seed", 0, "of the routes"),
+    ("workers", closed_loop.WORKERS, "processes that simulate; the result does not depend on it"),
+    ("video", 0, "drives of the model in a video, from above and from the front camera"),
+)
+
+
+def _drive(runs: list[Path], given: dict[str, int], *, as_json: bool) -> int:
+    """Drives runs in closed loop, and prints what each is worth."""
+    least = {"episodes": 1, "seed": 0, "workers": 1, "video": 0}
+    for flag, value in given.items():
+        if value < least[flag]:
+            raise ConfigError(f"--{flag} is {value}; expected at least {least[flag]}")
+    for run in runs:
+        report = closed_loop.evaluate_run(run, **given)
+        print(json.dumps(report) if as_json else closed_loop.text(report, run.name), flush=True)
+    return 0
+
+
 def main() -> int:
     """Command line."""
     parser = Parser(
@@ -290,8 +313,20 @@ def main() -> int:
     parser.add_argument(
         "--again", action="store_true", help="evaluate anew, and write evaluation.json and evaluation.png"
     )
+    parser.add_argument("--closed-loop", action="store_true", help="drive routes through the town instead")
+    for flag, default, meaning in _DRIVING_FLAGS:
+        parser.add_argument(f"--{flag}", type=int, metavar="N", help=f"--closed-loop: {meaning}; default: {default}")
+    parser.add_argument("--json", action="store_true", help="--closed-loop: print the report as one JSON object")
     arguments = parser.parse_args()
     try:
+        given = {flag: value for flag, _, _ in _DRIVING_FLAGS if (value := getattr(arguments, flag)) is not None}
+        if arguments.closed_loop:
+            return _drive(arguments.runs, given, as_json=arguments.json)
+        if given or arguments.json:
+            flags = ", ".join(f"--{flag}" for flag in (*given, *(["json"] if arguments.json else [])))
+            raise ConfigError(
+                f"{flags}: expected with --closed-loop alone; without it a run is measured on its dataset"
+            )
         results = []
         for run in arguments.runs:
             made = run / REPORT

@@ -27,6 +27,8 @@ OPTIONS = (
     "qchunk and openpi_ript:",
     "  --episodes N    --max-steps N (qchunk)    --video N    --out FILE",
     "  --how open_loop|...  --execute N  --delay D    how chunks are executed",
+    "driving:",
+    "  --closed-loop    drive in the town, with --episodes N --seed S --workers N --video N --json",
 )
 
 

@@ -1,5 +1,6 @@
 """Predictors of waypoints that see no image: what a camera model has to beat to have seen anything."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -14,8 +15,8 @@ from chunkwise.train.optimizer import make_optimiser
 from driving.config import DrivingConfig, ModelConfig, WaypointConfig
 from driving.data.batches import DrivingData
 from driving.data.tables import PAST_S
-from driving.model.heads import WaypointModel, constant_turn
-from driving.tasks.waypoints import waypoint_loss
+from driving.model.heads import constant_turn
+from driving.tasks.waypoints import make_model, waypoint_loss
 
 BATCH = 256
 HIDDEN = (128, 128)
@@ -68,13 +69,16 @@ def blind_predictions(
     }
 
 
-def _mlp(
-    config: DrivingConfig, train: EgoStates, held_out: EgoStates, *, use_past: bool
-) -> Float32[np.ndarray, "b t 2"]:
-    """Trains a blind MLP for eval.blind_updates updates and predicts with it."""
-    updates = config.eval.blind_updates
+def blind_config(config: DrivingConfig, *, use_past: bool) -> DrivingConfig:
+    """Returns the config of a run's blind MLP, which a WaypointPolicy takes with what `train_blind` returns."""
     settings = WaypointConfig(use_cameras=False, use_past=use_past, hidden_sizes=HIDDEN)
-    model = WaypointModel(ModelConfig(), settings, config.data.waypoint_steps, config.data.waypoint_dt_s)
+    return dataclasses.replace(config, model=ModelConfig(), waypoints=settings)
+
+
+def train_blind(config: DrivingConfig, train: EgoStates, *, use_past: bool) -> Any:
+    """Trains a blind MLP for eval.blind_updates updates; returns its params."""
+    updates = config.eval.blind_updates
+    model: Any = make_model(blind_config(config, use_past=use_past))
     optimiser = make_optimiser(OptimConfig(learning_rate=3e-3, schedule="cosine"), updates)
     drawn = {"motion": train.motion, "past": train.past, "command": train.command, "known": train.known}
     drawn |= {"waypoints": train.waypoints, "valid": train.valid}
@@ -104,14 +108,22 @@ def _mlp(
         return optax.apply_updates(params, changes), opt_state
 
     @jax.jit
-    def train_and_predict(motion: Array, *others: Array) -> Array:
-        key = rngs.key(config.run.seed, "blind MLP init")
-        params = model.init(key, *_nothing(1), motion[:1], *(other[:1] for other in others))["params"]
-        params, _ = jax.lax.fori_loop(0, updates, update, (params, optimiser.init(params)))
-        return predict(params, motion, *others)
+    def trained(*first: Array) -> Any:
+        params = model.init(rngs.key(config.run.seed, "blind MLP init"), *_nothing(1), *first)["params"]
+        return jax.lax.fori_loop(0, updates, update, (params, optimiser.init(params)))[0]
 
-    seen = (held_out.motion, held_out.past, held_out.command, held_out.known)
-    return np.asarray(train_and_predict(*map(jnp.asarray, seen)))
+    return trained(*(arrays[name][:1] for name in ("motion", "past", "command", "known")))
+
+
+def _mlp(
+    config: DrivingConfig, train: EgoStates, held_out: EgoStates, *, use_past: bool
+) -> Float32[np.ndarray, "b t 2"]:
+    """Trains a blind MLP and predicts with it."""
+    model: Any = make_model(blind_config(config, use_past=use_past))
+    params = train_blind(config, train, use_past=use_past)
+    seen = tuple(map(jnp.asarray, (held_out.motion, held_out.past, held_out.command, held_out.known)))
+    predict = jax.jit(lambda params, *seen: model.apply({"params": params}, *_nothing(len(seen[0])), *seen))
+    return np.asarray(predict(params, *seen))
 
 
 def _nothing(b: int) -> tuple[Array, Array]:

@@ -2,9 +2,10 @@
 
 The measures are those of nuPlan (nuplan-devkit, docs/metrics_description.md) and NAVSIM (arXiv:2406.15349; navsim,
 docs/metrics.md and pdm_scorer.py), with their bounds; where this differs it says so. The score is NAVSIM's PDM score
-with the two multipliers that its version 2 adds (arXiv:2506.04218):
+with the two multipliers that its version 2 adds, DDC and TLC (arXiv:2506.04218), and nuPlan's of making progress, MP,
+without which one who stands has seven twelfths:
 
-  score = NC DAC DDC TLC (5 TTC + 5 EP + 2 C) / 12
+  score = NC DAC DDC TLC MP (5 TTC + 5 EP + 2 C) / 12
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ TTC_S = 0.95
 """nuPlan's least_min_ttc."""
 _REACH_M = CAR_LENGTH + 2 * 13.0 * TTC_S
 """Cars farther away meet nobody within that, at 13 m/s each."""
-LEAST_PROGRESS_M = 0.1
-"""nuPlan's score_progress_threshold."""
+LEAST_PROGRESS_M, LEAST_PROGRESS = 0.1, 0.2
+"""nuPlan's score_progress_threshold, and its min_progress_threshold: MP is 0 below."""
 BOUNDS = {
     "longitudinal acceleration": (-4.05, 2.40),
     "lateral acceleration": (-4.89, 4.89),
@@ -99,8 +100,9 @@ class Result:
 
     def score(self, expert_metres: float) -> float:
         """The PDM score of the module's formula."""
-        multiplied = float(np.prod([getattr(self, name) for name in MULTIPLIERS]))
-        parts = {"ttc": self.ttc, "progress": self.progress(expert_metres), "comfort": self.comfort}
+        progress = self.progress(expert_metres)
+        multiplied = float(np.prod([getattr(self, name) for name in MULTIPLIERS])) * (progress >= LEAST_PROGRESS)
+        parts = {"ttc": self.ttc, "progress": progress, "comfort": self.comfort}
         return multiplied * sum(WEIGHTS[name] * value for name, value in parts.items()) / sum(WEIGHTS.values())
 
 

@@ -8,6 +8,7 @@ route_command as its number in ROUTE_COMMANDS; images by camera.
 """
 
 import atexit
+import dataclasses
 import os
 from typing import Any
 
@@ -53,6 +54,7 @@ class TownEnv:
         waypoint_steps: int = 20,
         waypoint_dt_s: float = 0.1,
         expert: bool = False,
+        measured: bool = False,
     ) -> None:
         """Makes no town yet.
 
@@ -63,6 +65,7 @@ class TownEnv:
           waypoint_dt_s: Seconds between two of them.
           expert: Whether observations hold `expert_waypoints`, those of the town's driver, who knows what no camera
             shows.
+          measured: Whether observations hold `result`, the numbers of closed_loop.Result, 0 until the drive has ended.
 
         Raises:
           ConfigError: The task or a camera is unknown.
@@ -72,7 +75,8 @@ class TownEnv:
         if unknown := sorted(set(spec.cameras) - set(CAMERAS)):
             raise ConfigError(f"env.cameras has {', '.join(unknown)}; the town has {', '.join(CAMERAS)}")
         self.action_dim = 2 * waypoint_steps
-        self._spec, self._seconds, self._expert = spec, seconds, expert
+        self._spec, self._seconds = spec, seconds
+        self._expert, self._measured = expert, measured
         self._steps, self._dt_s = waypoint_steps, waypoint_dt_s
         self._scene: Any = None
         self._seed = 0
@@ -105,8 +109,9 @@ class TownEnv:
         reward = self._town.road.project(self._car.pose[:2])[0] - before
         lost = self._has_ended()
         late = len(self._frames) > round(self._seconds / CONTROL_S)
-        success = late and not lost and not self.result().infractions
-        return Step(self._observe(), reward=reward, success=success, terminated=lost, truncated=late)
+        result = self.result() if late or lost else None
+        success = late and not lost and result is not None and not result.infractions
+        return Step(self._observe(result), reward=reward, success=success, terminated=lost, truncated=late)
 
     def images(self) -> Observation:
         if not self._spec.cameras:
@@ -184,7 +189,7 @@ class TownEnv:
         last = self.trace(self._frames[-1:])
         return bool(collisions(last)) or bool(outside(last)[0] > OUTSIDE_M + CAR_LENGTH)
 
-    def _observe(self) -> Observation:
+    def _observe(self, result: Result | None = None) -> Observation:
         kept = self._past[-_WARM_UP - 1 :]
         times = np.arange(len(kept)) * CONTROL_S
         near, found = nearest_frames(times, -np.array(PAST_S), tolerance_s=PAST_TOLERANCE_S)
@@ -200,6 +205,9 @@ class TownEnv:
         }
         if self._expert:
             seen["expert_waypoints"] = self.expert_waypoints().astype(np.float32)
+        if self._measured:
+            count = len(dataclasses.fields(Result))
+            seen["result"] = np.zeros(count) if result is None else dataclasses.astuple(result)
         return {name: np.asarray(value, np.float32) for name, value in seen.items()}
 
     def _town_seen(self) -> Any:

@@ -97,6 +97,9 @@ def test_the_score_is_the_formula():
     stands = dataclasses.replace(PERFECT, metres=0.0)
     assert stands.progress(50.0) == pytest.approx(0.1 / 50)
     assert stands.progress(0.0) == 1.0  # where the expert stands as well
+    assert stands.score(50.0) == 0.0
+    assert PERFECT.score(251.0) == 0.0  # less than a fifth of the expert's way
+    assert PERFECT.score(250.0) == pytest.approx((5 + 5 * 0.2 + 2) / 12)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,259 @@
+"""A run's policy drives in the town, beside the town's own driver and those who see nothing.
+
+Every row drives the same routes: route e of seed n is a town of its own, a function of (n, e), whatever the number of
+workers. A policy is asked every 0.1 s, one car at a time, so that no batch rounds otherwise.
+
+  expert             the town's own driver, through the same controller; its progress is what others' is measured by
+  stationary         stands
+  constant_velocity  straight on at the present speed
+  history_mlp        as in driving/eval/baselines.py: motion now and before, and the route command, no image
+  model              the run's own
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+
+from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs import render
+from chunkwise.envs.collect import Actor, Collector, Draw, Job, Task
+from chunkwise.envs.environment import EnvSpec, Observation
+from chunkwise.envs.rollout import Rollout
+from chunkwise.envs.workers import ProcessWorkers
+from chunkwise.errors import ConfigError
+from chunkwise.files.durable import make_folders, write_json
+from chunkwise.policies.load import load_policy
+from chunkwise.reports.intervals import wilson
+from driving.config import DrivingConfig
+from driving.data.batches import open_data
+from driving.data.episodes import ROUTE_COMMANDS
+from driving.eval import baselines
+from driving.eval.closed_loop import MULTIPLIERS, Result
+from driving.eval.metrics import Score, score
+from driving.policies.policy import WaypointPolicy
+from driving.sim.environment import SECONDS, TASK, TownEnv
+
+EPISODES, WORKERS = 30, 2
+EXPERT, MODEL, BLIND = "expert", "model", "history_mlp"
+SHARES = ("no_fault_collision", "drivable_area", "traffic_light", "ttc", "comfort")
+"""Measures that are 0 or 1: the mean is a share of the routes."""
+COLUMNS = ("score", "progress", *MULTIPLIERS, "ttc", "comfort")
+
+
+@dataclasses.dataclass
+class _Driver:
+    """Whoever gives a plan for every car that waits."""
+
+    step: int = 0
+    weights: str = ""
+
+    def __call__(
+        self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]
+    ) -> Float32[np.ndarray, "b t a"]:
+        rows = [{name: value[i] for name, value in observations.items()} for i in range(len(draws))]
+        plans = [self.plan(row) for row in rows]
+        return np.stack([np.asarray(plan, np.float32).reshape(1, -1) for plan in plans])
+
+    def plan(self, seen: Observation) -> np.ndarray:
+        """Returns the waypoints of one car."""
+        raise NotImplementedError
+
+
+class _Expert(_Driver):
+    def plan(self, seen: Observation) -> np.ndarray:
+        return seen["expert_waypoints"]
+
+
+@dataclasses.dataclass
+class _Straight(_Driver):
+    """Goes straight on, at the present speed times `share`."""
+
+    share: float = 1.0
+    steps: int = 20
+    dt_s: float = 0.1
+
+    def plan(self, seen: Observation) -> np.ndarray:
+        metres = self.share * float(seen["speed_mps"]) * self.dt_s * np.arange(1, self.steps + 1)
+        return np.stack([metres, np.zeros(self.steps)], axis=-1)
+
+
+@dataclasses.dataclass
+class _Policy(_Driver):
+    """A trained policy, asked for one car at a time."""
+
+    policy: WaypointPolicy | None = None
+
+    def plan(self, seen: Observation) -> np.ndarray:
+        assert self.policy is not None
+        wanted = self.policy.spec.observation
+        cameras = [name.removeprefix("image/") for name in wanted if name.startswith("image/")]
+        given: dict[str, Any] = {"image": {name: seen[name] for name in cameras}} if cameras else {}
+        for name in wanted:
+            if name == "route_command":
+                given[name] = ROUTE_COMMANDS[int(seen[name])]
+            elif not name.startswith("image/"):
+                given[name] = seen[name].astype(np.float64)
+        return self.policy.infer(given)["actions"]
+
+
+def open_town(spec: EnvSpec, config: DrivingConfig, **more: Any) -> TownEnv:
+    """Makes the town for plans of a run's length; `more` as of TownEnv."""
+    steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
+    return TownEnv(spec, waypoint_steps=steps, waypoint_dt_s=dt_s, **more)
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    episodes: int = EPISODES,
+    seed: int = 0,
+    workers: int = WORKERS,
+    video: int = 0,
+    seconds: float = SECONDS,
+) -> dict[str, Any]:
+    """Drives the newest checkpoint of a run and every other row; writes the report, and a video, into the run's folder.
+
+    Args:
+      run: Folder of a run that learnt waypoints.
+      episodes: Routes.
+      seed: Of the routes.
+      workers: Processes that simulate; the result does not depend on it.
+      video: Drives of the model that are shown, from above and from the front camera; 0: none.
+      seconds: Of a drive.
+
+    Returns:
+      {"kind": "closed_loop", "routes", "seed", "seconds", "step", "rows": {row: {measure: {mean, low, high}}}, "gain":
+      {row: {mean, low, high}} of the score, model - row, by route, "drives": {row: [{seed, ...}]}, "file", "video"}.
+
+    Raises:
+      ConfigError: The run is a pretraining, its cameras are not the town's, or the machine cannot render.
+      DataError: There is no whole checkpoint, or the dataset, from which the blind row learns, is bad.
+    """
+    policy = load_policy(run)
+    if not isinstance(policy, WaypointPolicy):
+        raise ConfigError(f"{run}: expected a run of driving that learnt waypoints")
+    config = policy.config
+    blind = WaypointPolicy(
+        baselines.blind_config(config, use_past=True),
+        baselines.train_blind(config, baselines.EgoStates(open_data(config.data, "train")), use_past=True),
+    )
+    steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
+    drivers: dict[str, _Driver] = {
+        EXPERT: _Expert(),
+        "stationary": _Straight(share=0.0, steps=steps, dt_s=dt_s),
+        "constant_velocity": _Straight(steps=steps, dt_s=dt_s),
+        BLIND: _Policy(policy=blind),
+        MODEL: _Policy(step=policy.step, policy=policy),
+    }
+    found: dict[str, list[tuple[Rollout, Result]]] = {}
+    for name, driver in drivers.items():
+        seen = isinstance(driver, _Policy) and driver.policy is policy
+        spec = spec_of(config) if seen and policy.config.waypoints and policy.config.waypoints.use_cameras else _SPEC
+        opener = functools.partial(open_town, spec, config, seconds=seconds, expert=name == EXPERT, measured=True)
+        found[name] = play(opener, driver, episodes=episodes, seed=seed, workers=workers)
+    result = table_of({name: [one for _, one in drives] for name, drives in found.items()})
+    drives = {
+        name: [{"seed": rollout.seed, "steps": rollout.length, **vars(one)} for rollout, one in played]
+        for name, played in found.items()
+    }
+    path = run / f"evaluations/closed_loop-step_{policy.step:08d}-episodes_{episodes}-seed_{seed}.json"
+    make_folders(path.parent)
+    report = {
+        "kind": "closed_loop",
+        "routes": episodes,
+        "seed": seed,
+        "seconds": seconds,
+        "step": policy.step,
+        **result,
+        "drives": drives,
+        "file": str(path),
+        "video": None,
+    }
+    if video:
+        rollouts = [rollout for rollout, _ in found[MODEL]]
+        chosen = render.some_of_both([rollout.success for rollout in rollouts], min(video, episodes))
+        shown = functools.partial(open_town, dataclasses.replace(spec_of(config), video=True), config, seconds=seconds)
+        written = render.write_video(shown, [rollouts[i] for i in chosen], path.with_suffix(".mp4"))
+        report["video"] = None if written is None else str(written)
+    write_json(path, report)
+    return report
+
+
+def spec_of(config: DrivingConfig) -> EnvSpec:
+    """Returns the town as a run's policy sees it."""
+    return dataclasses.replace(_SPEC, cameras=config.data.cameras, image_size=config.data.image_size)
+
+
+_SPEC = EnvSpec(suite="town", task=TASK)
+
+
+def play(opener: Any, driver: Actor, *, episodes: int, seed: int, workers: int) -> list[tuple[Rollout, Result]]:
+    """Drives each route once; returns the drives, without what was seen, and what each is worth."""
+    found: dict[int, tuple[Rollout, Result]] = {}
+
+    def done(job: Job, rollout: Rollout) -> None:
+        names = [field.name for field in dataclasses.fields(Result)]
+        worth = dict(zip(names, rollout.observations["result"][-1].astype(np.float64).tolist(), strict=True))
+        found[job.number] = (dataclasses.replace(rollout, observations={}), Result(**worth))
+
+    collector = Collector(ProcessWorkers(opener, min(workers, episodes), name=f"town/{TASK}"), tasks=(Task(),))
+    try:
+        collector.play([_job(seed, e) for e in range(episodes)], driver, done)
+    finally:
+        collector.close()
+    return [found[e] for e in range(episodes)]
+
+
+def _job(seed: int, episode: int) -> Job:
+    return Job(
+        number=episode,
+        seed=seed_of(Purpose.ROUTE_EVALUATION, seed, episode),
+        draw=(seed, episode),
+        path=Path(f"route_{episode:04d}"),
+    )
+
+
+def table_of(results: dict[str, list[Result]]) -> dict[str, Any]:
+    """Returns `rows` and `gain` of the report: means over routes with 95 % intervals.
+
+    Shares have Wilson's interval, the others that of driving/eval/metrics.py, by t quantiles over routes.
+    """
+    expert = [one.metres for one in results[EXPERT]]
+    scores, rows = {}, {}
+    for name, drives in results.items():
+        values = {
+            column: np.array([getattr(one, column) for one in drives]) for column in (*MULTIPLIERS, "ttc", "comfort")
+        }
+        values["progress"] = np.array([one.progress(far) for one, far in zip(drives, expert, strict=True)])
+        values["score"] = np.array([one.score(far) for one, far in zip(drives, expert, strict=True)])
+        scores[name] = values["score"]
+        rows[name] = {column: vars(_with_interval(column, values[column])) for column in COLUMNS}
+    routes = np.arange(len(expert))
+    gain = {name: vars(score(scores[MODEL] - one, routes)) for name, one in scores.items() if name != MODEL}
+    return {"rows": rows, "gain": gain}
+
+
+def _with_interval(column: str, values: np.ndarray) -> Score:
+    if column not in SHARES:
+        found = score(values, np.arange(len(values)))
+        ends = {end: None if value is None else float(np.clip(value, 0, 1)) for end, value in vars(found).items()}
+        return Score(mean=found.mean, low=ends["low"], high=ends["high"])  # nothing is beyond 0 and 1
+    low, high = wilson(round(values.sum()), len(values))
+    return Score(mean=float(values.mean()), low=low, high=high)
+
+
+def text(report: dict[str, Any], name: str) -> str:
+    """Returns the table in Markdown, and what a reader has to know below it."""
+    head = f"| closed loop, {report['routes']} routes of {report['seconds']:g} s | " + " | ".join(COLUMNS) + " |"
+    lines = [head, "|---" * (len(COLUMNS) + 1) + "|"]
+    for row, values in report["rows"].items():
+        label = name if row == MODEL else row
+        lines.append(f"| {label} | " + " | ".join(str(Score(**values[column])) for column in COLUMNS) + " |")
+    gain = ", ".join(f"{Score(**value)} over {row}" for row, value in report["gain"].items())
+    lines += ["", f"score of {name}, by route: {gain}", report["file"]]
+    return "\n".join([*lines, f"video: {report['video']}"] if report["video"] else lines)

@@ -1,0 +1,188 @@
+"""`evaluate RUN --closed-loop`: who drives, what is reported, and that it is the same for any number of workers."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
+from driving import closed_loop, evaluate, train
+from driving.config import (
+    CAMERAS,
+    ConvConfig,
+    DataConfig,
+    DrivingConfig,
+    EvalConfig,
+    ModelConfig,
+    RecordConfig,
+    WaypointConfig,
+)
+from driving.eval.closed_loop import Result
+from driving.record import record
+
+GOOD = Result(
+    no_fault_collision=1.0,
+    drivable_area=1.0,
+    driving_direction=1.0,
+    traffic_light=1.0,
+    ttc=1.0,
+    comfort=1.0,
+    metres=100.0,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("town")
+    record(
+        RecordConfig(episodes=4, seconds=3.0, image_size=(32, 48), processes=1), folder / "town", report=lambda _: None
+    )
+    config = DrivingConfig(
+        run=RunConfig(dir=str(folder / "run")),
+        train=TrainConfig(steps=2, batch_size=4),
+        data=DataConfig(path=str(folder / "town"), image_size=(32, 48), val_fraction=0.25, test_fraction=0.25),
+        model=ModelConfig(conv=ConvConfig(channels=(8, 8), blocks=(0, 1)), camera_width=8, scene_width=16),
+        optim=OptimConfig(learning_rate=1e-2),
+        waypoints=WaypointConfig(hidden_sizes=(16,)),
+        eval=EvalConfig(batch_size=4, blind_updates=5, plotted_moments=0),
+    )
+    train.main(config, "test")
+    return folder / "run"
+
+
+@pytest.mark.long
+def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
+    one = closed_loop.evaluate_run(run, episodes=2, seed=4, workers=1, video=1, seconds=0.8)
+    assert one["video"] == one["file"].replace(".json", ".mp4")
+    assert Path(one["video"]).stat().st_size > 1000
+    assert json.loads(Path(one["file"]).read_text()) == one
+    two = closed_loop.evaluate_run(run, episodes=2, seed=4, workers=2, seconds=0.8)
+    assert two == one | {"video": None}
+    assert list(one["rows"]) == ["expert", "stationary", "constant_velocity", "history_mlp", "model"]
+    assert one["rows"]["expert"]["progress"]["mean"] == 1.0
+    assert (one["routes"], one["seed"], one["step"]) == (2, 4, 2)
+    seeds = [[drive["seed"] for drive in drives] for drives in one["drives"].values()]
+    assert len({tuple(row) for row in seeds}) == 1
+    assert len(set(seeds[0])) == 2
+    assert all(drive["steps"] == 8 for drives in one["drives"].values() for drive in drives)
+    metres = {name: [drive["metres"] for drive in drives] for name, drives in one["drives"].items()}
+    # It brakes.
+    assert all(less < more for less, more in zip(metres["stationary"], metres["constant_velocity"], strict=True))
+    # An untrained model is the constant turn; cameras add little after two updates.
+    np.testing.assert_allclose(metres["model"], metres["constant_velocity"], atol=3)
+    assert "| run | " in closed_loop.text(one, "run")
+
+
+def test_the_table_is_of_routes_and_its_score_is_paired():
+    hit = Result(**(vars(GOOD) | {"no_fault_collision": 0.0}))
+    half = Result(**(vars(GOOD) | {"metres": 50.0}))
+    results = {"expert": [GOOD] * 5, "history_mlp": [hit] * 5, "model": [GOOD, half, half, half, half]}
+    table = closed_loop.table_of(results)
+    model = table["rows"]["model"]
+    less = (5 + 5 * 0.5 + 2) / 12
+    assert model["score"]["mean"] == pytest.approx((1 + 4 * less) / 5)
+    assert model["progress"]["mean"] == pytest.approx(0.6)
+    assert model["no_fault_collision"] == pytest.approx(
+        {"mean": 1.0, "low": 0.5655, "high": 1.0}, abs=1e-4
+    )  # Wilson, 5 of 5
+    assert table["rows"]["history_mlp"]["no_fault_collision"]["high"] == pytest.approx(0.4345, abs=1e-4)
+    assert table["rows"]["history_mlp"]["score"]["mean"] == 0.0
+    assert table["gain"]["history_mlp"]["mean"] == pytest.approx(model["score"]["mean"])
+    assert table["gain"]["expert"]["mean"] == pytest.approx(model["score"]["mean"] - 1)
+    # t quantile of 4 degrees of freedom 2.7764, deviation of (1, .5, .5, .5, .5) 0.2236.
+    assert model["progress"]["high"] == pytest.approx(0.6 + 2.7764 * 0.2236 / np.sqrt(5), abs=1e-3)
+    wide = closed_loop.table_of(results | {"model": [GOOD, GOOD, GOOD, GOOD, half]})["rows"]["model"]["progress"]
+    assert (wide["mean"], wide["high"]) == (0.9, 1.0)  # 1.18 without the bound
+
+
+def test_progress_is_measured_by_the_expert_of_the_same_route():
+    far = Result(**(vars(GOOD) | {"metres": 200.0}))
+    results = {"expert": [GOOD, far], "model": [far, GOOD]}
+    assert closed_loop.table_of(results)["rows"]["model"]["progress"]["mean"] == pytest.approx((1.0 + 0.5) / 2)
+
+
+class Asked:
+    """A policy that notes what it is asked."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.spec, self.seen = SimpleNamespace(observation=dict.fromkeys(names)), []
+
+    def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
+        self.seen.append(observation)
+        return {"actions": np.full((20, 2), float(observation["speed_mps"]))}
+
+
+def test_a_policy_is_asked_for_each_car_by_its_own_names():
+    policy = Asked(("image/front", "speed_mps", "past_speed_mps", "route_command"))
+    driver = closed_loop._Policy(policy=policy)  # pyright: ignore[reportArgumentType]
+    seen = {
+        "front": np.arange(2 * 12, dtype=np.uint8).reshape(2, 2, 2, 3),
+        "side_left": np.zeros((2, 2, 2, 3), np.uint8),
+        "speed_mps": np.array([3.0, 4.0], np.float32),
+        "past_speed_mps": np.array([[1, 2, 3], [4, 5, 6]], np.float32),
+        "route_command": np.array([1.0, 3.0], np.float32),
+    }
+    plans = driver(seen, [(0,), (1,)], ["", ""])
+    np.testing.assert_array_equal(plans, np.repeat([[[3.0]], [[4.0]]], 40, axis=2))
+    first, second = policy.seen
+    assert (first["route_command"], second["route_command"]) == ("left", "right")
+    assert list(first["image"]) == ["front"]
+    np.testing.assert_array_equal(second["image"]["front"], seen["front"][1])
+    np.testing.assert_array_equal(second["past_speed_mps"], [4, 5, 6])
+
+
+def test_those_who_see_nothing_go_straight_on_or_stand():
+    seen = {"speed_mps": np.array([5.0], np.float32)}
+    on = closed_loop._Straight(steps=4, dt_s=0.5)(seen, [(0,)], [""])
+    np.testing.assert_allclose(on, [[[2.5, 0, 5.0, 0, 7.5, 0, 10.0, 0]]])
+    assert not closed_loop._Straight(share=0.0)(seen, [(0,)], [""]).any()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--episodes", "3", "--json"], "--episodes, --json: expected with --closed-loop"),
+        (["--closed-loop", "--episodes", "0"], "--episodes is 0; expected at least 1"),
+        (["--closed-loop", "--seed", "-1"], "--seed is -1; expected at least 0"),
+    ],
+)
+def test_flags_that_have_no_effect_are_refused(
+    flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(tmp_path), *flags])
+    assert evaluate.main() == 64
+    assert said in capsys.readouterr().err
+
+
+def test_reports_can_be_read_by_machines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    asked: list[dict[str, int]] = []
+    table = closed_loop.table_of({"expert": [GOOD], "model": [GOOD]})
+    report = {"routes": 1, "seconds": 15.0, "file": "x.json", "video": None, **table}
+
+    def drives(run: Path, **given: int) -> dict[str, Any]:
+        asked.append(given)
+        return report
+
+    monkeypatch.setattr(closed_loop, "evaluate_run", drives)
+    words = ["evaluate", "--again", str(tmp_path), "--closed-loop", "--episodes", "7", "--workers", "3"]
+    monkeypatch.setattr(sys, "argv", [*words, "--json"])
+    assert evaluate.main() == 0
+    assert json.loads(capsys.readouterr().out) == report
+    monkeypatch.setattr(sys, "argv", words)
+    assert evaluate.main() == 0
+    assert f"| {tmp_path.name} | 1.000 | 1.000 |" in capsys.readouterr().out
+    assert asked == [{"episodes": 7, "workers": 3}] * 2
+
+
+def test_the_town_shows_what_a_run_was_trained_on():
+    data, steps = DataConfig(path="x", image_size=(32, 48)), TrainConfig(steps=1, batch_size=1)
+    config = DrivingConfig(train=steps, data=data, waypoints=WaypointConfig())
+    spec = closed_loop.spec_of(config)
+    assert (spec.cameras, spec.image_size) == (CAMERAS, (32, 48))
+    assert closed_loop.open_town(spec, config, seconds=1.0).action_dim == 40
