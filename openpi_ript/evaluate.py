@@ -19,6 +19,7 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.envs.environment import task_sets
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of
+from chunkwise.envs.fleet import add_flag
 from chunkwise.envs.names import FORMS, split_name
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.policies.execution import add_flags, execution_of
@@ -83,7 +84,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     execution = execution_of(arguments.how, execute, arguments.delay)
     execution.interval(config.model.action_horizon)
     trusted = arguments.env is not None or arguments.allow_env == env.suite
-    collector = Collector(env, allow_code=trusted, execution=execution)
+    collector = Collector(env, allow_code=trusted, execution=execution, fleet=arguments.fleet)
     step, params = read_run_weights(run, config)
     trusted = arguments.allow_code == config.data.robot.adapter
     policy = ActingPolicy(config, read_stats(run, config), allow_code=trusted)
@@ -131,6 +132,7 @@ def main(argv: list[str]) -> int:
     run.add_argument("--prompt", help="the task of --env in words; default: the run's for that task, or its suite's")
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
     add_flags(run, "env.execute actions of each chunk")
+    add_flag(run)
     run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
     run.add_argument("--allow-env", help="env.suite of the run, where it is a module:factory that you trust")
     run.add_argument("--allow-code", help="data.robot.adapter of the run, where it is a module:factory that you trust")

@@ -1,4 +1,4 @@
-"""Success of a policy in the real environment, several environments in lockstep.
+"""Success of a policy in the real environment, several environments at once.
 
     chunkwise evaluate RUN [--episodes 100] [--checkpoint best] [--env ID] [--execute 2] [--video 4]
 
@@ -18,12 +18,14 @@ from jaxtyping import Float32, UInt32
 from chunkwise.checkpoint.weights import which
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
+from chunkwise.config.experiment import FleetConfig
 from chunkwise.data.sampling import Purpose, seed_of, seed_of_draw, words
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs import render
 from chunkwise.envs.collect import Collector, Draw, Job, Task
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.evaluate import Evaluation
+from chunkwise.envs.fleet import add_flag, make_workers
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers
 from chunkwise.errors import ConfigError, RunError
@@ -94,10 +96,12 @@ def evaluate(
     episodes: int,
     num_envs: int,
     horizon: int,
+    rows: int | None = None,
     view: simulators.View | None = None,
     rules: simulators.Rules = simulators.USUAL,
     execution: Execution | None = None,
     max_steps: int | None = None,
+    fleet: FleetConfig | None = None,
     done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
 ) -> Evaluation:
     """Runs episodes 0 to `episodes - 1`; the result is a function of the arguments, not of the clock.
@@ -106,8 +110,8 @@ def evaluate(
     scenes, and draws what depends on (seed, step, e) alone, whatever the number of environments. An episode ends with
     the environment's first success, at a termination, or at its time limit.
 
-    The batch always has `num_envs` rows, so that a compiled policy meets one shape: an environment that is done takes
-    the next episode, and where there is none left another row's observation fills its row.
+    The batch always has `rows` rows, so that a compiled policy meets one shape: it is of the environments that wait,
+    and another row's observation fills what is left.
 
     Args:
       policy: Maps observations to chunks of `horizon` actions; for real-time chunking it is given, behind the seeds,
@@ -116,13 +120,15 @@ def evaluate(
       seed: Of the initial states and, with `step`, of the policy's draws.
       step: Updates behind the policy.
       episodes: Episodes in all.
-      num_envs: Environments that share one call of the policy. Each costs 0.9 s once to make; stepping is what takes
-        the time, about 1 ms a step on one core.
+      num_envs: Environments that are played at once. Each costs 0.9 s once to make; stepping is what takes the time,
+        about 1 ms a step on one core.
       horizon: Actions of one chunk.
+      rows: Of every batch that the policy infers for; None: as many as there are environments.
       view: Images that the policy sees, rendered when it is asked; None: none.
       rules: How the environment judges what is done.
       execution: How chunks are executed; None: each as a whole, without delay.
       max_steps: Steps after which an episode is cut; None: where the environment says that it ends.
+      fleet: Where the environments run; without an address in threads of this process.
       done: Called with each episode, whose actions are kept and whose observations are not, when it has ended.
 
     Raises:
@@ -143,7 +149,9 @@ def evaluate(
     actor = _Acting(policy, horizon, view, step)
     execution = execution or Execution()
     execution.interval(horizon)
-    collector = _collector(env_id, num_envs, view, rules, execution, max_steps)
+    collector = _collector(
+        env_id, num_envs, rows or num_envs, view, rules, execution, max_steps, fleet or FleetConfig()
+    )
     return evaluation.evaluate(collector, actor, jobs, done=done)
 
 
@@ -172,14 +180,20 @@ def _draw(seed: int, step: int, episode: int) -> tuple[int, ...]:
 def _collector(
     env_id: str,
     num_envs: int,
+    rows: int,
     view: simulators.View | None,
     rules: simulators.Rules,
     execution: Execution,
     max_steps: int | None,
+    fleet: FleetConfig,
 ) -> Collector:
     """Environments, kept from one evaluation to the next; a reset leaves nothing of what they did before."""
-    workers = ThreadWorkers(lambda: simulators.make(env_id, view, rules), num_envs, name=env_id)
-    return Collector(workers, execution=execution, tasks=(Task(max_steps=max_steps),))
+    opener = functools.partial(simulators.make, env_id, view, rules)
+    if fleet.address is None:
+        workers = ThreadWorkers(opener, num_envs, name=env_id)
+    else:
+        workers = make_workers(fleet, opener, num_envs, name=env_id, every_frame=False)
+    return Collector(workers, rows=rows, execution=execution, tasks=(Task(max_steps=max_steps),))
 
 
 def view_of(config: QChunkConfig, dims: Dims) -> simulators.View | None:
@@ -200,6 +214,7 @@ def evaluate_run(
     execution: Execution | None = None,
     max_steps: int | None = None,
     video: tuple[Path, int] | None = None,
+    fleet: FleetConfig | None = None,
 ) -> Evaluation:
     """Evaluates a loaded policy; without arguments it is the evaluation at the end of the run, if it is of that step.
 
@@ -212,6 +227,7 @@ def evaluate_run(
       execution: How chunks are executed; None: each as a whole, without delay.
       max_steps: Steps after which an episode is cut; None: eval.max_steps.
       video: Where to write one, and of how many episodes; None: nowhere.
+      fleet: As of `evaluate`; never the run's own, whose address may be anybody's.
 
     Raises:
       ConfigError: There is no environment, or it shows or takes other widths than the run's, or as `evaluate`.
@@ -235,11 +251,13 @@ def evaluate_run(
         step=policy.step,
         episodes=episodes or config.eval.final_episodes,
         num_envs=num_envs or config.eval.num_envs,
+        rows=config.eval.rows,
         horizon=policy.agent.action_horizon,
         view=view_of(config, policy.agent.dims),
         rules=rules,
         execution=execution,
         max_steps=max_steps or config.eval.max_steps,
+        fleet=fleet,
         done=lambda job, rollout: played.update({job.number: rollout}),
     )
     if video is not None and write_video(name, played, *video, rules) is not None:
@@ -270,7 +288,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="of scenes and draws; default: the run's")
     add_flags(parser, "open_loop, each as a whole, and with --execute every N steps a new one")
     parser.add_argument("--max-steps", type=int, metavar="N", help="cut episodes after so many steps")
-    parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once (rounding differs with it)")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once")
+    add_flag(parser)
     parser.add_argument("--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON")
     parser.add_argument("--checkpoint", default="newest", metavar="WHICH", help="newest, best, or a step")
     parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json")
@@ -296,6 +315,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_envs=arguments.num_envs,
             execution=execution,
             max_steps=arguments.max_steps,
+            fleet=arguments.fleet,
             video=None if arguments.video is None else (out.with_suffix(".mp4"), arguments.video),
         )
         result = dataclasses.replace(result, settings=settings)

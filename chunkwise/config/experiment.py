@@ -21,7 +21,11 @@ def renamed_from(name: str) -> Mapping[str, Any]:
 
 
 def before_it_was_there(value: Any) -> Mapping[str, Any]:
-    """Returns metadata of a field whose default is not what versions without the field did: that is `value`."""
+    """Returns metadata of a field whose default is not what versions without the field did: that is `value`.
+
+    Args:
+      value: A JSON value, or a function that makes it of the values of the fields beside it, by their names.
+    """
     return MappingProxyType({"before it was there": value})
 
 
@@ -165,6 +169,24 @@ class CheckpointConfig:
         require_positive(self, "every", "max_to_keep")
         if self.keep_period is not None and self.keep_period < 1:
             raise ValueError(f"checkpoint.keep_period is {self.keep_period}; expected at least 1, or None")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    """Where environments run; what they do does not depend on it."""
+
+    address: str | None = None
+    """None: in processes of this machine. Else on the nodes of a Ray cluster. local: one of this run's own, that
+    listens on the loopback alone. auto: the one that this machine is a node of. ray://host:port or host:port: that one.
+    Needs pip install 'chunkwise[fleet]'."""
+    silence: float = 300.0
+    """Seconds after which an environment or a node that does not answer counts as dead, and its rollouts are played
+    again; the first answer waits for numba to compile."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "silence")
+        if self.address is not None and self.address not in ("auto", "local") and ":" not in self.address:
+            raise ValueError(f"fleet.address is {self.address!r}; expected auto, local, ray://host:port, or host:port")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

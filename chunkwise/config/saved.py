@@ -105,8 +105,14 @@ def as_written_today(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, A
     A field that it did not have, and whose default is another one now, gets the value that stands for what it did.
     """
     now = {rules.renamed.get(name, name): value for name, value in flat.items()}
-    siblings = {name.rpartition(".")[0] for name in now}
-    return {name: value for name, value in rules.before.items() if name.rpartition(".")[0] in siblings} | now
+    siblings: dict[str, dict[str, Any]] = {}
+    for name, value in now.items():
+        parent, _, own = name.rpartition(".")
+        siblings.setdefault(parent, {})[own] = value
+    before = {name: value for name, value in rules.before.items() if name.rpartition(".")[0] in siblings}
+    return {
+        name: value(siblings[name.rpartition(".")[0]]) if callable(value) else value for name, value in before.items()
+    } | now
 
 
 def without_younger(current: Mapping[str, Any], saved: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:

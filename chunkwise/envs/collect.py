@@ -1,12 +1,16 @@
-"""Plays rollouts: a policy infers for several environments at once while others step.
+"""Plays rollouts: a policy infers for the environments that wait while others step.
 
-Slots are divided into groups. While the workers of one group execute their chunks, the policy infers for another, in a
-batch that always has the same number of rows. What a policy draws for a rollout is seeded by the rollout's own numbers
-and the chunk's: so what happens in it depends on its seeds and the weights, not on how many environments there are,
-nor on what runs beside it, nor on what was done before a kill.
+A batch is of whoever is ready, and always has the same number of rows: what is left of it is filled up. So a slow
+environment keeps nobody waiting. What a policy draws for a rollout is seeded by the rollout's own numbers and the
+chunk's, and a row of a batch does not depend on its neighbours, nor on its place (tests/rows.py asks the policies of
+every package, to the bit). What happens in a rollout depends on its seeds, the weights and the number of rows: not on
+how many environments there are, nor on which are fast, nor on what was done before a kill. The number of rows is part
+of it because a matrix product of another size may round differently.
 """
 
 import dataclasses
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +51,7 @@ class Job:
     """One rollout to be played."""
 
     number: int
-    """Where slots are fixed it decides the slot, and with it the row: number modulo slots."""
+    """Of its own among those that are played together."""
     seed: int
     """Of the environment's reset."""
     draw: Draw
@@ -138,8 +142,7 @@ class Collector:
         self,
         workers: Workers,
         *,
-        groups: int = 1,
-        fixed_slots: bool = False,
+        rows: int | None = None,
         execution: Execution | None = None,
         tasks: Sequence[Task] = (Task(),),
     ) -> None:
@@ -147,22 +150,20 @@ class Collector:
 
         Args:
           workers: The environments.
-          groups: How many batches take turns, 1 or 2; with a single slot both are one.
-          fixed_slots: Whether a rollout's number decides its slot, so that its row of the batch is the same whatever
-            else is played. Otherwise a slot that is free takes the next, which keeps all of them busy.
+          rows: Of every batch; None: as many as there are environments.
           execution: How chunks are executed; None: each as a whole.
           tasks: What jobs name; at least one.
         """
         self.workers = workers
         self.deaths = 0
         """Workers that died so far; each cost one rollout, which was played again."""
-        self.rows = max(workers.count // groups, 1)
-        """Rows of a batch."""
-        self._groups = [range(self.rows * i, min(self.rows * (i + 1), workers.count)) for i in range(groups)]
-        self._fixed_slots = fixed_slots
+        self.rows = workers.count if rows is None else rows
         self._execution = execution or Execution()
         self._tasks = {task.name: task for task in tasks} | {"": tasks[0]}
         self._said_endless = False
+        self._inferences = 0
+        self._fastest = math.inf
+        """Seconds of the shortest inference but for the first, which compiles."""
 
     def play(
         self,
@@ -190,33 +191,37 @@ class Collector:
           RunError: An environment failed, or workers keep dying in one rollout.
         """
         lines = Lines(len(jobs), "played {count} of {total} rollouts")
-        queues = self._queues(jobs)
-        slots: list[_Slot | None] = [None] * self.workers.count
+        todo = deque(jobs)
+        slots: dict[int, _Slot] = {}
+        asked: list[int] = []  # slots whose answer is awaited, the one that was asked longest ago first
         try:
-            for i, queue in enumerate(queues):
-                slots[i] = self._begin(i, queue.popleft()) if queue else None
-            while any(slots):
-                for group in self._groups:
-                    asked = {i for i in group if slots[i] is not None}
-                    ended: list[int] = []
-                    while asked:
-                        i, slot = self._receive(sorted(asked), slots, stopping)
-                        asked.remove(i)
-                        if self._is_over(slot):
-                            done(slot.job, self._rollout(slot, actor))
-                            lines.advance()
-                            slots[i] = None
-                            ended.append(i)
-                        if self._fixed_slots or not asked:  # so that which slot takes what is no matter of time
-                            for free in sorted(ended):
-                                if queues[free]:
-                                    slots[free] = self._begin(free, queues[free].popleft())
-                                    asked.add(free)
-                            ended.clear()
-                    if stopping():
-                        self.workers.close()
-                        return False
-                    self._act([slots[i] for i in group], group.start, actor)
+            for i in range(min(self.workers.count, len(todo))):
+                slots[i] = self._begin(i, todo.popleft())
+                asked.append(i)
+            while slots:
+                ready, until = list[int](), math.inf
+                while asked and len(ready) < self.rows:
+                    try:
+                        i = self._receive(asked, slots, stopping, until)
+                    except TimeoutError:
+                        break
+                    asked.remove(i)
+                    if not self._is_over(slots[i]):
+                        until = min(until, time.monotonic() + self._patience)
+                        ready.append(i)
+                        continue
+                    slot = slots.pop(i)
+                    done(slot.job, self._rollout(slot, actor))
+                    lines.advance()
+                    if todo:
+                        slots[i] = self._begin(i, todo.popleft())
+                        asked.append(i)
+                if stopping():
+                    self.workers.close()
+                    return False
+                if ready:
+                    self._act({i: slots[i] for i in ready}, actor)
+                    asked += ready
         except BaseException:
             self.workers.close()  # or their answers would be taken for those to other requests
             raise
@@ -226,7 +231,7 @@ class Collector:
         """Begins a rollout, and drops it. Raises RunError as `play`."""
         try:
             slot = self._begin(0, job)
-            _, answer = self._answer([0], [slot], lambda: False)
+            _, answer = self._answer([0], {0: slot}, lambda: False)
         except BaseException:
             self.workers.close()
             raise
@@ -237,12 +242,11 @@ class Collector:
         """Ends the workers."""
         self.workers.close()
 
-    def _queues(self, jobs: Sequence[Job]) -> list[deque[Job]]:
-        """What each slot plays: a queue of its own, or one for all."""
-        count = self.workers.count
-        if not self._fixed_slots:
-            return [deque(jobs)] * count
-        return [deque(job for job in jobs if job.number % count == i) for i in range(count)]
+    @property
+    def _patience(self) -> float:
+        """Seconds that the first of a batch waits for others: an inference, so that waiting for them at most doubles
+        its time, and a batch is not made for each of many that answer one after the other."""
+        return 0.0 if math.isinf(self._fastest) else self._fastest
 
     def _begin(self, slot: int, job: Job) -> _Slot:
         self._reset(slot, job)
@@ -252,21 +256,24 @@ class Collector:
         self.workers.submit(slot, Reset(job.seed, job.task))
 
     def _answer(
-        self, asked: Sequence[int], slots: Sequence[_Slot | None], stopping: Callable[[], bool]
+        self,
+        asked: Sequence[int],
+        slots: Mapping[int, _Slot],
+        stopping: Callable[[], bool],
+        until: float = math.inf,
     ) -> tuple[int, Start | Stretch]:
         """What any worker answers; a rollout whose worker died begins again, and answers with that."""
         while True:
             try:
-                return self.workers.receive(asked, stopping)
+                return self.workers.receive(asked, stopping, within=max(until - time.monotonic(), 0.0))
             except WorkerDiedError as error:
                 slot = slots[error.slot]
-                assert slot is not None
                 self.deaths += 1
                 slot.deaths += 1
                 if slot.deaths >= MAX_DEATHS:
                     raise RunError(
                         f"{slot.job.path}: {slot.deaths} workers died in this rollout (seed {slot.job.seed}); is there "
-                        f"enough memory for env.num_envs {self.workers.count}?"
+                        f"enough memory for num_envs {self.workers.count}?"
                     ) from error
                 print(f"\nan environment worker died; {slot.job.path.stem} is played again", flush=True)
                 slot.notes = []
@@ -274,12 +281,11 @@ class Collector:
                 self._reset(error.slot, slot.job)
 
     def _receive(
-        self, asked: Sequence[int], slots: Sequence[_Slot | None], stopping: Callable[[], bool]
-    ) -> tuple[int, _Slot]:
-        """Takes a worker's answer into its rollout."""
-        i, answer = self._answer(asked, slots, stopping)
+        self, asked: Sequence[int], slots: Mapping[int, _Slot], stopping: Callable[[], bool], until: float
+    ) -> int:
+        """Takes a worker's answer into its rollout; returns its slot. Raises TimeoutError at `until`, by the clock."""
+        i, answer = self._answer(asked, slots, stopping, until)
         slot = slots[i]
-        assert slot is not None
         if slot.left is None and slot.length > ENDLESS and not self._said_endless:
             self._said_endless = True
             print(
@@ -295,40 +301,44 @@ class Collector:
                 slot.frames.clear()
             slot.frames.append(answer.observations)
             slot.stretches.append(answer)
-        return i, slot
+        return i
 
     def _is_over(self, slot: _Slot) -> bool:
         if not slot.stretches:
             return False
         return slot.stretches[-1].over or (slot.left is not None and slot.left <= 0)
 
-    def _act(self, slots: Sequence[_Slot | None], first: int, actor: Actor) -> None:
-        """Infers for one group and sends its workers what to do."""
-        active = [(row, slot) for row, slot in enumerate(slots) if slot is not None]
-        if not active:
-            return
-        draws = [None if slot is None else (*slot.job.draw, len(slot.stretches)) for slot in slots]
-        latest = [{name: value[-1] for name, value in (slot or active[0][1]).frames[-1].items()} for slot in slots]
+    def _act(self, ready: Mapping[int, _Slot], actor: Actor) -> None:
+        """Infers for those that wait, and sends their workers what to do."""
+        began = time.monotonic()
+        slots = list(ready.values())
+        padding = self.rows - len(slots)
+        draws = [(*slot.job.draw, len(slot.stretches)) for slot in slots] + [None] * padding
+        shown = slots + slots[:1] * padding
+        latest = [{name: value[-1] for name, value in slot.frames[-1].items()} for slot in shown]
         observations = {name: np.stack([row[name] for row in latest]) for name in latest[0]}
-        prompts = [(slot or active[0][1]).task.prompt for slot in slots]
-        committed = [NOTHING if slot is None else slot.plan.begin() for slot in slots]
+        prompts = [slot.task.prompt for slot in shown]
+        committed = [slot.plan.begin() or NOTHING for slot in slots] + [NOTHING] * padding
         if self._execution.how == "realtime":
             if not isinstance(actor, CompletingActor):
                 raise ConfigError(
                     f"--how realtime: a {type(actor).__name__} cannot complete chunks; choose another way"
                 )
-            chunks = actor.complete(observations, draws, prompts, [one or NOTHING for one in committed])
+            chunks = actor.complete(observations, draws, prompts, committed)
         elif isinstance(actor, NotingActor):
             chunks, notes = actor.noted(observations, draws, prompts)
-            for row, slot in active:
+            for row, slot in enumerate(slots):
                 slot.notes.append({name: value[row, None] for name, value in notes.items()})
         else:
             chunks = actor(observations, draws, prompts)
-        for row, slot in active:
+        for row, (i, slot) in enumerate(ready.items()):
             if not np.isfinite(chunks[row]).all():
                 raise self._non_finite(slot, actor)
             stretch = slot.plan.stretch(np.asarray(chunks[row], np.float32))
-            self.workers.submit(first + row, Run(np.ascontiguousarray(stretch[: slot.left])))
+            self.workers.submit(i, Run(np.ascontiguousarray(stretch[: slot.left])))
+        self._inferences += 1
+        if self._inferences > 1:
+            self._fastest = min(self._fastest, time.monotonic() - began)
 
     def _rollout(self, slot: _Slot, actor: Actor) -> Rollout:
         actions = [stretch.actions for stretch in slot.stretches]

@@ -25,12 +25,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float32
 
+from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs.environment import Environment, Observation, Step, state_hash
 from chunkwise.envs.failures import failure, require_finite
 from chunkwise.errors import RunError, StopRequested
 
-SILENCE = 300.0
-"""Seconds after which a worker that does not answer counts as dead; the first answer waits for numba to compile."""
 ASK_AGAIN = 1.0
 """Seconds between two questions whether the run is to stop, while no worker answers."""
 
@@ -105,15 +104,17 @@ class Workers(Protocol):
         ...
 
     def receive(
-        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
     ) -> tuple[int, Start | Stretch]:
         """Waits for the answer of any of some slots, each of which was asked; the first in their order that is there.
 
         Args:
           slots: At least one.
           stopping: Asked while there is no answer.
+          within: Seconds that it waits.
 
         Raises:
+          TimeoutError: There is no answer after so many seconds.
           WorkerDiedError: A worker is gone, or silent for too long.
           StopRequested: There is no answer yet, and `stopping` is true.
           RunError: What the environment raised; any other error of it comes with its traceback.
@@ -128,7 +129,16 @@ class Workers(Protocol):
 class ProcessWorkers:
     """Environments in processes of their own."""
 
-    def __init__(self, opener: Opener, count: int, *, name: str, every_frame: bool = True) -> None:
+    def __init__(
+        self,
+        opener: Opener,
+        count: int,
+        *,
+        name: str,
+        every_frame: bool = True,
+        silence: float = FleetConfig.silence,
+        wake: Any = None,
+    ) -> None:
         """Starts nothing yet.
 
         Args:
@@ -136,8 +146,11 @@ class ProcessWorkers:
           count: Slots.
           name: Of the environment, for errors.
           every_frame: Whether each action's observation is answered.
+          silence: Seconds after which a worker that does not answer counts as dead.
+          wake: A pipe; what comes through it ends a wait for answers, with a TimeoutError.
         """
-        self.count, self.every_frame = count, every_frame
+        self.count, self.every_frame, self.silence = count, every_frame, silence
+        self._wakes = [] if wake is None else [wake]
         self._body = functools.partial(serve, opener=opener, name=name, every_frame=every_frame)
         # Forking a process that runs jax's threads can deadlock.
         self._context = multiprocessing.get_context("spawn")
@@ -153,20 +166,29 @@ class ProcessWorkers:
             self._pipes[slot].send(request)
 
     def receive(
-        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
     ) -> tuple[int, Start | Stretch]:
+        until = time.monotonic() + within
         while True:
             for slot in slots:
                 if self._pipes[slot] is None:
                     raise WorkerDiedError(slot)
-            ready = wait([self._pipes[slot] for slot in slots], ASK_AGAIN)
+            pipes = [self._pipes[slot] for slot in slots]
+            ready = wait([*pipes, *self._wakes], min(ASK_AGAIN, max(until - time.monotonic(), 0.0)))
+            now = time.monotonic()
+            for slot in slots:  # first: while the others answer, nobody would ask
+                if self._pipes[slot] not in ready and now - self._asked[slot] > self.silence:
+                    self._end(slot)
+                    raise WorkerDiedError(slot)
             for slot in slots:
                 if self._pipes[slot] in ready:
                     return slot, self._read(slot)
-            for slot in slots:
-                if time.monotonic() - self._asked[slot] > SILENCE:
-                    self._end(slot)
-                    raise WorkerDiedError(slot)
+            for wake in self._wakes:
+                if wake in ready:
+                    wake.recv()
+                    raise TimeoutError
+            if now >= until:
+                raise TimeoutError
             if stopping():
                 raise StopRequested
 
@@ -256,15 +278,19 @@ class ThreadWorkers:
         self._answers[slot] = _threads().submit(seat.answer, request, every_frame=False, images=False)
 
     def receive(
-        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
     ) -> tuple[int, Start | Stretch]:
+        until = time.monotonic() + within
         waiting = {slot: self._answers[slot] for slot in slots}
         while True:
-            done, _ = concurrent.futures.wait(waiting.values(), ASK_AGAIN, concurrent.futures.FIRST_COMPLETED)
+            seconds = min(ASK_AGAIN, max(until - time.monotonic(), 0.0))
+            done, _ = concurrent.futures.wait(waiting.values(), seconds, concurrent.futures.FIRST_COMPLETED)
             for slot, future in waiting.items():
                 if future in done:
                     del self._answers[slot]
                     return slot, self._read(slot, future)
+            if time.monotonic() >= until:
+                raise TimeoutError
             if stopping():
                 raise StopRequested
 

@@ -46,7 +46,7 @@ def get_config() -> OpenpiRiptConfig:
             max_steps=24,
             state=("position",),
             execute=4,
-            num_envs=2,
+            num_envs=2, rows=1,
         ),
         rollout=RolloutConfig(
             start=300, updates=20, groups=4, max_groups=8, size=4, initial_states=40, retry_after=40,

@@ -46,7 +46,9 @@ def get_config() -> OpenpiRiptConfig:
         guidance=GuidanceConfig(sample_steps=5, scale=2.0),
         tokenizer=f"{PATH}/tokenizer.model",
         demonstrate=DemonstrateConfig(episodes=10, noise=(0.0,), keep_failures=False),
-        env=EnvConfig(suite="metaworld", tasks=("MT10",), max_steps=200, state=("state",), execute=8, num_envs=8),
+        env=EnvConfig(
+            suite="metaworld", tasks=("MT10",), max_steps=200, state=("state",), execute=8, num_envs=8, rows=4
+        ),
         rollout=RolloutConfig(start=300, updates=100, groups=40, max_groups=40, replay_rounds=5, dataset_share=0.5),
         eval=EvalConfig(episodes=200, final_episodes=200, videos=10),
         checkpoint=CheckpointConfig(every=200, keep_period=1000),

@@ -27,7 +27,7 @@ def get_config() -> QChunkConfig:
         ),
         agent=AgentConfig(horizon=20, hidden_sizes=(512, 512, 512), alpha=5000.0, flow_steps=5, flow_predicts="chunk"),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine"),
-        eval=EvalConfig(env="aloha-transfer-cube", episodes=25, final_episodes=100, num_envs=10, videos=4),
+        eval=EvalConfig(env="aloha-transfer-cube", episodes=25, final_episodes=100, num_envs=10, rows=10, videos=4),
         record=RecordConfig(
             env="aloha-transfer-cube",
             episodes=400,

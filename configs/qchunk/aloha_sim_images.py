@@ -20,6 +20,7 @@ from qchunk.config import (
 )
 
 CAMERAS, RENDERED = ("top", "angle"), (240, 320)
+SCRIPT = AlohaRecordConfig(noise_levels=(0.0, 0.01, 0.02), cameras=CAMERAS, image_size=RENDERED)
 
 
 def get_config() -> QChunkConfig:
@@ -49,12 +50,9 @@ def get_config() -> QChunkConfig:
             ),
         ),
         optim=OptimConfig(schedule="cosine", warmup_steps=1000),
-        eval=EvalConfig(env="aloha-transfer-cube", final_episodes=100, num_envs=10, render_size=RENDERED, videos=4),
-        record=RecordConfig(
-            env="aloha-transfer-cube",
-            episodes=400,
-            episode_length=300,
-            aloha=AlohaRecordConfig(noise_levels=(0.0, 0.01, 0.02), cameras=CAMERAS, image_size=RENDERED),
+        eval=EvalConfig(
+            env="aloha-transfer-cube", final_episodes=100, num_envs=10, rows=10, render_size=RENDERED, videos=4
         ),
+        record=RecordConfig(env="aloha-transfer-cube", episodes=400, episode_length=300, aloha=SCRIPT),
         checkpoint=CheckpointConfig(every=10_000),
     )

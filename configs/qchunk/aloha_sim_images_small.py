@@ -44,7 +44,7 @@ def get_config() -> QChunkConfig:
             encoder=EncoderConfig(widths=(8, 16), blocks=1, augment=AugmentConfig(shift=0)),
         ),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine"),
-        eval=EvalConfig(env="aloha-transfer-cube", episodes=10, final_episodes=100, num_envs=10, videos=4),
+        eval=EvalConfig(env="aloha-transfer-cube", episodes=10, final_episodes=100, num_envs=10, rows=10, videos=4),
         record=RecordConfig(
             env="aloha-transfer-cube",
             episodes=60,

@@ -35,7 +35,7 @@ def get_config() -> QChunkConfig:
         ),
         agent=AgentConfig(hidden_sizes=(256, 256, 256), alpha=300.0, tau=0.01, flow_steps=5),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine"),
-        eval=EvalConfig(env=TASK, episodes=25, final_episodes=100, num_envs=10, videos=4),
+        eval=EvalConfig(env=TASK, episodes=25, final_episodes=100, num_envs=10, rows=10, videos=4),
         record=RecordConfig(env="cube-single-v0", episodes=150, noise=0.3),
         checkpoint=CheckpointConfig(every=2500),
     )

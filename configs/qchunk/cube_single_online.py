@@ -30,7 +30,7 @@ def get_config() -> QChunkConfig:
         ),
         agent=AgentConfig(hidden_sizes=(256, 256, 256), alpha=300.0, flow_steps=5),
         online=OnlineConfig(env=TASK, start=10_000, steps=10_000),
-        eval=EvalConfig(env=TASK, episodes=50, final_episodes=50, num_envs=10, videos=0),
+        eval=EvalConfig(env=TASK, episodes=50, final_episodes=50, num_envs=10, rows=10, videos=0),
         record=RecordConfig(env="cube-single-v0", episodes=150),
         checkpoint=CheckpointConfig(every=2500),
     )

@@ -22,7 +22,9 @@ def get_config() -> QChunkConfig:
             positive_ratio=1.0,
         ),
         agent=AgentConfig(hidden_sizes=(32, 32), alpha=300.0, flow_steps=4),
-        eval=EvalConfig(env="cube-single-play-singletask-task2-v0", episodes=2, final_episodes=2, num_envs=2, videos=1),
+        eval=EvalConfig(
+            env="cube-single-play-singletask-task2-v0", episodes=2, final_episodes=2, num_envs=2, rows=2, videos=1
+        ),
         record=RecordConfig(env="cube-single-v0", episodes=6, episode_length=150),
         checkpoint=CheckpointConfig(every=100),
     )

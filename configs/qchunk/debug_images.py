@@ -47,7 +47,7 @@ def get_config() -> QChunkConfig:
             ),
         ),
         eval=EvalConfig(
-            env="aloha-transfer-cube", episodes=2, final_episodes=2, num_envs=2, render_size=SIZE, videos=1
+            env="aloha-transfer-cube", episodes=2, final_episodes=2, num_envs=2, rows=2, render_size=SIZE, videos=1
         ),
         record=RecordConfig(
             env="aloha-transfer-cube",

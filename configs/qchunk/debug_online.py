@@ -26,7 +26,7 @@ def get_config() -> QChunkConfig:
         ),
         agent=AgentConfig(hidden_sizes=(32, 32), alpha=300.0, flow_steps=4),
         online=OnlineConfig(env=TASK, start=120, steps=800, warmup=20, interval=3),
-        eval=EvalConfig(env=TASK, episodes=2, final_episodes=2, num_envs=2, videos=0),
+        eval=EvalConfig(env=TASK, episodes=2, final_episodes=2, num_envs=2, rows=2, videos=0),
         record=RecordConfig(env="cube-single-v0", episodes=6, episode_length=150),
         checkpoint=CheckpointConfig(every=50),
     )

@@ -8,6 +8,7 @@ from chunkwise.config.augmentation import AugmentationConfig
 from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
+    FleetConfig,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -322,6 +323,8 @@ class OpenpiRiptConfig(ExperimentConfig):
     """Where the policy acts; None: it is trained on recorded data alone."""
     rollout: RolloutConfig | None = None
     """Rounds of rollouts in `env` after the updates on the dataset (RIPT); None: there are none."""
+    fleet: FleetConfig = dataclasses.field(default=FleetConfig(), metadata=FREE_ON_RESUME)
+    """Where the environments run."""
     eval: EvalConfig | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
     """Evaluation in `env`; None where there is none."""
 

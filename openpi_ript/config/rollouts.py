@@ -3,7 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from chunkwise.config.experiment import require_fraction, require_non_negative, require_positive
+from chunkwise.config.experiment import (
+    FREE_ON_RESUME,
+    before_it_was_there,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+)
 from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.config.ppo import PpoConfig
 
@@ -48,22 +54,24 @@ class EnvConfig:
     quarter of the time without a graphics card, and values of 255 that differ by 1.2 to 1.7 in the mean (Lift)."""
     execute: int = 8
     """Actions of each chunk that are executed before the policy is asked again."""
-    num_envs: int = 4
-    """Worker processes, each with one environment; half of them step while the policy infers for the other half."""
+    num_envs: int = dataclasses.field(default=4, metadata=FREE_ON_RESUME)
+    """Worker processes, each with one environment; those that wait are inferred for while the others step."""
+    rows: int = dataclasses.field(default=2, metadata=before_it_was_there(lambda env: max(env["num_envs"] // 2, 1)))
+    """Rows of every batch that the policy infers for, whoever is ready; half of num_envs keeps all of them busy. It is
+    a part of what the policy does: in a batch of another size numbers may round differently."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "max_steps", "execute", "num_envs")
+        require_positive(self, "max_steps", "execute", "num_envs", "rows")
         if self.suite not in SUITES and ":" not in self.suite:
             raise ValueError(
                 f"env.suite is {self.suite!r}; expected one of {', '.join(SUITES)}, or module:factory of your own"
             )
         self._check_tasks()
-        if self.num_envs > MAX_ENVS:
-            raise ValueError(f"env.num_envs is {self.num_envs}; expected at most {MAX_ENVS} processes")
+        for name in ("num_envs", "rows"):
+            if (count := getattr(self, name)) > MAX_ENVS:
+                raise ValueError(f"env.{name} is {count}; expected at most {MAX_ENVS}")
         if not all(0 < side <= MAX_SIDE for side in self.image_size):
             raise ValueError(f"env.image_size is {self.image_size}; expected two numbers from 1 to {MAX_SIDE}")
-        if self.num_envs > 1 and self.num_envs % 2:
-            raise ValueError(f"env.num_envs is {self.num_envs}; expected 1, or an even number for two equal halves")
         if self.rendering == "fast" and self.suite not in ("robosuite", "libero"):
             raise ValueError(f"env.rendering is fast; expected full for the suite {self.suite}")
         if not self.state:
@@ -83,11 +91,6 @@ class EnvConfig:
             raise ValueError("env.prompts and env.steps are for env.tasks; expected env.prompt and env.max_steps")
         if any(steps < 1 for steps in self.steps.values()):
             raise ValueError(f"env.steps is {self.steps}; expected 1 or more of each")
-
-    @property
-    def rows(self) -> int:
-        """Rows of a batch that the policy infers for."""
-        return max(self.num_envs // 2, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

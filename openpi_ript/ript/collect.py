@@ -1,8 +1,4 @@
-"""RIPT's collector: worker processes in two halves, and a policy that is shown layer 4.
-
-A rollout keeps its slot, and with it its row, and that row's noise is drawn from the rollout's own numbers: so what
-happens in it is the same to the bit, whatever runs beside it.
-"""
+"""RIPT's collector: worker processes, and a policy that is shown layer 4."""
 
 import dataclasses
 import functools
@@ -12,11 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32
 
+from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs import collect, environment
 from chunkwise.envs.collect import Draw, Job
 from chunkwise.envs.environment import Observation
+from chunkwise.envs.fleet import make_workers
 from chunkwise.envs.rollout import Rollout
-from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.policies.execution import Committed, Execution
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.layer_4 import policy_state
@@ -112,13 +109,21 @@ class _SeenNoting(_Seen):
 class Collector(collect.Collector):
     """Plays jobs in the tasks of a config."""
 
-    def __init__(self, config: EnvConfig, *, allow_code: bool = False, execution: Execution | None = None) -> None:
+    def __init__(
+        self,
+        config: EnvConfig,
+        *,
+        allow_code: bool = False,
+        execution: Execution | None = None,
+        fleet: FleetConfig | None = None,
+    ) -> None:
         """Starts nothing yet.
 
         Args:
           config: Which environment, and how the policy acts in it.
           allow_code: Whether the user named `module:factory`, if that is what env.suite is.
           execution: How chunks are executed; None: env.execute actions of each.
+          fleet: Where the environments run; None: in processes of this machine.
 
         Raises:
           ConfigError: env.suite is code that the user did not name, or a task has no prompt.
@@ -129,11 +134,10 @@ class Collector(collect.Collector):
         self.spec = spec_of(config, allow_code=allow_code)
         """What its environments are made of."""
         opener = functools.partial(environment.make, self.spec)
-        workers = ProcessWorkers(opener, config.num_envs, name=config.suite)
+        workers = make_workers(fleet or FleetConfig(), opener, config.num_envs, name=config.suite)
         super().__init__(
             workers,
-            groups=2,
-            fixed_slots=True,
+            rows=config.rows,
             execution=Execution(how="every", execute=config.execute) if execution is None else execution,
             tasks=self.tasks,
         )

@@ -26,7 +26,7 @@ class RiptTask(SupervisedTask):
         """Starts no environment yet. Raises ConfigError if the tokenizer is missing."""
         assert config.env is not None
         super().__init__(config, data, tasks_of(config.env))
-        self.collector = Collector(config.env, allow_code=True)
+        self.collector = Collector(config.env, allow_code=True, fleet=config.fleet)
         self.policy = ActingPolicy(config, data.stats, allow_code=True)
         self.folder = folder
         self.ript: Ript | None = None

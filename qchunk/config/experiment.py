@@ -6,6 +6,8 @@ from chunkwise.config.experiment import (
     FREE_AT_A_CONSTANT_RATE,
     FREE_ON_RESUME,
     ExperimentConfig,
+    FleetConfig,
+    before_it_was_there,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -59,7 +61,10 @@ class EvalConfig:
     final_episodes: int = 50
     """Episodes at the end, for the policy and, beside it, for the behaviour-cloning flow alone."""
     num_envs: int = 5
-    """Environments that share one call of the policy; each takes 0.9 s to make."""
+    """Environments that are played at once; each takes 0.9 s to make."""
+    rows: int = dataclasses.field(default=5, metadata=before_it_was_there(lambda settings: settings["num_envs"]))
+    """Rows of every batch that the policy infers for, whoever is ready. It is a part of what the policy does: in a
+    batch of another size numbers may round differently."""
     max_steps: int | None = None
     """Steps after which an episode is cut; None: where the environment ends it, as all but one of your own will."""
     render_size: tuple[int, int] = (480, 640)
@@ -68,7 +73,7 @@ class EvalConfig:
     """Rollouts in the video of the last evaluation, successes and failures, where the machine can render."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "episodes", "final_episodes", "num_envs")
+        require_positive(self, "episodes", "final_episodes", "num_envs", "rows")
         if self.max_steps is not None:
             require_positive(self, "max_steps")
         require_non_negative(self, "videos")
@@ -131,6 +136,8 @@ class QChunkConfig(ExperimentConfig):
     data: DataConfig
     agent: AgentConfig
     eval: EvalConfig = dataclasses.field(default=EvalConfig(), metadata=FREE_ON_RESUME)
+    fleet: FleetConfig = dataclasses.field(default=FleetConfig(), metadata=FREE_ON_RESUME)
+    """Where the environments of evaluations run; without an address in threads of this process."""
     online: OnlineConfig | None = None
     """None: offline training alone."""
     record: RecordConfig | None = None

@@ -27,6 +27,7 @@ def point(**changes: Any) -> EnvConfig:
         "state": ("position",),
         "execute": 4,
         "num_envs": 2,
+        "rows": 1,
     }
     return EnvConfig(**settings | changes)
 

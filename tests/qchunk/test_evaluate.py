@@ -117,12 +117,12 @@ def test_the_policy_sees_each_chunks_start_and_its_actions_are_clipped(countdown
     policy = Recorder()
     evaluate.evaluate(policy, TASK, seed=1, step=4, episodes=3, num_envs=2, horizon=3)
     # Episodes 100 (succeeds at step 3), 101 (cut at 9), 102 (at step 5), two environments.
-    states = [call[0].tolist() for call in policy.calls]
-    assert states == [[[100, 0], [101, 0]], [[102, 0], [101, 3]], [[102, 3], [101, 6]]]
-    assert all(call[0].dtype == np.float32 for call in policy.calls)
-    np.testing.assert_array_equal(policy.calls[1][1], np.array([[0, 0.5], [1.5, 0.5]], np.float32))
-    seed, action = countdowns[1].log[4]
-    assert seed == 101
+    states = [state for call in policy.calls for state, key in zip(call[0].tolist(), call[2], strict=True) if key]
+    assert sorted(states) == [[100, 0], [101, 0], [101, 3], [101, 6], [102, 0], [102, 3]]
+    for state, qpos, _ in policy.calls:
+        assert state.dtype == np.float32
+        np.testing.assert_array_equal(qpos, np.stack([state[:, 1] / 2, [0.5, 0.5]], axis=1, dtype=np.float32))
+    action = [action for env in countdowns for seed, action in env.log if seed == 101][4]
     np.testing.assert_allclose(action, [0.101, 0.003, 1.0], rtol=1e-6)
 
 
@@ -166,11 +166,17 @@ def test_a_policy_is_late_and_is_told_what_runs_meanwhile(countdowns: list[Count
     execution = Execution(how="realtime", execute=2, delay=1)
     settings: Any = {"seed": 1, "step": 0, "episodes": 2, "num_envs": 2, "horizon": 3}
     evaluate.evaluate(policy, TASK, **settings, execution=execution)
-    assert [call[0][-1].tolist() for call in policy.calls] == [[101, t] for t in (0, 2, 4, 6, 8)]
+    rows = [
+        (state, row)
+        for (states, _, keys), committed in zip(policy.calls, told, strict=True)
+        for state, key, row in zip(states.tolist(), keys, committed, strict=True)
+        if key and state[0] == 101
+    ]
+    assert [state for state, _ in rows] == [[101, t] for t in (0, 2, 4, 6, 8)]
     # Action i of a chunk is (seed / 1000, t / 1000, 5), t the step at which it was begun.
-    made = [round(1000 * action[1]) for seed, action in countdowns[-1].log if seed == 101]
+    made = [round(1000 * action[1]) for env in countdowns for seed, action in env.log if seed == 101]
     assert made == [0, 0, 0, 2, 2, 4, 4, 6, 6], "three of the first chunk, then two of each"
-    assert [row[-1] for row in told] == [([], []), *(([t / 1000], [1.0]) for t in (0, 2, 4, 6))]
+    assert [row for _, row in rows] == [([], []), *(([t / 1000], [1.0]) for t in (0, 2, 4, 6))]
     with pytest.raises(ConfigError, match="--delay is 2 and an inference begins every 1 steps"):
         evaluate.evaluate(policy, TASK, **settings, execution=Execution(delay=2))
 
@@ -181,7 +187,7 @@ def test_bad_chunks_are_refused(countdowns: list[Countdown]) -> None:
 
     with pytest.raises(ValueError, match=r"returned shape \(2, 4, 3\); expected \(2, 3, actions\)"):
         evaluate.evaluate(chunks(0.0, 4), TASK, seed=0, step=0, episodes=2, num_envs=2, horizon=3)
-    with pytest.raises(NonFiniteError, match=r"^episode_0000: the policy of step 6 answered with NaN or Inf after 0"):
+    with pytest.raises(NonFiniteError, match=r"^episode_000\d: the policy of step 6 answered with NaN or Inf after 0"):
         evaluate.evaluate(chunks(np.nan, 3), TASK, seed=0, step=6, episodes=2, num_envs=2, horizon=3)
 
 

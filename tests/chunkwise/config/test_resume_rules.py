@@ -47,8 +47,8 @@ def test_fingerprint_leaves_out_what_may_change_on_resume():
 @pytest.mark.parametrize(
     ("file", "always", "constant"),
     [
-        ("qchunk/debug", EVERY_RUN | QCHUNK, {"train.steps", "online.steps"}),
-        ("openpi_ript/debug", EVERY_RUN | {"tokenizer", "data.norm_stats"}, {"train.steps"}),
+        ("qchunk/debug", EVERY_RUN | QCHUNK | {"fleet."}, {"train.steps", "online.steps"}),
+        ("openpi_ript/debug", EVERY_RUN | {"tokenizer", "data.norm_stats", "env.num_envs", "fleet."}, {"train.steps"}),
         ("driving/debug", EVERY_RUN | {"data.cache_mb", "record.processes"}, {"train.steps"}),
     ],
 )
@@ -132,3 +132,25 @@ def test_a_field_whose_default_is_new_stands_for_what_was_done_before_it_was_the
     saved, current, _ = comparable(earlier, fingerprint(now | {"data.constant_dims": "floored"}, rules), rules)
     assert saved == current
     assert "data.constant_dims" not in fingerprint({"run.seed": 1}, rules)  # of a config without the part
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "rows"), [("openpi_ript/debug_ript.py", "env", 4), ("qchunk/debug.py", "eval", 9)]
+)
+def test_what_was_done_before_may_follow_from_the_fields_beside_it(
+    tmp_path: Path, path: str, field: str, rows: int
+) -> None:
+    """Earlier versions had no rows of their own: half of env.num_envs, and all of eval.num_envs."""
+    config, _ = load(["--config", str(ROOT / "configs" / path), f"--{field}.num-envs", "9"])
+    now = flatten(config)
+    earlier = {name: value for name, value in now.items() if name != f"{field}.rows"}
+    (tmp_path / "config.json").write_text(json.dumps(earlier))
+    assert flatten(read_config(tmp_path, type(config))) == now | {f"{field}.rows": rows}
+
+
+def test_how_many_environments_there_are_may_change_and_their_rows_may_not() -> None:
+    config, _ = load(["--config", str(ROOT / "configs/openpi_ript/debug_ript.py")])
+    rules, now = resume_rules(type(config)), flatten(config)
+    saved = fingerprint(now, rules)
+    assert fingerprint(now | {"env.num_envs": 64}, rules) == saved
+    assert fingerprint(now | {"env.rows": 64}, rules) != saved

@@ -68,6 +68,15 @@ class Countdown:
         return {"state": seen}
 
 
+class Waits(Countdown):
+    """Seed 3 waits for a file at its second step."""
+
+    def step(self, action: Any) -> Any:
+        while self.seed == 3 and self.t == 1 and not Path(self.spec.task).exists():
+            time.sleep(0.01)
+        return super().step(action)
+
+
 LENGTHS = [1, 9, 3, 9, 5, 9, 7, 9, 2, 9, 4, 5]
 """Steps of the episodes of seeds 0 to 11."""
 

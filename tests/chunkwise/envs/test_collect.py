@@ -15,7 +15,7 @@ from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.workers import ProcessWorkers, Workers
 from chunkwise.errors import ConfigError, NonFiniteError
 from chunkwise.policies.execution import Committed, Execution
-from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, actions_of, jobs, threads
+from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, Waits, actions_of, jobs, threads
 
 
 def play(workers: Workers, todo: list[Job], actor: Any = None, **settings: Any) -> dict[int, Rollout]:
@@ -33,9 +33,9 @@ def play(workers: Workers, todo: list[Job], actor: Any = None, **settings: Any) 
         (2, {}),
         (5, {}),
         (16, {}),
-        (4, {"groups": 2}),
-        (4, {"groups": 2, "fixed_slots": True}),
-        (1, {"groups": 2}),
+        (4, {"rows": 2}),
+        (5, {"rows": 3}),
+        (2, {"rows": 4}),
     ],
 )
 def test_a_rollout_is_a_function_of_its_job(count: int, settings: Any) -> None:
@@ -48,30 +48,43 @@ def test_a_rollout_is_a_function_of_its_job(count: int, settings: Any) -> None:
         assert found == (n, n % 2 == 0, (5, n), 7, "f" * 64)
 
 
-def test_rows_of_a_batch_show_where_chunks_start() -> None:
-    """Two slots: episodes 0 (one step), 1 (nine), then 2 (three) in the slot that is free."""
+@pytest.mark.parametrize(("count", "rows"), [(2, 2), (4, 3), (1, 3)])
+def test_a_batch_is_of_those_that_wait_and_filled_up(count: int, rows: int) -> None:
+    """Each chunk of each rollout is one row of one call, with what is seen then; the rest shows the first row again."""
     actor = Drawn()
-    play(threads(2, cameras=("top",)), jobs([0, 1, 2]), actor)
-    states = [observations["state"].tolist() for observations, _ in actor.calls]
-    assert states == [[[0, 0], [1, 0]], [[2, 0], [1, 3]], [[1, 6], [1, 6]]]
-    assert [draws for _, draws in actor.calls] == [[(5, 0, 0), (5, 1, 0)], [(5, 2, 0), (5, 1, 1)], [None, (5, 1, 2)]]
-    assert [observations["top"][:, 0, 0, 0].tolist() for observations, _ in actor.calls] == [[0, 0], [0, 3], [6, 6]]
+    play(threads(count, cameras=("top",)), jobs(range(6)), actor, rows=rows)
+    seen: dict[Any, float] = {}
+    for observations, draws in actor.calls:
+        states = observations["state"]
+        assert states.shape == (rows, 2)
+        assert (observations["top"][:, 0, 0, 0] == states[:, 1]).all()
+        filled = draws.index(None) if None in draws else rows
+        assert filled > 0
+        assert draws[filled:] == [None] * (rows - filled)
+        assert (states[filled:] == states[0]).all()
+        for row, draw in enumerate(draws[:filled]):
+            assert draw is not None
+            assert draw not in seen
+            assert states[row, 0] == draw[1], "the seed is the job's number here"
+            seen[draw] = states[row, 1]
+    assert seen == {(5, n, c): 3 * c for n in range(6) for c in range(-(-LENGTHS[n] // 3))}
 
 
-def test_slots_that_are_free_at_once_are_filled_in_their_order() -> None:
-    """Whatever finishes first in time: episodes 1 and 3 are slow, all four end with their third chunk or before."""
-    actor = Drawn()
-    play(threads(4, task="slow"), jobs([1, 4, 3, 6, 0, 2, 8, 10]), actor)
-    rows = [[draw and draw[1] for draw in draws] for _, draws in actor.calls]
-    assert rows == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 4, 2, 3], [5, 6, 7, None], [None, None, 7, None]]
+def test_a_slow_environment_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """It answers only once all the other rollouts have ended."""
+    mark = tmp_path / "others have ended"
+    opener = functools.partial(Waits, EnvSpec(suite="own", task=str(mark)))
+    collector, ended = Collector(ProcessWorkers(opener, 3, name="countdown"), rows=2), list[int]()
 
+    def done(job: Job, rollout: Rollout) -> None:
+        ended.append(job.seed)
+        if len(ended) == 6:
+            mark.touch()
 
-def test_fixed_slots_keep_rows_by_number() -> None:
-    actor = Drawn()
-    play(threads(2), jobs([0, 1, 2, 3])[::-1], actor, fixed_slots=True)
-    rows = [[draw and draw[1] for draw in draws] for _, draws in actor.calls]
-    assert {draw for row in rows for draw in row[:1]} <= {0, 2, None}
-    assert {draw for row in rows for draw in row[1:]} <= {1, 3, None}
+    assert collector.play(jobs(range(1, 8)), Drawn(), done)
+    collector.close()
+    assert sorted(ended) == list(range(1, 8))
+    assert ended[-1] == 3
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:
@@ -129,7 +142,7 @@ class Noting(Drawn):
 
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_what_a_policy_notes_of_its_chunks_is_kept_with_the_rollout(count: int) -> None:
-    finished = play(threads(count), jobs(range(6)), Noting(), groups=2 if count == 4 else 1)
+    finished = play(threads(count), jobs(range(6)), Noting(), rows=2 if count == 4 else None)
     for n, rollout in finished.items():
         begun = range(0, LENGTHS[n], 3)
         assert rollout.notes["seen"].tolist() == [[n, t] for t in begun]

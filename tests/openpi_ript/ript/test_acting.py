@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Iterator
 
 import jax
@@ -11,6 +12,7 @@ from openpi_ript.ript.acting import ActingPolicy, digest
 from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.toy_policy import random_params
+from tests.rows import assert_rows_stand_alone
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +32,23 @@ def batch(rng: np.random.Generator, rows: int) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_a_row_does_not_depend_on_the_others(config: OpenpiRiptConfig):
-    policy = ActingPolicy(config, {})
+@pytest.mark.parametrize(("images", "rows"), [(False, 1), (False, 4), (False, 7), (True, 4)])
+def test_a_row_does_not_depend_on_its_neighbours_nor_its_place(config: OpenpiRiptConfig, images: bool, rows: int):
+    """The collector asks for whoever is ready, and fills up the rest."""
+    cameras = {"base_0_rgb": "image"} if images else {}
+    data = dataclasses.replace(config.data, cameras=cameras, image_size=(28, 28))
+    policy = ActingPolicy(dataclasses.replace(config, data=data), {})
     policy.use(random_params(Pi0(config.model)), 3)
     rng = np.random.default_rng(0)
-    one, noise = batch(rng, 4), rng.normal(size=(4, *policy.chunk)).astype(np.float32)
-    expected = policy(one, noise)
-    assert expected.shape == (4, 8, 3)
-    for row in range(4):
-        other, other_noise = batch(rng, 4), rng.normal(size=noise.shape).astype(np.float32)
-        states = other["state"]
-        assert isinstance(states, np.ndarray)
-        states[row] = one["state"][row]  # pyright: ignore[reportIndexIssue]
-        other_noise[row] = noise[row]
-        np.testing.assert_array_equal(policy(other, other_noise)[row], expected[row])
+    state, noise = rng.normal(size=(9, 2)).astype(np.float32), rng.normal(size=(9, *policy.chunk)).astype(np.float32)
+    image = rng.integers(0, 256, (9, 28, 28, 3)).astype(np.uint8)
+    prompts = ["to the red disc", "move to the blue disc", "go"]
+
+    def ask(chosen: np.ndarray) -> np.ndarray:
+        seen = {"state": state[chosen], "image": dict.fromkeys(cameras, image[chosen])}
+        return policy(seen | {"prompt": [prompts[n % 3] for n in chosen]}, noise[chosen])
+
+    assert_rows_stand_alone(ask, contents=9, rows=rows)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import signal
 import time
@@ -181,7 +182,7 @@ def test_the_command_plays_in_another_environment_on_states_of_its_own(
     config.data = SimpleNamespace(robot=SimpleNamespace(adapter="none"))
     asked: list[tuple[EnvConfig, bool]] = []
 
-    def collector_of(env: EnvConfig, *, allow_code: bool, execution: Any) -> Any:
+    def collector_of(env: EnvConfig, *, allow_code: bool, execution: Any, fleet: Any) -> Any:
         asked.append((env, allow_code))
         raise ConfigError("seen")
 
@@ -215,7 +216,7 @@ class Mortal(ProcessWorkers):
         self.answers, self.at = 0, at
 
     def receive(
-        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
     ) -> tuple[int, Start | Stretch]:
         self.answers += 1
         slot = next(iter(slots))
@@ -226,7 +227,7 @@ class Mortal(ProcessWorkers):
                 time.sleep(0.01)
             with contextlib.suppress(EOFError, OSError):
                 self._pipes[slot].recv()  # what it had answered before
-        return super().receive(slots, stopping)
+        return super().receive(slots, stopping, within=within)
 
 
 @pytest.mark.slow

@@ -328,10 +328,11 @@ def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):
         dataclasses.replace(config, rollout=dataclasses.replace(ROLLOUT, start=6))
     with pytest.raises(ValueError, match=r"env.cameras"):
         dataclasses.replace(config, env=point(cameras={"base_0_rgb": "agentview_image"}))
-    with pytest.raises(ValueError, match="even number"):
-        point(num_envs=3)
-    with pytest.raises(ValueError, match=r"env.num_envs is 1026; expected at most 1024 processes"):
-        point(num_envs=1026)
+    for name in ("num_envs", "rows"):
+        with pytest.raises(ValueError, match=rf"env.{name} is 1026; expected at most 1024"):
+            point(**{name: 1026})
+        with pytest.raises(ValueError, match=rf"EnvConfig.{name} is 0; expected a number above 0"):
+            point(**{name: 0})
     for size in ((0, 24), (24, 4097)):
         with pytest.raises(ValueError, match=r"env.image_size is .* expected two numbers from 1 to 4096"):
             point(image_size=size)

@@ -347,7 +347,7 @@ def test_a_run_is_evaluated_as_at_its_end(
     assert evaluate.main([str(run), "--episodes", "7", "--env", "other", "--seed", "3", "--checkpoint", "3"]) == 0
     first, second = asked
     view = View(cameras=CAMERAS, render_size=(480, 640), image_size=SIZE)
-    wanted = {"env": "none", "seed": 0, "step": 6, "episodes": 50, "num_envs": 5, "horizon": 3, "view": view}
+    wanted = {"env": "none", "seed": 0, "step": 6, "episodes": 50, "num_envs": 5, "rows": 5, "horizon": 3, "view": view}
     assert {name: first[name] for name in wanted} == wanted
     changed = {"env": "other", "seed": 3, "step": 3, "episodes": 7}
     assert {name: second[name] for name in changed} == changed

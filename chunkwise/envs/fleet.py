@@ -1,0 +1,418 @@
+"""Environments on the nodes of a Ray cluster, asked as those of worker processes are.
+
+One actor a node owns that node's environment processes (`ProcessWorkers`). What a batch asks of a node is one call of
+its actor, and whatever is ready there comes back in one, so that small messages do not pay a call each. A slot stays on
+its node while that lives. Where a worker dies or is silent, an actor is killed, a node is gone or frozen, the rollouts
+under way there are lost, as with a process that dies; their slots go to the other nodes, which wait for nothing.
+
+Ray unpickles what its nodes send one another, so only the cluster may speak: `local` listens on the loopback alone, and
+every other cluster must have Ray's token authentication, unless all of it lies on the loopback.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import ipaddress
+import math
+import multiprocessing
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import numpy as np
+
+from chunkwise.config.experiment import FleetConfig
+from chunkwise.envs.workers import (
+    ASK_AGAIN,
+    Opener,
+    ProcessWorkers,
+    Request,
+    Run,
+    Start,
+    Stretch,
+    WorkerDiedError,
+    Workers,
+)
+from chunkwise.errors import ConfigError, RunError, StopRequested, one_line
+
+BEATS = 8
+"""An actor answers at least so often in the time after which its silence counts as death."""
+
+SECONDS_TO_END = 30.0
+"""That a cluster of a run's own may take to end."""
+_QUIET: dict[str, Any] = {"logging_level": "error"}
+_HEAD = """
+import ray, sys
+found = ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
+print(found.address_info["address"], flush=True)
+sys.stdin.read()
+"""
+"""Program of the child that has a cluster of a run's own; it ends when its standard input is closed."""
+
+Answer = Start | Stretch | RunError | None
+"""None: the worker is gone."""
+
+
+def add_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --fleet, whose value is a FleetConfig."""
+
+    def config(address: str) -> FleetConfig:
+        try:
+            return FleetConfig(address=address)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    parser.add_argument(
+        "--fleet",
+        type=config,
+        metavar="ADDRESS",
+        help="environments on a Ray cluster: local, auto, ray://host:port (pip install 'chunkwise[fleet]')",
+    )
+
+
+def make_workers(fleet: FleetConfig, opener: Opener, count: int, *, name: str, every_frame: bool = True) -> Workers:
+    """Makes workers in processes: of this machine, or of a cluster where fleet.address names one.
+
+    Args:
+      fleet: Where.
+      opener: Makes an environment, in its process; pickled.
+      count: Slots.
+      name: Of the environment, for errors.
+      every_frame: Whether each action's observation is answered.
+    """
+    if fleet.address is None:
+        return ProcessWorkers(opener, count, name=name, every_frame=every_frame, silence=fleet.silence)
+    return RayWorkers(fleet, opener, count, name=name, every_frame=every_frame)
+
+
+class NodeWorkers:
+    """The environments of a node: the body of its actor, whose two methods are called by two threads."""
+
+    def __init__(self, opener: Opener, count: int, name: str, every_frame: bool, silence: float) -> None:
+        """Starts nothing yet; arguments are those of ProcessWorkers."""
+        wake, self._waker = multiprocessing.Pipe(duplex=False)
+        self._workers = ProcessWorkers(opener, count, name=name, every_frame=every_frame, silence=silence, wake=wake)
+        self._beat = silence / BEATS
+        self._asked: dict[int, None] = {}  # slots, the one that was asked longest ago first
+        self._lock = threading.Lock()
+
+    def submit(self, requests: list[tuple[int, Request]]) -> None:
+        """Asks slots for something."""
+        for slot, request in requests:
+            self._workers.submit(slot, request)
+            with self._lock:
+                self._asked[slot] = None
+        self._waker.send(None)
+
+    def receive(self) -> list[tuple[int, Answer]]:
+        """Returns all answers that are there once there is one, or none where there is none for a while."""
+        answers: list[tuple[int, Answer]] = []
+        until = time.monotonic() + self._beat
+        while True:
+            with self._lock:
+                asked = list(self._asked)
+            left = until - time.monotonic()
+            try:
+                slot, answer = self._workers.receive(asked, within=0.0 if answers else max(left, 0.0))
+            except TimeoutError:
+                if answers or left <= 0:
+                    return answers
+                continue  # more was asked for meanwhile
+            except WorkerDiedError as error:
+                slot, answer = error.slot, None
+            except RunError as error:
+                return [*answers, (asked[0], error)]
+            with self._lock:
+                del self._asked[slot]
+            answers.append((slot, answer))
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._workers.close()
+
+
+@dataclasses.dataclass(eq=False)
+class _Node:
+    """What is known here of a node and its actor."""
+
+    id: str
+    address: str
+    actor: Any
+    heard: float
+    """When it last answered, or was asked for answers: it gives some or none several times in `silence`."""
+    requests: list[tuple[int, Request]] = dataclasses.field(default_factory=list)
+    """Not sent yet."""
+    waiting: set[int] = dataclasses.field(default_factory=set)
+    """Slots whose answer is awaited."""
+    calls: dict[Any, bool] = dataclasses.field(default_factory=dict)
+    """Calls under way, and whether each brings answers."""
+
+
+class RayWorkers:
+    """Environments in processes of the nodes of a Ray cluster."""
+
+    def __init__(self, fleet: FleetConfig, opener: Opener, count: int, *, name: str, every_frame: bool = True) -> None:
+        """Connects to nothing yet. Arguments are those of `make_workers`; fleet.address is set."""
+        self.count, self.every_frame = count, every_frame
+        self.silence = fleet.silence
+        self._address = fleet.address
+        self._arguments = (opener, count, name, every_frame, fleet.silence)
+        self._nodes: dict[str, _Node] = {}
+        self._node_of: dict[int, _Node] = {}
+        self._answers: dict[int, Answer] = {}
+        self._losses: Counter[str] = Counter()
+        self._connection: contextlib.ExitStack | None = None
+
+    def submit(self, slot: int, request: Request) -> None:
+        self._answers.pop(slot, None)
+        if slot not in self._node_of and isinstance(request, Run):
+            self._answers[slot] = None  # its node went while the policy was asked, and the episode with it
+            return
+        node = self._node_of[slot] if slot in self._node_of else self._place(slot)
+        node.requests.append((slot, request))
+        node.waiting.add(slot)
+
+    def receive(
+        self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
+    ) -> tuple[int, Start | Stretch]:
+        until = time.monotonic() + within
+        while True:
+            self._send()
+            there = any(slot in self._answers for slot in slots)
+            self._take(0.0 if there else min(ASK_AGAIN, max(until - time.monotonic(), 0.0)))
+            for slot in slots:
+                if slot not in self._answers:
+                    continue
+                answer = self._answers.pop(slot)
+                if answer is None:
+                    raise WorkerDiedError(slot)
+                if isinstance(answer, RunError):
+                    raise answer
+                return slot, answer
+            if time.monotonic() >= until:
+                raise TimeoutError
+            if stopping():
+                raise StopRequested
+
+    def close(self) -> None:
+        if self._connection is None:
+            return
+        import ray
+        from ray.exceptions import RayError
+
+        with contextlib.suppress(RayError):  # one that hangs is killed all the same
+            ray.get([node.actor.close.remote() for node in self._nodes.values()], timeout=10)
+        for node in list(self._nodes.values()):
+            self._forget(node)
+        self._answers.clear()
+        self._losses.clear()
+        self._connection.close()
+        self._connection = None
+
+    def _place(self, slot: int) -> _Node:
+        """Gives a slot to the node that has the fewest slots a core, of those that were lost least often."""
+        if self._connection is None:  # before Ray is imported, which reads the environment then
+            connection = contextlib.ExitStack()
+            connection.enter_context(connected(self._address or "local"))
+            self._connection = connection
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        cores = {one["NodeID"]: one["Resources"].get("CPU", 0.0) for one in ray.nodes() if one["Alive"]}
+        addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes()}
+        if not any(cores.values()):
+            raise ConfigError(f"fleet.address is {self._address}: expected a cluster with cores, found none alive")
+        loads = Counter(node.id for node in self._node_of.values())
+        chosen = min(
+            (one for one in cores if cores[one]),
+            key=lambda one: (self._losses[one], (loads[one] + 1) / cores[one], one),
+        )
+        if chosen not in self._nodes:
+            # Its processes are counted by num_envs: it needs no core of its own.
+            settings: Any = {"num_cpus": 0, "max_restarts": 0, "concurrency_groups": {"out": 1}}
+            actors: Any = ray.remote(**settings)(NodeWorkers)
+            here = NodeAffinitySchedulingStrategy(chosen, soft=False)
+            actor = actors.options(scheduling_strategy=here).remote(*self._arguments)
+            self._nodes[chosen] = _Node(chosen, addresses[chosen], actor, time.monotonic())
+        self._node_of[slot] = self._nodes[chosen]
+        return self._nodes[chosen]
+
+    def _send(self) -> None:
+        """Sends each node what it is asked for, and asks it for answers."""
+        for node in self._nodes.values():
+            if node.requests:
+                node.calls[node.actor.submit.remote(node.requests)] = False
+                node.requests = []
+            if node.waiting and not any(node.calls.values()):
+                node.calls[node.actor.receive.options(concurrency_group="out").remote()] = True
+                node.heard = time.monotonic()  # not when it answered last: meanwhile nobody asked
+
+    def _take(self, seconds: float) -> None:
+        """Takes what has come, waiting for it; lets go of nodes that are gone or silent."""
+        import ray
+        from ray.exceptions import RayError
+
+        calls = {call: node for node in self._nodes.values() for call in node.calls}
+        if calls:
+            ray.wait(list(calls), num_returns=1, timeout=seconds)
+        # All that are there: else a node whose turn has not come yet would seem to be silent.
+        done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else []
+        for call in done:
+            node = calls[call]
+            if self._nodes.get(node.id) is not node:  # lost with the call before
+                continue
+            try:
+                answers = ray.get(call)
+            except RayError as error:
+                self._lose(node, one_line(error))
+                continue
+            node.heard = time.monotonic()
+            if node.calls.pop(call):
+                for slot, answer in answers:
+                    node.waiting.discard(slot)
+                    self._answers[slot] = _owned(answer)
+        for node in list(self._nodes.values()):
+            if any(node.calls.values()) and time.monotonic() - node.heard > self.silence:
+                self._lose(node, f"silent for {self.silence:.0f} s")
+
+    def _lose(self, node: _Node, why: str) -> None:
+        """Counts a node's environments as dead."""
+        print(f"\nfleet: lost the environments on {node.address}: {why:.200}", flush=True)
+        self._losses[node.id] += 1
+        self._answers |= dict.fromkeys(node.waiting)
+        self._forget(node)
+
+    def _forget(self, node: _Node) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(node.actor)
+        self._nodes.pop(node.id, None)
+        self._node_of = {slot: one for slot, one in self._node_of.items() if one is not node}
+
+
+def _owned(answer: Answer) -> Answer:
+    """An answer whose arrays are this process's own, not views of Ray's store, which would stay full of them."""
+    if answer is None or isinstance(answer, RunError):
+        return answer
+    if isinstance(answer, Start):
+        return dataclasses.replace(answer, observation={k: np.array(v) for k, v in answer.observation.items()})
+    return Stretch(
+        observations={name: np.array(value) for name, value in answer.observations.items()},
+        actions=np.array(answer.actions),
+        rewards=np.array(answer.rewards),
+        success=np.array(answer.success),
+        over=answer.over,
+    )
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Connects this process to a Ray cluster for the block, or takes the connection that is there.
+
+    Args:
+      address: local: a cluster of this process's own, which listens on the loopback alone. auto: the one that this
+        machine is a node of. ray://host:port or host:port: that one.
+
+    Raises:
+      ConfigError: Ray is not installed, there is no such cluster, or it would take calls from anybody.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_changed_environment(address))
+        try:
+            import ray
+            from ray.exceptions import RayError
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"fleet.address is {address}, which needs Ray: pip install 'chunkwise[fleet]'") from error
+        if not ray.is_initialized():
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+            found = stack.enter_context(_own_cluster()) if address == "local" else address
+            try:
+                ray.init(address=found, log_to_driver=False, **_QUIET)
+            except (RayError, ConnectionError, ValueError, RuntimeError, OSError) as error:
+                raise ConfigError(
+                    f"fleet.address is {address}: Ray finds no cluster there: {one_line(error)}"
+                ) from error
+            finally:
+                if threading.current_thread() is threading.main_thread():
+                    for number, handler in handlers.items():  # a run that is asked to stop saves; Ray would not
+                        signal.signal(number, handler)
+            stack.callback(ray.shutdown)
+        _require_closed(address, [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]])
+        yield
+
+
+@contextlib.contextmanager
+def _own_cluster() -> Iterator[str]:
+    """Starts a cluster of one node, which ends with this process in whatever way; yields its address.
+
+    It is a child's: Ray forks, which a process with jax's threads must not.
+    """
+    command = [sys.executable, "-c", _HEAD]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().strip()
+            if not address:
+                raise ConfigError("fleet.address is local: expected Ray to start here, found what it says above")
+            yield address
+        finally:
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
+            process.kill()
+
+
+@contextlib.contextmanager
+def _changed_environment(address: str) -> Iterator[None]:
+    """Sets for the block what Ray reads when it is imported, starts and connects."""
+    wanted = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if address == "local":
+        wanted["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # as on those systems: the node's address is 127.0.0.1
+        wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
+    else:
+        wanted["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ |= wanted
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@functools.cache
+def _token() -> str:
+    """What the clusters of this process's own ask for: one for all, since Ray reads it once in a process."""
+    return secrets.token_hex(32)
+
+
+def _require_closed(address: str, nodes: list[str]) -> None:
+    """Raises ConfigError for a cluster that others can reach and that asks nobody for a token."""
+    open_ones = [node for node in nodes if not ipaddress.ip_address(node).is_loopback]
+    if address == "local" and open_ones:
+        raise ConfigError(
+            f"fleet.address is local: expected a Ray that listens on the loopback alone, found {open_ones[0]}; "
+            "Ray was imported before, import nothing of it"
+        )
+    if open_ones and os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        raise ConfigError(
+            f"fleet.address is {address}, a cluster on {open_ones[0]} with RAY_AUTH_MODE="
+            f"{os.environ['RAY_AUTH_MODE']}: whoever reaches it could run code here. Start its nodes with "
+            "RAY_AUTH_MODE=token, and this run too (`ray get-auth-token --generate` makes a token)"
+        )
