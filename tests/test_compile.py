@@ -259,6 +259,7 @@ def test_a_target_that_is_none_is_refused_with_those_there_are(text: str, messag
         (("driving/debug", "--topology", "cpu:1", "--model.witdh", "5"), 64, "witdh"),
         (("driving/debug", "--topology", "cpu:1", "--rows", "2"), 64, "of --what serve alone, found --what update"),
         (("driving/debug", "--topology", "cpu:2", "--what", "evaluate"), 64, "runs on one device"),
+        (("driving/debug", "--topology", "cpu:2", "--find"), 64, "for devices whose memory is known"),
         (("driving/pretrain", "--topology", "cpu:1", "--what", "serve"), 64, "a pretraining has no policy"),
         (("openpi_ript/sft", "--topology", "cpu:1", "--what", "evaluate"), 64, "it has no eval, and data.holdout is 0"),
     ],

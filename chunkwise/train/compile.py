@@ -12,14 +12,19 @@ for --rows rows (--what serve, weights in --dtype), or what an evaluation comput
 first two `mesh.data` and `mesh.fsdp` of the config must cover the devices, the others run on one. Ends with 78 where
 the program does not fit into a device's memory.
 
+--find compiles updates over meshes, with and without computing layers again, and prints for each the most rows that fit
+at a time and how the config's own batch goes through, the fastest first. It takes a dozen compilations and more.
+
 The fastest time is a bound and no forecast: the longest of products at the chip's full rate, of memory passing once
 (arguments and results once, temporary arrays twice), and of exchanges at the full rate of the links.
 """
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +35,7 @@ from chunkwise.errors import ConfigError, MismatchError
 from chunkwise.train.targets import EXAMPLES, GB, Chip, Target, opened, prepare, target_named
 
 if TYPE_CHECKING:
-    from chunkwise.train.ahead import Program
+    from chunkwise.train.ahead import Program, WithoutData
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,32 +216,33 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, help="of --what serve, one of its --batch-sizes; default: 4, its largest")
     parser.add_argument("--dtype", choices=("bfloat16",), help="of --what serve: as that of chunkwise serve")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="what the dataset would tell")
+    parser.add_argument("--find", action="store_true", help="the largest batch that fits, and the fastest update")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments, rest = parser.parse_known_args(argv)
     target, sizes, what = target_named(arguments.topology), sizes_of(arguments.size), arguments.what
     require_of_use(what, target, rows=arguments.rows, dtype=arguments.dtype)
+    if arguments.find and (what != "update" or target.chip is None):
+        raise ConfigError("--find: of updates, for devices whose memory is known; expected no --what, and no cpu")
     prepare(target)
     config, path = load(with_name([arguments.config, *rest]), program="chunkwise compile NAME_OR_FILE")
-    from chunkwise.train import ahead
-
-    known: ahead.WithoutData = importlib.import_module(f"{config.package}.train").without_data(config, sizes)
-    name = f"{config.package}/{path.stem}"
+    name, package = f"{config.package}/{path.stem}", importlib.import_module(f"{config.package}.train")
     with opened(target) as devices:
+
+        def measure(config: Any) -> Report:
+            program = _compiled(config, package.without_data(config, sizes), devices, arguments)
+            return report_of(program, config=name, topology=arguments.topology, what=what, target=target)
+
+        if arguments.find:
+            from chunkwise.train.find import search
+
+            said = functools.partial(print, file=sys.stderr, flush=True)
+            ways = search(config, target.count, measure, said)
+            print(json.dumps([dataclasses.asdict(way) for way in ways], indent=1) if arguments.json else _lines(ways))
+            return 0
         try:
-            if what == "serve":
-                dtype = arguments.dtype or "float32"
-                call = known.served(arguments.rows or 4, dtype)
-                program = ahead.compiled_call(config, known, call, devices[0], dtype)
-            elif what == "evaluate":
-                program = ahead.compiled_call(config, known, known.evaluated(), devices[0], None)
-            else:
-                program = ahead.compiled(config, known, devices, what)
-        except Exception as error:  # jax's class of runtime errors is its own
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            said = " ".join(str(error).split())[:400]
-            raise MismatchError(f"{name} does not fit {arguments.topology}: {said}") from error
-    report = report_of(program, config=name, topology=arguments.topology, what=what, target=target)
+            report = measure(config)
+        except MismatchError as error:
+            raise MismatchError(f"{name} does not fit {arguments.topology}: {error}") from error
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report) | {"total": report.total, "fits": report.fits}, indent=1))
     else:
@@ -244,6 +250,27 @@ def main(argv: list[str] | None = None) -> int:
     if not report.fits:
         raise MismatchError(f"{name} does not fit {arguments.topology}; try {advice(report, config)}")
     return 0
+
+
+def _lines(found: Sequence[Any]) -> str:
+    return "\n".join(str(one) for one in found)
+
+
+def _compiled(config: Any, known: "WithoutData", devices: Sequence[Any], arguments: argparse.Namespace) -> "Program":
+    """Compiles what was asked for; raises MismatchError where the compiler finds no room."""
+    from chunkwise.train import ahead
+
+    try:
+        if arguments.what == "serve":
+            dtype = arguments.dtype or "float32"
+            return ahead.compiled_call(config, known, known.served(arguments.rows or 4, dtype), devices[0], dtype)
+        if arguments.what == "evaluate":
+            return ahead.compiled_call(config, known, known.evaluated(), devices[0], None)
+        return ahead.compiled(config, known, devices, arguments.what)
+    except Exception as error:  # jax's class of runtime errors is its own
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise MismatchError(" ".join(str(error).split())[:400]) from error
 
 
 if __name__ == "__main__":

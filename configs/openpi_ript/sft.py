@@ -1,9 +1,9 @@
 """Supervised fine-tuning of pi0 with adapters on your own LeRobot dataset, for one accelerator.
 
 openpi's own low-memory setting (its pi0_*_low_mem_finetune configs): rank 16 in the language model, 32 in the action
-expert, both frozen otherwise, the image encoder trained, batch 32, 30,000 updates, AdamW with a peak of 2.5e-5. Its
-cosine ends at a tenth of the peak, this one at 0; padded actions have no part in the loss here. Start from openpi's
-`pi0_base`; the tokenizer is PaliGemma's. Not trained to the end yet: no figure is promised.
+expert, both frozen otherwise and kept in bfloat16, the image encoder trained, batch 32, 30,000 updates, AdamW with a
+peak of 2.5e-5. Its cosine ends at a tenth of the peak, this one at 0; padded actions have no part in the loss here.
+Start from openpi's `pi0_base`; the tokenizer is PaliGemma's. Not trained to the end yet: no figure is promised.
 
     python launch.py --config configs/openpi_ript/sft.py --data.path my_dataset --weights pi0_base \
         --tokenizer paligemma_tokenizer.model

@@ -1,0 +1,157 @@
+"""The largest batch that fits a machine, and the fastest update of a run's own batch, by compiling.
+
+Over the numbers of devices that share a copy of the state, and over computing layers again or keeping them. How many
+rows fit at a time is foretold from two compilations (what a device keeps grows with its rows) and then compiled; what
+an update has beyond them goes by train.grad_accum_steps.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.errors import ConfigError, MismatchError
+from chunkwise.train.targets import GB
+
+
+class Measured(Protocol):
+    """What a compilation tells."""
+
+    @property
+    def total(self) -> int:
+        """Bytes of a device."""
+        ...
+
+    @property
+    def fits(self) -> bool:
+        """Whether it has them."""
+        ...
+
+    @property
+    def capacity(self) -> float | None:
+        """Bytes that it has."""
+        ...
+
+    @property
+    def bounds(self) -> Mapping[str, float]:
+        """Seconds that each part of the program takes at least."""
+        ...
+
+
+MOST = 64
+"""Times the rows of the config's own batch at which the search for more ends."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What one way to lay out a run can do."""
+
+    flags: str
+    """That choose it."""
+    rows: int
+    """At a time, of all devices, the most that fit among those tried."""
+    total: int
+    """Bytes of a device with them."""
+    parts: int
+    """train.grad_accum_steps of the config's own batch."""
+    seconds: float | None
+    """No update of that batch is faster; None where the chip's figures are not known."""
+
+    def __str__(self) -> str:
+        bound = "" if self.seconds is None else f", no faster than {self.seconds * 1e3:.3g} ms an update"
+        return (
+            f"{self.flags}: {self.rows} rows at a time in {self.total / GB:.2f} GB; own batch: "
+            f"--train.grad-accum-steps {self.parts}{bound}"
+        )
+
+
+def search(
+    config: ExperimentConfig, devices: int, measure: Callable[[ExperimentConfig], Measured], say: Callable[[str], None]
+) -> list[Found]:
+    """Tries each way, and returns those that fit, the fastest first, by name where no figures are known.
+
+    Args:
+      config: Of the run; what it says of mesh, batch and recomputation is replaced, but for the batch's size.
+      devices: Of the machine.
+      measure: Compiles an update; raises MismatchError where the compiler finds no room.
+      say: Takes a line for each compilation, which may take minutes.
+
+    Raises:
+      MismatchError: Nothing fits.
+      ConfigError: The batch is no multiple of the devices.
+    """
+    if config.train.batch_size % devices:
+        raise ConfigError(f"train.batch_size is {config.train.batch_size}; expected a multiple of {devices} devices")
+    found = [one for flags, way in _ways(config, devices) if (one := _of(flags, way, devices, measure, say))]
+    if not found:
+        raise MismatchError(f"no way fits: not even {devices} rows at a time; more devices, or more memory on each")
+    return sorted(found, key=lambda one: (one.seconds or 0.0, one.flags))
+
+
+def _ways(config: ExperimentConfig, devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
+    """Flags and config of each way: each divisor of the devices, with and without recomputation where it is known."""
+    places = list(_places(config, "remat"))
+    for fsdp in (n for n in range(1, devices + 1) if devices % n == 0):
+        mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp)
+        for remat in (True, False) if places else (None,):
+            changed: Any = dataclasses.replace(config, mesh=mesh)
+            for place in places:
+                changed = _with(changed, place, remat)
+            yield " ".join([f"--mesh.fsdp {fsdp}", *(f"--{'.'.join(place)} {remat}" for place in places)]), changed
+
+
+def _of(
+    flags: str,
+    way: ExperimentConfig,
+    devices: int,
+    measure: Callable[[ExperimentConfig], Measured],
+    say: Callable[[str], None],
+) -> Found | None:
+    """What one way can do; None where nothing fits."""
+    batch = way.train.batch_size
+
+    def at(rows: int, parts: int) -> Measured | None:
+        """An update of so many rows in so many parts; None where it does not fit."""
+        train = dataclasses.replace(way.train, batch_size=rows, grad_accum_steps=parts)
+        try:
+            report = measure(dataclasses.replace(way, train=train))
+        except (MismatchError, ValueError):  # no room, or a batch that another setting refuses
+            report = None
+        held = "no room" if report is None else f"{report.total / GB:.2f} GB{'' if report.fits else ', too much'}"
+        say(f"{flags}: {rows} rows in {parts} part{'s' if parts > 1 else ''}: {held}")
+        return report if report is not None and report.fits else None
+
+    rows, most = devices, at(devices, 1)
+    if most is None:
+        return None
+    if (twice := at(2 * devices, 1)) is not None and twice.capacity is not None:
+        growth = max((twice.total - most.total) / devices, 1)
+        room = 2 * devices + (twice.capacity - twice.total) / growth
+        rows, most = 2 * devices, twice
+        foretold = devices * 2 ** int(math.log2(min(room, MOST * batch) / devices))
+        while foretold > rows:
+            if (report := at(foretold, 1)) is not None:
+                rows, most = foretold, report
+            foretold //= 2
+    parts = next(n for n in range(1, batch + 1) if batch % (n * devices) == 0 and batch // n <= rows)
+    own = most if (batch, 1) == (rows, parts) else at(batch, parts)
+    seconds = None if own is None else max(own.bounds.values(), default=None)
+    return Found(flags=flags, rows=rows, total=most.total, parts=parts, seconds=seconds)
+
+
+def _places(config: Any, name: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the fields of a name in nested dataclasses."""
+    for field in dataclasses.fields(config):
+        value, path = getattr(config, field.name), (*above, field.name)
+        if field.name == name:
+            yield path
+        elif dataclasses.is_dataclass(value):
+            yield from _places(value, name, path)
+
+
+def _with(config: Any, path: tuple[str, ...], value: Any) -> Any:
+    """The same with another value at a path."""
+    first, *rest = path
+    inner = _with(getattr(config, first), tuple(rest), value) if rest else value
+    return dataclasses.replace(config, **{first: inner})
