@@ -25,7 +25,7 @@ from chunkwise.files.trust import require_own_files
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
 from openpi_ript.envs.layer_4 import policy_state
-from openpi_ript.envs.make import make
+from openpi_ript.envs.make import ALLOWED, code_of, make
 from openpi_ript.policies.saved import read_config
 
 INITIAL_STATE = "initial_state"
@@ -78,7 +78,7 @@ def convert(run: Path, out: Path, *, first_step: int = 0, fps: int | None = None
       out: Folder to make; it must not exist.
       first_step: Updates behind the first round that is taken.
       fps: Frames a second of the simulation; None asks the environment.
-      allow_env: env.suite of the run, where it is code that the user trusts.
+      allow_env: `code_of` the run's env, where it is code that the user trusts.
 
     Raises:
       ConfigError: `out` exists, or the run has no environment.
@@ -102,7 +102,7 @@ def convert(run: Path, out: Path, *, first_step: int = 0, fps: int | None = None
         )
     paths = find_rollouts(run, first_step)
     if fps is None:
-        world = make(config.env, allow_code=allow_env == config.env.suite)
+        world = make(config.env, allow_code=allow_env == code_of(config.env))
         fps = world.fps
         world.close()
     done = "converted {count} of {total} rollouts"
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to make; it must not exist")
     parser.add_argument("--first-step", type=int, default=0, metavar="N", help="rounds from this update on; default: 0")
     parser.add_argument("--fps", type=int, help="frames a second; by default the environment is asked")
-    parser.add_argument("--allow-env", metavar="MODULE:FACTORY", help="env.suite of the run, where you trust it")
+    parser.add_argument("--allow-env", metavar="MODULE:FACTORY", help=f"{ALLOWED} of the run, that you trust")
     found = parser.parse_args(argv)
     try:
         if found.fps is not None and found.fps < 1:

@@ -24,6 +24,7 @@ from chunkwise.envs.names import FORMS, split_name
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.policies.execution import add_flags, execution_of
 from openpi_ript.config.rollouts import EnvConfig
+from openpi_ript.envs.make import ALLOWED, code_of
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 
@@ -38,7 +39,7 @@ def initial_states(collector: Collector, own: Path, given: Path | None, *, seed:
     return manifest_of(collector, given or own, seed=seed, episodes=episodes)
 
 
-def environment_of(config: EnvConfig, name: str, prompt: str | None) -> EnvConfig:
+def environment_of(config: EnvConfig, name: str, prompt: str | None, python: str = "") -> EnvConfig:
     """Returns a run's settings for an environment that the user named, or a suite's set of tasks.
 
     Raises:
@@ -53,6 +54,7 @@ def environment_of(config: EnvConfig, name: str, prompt: str | None) -> EnvConfi
     return dataclasses.replace(
         config,
         suite=suite,
+        python=python,
         task="" if several else task,
         tasks=(task,) if several else (),
         prompt=words,
@@ -74,16 +76,18 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{run}: expected a run with env and eval, found one without an environment")
     env, own = config.env, run / MANIFEST
     if arguments.env is not None:
-        env = environment_of(env, arguments.env, arguments.prompt)
+        env = environment_of(env, arguments.env, arguments.prompt, arguments.python)
         own = own.with_stem(f"{own.stem}-{re.sub(r'[^A-Za-z0-9_-]+', '-', arguments.env)}")
     elif arguments.prompt is not None:
         raise ConfigError("--prompt: expected --env, the environment that it is for")
+    elif arguments.python:
+        raise ConfigError("--python: expected --env, the environment that it is for")
     execute = arguments.execute
     if arguments.how in (None, "every") and execute is None:
         execute = env.execute
     execution = execution_of(arguments.how, execute, arguments.delay)
     execution.interval(config.model.action_horizon)
-    trusted = arguments.env is not None or arguments.allow_env == env.suite
+    trusted = arguments.env is not None or arguments.allow_env == code_of(env)
     collector = Collector(env, allow_code=trusted, execution=execution, fleet=arguments.fleet)
     step, params = read_run_weights(run, config)
     trusted = arguments.allow_code == config.data.robot.adapter
@@ -130,11 +134,12 @@ def main(argv: list[str]) -> int:
     run.add_argument("--manifest", type=Path, help="initial states to use (default: RUN/manifest.json)")
     run.add_argument("--env", metavar="NAME", help=f"in place of the run's: {FORMS}")
     run.add_argument("--prompt", help="the task of --env in words; default: the run's for that task, or its suite's")
+    run.add_argument("--python", default="", metavar="PATH", help="interpreter that runs --env module:factory")
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
     add_flags(run, "env.execute actions of each chunk")
     add_flag(run)
     run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
-    run.add_argument("--allow-env", help="env.suite of the run, where it is a module:factory that you trust")
+    run.add_argument("--allow-env", help=f"{ALLOWED} of the run, that you trust")
     run.add_argument("--allow-code", help="data.robot.adapter of the run, where it is a module:factory that you trust")
     run.add_argument("--video", type=int, default=0, help="episodes in a grid video beside it")
     run.set_defaults(act=evaluate_run)

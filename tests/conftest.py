@@ -4,6 +4,7 @@ import gc
 import os
 import re
 import signal
+import venv
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 import jax
+import numpy as np
 import pytest
 
 from tests import array_checks
@@ -73,6 +75,20 @@ def garbage_of_this_file_alone() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has numpy, nothing of ours, and a module `simulator` that no other has."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    here = Path(np.__file__).parents[1]
+    for name in ("numpy", "numpy.libs"):
+        if (here / name).exists():
+            (packages / name).symlink_to(here / name)
+    (packages / "simulator.py").write_text("VERSION = 330\n")
+    return folder / "bin" / "python"
 
 
 @pytest.fixture(autouse=True)

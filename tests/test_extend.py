@@ -44,6 +44,7 @@ def test_the_page_names_its_files():
         "my_env.py",
         "my_cart.py",
         "my_hill.py",
+        "my_rail.py",
     }
 
 
@@ -132,6 +133,34 @@ def test_a_round_of_ript_in_ones_own_environment_and_in_one_of_gymnasium(folder:
     assert played is not None
     assert int(played[2]) > 0, "a round that has something to learn from"
     assert "of 4 episodes succeeded" in said
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_round_of_ript_in_a_python_of_its_own(folder: Path, bare: Path):
+    short = ["--train.steps", "80", "--rollout.start", "60", "--train.eval-every", "0", "--eval.final-episodes", "4"]
+    env = ["--env.suite", "my_rail:Rail", "--env.python", str(bare), "--eval.videos", "0"]
+    said = launch(folder, "--config", "my_cart.py", *short, *env)
+    assert re.search(r"step 60: (\d+) of \d+ rollouts succeeded", said)
+    assert "of 4 episodes succeeded" in said
+    command = [sys.executable, "-m", "openpi_ript.evaluate", "run", "run", "--episodes", "2"]
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}
+    for allowed, code in (("my_rail:Rail", 64), (f"my_rail:Rail@{bare}", 0)):
+        made = subprocess.run(
+            [*command, "--allow-env", allowed], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert made.returncode == code, made.stdout + made.stderr
+
+
+@pytest.mark.slow
+def test_the_page_s_rail_is_the_same_in_a_python_of_its_own(
+    folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from chunkwise.envs import inspect
+
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    assert inspect.main(["--env", "my_rail:Rail", "--python", str(bare), "--steps", "60"]) == 0
+    assert "resets and replays are exact" in capsys.readouterr().out
 
 
 @pytest.mark.slow

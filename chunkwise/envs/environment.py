@@ -32,6 +32,8 @@ SUITES = {
     "town": "driving.sim.environment:TownEnv",
 }
 """Suites by name, and the factory of each; its packages are imported when it is called."""
+OTHER_PYTHON = "chunkwise.envs.other_python:OtherPythonEnv"
+"""In place of the factory where an environment has a Python of its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ class EnvSpec:
     """Whether the reward is -1 until the whole task is done, then 0, in place of the suite's own (OGBench alone)."""
     success_timing: Literal["pre", "post"] = "pre"
     """Whether reward and success are judged before an action or after it (OGBench alone; pre: as it does itself)."""
+    python: str = ""
+    """Interpreter that runs `module:factory`, where its simulator needs other versions; empty: this one."""
     allow_code: bool = False
     """Whether `module:factory` may be imported: true where the user named it, never for what a folder brought."""
 
@@ -145,7 +149,7 @@ def make(spec: EnvSpec, task: str = "") -> Environment:
             f"{spec.suite} {spec.task}: sparse rewards and success_timing are choices of OGBench's tasks; expected "
             f"sparse False and success_timing pre, found {spec.sparse} and {spec.success_timing}"
         )
-    factory = find_factory(SUITES.get(spec.suite, spec.suite))
+    factory = find_factory(OTHER_PYTHON if spec.python else SUITES.get(spec.suite, spec.suite))
     try:
         env = factory(spec)
     except RunError:
@@ -189,6 +193,11 @@ def _module_of(suite: str) -> Any:
 
 def require_allowed(spec: EnvSpec) -> None:
     """Raises ConfigError if the suite is unknown, or is code that the user did not name."""
+    if spec.python and ":" not in spec.suite:
+        raise ConfigError(
+            f"env.python is {spec.python!r} and env.suite {spec.suite!r}; expected module:factory of your own, the "
+            "environment that this interpreter runs"
+        )
     if spec.suite in SUITES:
         return
     if ":" not in spec.suite:

@@ -3,6 +3,7 @@
     chunkwise inspect --env metaworld/reach-v3
     chunkwise inspect --env robosuite/Lift --camera agentview_image --image lift.png
     chunkwise inspect --env my_sim:make --steps 1000 --json
+    chunkwise inspect --env my_sim:make --python ../libero/bin/python
 
 Random actions are played from a seed. The same seed and actions must give the same observations, images, rewards and
 outcomes to the bit: after another episode, and in an environment that is made anew. Where they do not, it says in what
@@ -157,6 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="chunkwise inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--env", required=True, metavar="NAME", help=FORMS)
+    parser.add_argument("--python", default="", metavar="PATH", help="interpreter that runs module:factory")
     parser.add_argument("--steps", type=int, default=200, help="random steps; default: 200")
     parser.add_argument("--seed", type=int, default=0, help="of the first reset and of the actions")
     parser.add_argument("--camera", nargs="+", default=[], metavar="NAME", help="images, by the suite's names")
@@ -170,7 +172,9 @@ def main(argv: list[str] | None = None) -> int:
         if found.image and not found.camera:
             raise ConfigError("--image needs --camera, the names of what it shows")
         size = (found.image_size[0], found.image_size[1])
-        spec = dataclasses.replace(spec_named(found.env), cameras=tuple(found.camera), image_size=size)
+        spec = dataclasses.replace(
+            spec_named(found.env), cameras=tuple(found.camera), image_size=size, python=found.python
+        )
         with told(f"the environment {found.env} failed"):
             report, images = inspect(found.env, spec, seed=found.seed, steps=found.steps)
         if found.image:

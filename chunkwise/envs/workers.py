@@ -16,6 +16,7 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import wait
@@ -28,6 +29,7 @@ from jaxtyping import Bool, Float32
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs.environment import Environment, Observation, Step, state_hash
 from chunkwise.envs.failures import failure, require_finite
+from chunkwise.envs.other_python import SimulatorDiedError
 from chunkwise.errors import RunError, StopRequested
 
 ASK_AGAIN = 1.0
@@ -241,6 +243,9 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
             pipe.send(seat.answer(pipe.recv(), every_frame=every_frame))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the parent is gone; EGL's exit handlers would complain to nobody
+    except SimulatorDiedError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(error.exit_code)  # to the parent a death of this worker, whose rollout is played again
     except RunError as error:
         pipe.send(error)
     except Exception as error:  # unsent, the parent would see a death and play the rollout again

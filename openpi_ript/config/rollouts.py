@@ -27,6 +27,9 @@ class EnvConfig:
     suite: str
     """One of SUITES, or `module:factory` of your own, which is called with an EnvSpec (chunkwise/envs/environment.py).
     point: the simulated point of record.py, which needs no simulator."""
+    python: str = ""
+    """Path of the interpreter that runs `module:factory`, where its simulator needs other versions than this Python
+    has. It needs numpy and the simulator, and nothing of ours. Empty: this Python."""
     task: str = ""
     """robosuite: its environment, e.g. Lift. libero: suite and number of the task, e.g. libero_spatial/0. aloha:
     AlohaTransferCube or AlohaInsertion. metaworld: one of its 50, e.g. reach-v3. ogbench: a single task, e.g.
@@ -65,6 +68,10 @@ class EnvConfig:
         if self.suite not in SUITES and ":" not in self.suite:
             raise ValueError(
                 f"env.suite is {self.suite!r}; expected one of {', '.join(SUITES)}, or module:factory of your own"
+            )
+        if self.python and ":" not in self.suite:
+            raise ValueError(
+                f"env.python is {self.python!r} and env.suite {self.suite!r}; expected module:factory of your own"
             )
         self._check_tasks()
         for name in ("num_envs", "rows"):

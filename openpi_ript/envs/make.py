@@ -6,6 +6,9 @@ from chunkwise.envs.environment import Environment, EnvSpec
 from chunkwise.errors import ConfigError
 from openpi_ript.config.rollouts import EnvConfig
 
+ALLOWED = "env.suite (env.suite@env.python, where that is set)"
+"""What `code_of` is, for the help of a command line."""
+
 
 def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
     """Returns what a config asks of an environment; of several tasks, of the first one's.
@@ -23,10 +26,16 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
         cameras=tuple(sorted(set(config.cameras.values()))),
         image_size=config.image_size,
         rendering=config.rendering,
+        python=config.python,
         allow_code=allow_code,
     )
     environment.require_allowed(spec)
     return spec
+
+
+def code_of(config: EnvConfig) -> str:
+    """Returns what a config would run: env.suite, with `@` and its interpreter where it has one of its own."""
+    return f"{config.suite}@{config.python}" if config.python else config.suite
 
 
 def names_of(config: EnvConfig) -> tuple[str, ...]:
