@@ -92,7 +92,7 @@ def serial(config: OpenpiRiptConfig, env: Environment, policy: ActingPolicy, tod
         observed, done = env.reset(job.seed), 0
         while done < settings.max_steps:
             rng = np.random.default_rng([*job.draw, done])
-            state = policy_state(observed, settings.state)[None]
+            state = policy_state(observed, settings.state, settings.state_function)[None]
             noise = rng.standard_normal((1, *policy.chunk), np.float32)
             chunk = infer({"state": state, "image": {}, "prompt": [settings.prompt]}, noise)[0]
             for action in chunk[: min(settings.execute, settings.max_steps - done)]:

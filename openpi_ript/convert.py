@@ -25,7 +25,7 @@ from chunkwise.files.trust import require_own_files
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
 from openpi_ript.envs.layer_4 import policy_state
-from openpi_ript.envs.make import ALLOWED, code_of, make
+from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
 from openpi_ript.policies.saved import read_config
 
 INITIAL_STATE = "initial_state"
@@ -60,7 +60,7 @@ def recorded(rollout: Rollout, config: OpenpiRiptConfig, path: Path) -> Recorded
     outcome = np.zeros(rollout.length, bool)
     outcome[-1] = rollout.success
     columns = {
-        data.state_key: policy_state(rollout.observations, env.state)[:-1].astype(np.float32),
+        data.state_key: policy_state(rollout.observations, env.state, env.state_function)[:-1].astype(np.float32),
         data.action_key: rollout.actions,
         data.success_key: outcome,
         data.reward_key: outcome.astype(np.float32),
@@ -100,6 +100,7 @@ def convert(run: Path, out: Path, *, first_step: int = 0, fps: int | None = None
             f"{run}: data.robot.adapter is {config.data.robot.adapter!r}, by which states and images differ from those "
             "of the environment; such rollouts are not converted yet"
         )
+    require_own_code(config.env, allow_code=allow_env == code_of(config.env))
     paths = find_rollouts(run, first_step)
     if fps is None:
         world = make(config.env, allow_code=allow_env == code_of(config.env))

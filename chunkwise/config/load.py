@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import importlib.util
 import io
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -153,7 +154,22 @@ def parsed(kind: Any, **settings: Any) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise ConfigError(*_plain(said.getvalue())) from None
+        raise ConfigError(*_plain(said.getvalue()), *_switches(settings.get("args") or ())) from None
+
+
+def _switches(arguments: Sequence[str]) -> list[str]:
+    """Says of each `--part.field True` or `False`, which tyro takes for a flag and a word too much, how it is set."""
+    pairs = [(*argument.partition("=")[::2], argument) for argument in arguments if argument.startswith("--")]
+    pairs += [(name, value, f"{name} {value}") for name, value in itertools.pairwise(arguments) if name[:2] == "--"]
+    said = []
+    for name, value, given in pairs:
+        if value.lower() in ("true", "false"):
+            parts, _, field = name.removeprefix("--").rpartition(".")
+            plain = field.removeprefix("no-")
+            negated = (value.lower() == "false") != (plain != field)
+            right = f"--{parts}{'.' if parts else ''}{'no-' if negated else ''}{plain}"
+            said.append(f"{given}: if that is to be true or false, write {right}")
+    return said
 
 
 def _plain(box: str) -> list[str]:

@@ -164,7 +164,8 @@ class DataConfig(FilesConfig):
     that openpi's policies see the numbers that they were trained on. floored: divided by 0.001, as earlier versions
     did; their runs keep acting so, and go on with it."""
     norm_stats: str | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
-    """norm_stats.json, or the folder that holds it; None computes the statistics from the dataset's tables."""
+    """norm_stats.json, or the folder that holds it; or a folder of LeRobot's pi0 or pi0.5, whose preprocessor has them.
+    None computes the statistics from the dataset's tables."""
     default_prompt: str | None = None
     """Prompt of frames whose task is an empty string; None refuses them."""
     advantage: AdvantageConfig | None = None

@@ -347,7 +347,10 @@ class OpenpiRiptConfig(ExperimentConfig):
                 "model with the condition, supervised training one without"
             )
         if self.guidance is not None and self.data.advantage is None and self.rollout is None:
-            raise ValueError("guidance is set and data.advantage is None; guidance needs advantages of rollouts")
+            raise ValueError(
+                "guidance is set, rollout None and data.advantage None; guidance needs advantages of rollouts. Set one "
+                "of the two, or imitate: --guidance None --model.no-optimality"
+            )
         self._check_labels()
         self._check_acting()
 
@@ -366,6 +369,11 @@ class OpenpiRiptConfig(ExperimentConfig):
             raise ValueError(
                 f"guidance.labels is 'value', rollout.objective {rollout.objective!r} and rollout.advantage "
                 f"{rollout.advantage}; expected 'guided' and the default, since the value alone labels chunks"
+            )
+        if rollout is not None and rollout.dataset_share == 1:
+            raise ValueError(
+                "guidance.labels is 'value' and rollout.dataset_share 1, with which no rollouts are played; expected "
+                "less than 1, or guidance.labels 'rloo'"
             )
         if recorded and self.data.holdout:
             raise ValueError(
@@ -396,6 +404,7 @@ class OpenpiRiptConfig(ExperimentConfig):
         hand = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
         if self.data.robot.adapter == "libero":
             self._require_equal("env.state", env.state, "what data.robot.adapter libero reads", hand)
+            self._require_equal("env.state_function", env.state_function, "what it reads", "concatenate")
         self._require_equal("env.cameras, its names,", set(env.cameras), "data.cameras has", set(self.data.cameras))
         if env.execute > self.model.action_horizon:
             raise ValueError(

@@ -1,6 +1,7 @@
 """Settings of environments, rollouts, evaluation and scripted demonstrations, as frozen dataclasses. No jax here."""
 
 import dataclasses
+import difflib
 from typing import Literal
 
 from chunkwise.config.experiment import (
@@ -14,6 +15,9 @@ from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.config.ppo import PpoConfig
 
 SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robosuite")
+STATE_FUNCTIONS = ("concatenate", "axis_angle")
+QUATERNION = "quat"
+"""End of the names of arrays that are quaternions."""
 MAX_ENVS = 1024
 """Processes of one machine; a run from elsewhere may ask for any number."""
 MAX_SIDE = 4096
@@ -47,7 +51,11 @@ class EnvConfig:
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
     """In place of `max_steps` for some of `tasks`, by name."""
     state: tuple[str, ...] = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
-    """Arrays of an observation that, one after another, are the policy's state."""
+    """Arrays of an observation of which the policy's state is made."""
+    state_function: str = "concatenate"
+    """How it is made. concatenate: one after another. axis_angle: the same, each quaternion (x, y, z, w; four numbers,
+    its name ends in quat) as its rotation vector, as openpi's LIBERO client has it. Or `module:function` of your own,
+    called with an observation and `state`; it gives floats [*T, s] of arrays [*T, ...]."""
     cameras: dict[str, str] = dataclasses.field(default_factory=dict)
     """openpi's name of each image to the observation's, e.g. base_0_rgb to agentview_image; empty: none is rendered."""
     image_size: tuple[int, int] = (84, 84)
@@ -83,6 +91,17 @@ class EnvConfig:
             raise ValueError(f"env.rendering is fast; expected full for the suite {self.suite}")
         if not self.state:
             raise ValueError("env.state is empty; expected the names of the arrays that are the policy's state")
+        if self.state_function not in STATE_FUNCTIONS and ":" not in self.state_function:
+            near = difflib.get_close_matches(self.state_function, STATE_FUNCTIONS, n=1)
+            raise ValueError(
+                f"env.state_function is {self.state_function!r}; expected one of {', '.join(STATE_FUNCTIONS)}, or "
+                f"module:function of your own{f'; did you mean {near[0]!r}?' if near else ''}"
+            )
+        if self.state_function == "axis_angle" and not any(name.endswith(QUATERNION) for name in self.state):
+            raise ValueError(
+                f"env.state_function is 'axis_angle' and env.state {self.state}; expected a quaternion among them, "
+                f"whose name ends in {QUATERNION}, or 'concatenate'"
+            )
 
     def _check_tasks(self) -> None:
         """Raises ValueError unless there is one task or several, each described once."""

@@ -175,7 +175,7 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     source = norm.stats_source(table, config)
     stats: Mapping[str, NormStats] = {}
     if config.norm_stats is not None:
-        stats = norm.load_stats(Path(config.norm_stats), source)
+        stats = norm.named_stats(config.norm_stats, config, source)
     elif (config.state_norm, config.action_norm) != ("none", "none"):
         stats = norm.dataset_stats(table.only(~held) if held.any() else table, config, adapter=adapter)
     to_openpi = _to_openpi(table, config, stats, adapter, notes)

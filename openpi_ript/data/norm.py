@@ -20,6 +20,7 @@ from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.strict_json import read_json
 from openpi_ript.config.data import DataConfig, Normalization
+from openpi_ript.data import lerobot_norm
 from openpi_ript.robots.adapter import OWN, Adapter
 
 BINS = 5000
@@ -166,18 +167,23 @@ def stats_json(stats: Mapping[str, NormStats], source: Mapping[str, Any]) -> str
 
 
 def stats_file(path: Path) -> Path:
-    """norm_stats.json of a folder, or the file itself."""
+    """norm_stats.json of a folder, the file of LeRobot's statistics where it holds a policy of LeRobot's, or the file
+    itself. Raises DataError where LeRobot's preprocessor names none."""
+    if path.is_dir() and not (path / "norm_stats.json").exists() and lerobot_norm.is_lerobot(path):
+        return lerobot_norm.state_file(path)
     return path / "norm_stats.json" if path.is_dir() else path
 
 
 def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
-    """Reads norm_stats.json, or the one in a folder.
+    """Reads norm_stats.json, or the one in a folder; or LeRobot's statistics, a safetensors file or its folder.
 
     Raises:
       DataError: If the file is missing or bad, or says that it belongs to another dataset, horizon or set of relative
         dimensions than `source`. Files without "source", such as openpi's own, are taken as they are.
     """
     path = stats_file(path)
+    if path.suffix == ".safetensors":
+        return lerobot_norm.load(path)
     tree = read_json(path)
     if not isinstance(tree, dict) or not isinstance(tree.get("norm_stats"), dict):
         raise DataError(f'{path}: expected {{"norm_stats": {{"state": ..., "actions": ...}}}}, found {str(tree)[:80]}')
@@ -192,6 +198,19 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
             "Compute them again (data.norm_stats None), or delete the key 'source' to use them all the same"
         )
     return {name: _parse(entry, f"{path}: {name}") for name, entry in tree["norm_stats"].items()}
+
+
+def named_stats(name: str, config: DataConfig, source: Mapping[str, Any]) -> dict[str, NormStats]:
+    """Reads the statistics that data.norm_stats names.
+
+    Raises:
+      DataError: As `load_stats`.
+      ConfigError: They are a LeRobot policy's, which normalises otherwise than the config.
+    """
+    path = Path(name)
+    if path.is_dir() and stats_file(path).suffix == ".safetensors":
+        lerobot_norm.require_modes(path, config)
+    return load_stats(path, source)
 
 
 def _parse(entry: Any, where: str) -> NormStats:

@@ -167,7 +167,7 @@ def _recorded(
     outcome = np.zeros(len(frames), bool)
     outcome[-1] = success
     columns = {
-        config.data.state_key: np.stack([policy_state(frame, env.state) for frame in frames]),
+        config.data.state_key: np.stack([policy_state(frame, env.state, env.state_function) for frame in frames]),
         config.data.action_key: np.stack(actions),
         config.data.success_key: outcome,
         config.data.reward_key: outcome.astype(np.float32),

@@ -4,9 +4,10 @@ from chunkwise.envs import environment
 from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, EnvSpec
 from chunkwise.errors import ConfigError
+from chunkwise.files import trust
 from openpi_ript.config.rollouts import EnvConfig
 
-ALLOWED = "env.suite (env.suite@env.python, where that is set)"
+ALLOWED = "env.suite (env.suite@env.python,env.state_function, as far as these are set)"
 """What `code_of` is, for the help of a command line."""
 
 
@@ -18,8 +19,9 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
       allow_code: Whether the user named `module:factory`, if that is what env.suite is.
 
     Raises:
-      ConfigError: env.suite is unknown, or code that the user did not name.
+      ConfigError: env.suite is unknown; it or env.state_function is code that the user did not name.
     """
+    require_own_code(config, allow_code=allow_code)
     spec = EnvSpec(
         suite=config.suite,
         task=names_of(config)[0],
@@ -34,8 +36,16 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
 
 
 def code_of(config: EnvConfig) -> str:
-    """Returns what a config would run: env.suite, with `@` and its interpreter where it has one of its own."""
-    return f"{config.suite}@{config.python}" if config.python else config.suite
+    """Returns what a config would run: env.suite, with `@` and its interpreter where it has one of its own, and
+    env.state_function behind a comma."""
+    suite = f"{config.suite}@{config.python}" if config.python else config.suite
+    return f"{suite},{config.state_function}" if ":" in config.state_function else suite
+
+
+def require_own_code(config: EnvConfig, *, allow_code: bool) -> None:
+    """Raises ConfigError if a config names a state function of somebody else's; `allow_code` as in `spec_of`."""
+    if ":" in config.state_function and not allow_code:
+        trust.refuse_code(f"env.state_function is {config.state_function!r}, which would import Python code")
 
 
 def names_of(config: EnvConfig) -> tuple[str, ...]:

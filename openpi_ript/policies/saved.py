@@ -14,7 +14,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.trust import require_own_files
 from chunkwise.train.rngs import key
 from openpi_ript.config.experiment import OpenpiRiptConfig
-from openpi_ript.data import norm
+from openpi_ript.data import lerobot_norm, norm
 from openpi_ript.model.lora import only_where, trainable
 from openpi_ript.model.pi0 import Pi0, as_trained, init_params
 from openpi_ript.weights import fit_to_model, load_openpi, load_safetensors
@@ -87,18 +87,22 @@ def read_openpi_weights(path: Path, config: OpenpiRiptConfig) -> dict[str, Any]:
 def read_stats(folder: Path, config: OpenpiRiptConfig) -> Mapping[str, NormStats]:
     """Statistics that belong to the weights of a folder; none where nothing is normalised.
 
-    Those of a run lie in it. For an openpi checkpoint they are data.norm_stats, or the one file below its `assets`.
+    Those of a run lie in it. For an openpi checkpoint they are data.norm_stats, or the one file below its `assets`; for
+    a folder of LeRobot's, data.norm_stats or those of its preprocessor.
 
     Raises:
       DataError: If they are missing or bad.
-      ConfigError: If an openpi checkpoint has several.
+      ConfigError: If an openpi checkpoint has several, or LeRobot's normalises otherwise than the config.
     """
     if (config.data.state_norm, config.data.action_norm) == ("none", "none"):
         return {}
     if is_run(folder):
         return norm.load_stats(folder / NORM_STATS, {})
     if config.data.norm_stats is not None:
-        return norm.load_stats(Path(config.data.norm_stats), {})
+        return norm.named_stats(config.data.norm_stats, config.data, {})
+    if lerobot_norm.is_lerobot(folder):
+        lerobot_norm.require_modes(folder, config.data)
+        return norm.load_stats(folder, {})
     places = [place / "assets" for place in (folder, folder.parent) if (place / "assets").is_dir()]
     found = sorted(path for place in places for path in place.rglob(NORM_STATS))
     if not found:

@@ -89,7 +89,7 @@ class _Seen:
             if draw is not None:
                 row[:] = np.random.default_rng(draw).standard_normal(self.actor.chunk, np.float32)
         batch = {
-            "state": policy_state(observations, self.config.state),
+            "state": policy_state(observations, self.config.state, self.config.state_function),
             "image": {name: observations[shown] for name, shown in self.config.cameras.items()},
             "prompt": list(prompts),
         }

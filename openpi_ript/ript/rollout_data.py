@@ -100,7 +100,9 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         columns={
             data.config.state_key: np.concatenate(
                 [
-                    adapter.simulated_state(policy_state(rollout.observations, env.state)[:-1]).astype(np.float32)
+                    adapter.simulated_state(
+                        policy_state(rollout.observations, env.state, env.state_function)[:-1]
+                    ).astype(np.float32)
                     for rollout in rollouts
                 ]
             ),

@@ -79,6 +79,8 @@ def test_settings_without_effect_are_refused(tmp_path: Path):
     refused("correction_key is 'by_hand'", guidance=GuidanceConfig(), data=corrected)
     with pytest.raises(ValueError, match="correction_key"):
         acting(tmp_path, tmp_path, data=dataclasses.replace(acting(tmp_path, tmp_path).data, correction_key="by_hand"))
+    with pytest.raises(ValueError, match=r"dataset_share 1, with which no rollouts are played"):
+        acting(tmp_path, tmp_path, rollout=dataclasses.replace(ROLLOUT, dataset_share=1.0))
     with pytest.raises(ValueError, match=r"rollout\.objective 'rejection'"):
         acting(tmp_path, tmp_path, rollout=dataclasses.replace(ROLLOUT, objective="rejection"))
     with pytest.raises(ValueError, match=r"rollout\.advantage"):

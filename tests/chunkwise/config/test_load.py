@@ -42,6 +42,9 @@ def test_tuples_and_none_are_read():
         ([*DEBUG, "--agent.discount", "1.5"], r"agent.discount is 1.5; expected above 0"),
         ([*DEBUG, "--train.steps", "0"], r"(?s)TrainConfig.steps is 0;\s+expected"),
         ([*DEBUG, "--data.shards", "5"], r"not\s+divisible"),
+        ([*DEBUG, "--run.resume", "False"], r"(?s)Unrecognized.*\n--run.resume False: .* write --run.no-resume$"),
+        ([*DEBUG, "--run.resume=true"], r"write --run.resume$"),
+        ([*DEBUG, "--run.no-resume", "False"], r"write --run.resume$"),
     ],
 )
 def test_names_what_is_wrong(arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch):
