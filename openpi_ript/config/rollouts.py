@@ -14,7 +14,7 @@ from chunkwise.config.experiment import (
 from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.config.ppo import PpoConfig
 
-SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robosuite")
+SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robomimic", "robosuite")
 STATE_FUNCTIONS = ("concatenate", "axis_angle")
 QUATERNION = "quat"
 """End of the names of arrays that are quaternions."""
@@ -35,10 +35,10 @@ class EnvConfig:
     """Path of the interpreter that runs `module:factory`, where its simulator needs other versions than this Python
     has. It needs numpy and the simulator, and nothing of ours. Empty: this Python."""
     task: str = ""
-    """robosuite: its environment, e.g. Lift. libero: suite and number of the task, e.g. libero_spatial/0. aloha:
-    AlohaTransferCube or AlohaInsertion. metaworld: one of its 50, e.g. reach-v3. ogbench: a single task, e.g.
-    cube-single-singletask-task2-v0. gymnasium: any id, e.g. Pendulum-v1, or module:id, which is imported. point: the
-    disc that is right, red or blue."""
+    """robosuite: its environment, e.g. Lift. robomimic: lift, can or square, seen as `state` alone. libero: suite and
+    number of the task, e.g. libero_spatial/0. aloha: AlohaTransferCube or AlohaInsertion. metaworld: one of its 50,
+    e.g. reach-v3. ogbench: a single task, e.g. cube-single-singletask-task2-v0. gymnasium: any id, e.g. Pendulum-v1,
+    or module:id, which is imported. point: the disc that is right, red or blue."""
     tasks: tuple[str, ...] = ()
     """Several tasks in place of `task`: their names, or that of a set which the suite knows (metaworld: MT10, MT50;
     libero: libero_spatial, libero_object, libero_goal, libero_10, libero_90)."""
