@@ -131,10 +131,20 @@ class ProgressLine:
 
     def show(self, metrics: dict[str, float]) -> None:
         """Prints metrics above the bar; without a terminal at most every ten seconds."""
-        text = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        text = _line(metrics)
         if self._bar is not None:
             self._bar.console.print(f"step {self._step}: {text}", highlight=False)
         elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             left = (self._total - self._step) / max(self._speed(), 1e-9)
             print(f"step {self._step}/{self._total}  {self._speed():.0f}/s  {left:.0f} s left  {text}", flush=True)
+
+
+def _line(metrics: dict[str, float]) -> str:
+    """Metrics as one line. Where there are both NAME and several of NAME/<task>, the line has NAME and how many."""
+    tasks = {name: [other for other in metrics if other.startswith(f"{name}/")] for name in metrics}
+    tasks = {name: others for name, others in tasks.items() if len(others) > 1}
+    left_out = {other for others in tasks.values() for other in others}
+    counts = {name: f" (each of {len(others)}: metrics.jsonl)" for name, others in tasks.items()}
+    shown = {name: value for name, value in metrics.items() if name not in left_out}
+    return "  ".join(f"{name} {value:.4g}{counts.get(name, '')}" for name, value in shown.items())

@@ -51,3 +51,17 @@ def test_the_time_left_does_not_count_compiling(seconds: list[float], capsys: py
         "step 120/1100  0/s  24500 s left  ",
         "step 520/1100  10/s  58 s left  loss 0.5",
     ]
+
+
+def test_of_many_tasks_the_line_has_the_mean_and_their_number(seconds: list[float], capsys: pytest.CaptureFixture[str]):
+    tasks = {f"policy/success/task-{n}": n / 50 for n in range(50)}
+    alone = {"rollouts/success": 0.25, "rollouts/success/one": 0.25, "policy/success_low": 0.4, "loss/a": 1.0}
+    with progress.ProgressLine(0, 10) as line:
+        seconds[0] += 20
+        line.update(1)
+        line.show(tasks | {"policy/success": 0.49} | alone)
+    shown = capsys.readouterr().out.split("left  ")[1].strip()
+    assert shown == (
+        "policy/success 0.49 (each of 50: metrics.jsonl)  rollouts/success 0.25  rollouts/success/one 0.25  "
+        "policy/success_low 0.4  loss/a 1"
+    )
