@@ -27,6 +27,7 @@ from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
 from openpi_ript.policies.saved import read_config
+from openpi_ript.robots.adapter import OWN, Adapter, find_adapter
 
 INITIAL_STATE = "initial_state"
 """Column of the seed with which the environment was reset."""
@@ -46,8 +47,8 @@ def find_rollouts(run: Path, first_step: int = 0) -> list[Path]:
     return found
 
 
-def recorded(rollout: Rollout, config: OpenpiRiptConfig, path: Path) -> Recorded:
-    """Returns a rollout as an episode of a dataset with the config's columns.
+def recorded(rollout: Rollout, config: OpenpiRiptConfig, path: Path, adapter: Adapter = OWN) -> Recorded:
+    """Returns a rollout as an episode of a dataset with the config's columns: state and images as its robot has them.
 
     Raises:
       DataError: The rollout's observations were not kept, or lack a camera.
@@ -59,18 +60,27 @@ def recorded(rollout: Rollout, config: OpenpiRiptConfig, path: Path) -> Recorded
         raise DataError(f"{path}: expected observations {missing}, found {sorted(rollout.observations)}")
     outcome = np.zeros(rollout.length, bool)
     outcome[-1] = rollout.success
+    state = policy_state(rollout.observations, env.state, env.state_function)
     columns = {
-        data.state_key: policy_state(rollout.observations, env.state, env.state_function)[:-1].astype(np.float32),
+        data.state_key: adapter.simulated_state(state[:-1]).astype(np.float32),
         data.action_key: rollout.actions,
         data.success_key: outcome,
         data.reward_key: outcome.astype(np.float32),
         INITIAL_STATE: np.full(rollout.length, rollout.seed, np.int64),
     }
-    images = {key: list(rollout.observations[name][:-1]) for key, name in shown.items()}
+    images = {key: list(adapter.simulated_image(rollout.observations[name][:-1])) for key, name in shown.items()}
     return Recorded(columns=columns, images=images, task=rollout.prompt)
 
 
-def convert(run: Path, out: Path, *, first_step: int = 0, fps: int | None = None, allow_env: str | None = None) -> int:
+def convert(
+    run: Path,
+    out: Path,
+    *,
+    first_step: int = 0,
+    fps: int | None = None,
+    allow_env: str | None = None,
+    allow_code: str | None = None,
+) -> int:
     """Writes the dataset; returns the number of episodes.
 
     Args:
@@ -79,6 +89,7 @@ def convert(run: Path, out: Path, *, first_step: int = 0, fps: int | None = None
       first_step: Updates behind the first round that is taken.
       fps: Frames a second of the simulation; None asks the environment.
       allow_env: `code_of` the run's env, where it is code that the user trusts.
+      allow_code: data.robot.adapter of the run, where it is code that the user trusts.
 
     Raises:
       ConfigError: `out` exists, or the run has no environment.
@@ -95,11 +106,8 @@ def convert(run: Path, out: Path, *, first_step: int = 0, fps: int | None = None
     config = read_config(run)
     if config.env is None:
         raise ConfigError(f"{run}: expected a run with env, found one that never acted")
-    if config.data.robot.adapter != "none":
-        raise ConfigError(
-            f"{run}: data.robot.adapter is {config.data.robot.adapter!r}, by which states and images differ from those "
-            "of the environment; such rollouts are not converted yet"
-        )
+    named = config.data.robot.adapter
+    adapter = find_adapter(named, allow_code=allow_code == named)
     require_own_code(config.env, allow_code=allow_env == code_of(config.env))
     paths = find_rollouts(run, first_step)
     if fps is None:
@@ -110,7 +118,7 @@ def convert(run: Path, out: Path, *, first_step: int = 0, fps: int | None = None
 
     def episodes() -> Iterator[Recorded]:
         for path in follow(paths, len(paths), "converting", done, rate=None, say=print):
-            yield recorded(load(path), config, path)
+            yield recorded(load(path), config, path, adapter)
 
     made = {"made_by": "openpi_ript.convert: rollouts of a policy", "env": config.env.suite, "task": config.env.task}
     with new_folder(out) as scratch:
@@ -128,11 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first-step", type=int, default=0, metavar="N", help="rounds from this update on; default: 0")
     parser.add_argument("--fps", type=int, help="frames a second; by default the environment is asked")
     parser.add_argument("--allow-env", metavar="MODULE:FACTORY", help=f"{ALLOWED} of the run, that you trust")
+    parser.add_argument("--allow-code", metavar="MODULE:FACTORY", help="data.robot.adapter of the run, that you trust")
     found = parser.parse_args(argv)
     try:
         if found.fps is not None and found.fps < 1:
             raise ConfigError(f"--fps is {found.fps}; expected at least 1")
-        count = convert(found.run, found.out, first_step=found.first_step, fps=found.fps, allow_env=found.allow_env)
+        count = convert(
+            found.run,
+            found.out,
+            first_step=found.first_step,
+            fps=found.fps,
+            allow_env=found.allow_env,
+            allow_code=found.allow_code,
+        )
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

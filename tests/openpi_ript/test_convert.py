@@ -16,6 +16,7 @@ from openpi_ript import convert
 from openpi_ript.config.experiment import AdvantageConfig, DataConfig, EvalConfig, RobotConfig, toy
 from openpi_ript.data.dataset import open_data
 from openpi_ript.policies.saved import TOKENIZER
+from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, small_config
 from tests.openpi_ript.toy_rollouts import make_rollout, point
 
@@ -110,3 +111,40 @@ def test_what_cannot_be_converted_is_refused(run: Path, tmp_path: Path, capsys: 
 
 def test_a_run_tells_its_package(run: Path):
     assert verbs.resolve(["convert", str(run), "out"]) == ("openpi_ript.convert", [str(run), "out"])
+
+
+class Halved(Adapter):
+    """A robot whose state is half of the simulator's first number, and whose cameras see the left to the right."""
+
+    def simulated_state(self, state: np.ndarray) -> np.ndarray:
+        return state[..., :1] / 2
+
+    def simulated_image(self, image: np.ndarray) -> np.ndarray:
+        return image[..., ::-1, :]
+
+
+def test_state_and_images_are_those_of_the_robot(run: Path):
+    config = convert.read_config(run)
+    path = convert.find_rollouts(run)[0]
+    rollout = load(path)
+    plain, made = (convert.recorded(rollout, config, path, *adapter) for adapter in ((), (Halved(),)))
+    key = config.data.state_key
+    np.testing.assert_array_equal(made.columns[key], plain.columns[key][:, :1] / 2)
+    assert made.columns[key].dtype == np.float32
+    np.testing.assert_array_equal(made.columns["action"], rollout.actions, "which the robot executed")
+    for name in plain.images:
+        for ours, theirs in zip(made.images[name], plain.images[name], strict=True):
+            np.testing.assert_array_equal(ours, theirs[:, ::-1])
+
+
+def test_an_adapter_that_the_run_brought_has_to_be_allowed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    name = "tests.openpi_ript.test_convert:Halved"
+    config = convert.read_config(run)
+    robot = dataclasses.replace(config.data.robot, adapter=name)
+    theirs = dataclasses.replace(config, data=dataclasses.replace(config.data, robot=robot))
+    monkeypatch.setattr(convert, "read_config", lambda folder: theirs)
+    assert convert.main([str(run), str(tmp_path / "out")]) == 64
+    assert f"data.robot.adapter is '{name}', which would import" in capsys.readouterr().err
+    assert convert.main([str(run), str(tmp_path / "out"), "--allow-code", name]) == 0
