@@ -30,7 +30,7 @@ from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.printable import say
 from qchunk.config import DataConfig, QChunkConfig
-from qchunk.data.index import dataset_files, is_lerobot, read_index
+from qchunk.data.index import dataset_files, format_of, read_index
 from qchunk.data.readers.report import EpisodeReport
 from qchunk.data.selection import Selection, select
 from qchunk.data.verdict import of_training
@@ -81,9 +81,7 @@ def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | N
     Raises:
       DataError: There is no dataset at all.
     """
-    kind = "ogbench_npz" if Path(path).suffix == ".npz" or any(Path(path).glob("*.npz")) else "aloha_hdf5"
-    kind = "lerobot" if is_lerobot(Path(path)) else kind
-    data = DataConfig(path=path, format=kind, verify="full", allow_links_to=tuple(allow_links_to))
+    data = DataConfig(path=path, format=format_of(Path(path)), verify="full", allow_links_to=tuple(allow_links_to))
     if config is not None:
         data = dataclasses.replace(config.data, verify="full")
     files = dataset_files(data)

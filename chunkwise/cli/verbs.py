@@ -114,6 +114,12 @@ VERBS: dict[str, Verb] = {
         modules={"qchunk": "qchunk.inspect", "openpi_ript": "openpi_ript.inspect", "driving": "driving.validate"},
         told_by="data",
     ),
+    "view": Verb(
+        summary="show a dataset as a page: images in step with plots, problems, what training draws of it",
+        example="chunkwise view path/to/episodes",
+        modules={"qchunk": "qchunk.view"},
+        told_by="data",
+    ),
     "record": Verb(
         summary="record episodes in a simulator",
         example="chunkwise record qchunk --help",

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import track
@@ -101,7 +102,7 @@ def dataset_files(data: DataConfig) -> Files:
       DataError: The folder or file is missing, of the wrong kind, or holds no episode; or links lead out of it.
     """
     files = open_files(data.path, data)
-    files.require(_dataset_names(files, data))
+    files.require(dataset_names(files, data))
     if data.norm_stats is not None:
         files.add_other("data.norm_stats", Path(data.norm_stats))
     return files
@@ -211,8 +212,8 @@ def _silent_change(file: str, dataset: str, expected: str, found: str) -> Proble
     )
 
 
-def _dataset_names(files: Files, data: DataConfig) -> list[str]:
-    """Names of the episode files; DataError where there are none."""
+def dataset_names(files: Files, data: DataConfig) -> list[str]:
+    """Returns the names of the episode files; raises DataError where there are none."""
     root, kind = Path(data.path), data.format
     if not root.exists() and ":" in kind:
         raise DataError(f"data.path: {root} does not exist (in {Path.cwd()}); expected what the reader {kind} reads")
@@ -241,6 +242,13 @@ def _dataset_names(files: Files, data: DataConfig) -> list[str]:
             f"data.path: {root} holds no episode; expected files *.hdf5 or *.h5, in score_<n> folders or not"
         )
     return names_within(data, names)
+
+
+def format_of(root: Path) -> Literal["aloha_hdf5", "ogbench_npz", "lerobot"]:
+    """Returns the data.format of a folder or file, by what it holds."""
+    if is_lerobot(root):
+        return "lerobot"
+    return "ogbench_npz" if root.suffix == ".npz" or any(root.glob("*.npz")) else "aloha_hdf5"
 
 
 def is_lerobot(root: Path) -> bool:

@@ -51,7 +51,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
             left_out += 1
             continue
         taken.append(report)
-        positives.append(report.score in data.positive_scores if report.score is not None else report.success)
+        positives.append(label_of(report, data))
         if positives[-1] is None and not report.problems:
             unlabelled.append(report)
     notes = []
@@ -106,6 +106,11 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
         left_out=left_out,
         notes=tuple(notes),
     )
+
+
+def label_of(report: EpisodeReport, data: DataConfig) -> bool | None:
+    """Returns whether an episode is positive, by its folder or else by what its file says; None where neither does."""
+    return report.score in data.positive_scores if report.score is not None else report.success
 
 
 def _misspelt_score(report: EpisodeReport) -> list[Problem]:

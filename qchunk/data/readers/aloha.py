@@ -86,7 +86,7 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
     try:
         with open_h5(path) as h5:
             require_affordable(h5, DATASETS.values())
-            arrays, problems = _read_all(h5, name)
+            arrays, problems = read_arrays(h5, name)
             env, success = read_attribute(h5, "env"), read_attribute(h5, "success")
             length = len(arrays["qpos"]) if "qpos" in arrays else 0
             images = None if workers is None else examine_images(h5, name, length, workers)
@@ -128,7 +128,8 @@ def _score(path: Path) -> int | None:
     return None
 
 
-def _read_all(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Problem]]:
+def read_arrays(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Problem]]:
+    """Reads what DATASETS names: arrays by short name, and what is wrong with others, of the file `name`."""
     arrays: dict[str, np.ndarray] = {}
     problems: list[Problem] = []
     for key, dataset in DATASETS.items():

@@ -74,7 +74,7 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
     stat = path.stat()
     file = {"path": path.name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     try:
-        arrays, problems = _read(path)
+        arrays, problems = read_arrays(path)
     except UNREADABLE as error:
         found = str(error).removeprefix(printable(f"{path}: "))
         problem = Problem(file=path.name, expected="a whole .npz file", found=found)
@@ -83,9 +83,9 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
     if problems:
         return [EpisodeReport(**file, id=path.name, content_hash=digest, problems=tuple(problems))]
     reports = []
-    for number, (first, last) in enumerate(_boundaries(arrays["terminal"])):
+    for number, (first, last) in enumerate(boundaries(arrays["terminal"])):
         name = f"{path.name}#{number}"
-        episode = _cut(arrays, first, last)
+        episode = cut(arrays, first, last)
         found = check_lengths(name, {"action": episode["action"]}, KEYS) + check_finite(name, episode, KEYS, row=first)
         action = episode["action"]
         reports.append(
@@ -104,8 +104,12 @@ def examine(path: Path, *, digest: str) -> list[EpisodeReport]:
     return reports
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
-    """Arrays by short name, [N, d] or [N]. Raises as `read_npz`."""
+def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
+    """Reads what KEYS names: arrays by short name, [N, d] or [N], and what is wrong with others.
+
+    Raises:
+      OSError, DataError: As `read_npz`.
+    """
     arrays: dict[str, np.ndarray] = {}
     problems: list[Problem] = []
     stored = read_npz(path, KEYS.values())
@@ -156,14 +160,14 @@ def _bytes(*files: tuple[Mapping[str, np.ndarray], object]) -> int:
     return sum(x.nbytes for arrays, _ in files for x in arrays.values())
 
 
-def _boundaries(terminal: np.ndarray) -> list[tuple[int, int]]:
-    """First row of each episode, and the row after its last."""
+def boundaries(terminal: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the first row of each episode, and the row after its last."""
     ends = np.flatnonzero(terminal) + 1
     return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
 
-def _cut(arrays: Mapping[str, np.ndarray], first: int, last: int) -> dict[str, np.ndarray]:
-    """One episode: T rows of everything, T + 1 of state and qpos."""
+def cut(arrays: Mapping[str, np.ndarray], first: int, last: int) -> dict[str, np.ndarray]:
+    """Cuts out one episode: T rows of everything, T + 1 of state."""
     shifted = "next_state" in arrays
     steps = last if shifted else last - 1
     episode = {key: arrays[key][first:steps] for key in arrays if key not in ("state", "next_state", "terminal")}
@@ -205,9 +209,9 @@ class OgbenchSource(IndexedEpisodes):
             found = self._kept.pop(name, None)
             if found is None:
                 self._files.require_unchanged(self._files.place(name))
-                arrays, _ = _read(Path(self._files.bounds.path(name)))
+                arrays, _ = read_arrays(Path(self._files.bounds.path(name)))
                 self._files.require_unchanged(self._files.place(name))
-                found = arrays, _boundaries(arrays["terminal"])
+                found = arrays, boundaries(arrays["terminal"])
                 while self._kept and _bytes(found, *self._kept.values()) > KEPT_BYTES:
                     del self._kept[next(iter(self._kept))]
             self._kept[name] = found
@@ -217,7 +221,7 @@ class OgbenchSource(IndexedEpisodes):
         positive, length = bool(self._positives[index]), int(self._lengths[index])
         report = self._reports[index]
         rows, spans = self._file(report.path)
-        arrays = _cut(rows, *spans[int(report.id.rpartition("#")[2])])
+        arrays = cut(rows, *spans[int(report.id.rpartition("#")[2])])
         if self._task is not None:
             reward, terminated = self._task.relabel(arrays["sim_qpos"], arrays.get("button_states"))
         else:

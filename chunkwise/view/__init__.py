@@ -1,0 +1,1 @@
+"""A dataset as a local page: what each package gives for its readers, the server, and the page."""

@@ -1,0 +1,147 @@
+"""What a page needs of a dataset, which each package gives for its readers; and of a config and a policy, if there are.
+
+All of it is asked for from several threads at a time.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from jaxtyping import Float32, Shaped, UInt8
+
+from chunkwise.data.problems import Problem
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpisodeSummary:
+    """An episode in the list; None where it is not known, or not known yet."""
+
+    name: str
+    task: str = ""
+    success: bool | None = None
+    """Also the label, where a dataset has labels."""
+    length: int | None = None
+    """Frames."""
+    total_reward: float | None = None
+    problems: tuple[Problem, ...] = ()
+    """Each with its row counted from the episode's first frame."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpisodeContent:
+    """What is plotted of an episode, and which cameras show it."""
+
+    cameras: tuple[str, ...]
+    columns: Mapping[str, Shaped[np.ndarray, "rows *d"]]
+    """By name, [T] or [T, d]; T + 1 rows where the state after the last action was recorded. Numbers or bools."""
+    labels: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """Names of a column's dimensions, where the dataset has them."""
+    fps: float | None = None
+    problems: tuple[Problem, ...] = ()
+    """Met while it was read, beside those of the summary."""
+
+
+class Recordings(Protocol):
+    """Episodes of a dataset, good and bad."""
+
+    @property
+    def title(self) -> str:
+        """Where they lie."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Their format, in a word or two."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of all episodes, without reading them."""
+        ...
+
+    def examine(self) -> Iterator[tuple[int, EpisodeSummary]]:
+        """Reads all episodes and yields what each holds; an episode may come again once more of it is known.
+
+        Raises:
+          DataError: The rest cannot be read.
+        """
+        ...
+
+    def open(self, episode: int) -> EpisodeContent:
+        """Reads an episode without its images.
+
+        Raises:
+          DataError: It cannot be read.
+        """
+        ...
+
+    def image(self, episode: int, camera: str, frame: int) -> bytes:
+        """Returns one image as JPEG or PNG; as recorded, where it is one of these.
+
+        Args:
+          episode: In [0, len(names)).
+          camera: One of the content's.
+          frame: At or above 0.
+
+        Raises:
+          DataError: There is none, or it is damaged.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """What training draws at one start."""
+
+    recorded: Float32[np.ndarray, "t a"]
+    """Actions in the units of the column that `over` names."""
+    over: str
+    arrays: Mapping[str, Shaped[np.ndarray, "..."]]
+    """Entries of the batch, without its first axis: [t], [t, d], [d] or []."""
+    images: Mapping[str, UInt8[np.ndarray, "h w 3"]]
+    """As the network gets them."""
+    notes: tuple[str, ...] = ()
+
+
+class TrainingView(Protocol):
+    """What a config makes of the same episodes."""
+
+    @property
+    def name(self) -> str:
+        """Of the config."""
+        ...
+
+    def window(self, episode: int, frame: int) -> Window:
+        """Returns what training draws at this start.
+
+        Raises:
+          DataError: Training takes no chunk there; the message says why.
+        """
+        ...
+
+
+class PolicyView(Protocol):
+    """What a policy would do in the same episodes."""
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        ...
+
+    def chunk(self, episode: int, frame: int) -> Float32[np.ndarray, "t a"]:
+        """Returns the policy's chunk at a frame, in the robot's units.
+
+        Raises:
+          DataError: The episode has not what the policy takes.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class View:
+    """What a page shows."""
+
+    recordings: Recordings
+    training: TrainingView | None = None
+    policy: PolicyView | None = None
