@@ -66,7 +66,7 @@ def read_training(name: str, arguments: argparse.Namespace, fields: Sequence[str
     """
     links = arguments.allow_links_to
     more = ["--data.allow-links-to", *links] if links else []
-    words = ["--config", str(find(name)), "--data.path", arguments.dir, *more, *fields]
+    words = ["--config", str(find(name)), "--data.path", str(arguments.dir), *more, *fields]
     config, _ = load(words, program="python -m qchunk.inspect DIR --config FILE")
     if not isinstance(config, QChunkConfig):
         raise ConfigError(f"--config is {name}, of the package {config.package}; expected a config of qchunk")

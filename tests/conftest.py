@@ -35,6 +35,7 @@ SKIPS = {
     "this machine has no network": "with the loopback alone, there is no other address to bind to",
     "needs Chromium": "pages are read by a parser as well; a browser is no package of Python",
     "needs coreutils": "macOS has no sha256sum; the sums are checked by the project's own code as well",
+    "no Chromium is installed": "a browser is no package of Python; the server's answers are tested without one",
     "finds the workers in /proc": "only Linux has it",
 }
 """Reasons for which a test may be skipped where CI is set, as patterns, and why that is no loss there."""

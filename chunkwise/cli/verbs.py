@@ -117,7 +117,7 @@ VERBS: dict[str, Verb] = {
     "view": Verb(
         summary="show a dataset as a page: images in step with plots, problems, what training draws of it",
         example="chunkwise view path/to/episodes",
-        modules={"qchunk": "qchunk.view"},
+        modules={"qchunk": "qchunk.view", "openpi_ript": "openpi_ript.view", "driving": "driving.view"},
         told_by="data",
     ),
     "record": Verb(

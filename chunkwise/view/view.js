@@ -624,7 +624,7 @@ function fromAddress() {
     $("title").textContent = state.dataset.title;
     $("title").title = state.dataset.title;
     $("kind").textContent = state.dataset.kind;
-    document.title = `${state.dataset.title} – chunkwise view`;
+    document.title = `${state.dataset.title} | chunkwise view`;
     await poll();
     fromAddress();
   } catch (error) {

@@ -1,0 +1,89 @@
+"""Episodes of a LeRobot dataset for a page that shows them (chunkwise/view), good episodes and bad ones."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from chunkwise.data.images import encode_jpeg
+from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
+from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
+from chunkwise.data.lerobot.video import LeRobotImages
+from chunkwise.data.threads import step_back
+from chunkwise.errors import DataError
+from chunkwise.files.links import Bounds
+from chunkwise.view.source import EpisodeContent, EpisodeSummary
+from openpi_ript.config.data import DataConfig
+from openpi_ript.pack import numeric_columns
+
+QUALITY = 92
+"""Of the JPEGs that frames of a video become."""
+
+INDICES = ("episode_index", "frame_index", "timestamp", "index")
+"""Columns that say nothing that the page does not show otherwise."""
+
+
+class LeRobotRecordings:
+    """A folder of LeRobot 2.1 or 3.0. The tables of two files are kept, and the decoders of some videos."""
+
+    def __init__(self, path: Path, allow_links_to: tuple[str, ...] = ()) -> None:
+        """Reads meta/.
+
+        Raises:
+          DataError: It is no LeRobot dataset, or meta/ is bad.
+        """
+        self._meta = read_meta(path, bounds=Bounds(path, allow_links_to))
+        self.title, self.kind = str(path), f"LeRobot {self._meta.version}"
+        self.names = [f"episode {episode.index}" for episode in self._meta.episodes]
+        self._keys = numeric_columns(self._meta)
+        self._tables = functools.lru_cache(2)(self._read_tables)
+        self._images = {camera: LeRobotImages(self._meta, [camera]) for camera in self._meta.cameras}
+
+    def examine(self) -> Iterator[tuple[int, EpisodeSummary]]:
+        """Reads all tables, and then looks at the images as far as that needs no decoding of all."""
+        step_back()
+        told: list[EpisodeSummary] = []
+        for place, table in enumerate(iter_tables(self._meta, self._keys)):
+            told.append(_summary(self._meta, table))
+            yield place, told[-1]
+        reader = LeRobotImages(self._meta, self._meta.cameras)
+        for place, summary in enumerate(told):
+            if not summary.problems and (found := reader.check(self._meta.episodes[place].index, last=True)):
+                yield place, dataclasses.replace(summary, problems=tuple(found))
+
+    def open(self, episode: int) -> EpisodeContent:
+        meta = self._meta.episodes[episode]
+        table = self._tables(meta.file)[meta.index]
+        if not table.columns:
+            raise DataError(*table.problems)
+        first = [
+            key for key in (DataConfig.action_key, DataConfig.state_key, DataConfig.reward_key) if key in table.columns
+        ]
+        order = [*first, *(key for key in table.columns if key not in (*first, *INDICES))]
+        columns = {key: table.columns[key] for key in order}
+        return EpisodeContent(cameras=tuple(self._meta.cameras), columns=columns, fps=self._meta.fps)
+
+    def image(self, episode: int, camera: str, frame: int) -> bytes:
+        meta = self._meta.episodes[episode]
+        if frame >= meta.length:
+            raise DataError(f"{self.names[episode]}: expected a frame below {meta.length}, found {frame}")
+        return encode_jpeg(self._images[camera].read(meta.index, frame)[camera], quality=QUALITY)
+
+    def _read_tables(self, file: str) -> Mapping[int, EpisodeTable]:
+        """The episodes of one file by their index."""
+        inside = tuple(episode for episode in self._meta.episodes if episode.file == file)
+        part = dataclasses.replace(self._meta, episodes=inside)
+        return {table.meta.index: table for table in iter_tables(part, self._keys)}
+
+
+def _summary(meta: LeRobotMeta, table: EpisodeTable) -> EpisodeSummary:
+    success, reward = table.columns.get(DataConfig.success_key), table.columns.get(DataConfig.reward_key)
+    task = table.columns.get("task_index")
+    return EpisodeSummary(
+        name=f"episode {table.meta.index}",
+        task="" if task is None or not len(task) else meta.tasks.get(int(task[0]), ""),
+        success=None if success is None else bool(success.any()),
+        length=table.meta.length,
+        total_reward=None if reward is None else float(reward.sum()),
+        problems=table.problems,
+    )
