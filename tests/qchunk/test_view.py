@@ -1,5 +1,6 @@
 """The page of Q-chunking's datasets: the server's bytes are the files'."""
 
+import itertools
 from pathlib import Path
 
 import cv2
@@ -12,9 +13,13 @@ from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from qchunk import view
 from qchunk.config import DataConfig
+from qchunk.data.dataset import open_dataset
 from qchunk.data.recordings import AlohaRecordings, OgbenchRecordings, open_recordings
+from qchunk.data.stream import open_stream
+from qchunk.data.window import TrainingWindows
 from qchunk.inspect import inspect
 from tests.qchunk.image_recordings import CAMERAS, RECORDED, dataset, scene, write_episode
+from tests.qchunk.recordings import config
 
 
 def recordings(path: Path, **data: str) -> AlohaRecordings | OgbenchRecordings:
@@ -176,6 +181,50 @@ def test_a_folder_of_files_is_one_list(tmp_path: Path):
         rows = slice(4, 8) if episode else slice(0, 3)
         np.testing.assert_array_equal(found.open(episode).columns["action"], first["actions"][rows])
     assert [summary.length for _, summary in sorted(dict(found.examine()).items())] == [3, 4, 4]
+
+
+@pytest.mark.parametrize("norm", ["none", "mean_std"])
+def test_a_window_is_the_row_that_training_draws(tmp_path: Path, norm: str):
+    """Chunks from the start, across the end, and from the last frame are among the rows of some batches."""
+    lengths = (7, 12, 5)
+    dataset(tmp_path, lengths)
+    made = config(tmp_path, batch=16, cameras=("cam_high",), image_size=(12, 16), action_norm=norm)
+    windows = TrainingWindows(made, "mine", recordings(tmp_path))
+    found = {(e, t): windows.window(e, t) for e, length in enumerate(lengths) for t in range(length)}
+    batches = open_stream(made, open_dataset(made), shard=0, num_shards=1, start_step=0, training=True)
+    met = set()
+    for batch in itertools.islice(batches, 20):
+        for row in range(16):
+            (place,) = [at for at, one in found.items() if np.array_equal(one.arrays["actions"], batch["actions"][row])]
+            met.add(place)
+            window = found[place]
+            for name in ("valid", "masks", "terminals", "rewards", "is_positive", "final_reward"):
+                np.testing.assert_array_equal(window.arrays[name], batch[name][row])
+            np.testing.assert_array_equal(window.arrays["observations.qpos"], batch["observations"]["qpos"][row])
+            images = batch["observations"]["images"]
+            assert images is not None
+            np.testing.assert_array_equal(window.images["cam_high"], images[row, 0])
+    assert met == set(found)
+    assert [found[1, t].arrays["valid"].tolist() for t in (0, 9)] == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    with h5py.File(tmp_path / "episode_1.hdf5") as h5:
+        action = np.asarray(h5["/action"])
+    np.testing.assert_allclose(found[1, 9].recorded, action[[9, 10, 11, 11, 11]], atol=1e-5)
+    with pytest.raises(DataError, match="starts below 12 in this episode, found frame 12"):
+        windows.window(1, 12)
+
+
+def test_what_training_would_not_take_is_said(tmp_path: Path):
+    for score in (5, 3, 0):
+        write_episode(tmp_path / f"score_{score}/a.hdf5", 6, score)
+    made = config(tmp_path)
+    windows = TrainingWindows(made, "mine", recordings(tmp_path))
+    names = list(recordings(tmp_path).names)
+    assert len(windows.window(names.index("score_5/a.hdf5"), 0).recorded) == 5
+    with pytest.raises(DataError, match="Training leaves this episode out"):
+        windows.window(names.index("score_3/a.hdf5"), 0)
+    set_rows(tmp_path / "score_5/a.hdf5", "/action", (2, 1), np.inf)
+    with pytest.raises(DataError, match=r"Training would not begin:\n1 problem"):
+        TrainingWindows(made, "mine", recordings(tmp_path)).window(names.index("score_5/a.hdf5"), 0)
 
 
 def test_the_command_says_what_is_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -155,10 +155,28 @@ def test_nothing_of_a_dataset_is_run(tab: Tab):
         )
 
 
-def test_a_dataset_of_aloha_and_what_training_draws_of_it(tab: Tab, tmp_path: Path):
+def test_a_hundred_thousand_frames(tab: Tab):
+    with served(Played((500,) * 190 + (5_000,))) as server:
+        opened(tab, server)
+        shown(tab, 0, 0)
+        assert "100,000 frames" in tab.evaluate("document.getElementById('state').textContent")
+        assert len(names(tab)) < 60, "only those in sight are drawn"
+        tab.evaluate("document.getElementById('list').scrollTop = 1e9")
+        tab.wait("document.querySelector('[data-number=\"190\"]') !== null")
+        tab.click('[data-number="190"]')
+        shown(tab, 190, 0)
+        tab.press("End")
+        shown(tab, 190, 4_999)
+        recordings = server.view.recordings
+        assert isinstance(recordings, Played)
+        assert set(recordings.opened) == {0, 190}, "an episode is read when it is shown"
+
+
+def test_a_dataset_of_aloha_and_what_training_draws_of_it(tab: Tab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of 90 frames, at a chunk's length of 5: whole chunks, one of which the end leaves 3, and the last frame's."""
-    folder = Path(os.environ.get("CHUNKWISE_SCREENSHOTS", tmp_path / "shots"))
-    data = tmp_path / "data"
+    folder = Path(os.environ.get("CHUNKWISE_SCREENSHOTS", tmp_path / "shots")).absolute()
+    monkeypatch.chdir(tmp_path)  # so that the page shows no path of this machine
+    data = Path("recordings")
     for number, length in enumerate((120, 90, 150, 60)):
         file = data / f"score_{5 * (number % 2)}/episode_{number}.hdf5"
         write_episode(file, length, number, depth=True, size=(120, 160))
