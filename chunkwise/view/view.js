@@ -70,8 +70,8 @@ async function poll() {
     const words = [`${state.episodes.length} episodes`, `${total.toLocaleString("en")} frames`];
     if (bad) words.push(`${bad} with problems`);
     if (!found.done) words.push(`reading: ${known.length} of ${state.episodes.length}`);
+    if (found.error) words.push(`reading ended: ${found.error}`);
     $("state").textContent = words.join(" · ");
-    if (found.error) tell(found.error);
     document.body.dataset.examined = String(found.done);
     if (!found.done) setTimeout(poll, POLL_MS);
   } catch (error) {

@@ -50,7 +50,7 @@ class AlohaRecordings:
     def examine(self) -> Iterator[tuple[int, EpisodeSummary]]:
         """Reads each file without its images, then again with them, as `inspect` does."""
         step_back()
-        root, places = Path(self._data.path), {name: place for place, name in enumerate(self.names)}
+        root, places = self._files.bounds.root, {name: place for place, name in enumerate(self.names)}
         told: dict[str, EpisodeSummary] = {}
         for workers in (None, Workers(1)):
             reports = []

@@ -115,6 +115,12 @@ def test_the_survey_finds_what_inspect_finds(tmp_path: Path):
         found.open(3)
 
 
+def test_a_path_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset(tmp_path / "here", (7, 12))
+    monkeypatch.chdir(tmp_path)
+    assert [dict(recordings(Path("here")).examine())[k].length for k in range(2)] == [7, 12]
+
+
 def test_an_episode_unlike_the_others_is_told_once_all_are_read(tmp_path: Path):
     dataset(tmp_path, (7, 12, 5))
     with h5py.File(tmp_path / "episode_1.hdf5", "r+") as h5:

@@ -185,6 +185,7 @@ def test_a_dataset_of_aloha_and_what_training_draws_of_it(tab: Tab, tmp_path: Pa
     episode = list(recordings.names).index("score_5/episode_1.hdf5")
     with served(recordings, TrainingWindows(made, "qchunk/own_data", recordings)) as server:
         opened(tab, server)
+        assert tab.evaluate("document.getElementById('state').textContent") == "4 episodes · 420 frames"
         # Where time cut an episode off, the step whose next state was not recorded is not valid.
         for frame, valid in ((42, [1, 1, 1, 1, 1]), (87, [1, 1, 0, 0, 0]), (89, [0, 0, 0, 0, 0])):
             tab.go(f"{server.url}#episode={episode}&frame={frame}")
