@@ -24,9 +24,15 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Takes what argparse.ArgumentParser takes."""
         super().__init__(*args, **settings)
-        group = self.add_argument_group("limits", "what one file may cost; above it, the file is refused")
-        for field in dataclasses.fields(budget.Limits):
-            words = f"{field.metadata['meaning']}; default: {field.default} {field.metadata['unit']}"
+        # Named in a paragraph of the help, not in the usage: 18 flags before every error hid the error.
+        limits = dataclasses.fields(budget.Limits)
+        names = ", ".join(f"{budget.flag(field.name).rpartition('.')[2]} {field.default}" for field in limits)
+        group = self.add_argument_group(
+            "limits",
+            "--data.limits.NAME N: what one file may cost; above it, the file is refused with the flag that raises it. "
+            f"Names and defaults: {names}.",
+        )
+        for field in limits:
             group.add_argument(
                 budget.flag(field.name),
                 f"--data.limits.{field.name}",
@@ -34,7 +40,7 @@ class Parser(argparse.ArgumentParser):
                 type=int,
                 metavar="N",
                 default=argparse.SUPPRESS,
-                help=words,
+                help=argparse.SUPPRESS,
             )
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -59,7 +59,7 @@ VERBS: dict[str, Verb] = {
         modules={"": "chunkwise.cli.train"},
     ),
     "compile": Verb(
-        summary="compile a run's programs for TPUs or GPUs that are not here: memory, exchanges, a bound on the time",
+        summary="compile a run's programs for TPUs or GPUs that are not here: memory, traffic, a bound on the time",
         example="chunkwise compile openpi_ript/pi0_full --topology v5p:2x2x2",
         modules={"": "chunkwise.train.compile"},
     ),
@@ -69,7 +69,7 @@ VERBS: dict[str, Verb] = {
         modules={"": "chunkwise.cli.listing"},
     ),
     "doctor": Verb(
-        summary="say what is on this machine of what the project uses, and what to do about what is not",
+        summary="check devices, rendering, codecs, simulators, a folder for runs; say how to add what is missing",
         example="chunkwise doctor runs",
         modules={"": "chunkwise.cli.doctor"},
     ),
@@ -108,7 +108,7 @@ VERBS: dict[str, Verb] = {
         modules={"": "chunkwise.reports.study"},
     ),
     "inspect": Verb(
-        summary="say what is in a dataset or an environment (--env NAME), and what is wrong with it",
+        summary="summarise a dataset or an environment (--env NAME), and list its faults",
         example="chunkwise inspect path/to/episodes",
         of_env="chunkwise.envs.inspect",
         modules={"qchunk": "qchunk.inspect", "openpi_ript": "openpi_ript.inspect", "driving": "driving.validate"},
@@ -218,12 +218,17 @@ def _help(name: str, rest: Sequence[str]) -> str | None:
     asked = bool(rest) and rest[0] in ("-h", "--help")
     if verb is None or "" in verb.modules or not asked:
         return None
-    ways = [f"  chunkwise {name} {package} ...    is  python -m {module}" for package, module in verb.modules.items()]
-    told = {"data": "Without the word, by what the dataset is.", "run": "Without the word, by the run.", "word": ""}
-    lines = [f"chunkwise {name}: {verb.summary}", "", *ways, told[verb.told_by], *verb.options]
-    lines += ["", f"example: {verb.example}"]
-    more = f"`chunkwise {name} {next(iter(verb.modules))} --help` has the options of one."
-    return "\n".join([*(line for line in lines if line or line == ""), more, EXIT_CODES])
+    told = {"data": "Without PACKAGE, the dataset decides.", "run": "Without PACKAGE, the run decides.", "word": ""}
+    lines = [
+        f"usage: chunkwise {name} {'PACKAGE' if verb.told_by == 'word' else '[PACKAGE]'} ...",
+        "",
+        f"{verb.summary}",
+        "",
+    ]
+    lines += [f"  {f'chunkwise {name} {package}':<32}python -m {module}" for package, module in verb.modules.items()]
+    lines += [line for line in (told[verb.told_by],) if line]
+    lines += [*verb.options, "", f"example: {verb.example}"]
+    return "\n".join([*lines, f"`chunkwise {name} PACKAGE --help` lists the options.", EXIT_CODES])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
