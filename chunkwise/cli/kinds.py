@@ -1,5 +1,6 @@
 """What a folder or file is, told by its name and what lies in it; nothing of it is opened but a manifest."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from chunkwise.config.packages import PACKAGES, package_of
@@ -16,12 +17,13 @@ WAYS: dict[str, tuple[str, ...]] = {
 """Names that only one package's files have, in the order in which they are looked for."""
 
 
-def package_of_data(path: Path, verb: str) -> str:
+def package_of_data(path: Path, verb: str, packages: Iterable[str] = PACKAGES) -> str:
     """Returns the package that reads a dataset, or that made a run.
 
     Args:
       path: Folder or file.
       verb: Of the command line, for the message.
+      packages: Those that have the verb, for the message.
 
     Raises:
       ConfigError: It cannot be told; the message says how to name it.
@@ -40,7 +42,8 @@ def package_of_data(path: Path, verb: str) -> str:
     for package, patterns in WAYS.items():
         if any(_there(path, pattern) for pattern in patterns):
             return package
-    raise ConfigError(f"{path}: cannot tell whose data these are; say it: chunkwise {verb} {'|'.join(PACKAGES)} {path}")
+    choice = "|".join(packages)
+    raise ConfigError(f"{path}: cannot tell whose data these are; say it: chunkwise {verb} {choice} {path}")
 
 
 def package_of_run(path: Path) -> str:

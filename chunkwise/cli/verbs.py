@@ -196,7 +196,7 @@ def _package(name: str, verb: Verb, rest: list[str]) -> tuple[str, list[str]]:
     elif (told := _package_of_config(rest)) in PACKAGES:
         package = told
     else:
-        package = kinds.package_of_data(path, name)
+        package = kinds.package_of_data(path, name, verb.modules)
     if package not in verb.modules:
         raise ConfigError(f"chunkwise {name}: there is none for {package}; there is for {', '.join(verb.modules)}")
     return package, rest

@@ -94,6 +94,7 @@ def test_a_config_says_who_reads_a_dataset_that_two_packages_read(tmp_path: Path
         (["record", "openpi_ript"], ConfigError, "there is none for openpi_ript; there is for qchunk, driving"),
         (["inspect"], ConfigError, r"expected qchunk\|openpi_ript\|driving first"),
         (["inspect", "EMPTY"], ConfigError, r"cannot tell whose data these are; say it: chunkwise inspect qchunk\|"),
+        (["pack", "EMPTY"], ConfigError, r"say it: chunkwise pack openpi_ript\|driving /"),
         (["inspect", "EMPTY/none"], DataError, "expected a dataset, found nothing"),
         (["evaluate", "EMPTY"], ConfigError, r"expected the folder of a run, found no config\.json in it"),
     ],
