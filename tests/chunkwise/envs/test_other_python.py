@@ -155,7 +155,7 @@ def test_a_death_is_named_and_costs_a_rollout_that_is_played_again(
         env.reset(0)
     (tmp_path / "died").unlink()
     workers = ProcessWorkers(functools.partial(environment.make, spec), 1, name="theirs")
-    collector = Collector(workers, groups=1, tasks=[Task(name="deadly", prompt="", max_steps=6)])
+    collector = Collector(workers, rows=1, tasks=[Task(name="deadly", prompt="", max_steps=6)])
     lengths: list[int] = []
     two = [dataclasses.replace(job, task="deadly") for job in jobs([0, 1])]
     try:
