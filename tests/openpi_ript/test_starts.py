@@ -68,10 +68,14 @@ def test_a_run_with_rollouts_plays_them(root: Path, tmp_path: Path, monkeypatch:
     rollout = RolloutConfig(start=2, updates=2, groups=2, max_groups=4, size=2, initial_states=4)
     config = small_config(root, tmp_path / "run", data=data, env=point(), rollout=rollout, eval=EvalConfig())
     seen = started(config, monkeypatch)
+    closed: list[bool] = []
     try:
         assert isinstance(seen.task, RiptTask)
         assert seen.task.config == dataclasses.replace(config)
         assert seen.interaction is not None
         assert (seen.interaction.start, seen.interaction.every) == (2, 2)
     finally:
+        close = seen.task.collector.close
+        monkeypatch.setattr(seen.task.collector, "close", lambda: closed.append(True) or close())
         seen.task.finish()
+    assert closed == [True]

@@ -1,12 +1,16 @@
 """Objectives against plain numpy, and what no gradient may pass."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chunkwise.state import TrainState
 from chunkwise.train import rngs
-from driving.tasks import objectives
+from driving.tasks import objectives, waypoints
 from driving.tasks.waypoints import waypoint_loss
 
 
@@ -126,3 +130,22 @@ def test_padded_waypoints_have_no_gradient():
     expected = (np.sqrt(((predicted - truth) ** 2).sum(-1) + 0.01) - 0.1)[valid].mean()
     assert float(found.value()) == pytest.approx(float(expected), rel=1e-5)
     assert float(found.count) == valid.sum()
+
+
+def test_weights_and_their_average_begin_at_the_loaded_encoder(monkeypatch: pytest.MonkeyPatch):
+    learnt = {"w": np.ones(3, np.float32)}
+    monkeypatch.setattr(waypoints, "read_encoder", lambda folder, config: learnt)
+    task = waypoints.WaypointTask.__new__(waypoints.WaypointTask)
+    vars(task).update(settings=SimpleNamespace(weights="pretraining"), config=None)
+
+    def fresh() -> dict[str, Any]:
+        return {"encoder": {"w": jnp.zeros(3)}, "out": {"w": jnp.full(2, 5.0)}}
+
+    state = TrainState(step=jnp.int32(0), params=fresh(), opt_state={}, target={}, ema=fresh())
+    found = task.load(state)
+    for part in (found.params, found.ema):
+        assert part["encoder"]["w"].tolist() == [1, 1, 1]
+        assert part["out"]["w"].tolist() == [5, 5]
+    places = {part["encoder"]["w"].unsafe_buffer_pointer() for part in (found.params, found.ema)}
+    assert len(places) == 2  # the state is donated
+    assert task.load(state.replace(ema={})).ema == {}
