@@ -15,7 +15,6 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,6 @@ def episode_path(path: Path, episode: int) -> Path:
 
 def record_episode(config: RecordConfig, path: Path, episode: int) -> None:
     """Drives, renders and writes one episode, the JSON last."""
-    os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported, here for the first time
     from driving.sim import scene
     from driving.sim.driver import drive
 

@@ -21,11 +21,15 @@ ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
 FOREIGN = {
     "--account": "sbatch's",
+    "--address": "ray's",
+    "--generate": "ray's",
+    "--head": "ray's",
     "--no-deps": "pip's",
     "--signal": "sbatch's",
     "--sparse": "that of Q-chunking's official code",
     "--torch": "one of benchmarks/__main__.py, which makes them of the peers' names",
     "--xla_cpu_multi_thread_eigen": "XLA's",
+    "--xla_dump_to": "XLA's",
 }
 """Flags that the pages name and no program here spells out, and whose they are."""
 IN_THE_WHEEL = "README.md: chunkwise/configs"

@@ -9,7 +9,6 @@ route_command as its number in ROUTE_COMMANDS; images by camera.
 
 import atexit
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
@@ -213,7 +212,6 @@ class TownEnv:
     def _town_seen(self) -> Any:
         """The town's scene, made when the first image is asked for."""
         if self._scene is None:
-            os.environ.setdefault("MUJOCO_GL", "egl")  # read when mujoco is imported, here for the first time
             try:
                 from driving.sim import scene
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, UInt8
 
+from chunkwise.envs.suites.offscreen import Renderer
 from driving.sim.driver import Moment
 from driving.sim.painting import Ground, make_palette, paint
 from driving.sim.roads import JUNCTION_HALF, LANE, Junction, Road, branch_lines, direction
@@ -20,6 +21,7 @@ from driving.sim.traffic import Signal
 mujoco: Any = importlib.import_module("mujoco")  # its stubs lack most of it
 
 OVERSAMPLING = 2
+MOST_GEOMS = 10_000
 """Images are rendered this many times larger and averaged: no jagged edges, and far lines survive."""
 FIELD_OF_VIEW = 72.0
 """Of every camera, horizontally, degrees."""
@@ -82,12 +84,9 @@ class Scene:
     def show(self, moment: Moment, camera: str, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
         """An image of one moment for people: of any camera, ABOVE too, and of any size, one for all calls."""
         if self._large is None:
-            buffers = self.model.vis.global_
-            buffers.offheight, buffers.offwidth = max(buffers.offheight, height), max(buffers.offwidth, width)
             self._large = _renderer(self.model, height, width)
         self._place(moment)
-        self._large.update_scene(self.data, camera)
-        return self._large.render()
+        return self._large.render(self.data, camera)
 
     def close(self) -> None:
         """Frees the renderers."""
@@ -96,8 +95,7 @@ class Scene:
             self._large.close()
 
     def _shoot(self, camera: str) -> UInt8[np.ndarray, "h w 3"]:
-        self.renderer.update_scene(self.data, camera)
-        large = self.renderer.render()
+        large = self.renderer.render(self.data, camera)
         n = OVERSAMPLING
         total = np.full((large.shape[0] // n, large.shape[1] // n, 3), n * n // 2, np.uint16)
         for i in range(n):
@@ -148,7 +146,7 @@ def build(
 
 def _renderer(model: Any, height: int, width: int) -> Any:
     """A renderer without shadows or reflections."""
-    renderer = mujoco.Renderer(model, height, width)
+    renderer = Renderer(model, height, width, most_geoms=MOST_GEOMS)
     renderer.scene.flags[:] = 0
     renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SKYBOX] = 1
     return renderer

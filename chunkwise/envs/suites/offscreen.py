@@ -21,8 +21,14 @@ class Renderer:
     Unlike MuJoCo's own it does not depend on what MUJOCO_GL was when mujoco was imported.
     """
 
-    def __init__(self, model: Any, height: int, width: int) -> None:
+    def __init__(self, model: Any, height: int, width: int, *, most_geoms: int = 1000) -> None:
         """Opens a GL context for a MuJoCo model.
+
+        Args:
+          model: Its buffers are made as large as the image.
+          height: Of the image, pixels.
+          width: Of the image, pixels.
+          most_geoms: Of a scene; more are not drawn.
 
         Raises:
           ConfigError: If the machine cannot render.
@@ -41,7 +47,9 @@ class Renderer:
                 "whichever works here"
             ) from error
         lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        self._lib, self._model, self._scene = lib, model, lib.MjvScene(model, maxgeom=1000)
+        self._lib, self._model = lib, model
+        self.scene = lib.MjvScene(model, maxgeom=most_geoms)
+        """MuJoCo's, whose flags say what is drawn."""
         self._size, self._rect = (height, width), lib.MjrRect(0, 0, width, height)
         atexit.register(self.close)  # or EGL complains when the process ends
 
@@ -54,8 +62,8 @@ class Renderer:
         view = lib.MjvCamera()
         view.type, view.fixedcamid = lib.mjtCamera.mjCAMERA_FIXED, self._model.camera(camera).id
         everything = lib.mjtCatBit.mjCAT_ALL
-        lib.mjv_updateScene(self._model, data, lib.MjvOption(), None, view, everything, self._scene)
-        lib.mjr_render(self._rect, self._scene, self._context)
+        lib.mjv_updateScene(self._model, data, lib.MjvOption(), None, view, everything, self.scene)
+        lib.mjr_render(self._rect, self.scene, self._context)
         pixels = np.empty((*self._size, 3), np.uint8)
         lib.mjr_readPixels(pixels, None, self._rect, self._context)
         return np.ascontiguousarray(pixels[::-1])  # GL's rows go upwards
