@@ -158,7 +158,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the other side decides
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a simulator prints is no answer
-    getattr(sys.stdout, "reconfigure")(line_buffering=True)  # noqa: B009  # else it comes when this process ends, or is lost if it is killed
+    # Else what it prints comes when this process ends, or is lost if it is killed.
+    getattr(sys.stdout, "reconfigure")(line_buffering=True)  # noqa: B009
     asked = queue.Queue()
     threading.Thread(target=_listen, args=(os.fdopen(os.dup(0), "rb"), asked), daemon=True).start()
     server = None

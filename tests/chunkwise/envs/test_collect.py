@@ -1,5 +1,6 @@
 """The collector: rollouts are functions of their jobs, whatever the number of environments, their order and speed."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import pytest
 from chunkwise.envs.collect import Collector, Job, Task
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.rollout import Rollout, load
-from chunkwise.envs.workers import ProcessWorkers, Workers
+from chunkwise.envs.workers import ProcessWorkers, ThreadWorkers, Workers
 from chunkwise.errors import ConfigError, NonFiniteError
 from chunkwise.policies.execution import Committed, Execution
 from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, Waits, actions_of, jobs, threads
@@ -68,6 +69,25 @@ def test_a_batch_is_of_those_that_wait_and_filled_up(count: int, rows: int) -> N
             assert states[row, 0] == draw[1], "the seed is the job's number here"
             seen[draw] = states[row, 1]
     assert seen == {(5, n, c): 3 * c for n in range(6) for c in range(-(-LENGTHS[n] // 3))}
+
+
+def test_each_row_is_told_its_own_task() -> None:
+    """Rollouts of two tasks share batches; the draw of a row says whose it is."""
+    told: set[tuple[int, str]] = set()
+    mixed: list[bool] = []
+
+    class Listens(Drawn):
+        def __call__(self, observations: Any, draws: Any, prompts: Any) -> Any:
+            told.update((draw[1] % 2, prompt) for draw, prompt in zip(draws, prompts, strict=True) if draw is not None)
+            mixed.append(len(set(prompts)) == 2)
+            return super().__call__(observations, draws, prompts)
+
+    tasks = (Task(name="even", prompt="push"), Task(name="odd", prompt="pull"))
+    workers = ThreadWorkers(lambda task: Countdown(EnvSpec(suite="own", task=task)), 4, name="countdown")
+    todo = [dataclasses.replace(job, task=tasks[job.number % 2].name) for job in jobs(range(8))]
+    play(workers, todo, Listens(), rows=4, tasks=tasks)
+    assert told == {(0, "push"), (1, "pull")}
+    assert any(mixed)
 
 
 def test_a_slow_environment_keeps_nobody_waiting(tmp_path: Path) -> None:
