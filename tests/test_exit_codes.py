@@ -188,3 +188,17 @@ def test_what_training_would_refuse_is_65(tmp_path: Path, monkeypatch: pytest.Mo
         capsys.readouterr()
         assert qchunk.inspect.main([str(tmp_path), "--json"]) == (65 if refused else 0)
         assert json.loads(capsys.readouterr().out)["refused"] is refused
+
+
+def test_a_device_without_memory_is_told_with_what_to_change(capsys: pytest.CaptureFixture[str]):
+    from jax.errors import JaxRuntimeError
+
+    error = JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 127647713776 bytes.\nbuffers: ...")
+    assert processes.report(error) == 70
+    said = capsys.readouterr().err
+    assert "error: the device has no memory left: RESOURCE_EXHAUSTED: Out of memory allocating 127647713776" in said
+    assert "train.grad_accum_steps" in said
+    assert "Traceback" not in said
+    assert "buffers" not in said
+    assert processes.report(JaxRuntimeError("INTERNAL: RESOURCE_")) == 1
+    assert "JaxRuntimeError: INTERNAL" in capsys.readouterr().err

@@ -137,7 +137,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("\nstopped by the keyboard", file=sys.stderr, flush=True)
         return 130
-    told = error if isinstance(error, RunError | StopRequested) else lost(error)
+    told = error if isinstance(error, RunError | StopRequested) else lost(error) or out_of_memory(error)
     text = "".join(traceback.format_exception(error)) if told is None else f"\nerror: {told}"
     print(text, file=sys.stderr, flush=True)
     return 1 if told is None else told.exit_code
@@ -166,6 +166,21 @@ def leave(code: int, *, together: bool) -> NoReturn:
         with contextlib.suppress(OSError, ValueError):  # nobody listens any more
             stream.flush()
     os._exit(code)
+
+
+def out_of_memory(error: BaseException) -> RunError | None:
+    """Returns what is said where a device has no memory for a program; None for another error."""
+    if "jax" not in sys.modules:
+        return None
+    from jax.errors import JaxRuntimeError
+
+    if not isinstance(error, JaxRuntimeError) or "RESOURCE_EXHAUSTED" not in str(error):
+        return None
+    return RunError(
+        f"the device has no memory left: {str(error).partition(chr(10))[0]}",
+        "Lower train.batch_size, or set train.grad_accum_steps, which computes the same update in parts; "
+        "`chunkwise compile NAME --topology ...` says what a config needs",
+    )
 
 
 def lost(error: BaseException) -> PeerError | None:
