@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import array_checks
+from tests import array_checks, slow
 
 SKIPS = {
     "this machine cannot render": "without a GL driver, which the project cannot install, nothing is drawn",
@@ -54,6 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_rank_promotion", "raise")
     if config.getoption("--typecheck"):
         array_checks.install(PACKAGES)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    listed = slow.read_list()
+    for item in items:
+        if slow.function_of(item.nodeid) in listed:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True, scope="session")

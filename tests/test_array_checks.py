@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 SAMPLE = """
 import dataclasses
@@ -67,7 +65,6 @@ print("plain", hasattr(sample.plain, "__wrapped__"), "same", hasattr(sample.same
 """
 
 
-@pytest.mark.slow
 def test_wrong_arrays_are_seen_and_other_types_left_alone(tmp_path: Path):
     (tmp_path / "sample.py").write_text(SAMPLE)
     command = [sys.executable, "-c", USE.format(folder=str(tmp_path))]

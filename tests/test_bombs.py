@@ -7,10 +7,14 @@ import pytest
 from tests.bombs import all_cases
 from tests.bombs.__main__ import judge, run
 
-NAMES = ("npz_header_bomb", "hdf5_deflate_that_outgrows_its_chunk", "json_of_many_cameras", "pipe_as_table")
+NAMES = (
+    pytest.param("npz_header_bomb", marks=pytest.mark.long),
+    pytest.param("hdf5_deflate_that_outgrows_its_chunk", marks=pytest.mark.long),
+    "json_of_many_cameras",
+    "pipe_as_table",
+)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bomb_is_refused_by_the_program(name: str, tmp_path: Path) -> None:
     case, folder = all_cases()[name], tmp_path / "files"

@@ -7,7 +7,6 @@ import pytest
 from tests import changed_data
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", changed_data.KINDS)
 def test_a_change_is_refused_with_its_file_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

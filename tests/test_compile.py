@@ -27,7 +27,6 @@ def shapes(batch: Any) -> Any:
     return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in jax.tree.leaves_with_path(batch)}
 
 
-@pytest.mark.slow
 def test_shapes_of_openpi_ript_are_those_of_its_batches(tmp_path: Path):
     from openpi_ript.train import without_data
     from tests.openpi_ript.small_run import make_dataset, make_task, small_config
@@ -39,7 +38,6 @@ def test_shapes_of_openpi_ript_are_those_of_its_batches(tmp_path: Path):
     assert shapes(jax.eval_shape(known.updates.init, key)) == shapes(jax.eval_shape(task.init, key))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [4, None])
 def test_shapes_of_labels_by_a_value_are_those_of_its_batches(lookahead: int | None, tmp_path: Path):
     from openpi_ript.config import GuidanceConfig, ValueConfig
@@ -56,7 +54,6 @@ def test_shapes_of_labels_by_a_value_are_those_of_its_batches(lookahead: int | N
     assert shapes(jax.eval_shape(known.updates.init, key)) == shapes(jax.eval_shape(task.init, key))
 
 
-@pytest.mark.slow
 def test_shapes_of_ppo_are_those_of_its_chunks(tmp_path: Path):
     from openpi_ript.data.inputs import make_inputs
     from openpi_ript.tasks.ppo import ppo_inputs
@@ -77,7 +74,6 @@ def test_shapes_of_ppo_are_those_of_its_chunks(tmp_path: Path):
     assert "ppo_loss" in metrics
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_served_is_what_a_policy_computes(dtype: Dtype, tmp_path: Path):
     from openpi_ript.data.dataset import open_data
@@ -99,16 +95,19 @@ def test_what_is_served_is_what_a_policy_computes(dtype: Dtype, tmp_path: Path):
     np.testing.assert_array_equal(ours, policy.act([request])[0])
 
 
-@pytest.mark.slow
+def long(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         # seven images of 28 x 28, tokens, masks, state and noise of 4 rows
-        (("openpi_ript/debug", "--what", "serve", "--dtype", "bfloat16"), {"what": "serve"}),
-        (("openpi_ript/debug_ppo", "--what", "evaluate"), {"what": "evaluate"}),
+        long(("openpi_ript/debug", "--what", "serve", "--dtype", "bfloat16"), {"what": "serve"}),
+        long(("openpi_ript/debug_ppo", "--what", "evaluate"), {"what": "evaluate"}),
         (("qchunk/debug", *SIZES, "--what", "serve", "--rows", "3"), {"batch": 3 * (28 * 4 + 4)}),
         (("qchunk/debug", *SIZES, "--what", "evaluate", "--eval.num-envs", "7"), {"batch": 7 * (28 * 4 + 4)}),
-        (("driving/debug", "--what", "evaluate"), {"what": "evaluate"}),
+        long(("driving/debug", "--what", "evaluate"), {"what": "evaluate"}),
     ],
 )
 def test_calls_of_one_device_compile(words: tuple[str, ...], expected: dict[str, Any]):
@@ -123,7 +122,6 @@ def test_calls_of_one_device_compile(words: tuple[str, ...], expected: dict[str,
     assert found["flops"]
 
 
-@pytest.mark.slow
 def test_fresh_weights_are_born_where_they_lie():
     words = ("--topology", "cpu:4", *SIZES, "--mesh.fsdp", "4", "--mesh.replicate-below", "0", "--json")
     update, init = (json.loads(run("qchunk/debug", *words, "--what", what).stdout) for what in ("update", "init"))
@@ -135,7 +133,6 @@ def test_fresh_weights_are_born_where_they_lie():
     assert state <= init["results"] <= state + 10_000, "as large as a device's part"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("objective", [True, False])
 def test_shapes_of_driving_are_those_of_its_batches(objective: bool, tmp_path: Path):
     from driving.data.batches import open_data
@@ -153,7 +150,6 @@ def test_shapes_of_driving_are_those_of_its_batches(objective: bool, tmp_path: P
     assert type(known.updates) is type(task)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("images", [False, True])
 def test_shapes_of_qchunk_are_those_of_its_batches(images: bool, tmp_path: Path):
     from qchunk import data
@@ -178,7 +174,6 @@ def test_shapes_of_qchunk_are_those_of_its_batches(images: bool, tmp_path: Path)
     assert {name.split("'")[-2] for name in real.keys() - ours.keys()} <= {"state"}, "recorded too, and seen by nobody"
 
 
-@pytest.mark.slow
 def test_bytes_of_a_device_are_those_computed_by_hand():
     words = ("qchunk/debug", "--topology", "cpu:4", *SIZES, "--mesh.fsdp", "4", "--mesh.replicate-below", "0", "--json")
     done = run(*words)
@@ -200,7 +195,6 @@ def test_bytes_of_a_device_are_those_computed_by_hand():
         assert one["total"] == one["arguments"] + one["results"] + one["temporary"] + one["code"]
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_ends_with_78_and_advice():
     program = (
         "import dataclasses, sys; from chunkwise.cli import command; from chunkwise.train import compile, targets; "
@@ -264,7 +258,6 @@ def test_a_target_that_is_none_is_refused_with_those_there_are(text: str, messag
         (("openpi_ript/sft", "--topology", "cpu:1", "--what", "evaluate"), 64, "it has no eval, and data.holdout is 0"),
     ],
 )
-@pytest.mark.slow
 def test_what_cannot_be_compiled_is_refused(words: tuple[str, ...], code: int, message: str):
     done = run(*words)
     assert done.returncode == code
@@ -292,7 +285,6 @@ def test_sizes_are_names_with_numbers():
 DEBUG = [("qchunk/debug", *SIZES), ("driving/debug",), ("openpi_ript/debug",)]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("words", DEBUG)
 @pytest.mark.skipif(targets.importlib.util.find_spec("libtpu") is None, reason="no compiler for TPUs is installed")
@@ -304,7 +296,6 @@ def test_a_tpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
     assert set(found["bounds"]) == {"products", "memory", "exchanges"}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("words", DEBUG)
 @pytest.mark.skipif(

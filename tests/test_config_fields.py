@@ -88,7 +88,6 @@ def planted(folder: Path, *, code: str = CODE, config: str = CONFIG) -> list[str
     return Program(folder, ["spine", "pack"]).unread()
 
 
-@pytest.mark.slow
 def test_every_field_is_read():
     program = Program(ROOT, PACKAGES)
     found = program.configs()
@@ -130,7 +129,6 @@ def test_a_field_that_is_read_by_its_name_is_read(tmp_path: Path):
     assert "spine.experiment.RunConfig.seed" in planted(tmp_path, code=CODE.replace("of(config.run) +", "0 +"))
 
 
-@pytest.mark.slow
 def test_fields_planted_in_the_program_are_found(tmp_path: Path):
     """The last one's name is read nowhere, those of the others are: on other classes."""
     plants = {

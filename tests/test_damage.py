@@ -7,7 +7,6 @@ import pytest
 from tests import damage
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_damaged_run_goes_on_to_the_same_end(tmp_path: Path):
     kinds = (damage.flip_a_bit, damage.add_a_false_step, damage.cut_a_file)

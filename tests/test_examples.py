@@ -117,7 +117,6 @@ def test_slurm_ends_after_enough_restarts(stands_in: dict[str, str]):
     assert (found, "scontrol" in said) == (75, False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codes", "expected", "starts"),
     [("75 75 0 0", 0, 4), ("75 76 65 134", 65, 4), ("134 255 0 0", 0, 4), ("1 76", 1, 2), ("75", 75, 6)],

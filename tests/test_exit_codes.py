@@ -99,7 +99,6 @@ def test_a_bug_is_a_traceback_and_an_end_is_0(tmp_path: Path, monkeypatch: pytes
     assert launch.train(toy_config(tmp_path), "toy") == 0
 
 
-@pytest.mark.slow
 def test_a_wrong_command_line_is_64(capsys: pytest.CaptureFixture[str]):
     assert launch.main(["--config", "configs/qchunk/debug.py", "--train.stepz", "3"]) == 64
     assert launch.main(["--config", "configs/qchunk/no_such.py"]) == 64

@@ -48,7 +48,6 @@ def test_the_page_names_its_files():
     }
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_an_agent_trains_and_a_setting_reaches_it(folder: Path):
     short = ["--train.steps", "4", "--train.log-every", "4", "--train.updates-per-call", "1", "--eval.env", "None"]
@@ -105,7 +104,6 @@ def cart_run(folder: Path, *more: str) -> list[str]:
     return ["--config", str(ROOT / "configs/qchunk/own_data.py"), *data, *sizes, *rhythm, *more]
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_reader_and_an_environment_train_and_evaluate_together(folder: Path):
     write_carts(folder)
@@ -123,7 +121,6 @@ def test_a_reader_and_an_environment_train_and_evaluate_together(folder: Path):
     assert '"policy/success"' in (folder / "run/metrics.jsonl").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("config", ["my_cart.py", "my_hill.py"])
 def test_a_round_of_ript_in_ones_own_environment_and_in_one_of_gymnasium(folder: Path, config: str):
@@ -135,7 +132,6 @@ def test_a_round_of_ript_in_ones_own_environment_and_in_one_of_gymnasium(folder:
     assert "of 4 episodes succeeded" in said
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_round_of_ript_in_a_python_of_its_own(folder: Path, bare: Path):
     short = ["--train.steps", "80", "--rollout.start", "60", "--train.eval-every", "0", "--eval.final-episodes", "4"]
@@ -152,7 +148,6 @@ def test_a_round_of_ript_in_a_python_of_its_own(folder: Path, bare: Path):
         assert made.returncode == code, made.stdout + made.stderr
 
 
-@pytest.mark.slow
 def test_the_page_s_rail_is_the_same_in_a_python_of_its_own(
     folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -163,7 +158,6 @@ def test_the_page_s_rail_is_the_same_in_a_python_of_its_own(
     assert "resets and replays are exact" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_what_a_reader_raises_is_listed_with_the_file(folder: Path):
     write_carts(folder)
     (folder / "carts/3.csv").write_text("x0,x1,u0,reward\n0,0,nan,0\n")

@@ -9,7 +9,6 @@ from tests import full_disk, kill
 
 
 # A small file system can only be mounted where the system lets a user have a mount namespace; containers often do not.
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.skipif(not full_disk.possible(), reason="this user may not mount a file system")
 def test_a_full_disk_ends_with_74_and_loses_nothing():

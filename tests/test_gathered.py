@@ -29,7 +29,6 @@ def require_gathered(task: Any, state: Any, batch: Any) -> None:
     assert traced.count("sharding_constraint[") >= len(jax.tree.leaves((state.params, state.target)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_agents(name: str):
     agent = AGENTS[name]
@@ -39,7 +38,6 @@ def test_agents(name: str):
     require_gathered(agent, state, batch_of())
 
 
-@pytest.mark.slow
 def test_driving(tmp_path: Path):
     for i in range(3):  # one each to train on, to validate, to test
         write_drive(tmp_path / "drives", f"drive_{i}", frames=40, start_yaw=0.0)

@@ -7,7 +7,6 @@ import pytest
 from tests import hangs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -18,7 +18,6 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("one", QUICK, ids=lambda one: one.name)
 def test_nothing_runs_and_nothing_outside_is_opened(one: Attack, good: Path, tmp_path: Path):
     assert attack(one, good, tmp_path)[1] == []
@@ -45,7 +44,6 @@ def test_what_must_not_be_is_noticed(code: str, seen: list[str], tmp_path: Path)
     assert seen or not wrong, wrong
 
 
-@pytest.mark.slow
 def test_a_good_dataset_passes_as_the_attacks_are_run(good: Path, tmp_path: Path):
     untouched = Attack("control", "lerobot", lambda place: None, LEROBOT, codes=(0,))
     assert attack(untouched, good, tmp_path)[1] == []

@@ -155,7 +155,6 @@ def test_the_spine_imports_third_parties_only(path: Path):
     assert tops(imported(path)) & OURS <= {"chunkwise"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_do_not_import_one_another(package: str):
     others = set(PACKAGES) - {package} | {"configs", "launch", "tests", "benchmarks"}
@@ -192,14 +191,12 @@ def test_files_stay_small_and_named(path: Path):
     assert path.stem not in {"utils", "util", "helpers", "common", "misc"}
 
 
-@pytest.mark.slow
 def test_linen_only_where_modules_are():
     for path in sources("chunkwise", *PACKAGES):
         if any(name.startswith("flax.linen") for name in imported(path)):
             assert path.stem in {"networks", "layers", "vision"} or {"model", "models"} & set(path.parts), path
 
 
-@pytest.mark.slow
 def test_torch_is_nobodys_dependency():
     for path in sources("chunkwise", *PACKAGES):
         assert "torch" not in tops(imported(path)), path

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.test_imports import OURS, PACKAGES, ROOT, module_name, sources
 
 SNAPSHOT = """
@@ -69,14 +67,12 @@ def changed_by(paths: list[Path], root: Path) -> list[list[object]]:
     return json.loads(found.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_importing_all_modules_changes_nothing():
     paths = sources("chunkwise", *PACKAGES)
     assert len(paths) > 200
     assert changed_by(paths, ROOT) == []
 
 
-@pytest.mark.slow
 def test_a_change_is_seen(tmp_path: Path):
     """One module for each kind of change."""
     changes = {

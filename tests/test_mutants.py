@@ -16,7 +16,6 @@ from tests.mutants.table import Line, table_of
 TABLE = areas.areas()
 
 
-@pytest.mark.slow
 def test_every_mutant_by_hand_still_applies():
     found = mutants.by_hand()
     assert {mutant.area for mutant in found} <= set(TABLE), "an area that areas.toml does not know"
@@ -48,7 +47,6 @@ def test_every_file_and_test_of_the_table_is_there():
                 assert (ROOT / test).is_file(), f"areas.toml: {area.name}: {test}"
 
 
-@pytest.mark.slow
 def test_what_is_drawn_depends_on_the_seed_alone_and_lies_in_many_functions():
     area = TABLE["metrics"]
     drawn = areas.mutants_of(area, ROOT, only="drawn")
@@ -128,7 +126,6 @@ def of_toy(old: str, new: str) -> Mutant:
     return Mutant(area="loop", file="chunkwise/toy.py", old=old, new=new, why="", origin="by_hand")
 
 
-@pytest.mark.slow
 def test_kills_and_survives_as_it_should(toy: Path, tmp_path: Path):
     test = "tests/chunkwise/test_toy.py"
     files = [path.relative_to(toy).as_posix() for path in toy.rglob("*") if path.is_file()]

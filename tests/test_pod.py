@@ -16,7 +16,6 @@ MORE = {"qchunk": ("--data.task", "None", "--eval.env", "None")}
 """What a package's debug config has beside its data's path that these tests' data do not."""
 
 
-@pytest.mark.slow
 def test_batches_of_every_package_do_not_depend_on_who_reads_them(tmp_path: Path):
     """With the names under which each package's data are opened, which `.ci/full` relies on."""
     for package, data in small_data(tmp_path).items():
@@ -41,12 +40,10 @@ def small_data(folder: Path) -> dict[str, Path]:
     }
 
 
-@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path):
     pod.check_equality(TOY, tmp_path, OPTIONS)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_killed_and_a_stopped_process(tmp_path: Path):
     digest = pod.finish(TOY, tmp_path / "untouched", OPTIONS, devices=2)
@@ -55,7 +52,6 @@ def test_a_killed_and_a_stopped_process(tmp_path: Path):
     pod.check_damage(TOY, tmp_path, OPTIONS, digest, devices=2)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_other_processes_restore_the_same(tmp_path: Path):
     pod.check_resharding(TOY, tmp_path, OPTIONS, [(2, 4, 4), (1, 8, 8)])

@@ -20,13 +20,11 @@ TOY = "tests/train.py"
 OPTIONS = ["--train.steps", "120", "--checkpoint.every", "10", "--train.eval-every", "0", "--eval.env", "None"]
 
 
-@pytest.mark.slow
 def test_killed_it_ends_the_same(tmp_path: Path):
     counts = kill.run(TOY, 2, tmp_path, [*kill.SHORT, *kill.OWN[TOY], "--train.steps", "120"], seed=1)
     assert counts["run"] + counts["save"] >= 2
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_killed_and_stopped_it_ends_the_same(tmp_path: Path):
     counts = kill.run(DEBUG, 2, tmp_path, OPTIONS, seed=1)
@@ -47,7 +45,6 @@ def test_killed_and_stopped_it_ends_the_same(tmp_path: Path):
     kill.expect_end(DEBUG, tmp_path / "b", OPTIONS, untouched, digest)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_with_one_update_a_call_it_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "")  # as in training: so compiled, updates have the same bits however many a call
@@ -62,7 +59,6 @@ def run(*arguments: str, config: str = TOY) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=dict(os.environ))
 
 
-@pytest.mark.slow
 def test_the_end_is_told_and_errors_are_short_and_have_their_exit_code(tmp_path: Path):
     small = ["--train.steps", "20", "--train.eval-every", "0"]
     folder = tmp_path / "run"

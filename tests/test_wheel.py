@@ -36,7 +36,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(folder / "source", folder / "out")
 
 
-@pytest.mark.slow
 def test_it_installs_four_packages_and_nothing_else(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -53,12 +52,10 @@ def test_it_installs_four_packages_and_nothing_else(wheel: Path):
     )
 
 
-@pytest.mark.slow
 def test_it_is_built_alike_twice(wheel: Path, tmp_path: Path):
     assert build(tmp_path / "elsewhere/source", tmp_path / "out").read_bytes() == wheel.read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_it_works_from_a_folder_with_names_of_its_own(wheel: Path, tmp_path: Path):
     """Installed apart from the checkout; the working folder has a `core`, `configs` and `launch` of another project."""

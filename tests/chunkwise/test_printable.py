@@ -122,7 +122,6 @@ def save(folder: Path) -> list[Tool]:
     return [("chunkwise.checkpoint.tool", ["verify", str(folder / "run")])]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [bad_hdf5, bad_drive, camera_of_a_drive, lerobot_tables, save])
 def test_tools_print_no_name_as_it_is(
     make: Callable[[Path], list[Tool]],
@@ -144,7 +143,6 @@ def test_tools_print_no_name_as_it_is(
         assert SHOWN in "".join((out + err).split("\n")), (tool, out, err)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["v21", "l2d"])
 def test_links_that_the_user_allows(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, shelf = tmp_path / "data", tmp_path / "shelf"

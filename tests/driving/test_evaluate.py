@@ -260,7 +260,6 @@ def compiled_quickly() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by", ["command", "past"])
 @pytest.mark.usefixtures("compiled_quickly")
 def test_a_blind_network_learns_on_training_drives_and_on_their_mirror_image(

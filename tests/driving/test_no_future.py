@@ -53,7 +53,6 @@ def inputs_of(index: Index) -> dict[str, np.ndarray]:
     return {name: getattr(tables, name) for name in names} | {"motion": make_calibration(index, tables, config).motion}
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MOMENTS, min_size=2, max_size=9), st.lists(MOMENTS, min_size=1, max_size=9), st.data())
 def test_of_any_episode(tmp_path_factory: pytest.TempPathFactory, moments: Any, others: Any, data: st.DataObject):
@@ -111,7 +110,6 @@ WRITERS: Mapping[str, tuple[Callable[[Path, bool], Any], Any, float, ConvertSett
 PLACES = {"x_m": "observation.state:3:100000", "y_m": "observation.state:4:100000"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("name", list(WRITERS))
 def test_of_every_format(name: str, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -35,7 +35,6 @@ def packed(root: Path, out: Path, size: tuple[int, int], encoding: str) -> DataC
     return DataConfig(path=str(out), image_size=size)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "encoding", "mean", "most"),
     [(SIZE, "jpeg", 0, 0), (SIZE, "raw", 0, 0), ((24, 40), "raw", 0, 0), ((24, 40), "jpeg", 1.5, 16)],
@@ -87,7 +86,6 @@ def test_a_pack_keeps_the_split(root: Path, tmp_path: Path):
     np.testing.assert_array_equal(before.anchors, after.anchors)
 
 
-@pytest.mark.slow
 def test_what_is_wrong_with_a_pack_is_said(root: Path, tmp_path: Path):
     out = tmp_path / "pack"
     config = packed(root, out, SIZE, "raw")
@@ -151,7 +149,6 @@ def test_an_index_of_other_drives_is_refused(root: Path, tmp_path: Path):
     assert validate([tmp_path / "pack"])["refused"]
 
 
-@pytest.mark.slow
 def test_a_pack_without_the_bad_episodes_has_the_split_of_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

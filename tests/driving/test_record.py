@@ -21,7 +21,6 @@ def drives() -> list[Drive]:
     return [drive(3, episode, seconds=30.0, rate=10.0) for episode in range(6)]
 
 
-@pytest.mark.slow
 def test_the_motion_is_the_integral_of_speed_and_yaw_rate(drives: list[Drive]):
     for one in drives:
         step = np.diff(one.pose, axis=0) * 10
@@ -30,7 +29,6 @@ def test_the_motion_is_the_integral_of_speed_and_yaw_rate(drives: list[Drive]):
         np.testing.assert_allclose(step[:, 2], (one.yaw_rate[1:] + one.yaw_rate[:-1]) / 2, atol=0.1)
 
 
-@pytest.mark.slow
 def test_the_car_keeps_its_lane_and_brakes_like_a_person(drives: list[Drive]):
     for one in drives:
         apart = np.linalg.norm(one.pose[:, None, :2] - one.road.points[None], axis=-1).min(axis=1)
@@ -47,7 +45,6 @@ def test_nobody_runs_into_anybody(drives: list[Drive]):
         assert not ((np.abs(ahead) < 4.2) & (np.abs(left) < 1.5) & np.isfinite(one.cars[..., 2])).any()
 
 
-@pytest.mark.slow
 def test_red_means_stop(drives: list[Drive]):
     stops = 0
     for one in (*drives, drive(0, 20, seconds=30.0, rate=10.0)):
@@ -76,7 +73,6 @@ def test_the_share_of_missing_images():
     assert np.mean(taken == -1) == pytest.approx(0.05, abs=0.02)
 
 
-@pytest.mark.slow
 def test_recording_goes_on_where_it_was_stopped_and_ends_with_the_same_files(tmp_path: Path):
     said: list[str] = []
     record(SHORT, tmp_path / "a", report=said.append)

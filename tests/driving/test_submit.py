@@ -70,7 +70,6 @@ def test_parameters_as_the_challenge_writes_them():
     assert [rounded(number) for number in numbers] == ["1K", "2K", "10000K", "10M", "429M", "3238M", "32B"]
 
 
-@pytest.mark.slow
 def test_from_records_to_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     start = 0
     for split, count in (("training", 3), ("val", 1), ("test", 2)):

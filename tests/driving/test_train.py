@@ -63,7 +63,6 @@ def pretraining(folder: Path, drives: Path) -> DrivingConfig:
     return config(folder, drives, objective=ALL, waypoints=None, data=data)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, capsys: pytest.CaptureFixture[str]):
     first = pretraining(tmp_path / "pretrain", drives)
@@ -114,7 +113,6 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
         waypoints.read_encoder(tmp_path / "frozen", second)
 
 
-@pytest.mark.slow
 def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
     one = pretraining(tmp_path, drives)
     task = pretrain.PretrainTask(one, open_data(one.data))
@@ -129,7 +127,6 @@ def test_the_target_follows_the_encoder(tmp_path: Path, drives: Path):
     assert float(metrics["loss"].value()) == pytest.approx(parts, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_a_run_says_how_motion_was_derived_that_no_file_records(tmp_path: Path, drives: Path):
     """Earlier versions derived it from the frame after as well: their checkpoints lack the entry, and are refused."""
 

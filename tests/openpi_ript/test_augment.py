@@ -35,7 +35,6 @@ def config_of(root: Path, run: Path, **changes: Any) -> OpenpiRiptConfig:
     return small_config(root, run, augment=AugmentationConfig(), **changes)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_stopped_run_goes_on_with_the_images_of_one_that_was_not(root: Path, tmp_path: Path) -> None:
     untouched, stopped = (config_of(root, tmp_path / name) for name in "ab")
@@ -52,7 +51,6 @@ def test_a_stopped_run_goes_on_with_the_images_of_one_that_was_not(root: Path, t
     assert (tmp_path / "a/done.json").read_bytes() != (tmp_path / "c/done.json").read_bytes()
 
 
-@pytest.mark.slow
 def test_an_update_sees_images_of_its_own_draw_and_leaves_the_wrists_geometry(root: Path, tmp_path: Path) -> None:
     still = dataclasses.replace(config_of(root, tmp_path), augment=AugmentationConfig(colour_probability=0.0))
     task = make_task(still)
@@ -70,7 +68,6 @@ def test_an_update_sees_images_of_its_own_draw_and_leaves_the_wrists_geometry(ro
     assert plain._augmented(batch, jnp.asarray(2)) is batch
 
 
-@pytest.mark.slow
 def test_images_of_floats_are_seen_as_those_of_bytes() -> None:
     model = make_model("pi0")
     params, seen = random_params(model), make_observation(model.config)

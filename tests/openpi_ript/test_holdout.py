@@ -81,7 +81,6 @@ def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
             config(root, holdout=share)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [False, True])
 def test_the_loss_is_the_mean_over_all_real_steps_of_fixed_windows(root: Path, tmp_path: Path, dropout: bool) -> None:
     """Summed here over windows and steps from what the model says of each, under the noise of the batch's number."""
@@ -125,7 +124,6 @@ def test_the_loss_is_the_mean_over_all_real_steps_of_fixed_windows(root: Path, t
     assert held.measure(params) == metrics
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_logs_it_at_every_evaluation_and_at_the_end(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

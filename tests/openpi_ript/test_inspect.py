@@ -14,7 +14,6 @@ from openpi_ript.pack import main as pack_main
 from tests.lerobot_files import CAMERAS, record, write_v21, write_v30
 
 
-@pytest.mark.slow
 def test_a_good_dataset_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     episodes = record()
     root = write_v30(tmp_path / "set", episodes)
@@ -52,7 +51,6 @@ def test_statistics_that_it_writes_are_the_ones_training_takes(tmp_path: Path) -
     np.testing.assert_array_equal(norm.load_stats(file, own.stats_source)["actions"].q99, own.stats["actions"].q99)
 
 
-@pytest.mark.slow
 def test_a_pack_is_inspected_too(tmp_path: Path) -> None:
     root = write_v21(tmp_path / "set", record(), "image")
     pack_main([str(root), str(tmp_path / "pack"), "--image-size", "28", "28", "--encoding", "raw"])

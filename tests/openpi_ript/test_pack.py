@@ -27,7 +27,6 @@ def config(path: Path) -> DataConfig:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
 def test_training_from_a_pack_is_training_from_the_videos(tmp_path: Path, encoding: str) -> None:
     root, out = write_v30(tmp_path / "set", record()), tmp_path / "pack"
@@ -98,7 +97,6 @@ def test_a_place_that_cannot_be_written_ends_with_74(tmp_path: Path, capsys: pyt
     assert "file/pack could not be written: " in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_manifest_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     pack(write_v21(tmp_path / "set", record(), "image"), tmp_path / "pack", settings=PackSettings(image_size=(28, 28)))
     file = tmp_path / "pack/manifest.json"

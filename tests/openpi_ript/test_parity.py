@@ -14,7 +14,6 @@ from tests.openpi_ript.toy_policy import PARITY
 QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fixture",
     [PARITY[0], *(pytest.param(path, marks=pytest.mark.long) for path in PARITY[1:])],
@@ -63,7 +62,6 @@ def test_exit_code_tells_the_verdict(
     assert "over its bound of 1e-05: b" in printed.err
 
 
-@pytest.mark.slow
 def test_unusable_fixture_is_bad_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert parity.main([str(tmp_path / "missing.npz")]) == 65
     np.savez(tmp_path / "empty.npz", other=np.zeros(1))

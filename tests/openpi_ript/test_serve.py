@@ -35,7 +35,6 @@ def port(acting: Policy) -> Iterator[int]:
         yield number
 
 
-@pytest.mark.slow
 def test_a_client_gets_metadata_and_then_actions(acting: Policy, port: int):
     with client(port) as connection:
         metadata = read(connection.recv())
@@ -91,7 +90,6 @@ def test_actions_are_the_policys_and_a_request_may_name_its_scale(acting: Policy
         ({"prompt": None}, "prompt: expected text, found NoneType"),
     ],
 )
-@pytest.mark.slow
 def test_a_request_that_is_refused_gets_no_actions_and_the_next_one_its_own(
     acting: Policy, port: int, message: Any, expected: str
 ):

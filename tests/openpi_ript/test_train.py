@@ -70,7 +70,6 @@ class StopAt:
             yield batch
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: Path):
     untouched, stopped = (small_config(root, tmp_path / name) for name in "ab")
@@ -93,7 +92,6 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: P
     assert json.loads((tmp_path / "a/norm_stats.json").read_text())["source"]["horizon"] == 8
 
 
-@pytest.mark.slow
 def test_one_update_is_the_documented_one(root: Path, tmp_path: Path):
     """By hand: the loss with the key of that update, Adam on what trains."""
     config = small_config(root, tmp_path)
@@ -135,7 +133,6 @@ def test_one_update_is_the_documented_one(root: Path, tmp_path: Path):
     assert int(after.step) == 1
 
 
-@pytest.mark.slow
 def test_frozen_weights_have_no_optimiser_state(root: Path, tmp_path: Path):
     task = make_task(small_config(root, tmp_path))
     state = jax.eval_shape(task.init, jax.random.key(0))
@@ -153,7 +150,6 @@ def is_adam(part: Any) -> bool:
     return isinstance(part, optax.ScaleByAdamState)
 
 
-@pytest.mark.slow
 def test_supervised_training_keeps_no_average_and_needs_no_outcomes(root: Path, tmp_path: Path):
     config = supervised(small_config(root, tmp_path), train=TrainConfig(steps=6, batch_size=4))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, advantage=None))
@@ -165,7 +161,6 @@ def test_supervised_training_keeps_no_average_and_needs_no_outcomes(root: Path, 
     assert task.evaluate(state, final=True) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path):
     """Loaded when the run begins and never again: the run goes on although the file is gone."""
@@ -192,7 +187,6 @@ def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path)
     assert [row["step"] for row in rows(tmp_path / "run") if row["split"] == "train"] == [2, 3]
 
 
-@pytest.mark.slow
 def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_path: Path):
     save_safetensors(random_params(make_model("pi05")), tmp_path / "pi05.safetensors")
     task = make_task(small_config(root, tmp_path, weights=str(tmp_path / "pi05.safetensors")))
@@ -205,7 +199,6 @@ def test_weights_of_another_model_are_refused_with_what_differs(root: Path, tmp_
         missing.load(missing.init(jax.random.key(0)))
 
 
-@pytest.mark.slow
 def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     config = small_config(root, tmp_path / "run")
     marks = make_task(config).data_fingerprint()
@@ -219,7 +212,6 @@ def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     assert {name for name in marks if marks[name] != other[name]} == {"tokenizer"}
 
 
-@pytest.mark.slow
 def test_the_fingerprint_knows_which_task_a_frame_is_of(root: Path, tmp_path: Path):
     config = supervised(small_config(root, tmp_path))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, advantage=None))
@@ -283,7 +275,6 @@ def test_the_configs_load_and_take_overrides():
         load(["--config", "configs/openpi_ript/debug.py", "--data.horizon", "4"])
 
 
-@pytest.mark.slow
 def test_full_size_states_fit_together_without_being_computed(root: Path, tmp_path: Path):
     """Shapes of the released sizes through init and freezing: 3.2 billion weights, adapters, frozen parts."""
     for name in ("sft", "cfg_ript", "pi0_full"):
@@ -294,7 +285,7 @@ def test_full_size_states_fit_together_without_being_computed(root: Path, tmp_pa
         assert (any(flags), all(flags)) == (True, name == "pi0_full")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_frozen_weights_in_bfloat16_make_the_same_updates(root: Path, tmp_path: Path):
     """Of products in bfloat16; the table of embeddings, which is scaled before it is rounded, holds such numbers."""
     config = small_config(root, tmp_path)
@@ -327,7 +318,7 @@ def test_frozen_weights_in_bfloat16_make_the_same_updates(root: Path, tmp_path: 
             np.testing.assert_array_equal(got, leaf.astype(got.dtype), err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_with_frozen_weights_in_bfloat16_is_saved_and_acts(root: Path, tmp_path: Path):
     config = small_config(root, tmp_path / "run")
     model = dataclasses.replace(config.model, frozen_dtype="bfloat16")

@@ -97,7 +97,6 @@ def test_numbers_that_a_value_cannot_have(setting: str, number: float):
         ValueConfig(**settings)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: Path):
     """With cameras; the digest is over the value, its optimiser and the newest advantages too."""
@@ -121,7 +120,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(root: Path, tmp_path: P
     assert not any(name.startswith("advantages") for row in evaluated for name in row), "nothing of them is used"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_policy_learns_from_the_labels_of_the_value(root: Path, tmp_path: Path):
     """Its gradient is that of a plain task on a batch with these labels; the value's own is none of it."""
     config = small_config(root, tmp_path, guidance=GUIDANCE)

@@ -139,7 +139,6 @@ def test_safetensors_keep_every_byte(tmp_path: Path) -> None:
             load_safetensors(tmp_path / f"{name}.safetensors")
 
 
-@pytest.mark.slow
 def test_checkpoint_gets_fresh_adapters_and_condition_and_acts_as_before() -> None:
     plain = make_model("pi0")
     lora = dataclasses.replace(plain.config.language, lora=LoraConfig(rank=2, alpha=2.0))
@@ -164,7 +163,6 @@ def test_checkpoint_gets_fresh_adapters_and_condition_and_acts_as_before() -> No
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.slow
 def test_checkpoint_of_another_model_is_refused_with_all_differences() -> None:
     model = make_model("pi0")
     params = random_params(model)
@@ -183,7 +181,6 @@ def test_checkpoint_of_another_model_is_refused_with_all_differences() -> None:
         assert line in message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 def test_folded_condition_is_a_model_of_openpis_own(kind: Any) -> None:
     conditioned, plain = make_model(kind, optimality=True), make_model(kind)

@@ -222,7 +222,6 @@ def _feedback(observations: dict[str, np.ndarray], seeds: np.ndarray) -> np.ndar
     return actions
 
 
-@pytest.mark.slow
 def test_the_real_environment_gives_the_same_episodes_again() -> None:
     settings: dict[str, Any] = {"seed": 5, "step": 0, "episodes": 2, "horizon": 5}
     one, other = (rollouts(_feedback, TASK, **settings, num_envs=n) for n in (1, 2))
@@ -234,7 +233,6 @@ def test_the_real_environment_gives_the_same_episodes_again() -> None:
     assert not np.array_equal(one[0].actions, one[1].actions)
 
 
-@pytest.mark.slow
 def test_a_success_ends_the_episode() -> None:
     env: Any = simulators.make(TASK)
     env.reset(0)
@@ -248,7 +246,6 @@ def test_a_success_ends_the_episode() -> None:
     assert (stretch.over, stretch.success.tolist(), stretch.rewards.tolist()) == (True, [False, True], [0.0, 0.0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "observation", "action"),
     [(TASK, ("state", 28), 5), (TASK, ("qpos", 7), 5), ("aloha-transfer-cube", ("qpos", 14), 14)],
@@ -264,7 +261,6 @@ def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, in
             simulators.require_widths("eval.env", name, "d", observation=other, action=more)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("field", ["eval.env", "online.env"])
 def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
@@ -285,7 +281,6 @@ def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
         train.main(dataclasses.replace(config, run=RunConfig(dir=str(tmp_path / "other"))), "widths")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_a_video_of_ogbench(tmp_path: Path) -> None:
     said: list[str] = []
@@ -335,7 +330,6 @@ def test_ogbench_shows_no_images() -> None:
         simulators.make(TASK, view)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from chunkwise.envs.evaluate import Evaluation

@@ -96,7 +96,6 @@ def test_cameras_are_described_and_every_image_is_decoded(tmp_path: Path, capsys
     assert "episode_1.hdf5: /observations/images/cam_high, row 3: expected a" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jpeg", "raw", "state", "npz"])
 def test_the_figure(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
     from PIL import Image
@@ -123,7 +122,6 @@ def test_the_figure(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
         assert "--figure is overview.jpg" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_no_dataset_exits_65_without_a_traceback(tmp_path: Path):
     command = [sys.executable, "-m", "qchunk.inspect"]
     run = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True, check=False)
@@ -206,7 +204,6 @@ def test_content_that_changed_under_the_same_size_and_time_is_refused(tmp_path: 
     assert not inspect.inspect(str(root))["refused"]
 
 
-@pytest.mark.slow
 def test_skip_drops_up_to_one_percent_and_says_which(tmp_path: Path):
     root = dataset(tmp_path, lengths=(2,) * 99)
     whole = index.open_source(DataConfig(path=str(root)))[0].manifest_hash()
@@ -228,7 +225,6 @@ def own_data(root: Path, *fields: str) -> list[str]:
     return [str(root), "--config", "qchunk/own_data", "--data.episodes-per-epoch", "4", "--data.holdout", "0", *fields]
 
 
-@pytest.mark.slow
 def test_with_a_config_it_says_what_training_would(tmp_path: Path, capsys: pytest.CaptureFixture):
     """The same notes and refusals as of the run, of fields that the default settings know nothing of."""
     root = dataset(tmp_path, lengths=(300, 400, 200))

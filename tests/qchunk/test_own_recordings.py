@@ -23,7 +23,6 @@ def run(*words: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("can_render")
 def test_record_inspect_train_measure_evaluate_serve_and_drive(tmp_path: Path):

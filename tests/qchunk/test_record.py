@@ -41,7 +41,6 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         return {name: np.asarray(file[name]) for name in names}
 
 
-@pytest.mark.slow
 def test_layout(recorded: Path) -> None:
     names = [f"episode_{e:05d}.hdf5" for e in range(3)]
     assert sorted(p.name for p in recorded.iterdir()) == ["dataset.json", *names]
@@ -74,7 +73,6 @@ def test_layout(recorded: Path) -> None:
     assert made["versions"].keys() == {"ogbench", "mujoco"}
 
 
-@pytest.mark.slow
 def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) -> None:
     arrays = _arrays(recorded / "episode_00002.hdf5")
     scene = play_env.gym.unwrapped
@@ -93,7 +91,6 @@ def test_arrays_agree_with_the_simulator_state(recorded: Path, play_env: Any) ->
         np.testing.assert_allclose(np.delete(state, range(12, 19)), np.delete(expected, range(12, 19)), atol=1e-5)
 
 
-@pytest.mark.slow
 def test_replaying_actions_repeats_the_observations_in_the_task_environment(recorded: Path) -> None:
     arrays = _arrays(recorded / "episode_00000.hdf5")
     env = ogbench.make(EnvSpec(suite="ogbench", task="cube-single-play-singletask-task2-v0"))
@@ -106,7 +103,6 @@ def test_replaying_actions_repeats_the_observations_in_the_task_environment(reco
         np.testing.assert_allclose(env.info["qpos"], arrays["/sim/qpos"][t], atol=1e-5)
 
 
-@pytest.mark.slow
 def test_an_episode_is_a_function_of_seed_and_number(recorded: Path, play_env: Any) -> None:
     # A worker recorded episode 2 after another one; here it comes after episode 1 and in another process.
     play_episode(play_env, CONFIG, 1)
@@ -127,7 +123,6 @@ def test_random_actions_and_noise_come_from_the_config(play_env: Any) -> None:
     assert rough[1] > 3 * rough[0]
 
 
-@pytest.mark.slow
 def test_resume_records_exactly_the_missing(recorded: Path, tmp_path: Path) -> None:
     path = tmp_path / "cube"
     path.mkdir()
@@ -213,7 +208,6 @@ def _alive(pid: int) -> bool:
 
 
 # Only Linux lists a process's children in /proc, by which the test finds whom to kill.
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(
     ("number", "code", "message"),

@@ -70,7 +70,6 @@ def no_waits():
         yield
 
 
-@pytest.mark.slow
 def test_a_save_is_on_the_device_before_its_name_and_the_older_goes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -114,7 +113,6 @@ def test_a_save_in_a_hurry_is_on_the_device_as_well(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "checkpoints/1/SHA256SUMS").exists()
 
 
-@pytest.mark.slow
 def test_what_broken_off_saves_and_removals_leave_goes_and_is_no_damage(tmp_path: Path):
     """Kills: remains moved to quarantine, or kept; names that are somebody else's removed; `²` taken for a number."""
     saved(tmp_path, 1, 2)
@@ -131,7 +129,6 @@ def test_what_broken_off_saves_and_removals_leave_goes_and_is_no_damage(tmp_path
     assert not (tmp_path / "quarantine").exists()
 
 
-@pytest.mark.slow
 def test_a_removal_that_fails_is_said_and_the_save_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -165,7 +162,6 @@ def test_a_save_whose_parts_could_not_be_listed_has_failed(
     assert restored(tmp_path) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_waits")
 @pytest.mark.parametrize(
     ("place", "error"),
@@ -211,7 +207,6 @@ def test_trouble_that_passes_is_not_noticed(tmp_path: Path, monkeypatch: pytest.
     assert real.call_count == 3
 
 
-@pytest.mark.slow
 def test_files_that_are_what_was_written_are_not_damaged_because_a_library_cannot_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -227,7 +222,6 @@ def test_files_that_are_what_was_written_are_not_damaged_because_a_library_canno
         restored(tmp_path)
 
 
-@pytest.mark.slow
 def test_an_older_save_that_cannot_be_read_stays_and_is_never_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -246,7 +240,6 @@ def test_an_older_save_that_cannot_be_read_stays_and_is_never_pruned(
     assert steps(tmp_path) == [1, 3, 4]
 
 
-@pytest.mark.slow
 def test_a_real_refusal_of_access_moves_nothing(tmp_path: Path):
     """Kills: `Path.glob` and `rglob`, for which a folder that may not be listed is empty."""
     code = f"""
@@ -276,7 +269,6 @@ print("goes on from", restored(run))
     assert done.stdout.splitlines() == ["refused"] * 4 + ["goes on from 2"], done.stdout + done.stderr[-3000:]
 
 
-@pytest.mark.slow
 def test_a_run_whose_saves_are_lost_never_starts_again_from_the_beginning(tmp_path: Path):
     """Kills: the second start after all was set aside trains from 0; lost folders are not noticed."""
     saved(tmp_path, 1, 2)
@@ -315,7 +307,6 @@ def test_a_note_of_what_was_announced_that_was_changed_by_hand_is_refused(tmp_pa
         restored(tmp_path)
 
 
-@pytest.mark.slow
 def test_files_of_the_run_are_bound_to_its_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Kills: no comparison; a changed file overwritten, by which the change is not seen; a missing one not written."""
     saved(tmp_path, 1, files=FILES)
@@ -355,7 +346,6 @@ def test_a_fresh_run_replaces_files_that_one_without_a_save_left(tmp_path: Path)
     assert (tmp_path / "norm_stats.json").read_bytes() == b"{}\n"
 
 
-@pytest.mark.slow
 def test_a_kill_while_a_save_is_removed_leaves_no_half_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Kills: a removal under the step's own name."""
     saved(tmp_path, 1, 2)

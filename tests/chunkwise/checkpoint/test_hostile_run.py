@@ -117,7 +117,6 @@ def test_a_config_of_another_kind(tmp_path: Path, text: str) -> None:
         resume_config(tmp_path, text)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [METADATA, "checkpoints/1/state/_METADATA"])
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_checkpoint_above_a_limit_is_not_damaged(
@@ -141,7 +140,6 @@ def test_a_checkpoint_above_a_limit_is_not_damaged(
     assert contents(run) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("more", [0, 1])
 def test_sums_above_a_limit_are_damaged_by_their_size_alone(tmp_path: Path, more: int) -> None:
     for n in range(4_000):
@@ -162,7 +160,6 @@ def test_sums_above_a_limit_are_damaged_by_their_size_alone(tmp_path: Path, more
                 verify_files(tmp_path)
 
 
-@pytest.mark.slow
 def test_sums_of_lists_are_damage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sums = run / "checkpoints/1/SHA256SUMS"
     sums.write_text(f"{'0' * 64}  x\n" * 20_000)
@@ -240,7 +237,6 @@ def test_a_shape_of_no_numbers(tmp_path: Path, shape: object) -> None:
         require_declared(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_zeros_is_asked_for_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from orbax.checkpoint import v1 as ocp
 

@@ -106,7 +106,6 @@ def flip_a_bit(newest: Path, rng: random.Random) -> str:
     return path.name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, seed: int):
     written(tmp_path, 1, 2)
@@ -117,7 +116,6 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, seed: int):
     assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["2"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_without_sums_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, seed: int):
     """A kill between a save and its sums leaves this: the checksums of the arrays and the hash of the metadata do."""
@@ -131,7 +129,6 @@ def test_without_sums_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path
     assert (tmp_path / "quarantine").exists() == (at.step == 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", ["removed", "added"])
 def test_a_file_removed_or_added_is_refused(tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]):
     written(tmp_path, 1, 2)
@@ -185,7 +182,6 @@ def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(
     assert verify_files(newest) == ""
 
 
-@pytest.mark.slow
 def test_a_save_in_a_hurry_has_no_sums_and_is_whole(tmp_path: Path):
     checkpoints = opened(tmp_path)
     checkpoints.save_now(make_state(1), progress(1))
@@ -209,7 +205,6 @@ def test_sha256sum_reads_the_sums(tmp_path: Path):
     assert set(told) == {f"{name}: OK" for name in files - {"SHA256SUMS"}}
 
 
-@pytest.mark.slow
 def test_a_changed_value_is_caught_by_the_checksum(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """An array swapped for another of the same shape: valid for Orbax, and wrong."""
     written(tmp_path, 1, 2)
@@ -224,7 +219,6 @@ def test_a_changed_value_is_caught_by_the_checksum(tmp_path: Path, capsys: pytes
     assert "checksum" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fake", ["empty folder", "copy under a later name", "half removed", "metadata damaged"])
 def test_a_fake_newest_step_is_set_aside(tmp_path: Path, fake: str):
     written(tmp_path, 1, 2)
@@ -253,7 +247,6 @@ def test_a_fake_newest_step_is_set_aside(tmp_path: Path, fake: str):
     assert steps(tmp_path)[-1] == 9
 
 
-@pytest.mark.slow
 def test_a_damaged_older_step_is_no_obstacle(tmp_path: Path):
     written(tmp_path, 1, 2)
     (tmp_path / "checkpoints/1/_CHECKPOINT_METADATA").write_text("{")
@@ -263,7 +256,6 @@ def test_a_damaged_older_step_is_no_obstacle(tmp_path: Path):
     assert steps(tmp_path) == [2]
 
 
-@pytest.mark.slow
 def test_all_damaged_is_an_error(tmp_path: Path):
     written(tmp_path, 1, 2)
     for path in (tmp_path / "checkpoints").rglob("_CHECKPOINT_METADATA"):

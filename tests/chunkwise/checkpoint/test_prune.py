@@ -41,7 +41,6 @@ HIGHEST = [[10], [10, 15], [10, 20], [25], [25, 35]]
 LOWEST = [[5, 10], [5, 15], [20], [20, 25], [20, 35]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("best", "kept"), [("highest", HIGHEST), ("lowest", LOWEST)])
 def test_the_best_stays_over_restarts(tmp_path: Path, best: str, kept: list[list[int]]):
     """A second 3 is as good as the first and newer; NaN is no score."""
@@ -50,7 +49,6 @@ def test_the_best_stays_over_restarts(tmp_path: Path, best: str, kept: list[list
         assert saves(tmp_path) == expected
 
 
-@pytest.mark.slow
 def test_without_it_only_the_newest_stay(tmp_path: Path):
     for steps in itertools.accumulate([10, 5]):
         train(config(tmp_path, steps))

@@ -130,7 +130,6 @@ def run(saved: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.slow
 def test_the_newest_is_read_and_only_what_is_asked_for(run: Path):
     before = contents(run)
     step, found = read_newest(run, abstract())
@@ -145,7 +144,6 @@ def test_the_newest_is_read_and_only_what_is_asked_for(run: Path):
     assert contents(run) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_refused_the_older_one_is_read_and_nothing_moves(run: Path, kind: str):
     change, words = DAMAGE[kind]
@@ -173,7 +171,6 @@ def test_a_run_without_saves_is_said(tmp_path: Path):
     assert list_saves(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_other_arrays_than_asked_for_are_no_damage(run: Path):
     """An older save would not fit either: the newest one's tree is named, with what differs."""
     before = contents(run)
@@ -210,7 +207,6 @@ def test_weights_are_given_with_the_files_alone_that_they_were_trained_with(tmp_
     assert_params(read_newest(tmp_path, abstract())[1], 2)
 
 
-@pytest.mark.slow
 def test_steps_go_by_number_and_other_names_are_left_alone(tmp_path: Path):
     written(tmp_path, 4, 8, 12)
     (tmp_path / "checkpoints/notes").mkdir()
@@ -232,7 +228,6 @@ def test_a_save_is_described_without_reading_its_arrays(tmp_path: Path):
     assert save.written.timestamp() == pytest.approx(path.stat().st_mtime)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -249,14 +244,12 @@ def test_verify_names_the_array(run: Path, change: Any, words: str):
     assert str(verify(list_saves(run)[0])) == words
 
 
-@pytest.mark.slow
 def test_verify_reads_the_sums_of_files_that_hold_no_array(run: Path):
     with open(run / "checkpoints/2/state/_METADATA", "a") as file:
         file.write(" ")
     assert str(verify(list_saves(run)[0])) == "SHA256SUMS gives another sum for state/_METADATA"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["state/d", "."])
 def test_verify_condemns_a_pipe_and_a_file_larger_than_its_arrays_allow(tmp_path: Path, place: str) -> None:
     written(tmp_path, 1)

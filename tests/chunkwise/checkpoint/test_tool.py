@@ -26,7 +26,6 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
 def test_whole_saves_are_listed_and_verified(run: Path, capsys: pytest.CaptureFixture[str]):
     for command in ("ls", "verify"):
         assert main([command, str(run)]) == 0
@@ -38,7 +37,6 @@ def test_whole_saves_are_listed_and_verified(run: Path, capsys: pytest.CaptureFi
         assert [row[6].strip() for row in rows] == ["whole"] * 3
 
 
-@pytest.mark.slow
 def test_damage_is_named_and_nothing_moves(run: Path, capsys: pytest.CaptureFixture[str]):
     shutil.rmtree(run / "checkpoints/5/state")
     shutil.copytree(run / "checkpoints/4/state", run / "checkpoints/5/state")
@@ -58,7 +56,6 @@ def test_damage_is_named_and_nothing_moves(run: Path, capsys: pytest.CaptureFixt
     assert steps(run) == [4, 5, 6]
 
 
-@pytest.mark.slow
 def test_prune_keeps_the_newest_and_the_multiples(run: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["prune", str(run), "--keep-period", "4"]) == 0
     assert steps(run) == [4, 6]
@@ -70,7 +67,6 @@ def test_prune_keeps_the_newest_and_the_multiples(run: Path, capsys: pytest.Capt
     assert found[1].step == 6
 
 
-@pytest.mark.slow
 def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = ExperimentConfig(
         train=TrainConfig(steps=9, batch_size=1),
@@ -86,7 +82,6 @@ def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: 
     assert "deleted 2 of 4 steps" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]):
     flip_a_bit(run / "checkpoints/6", random.Random(0))
     assert main(["prune", str(run)]) == 65
@@ -94,7 +89,6 @@ def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: py
     assert steps(run) == [4, 5, 6]
 
 
-@pytest.mark.slow
 def test_prune_leaves_a_run_in_use_alone(run: Path, capsys: pytest.CaptureFixture[str]):
     with open(run / "lock", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -24,7 +24,6 @@ def shown(**device: object) -> str:
     return f"print({json.dumps(json.dumps([device]))})"
 
 
-@pytest.mark.slow
 def test_this_machine_holds_what_the_tests_run_with(tmp_path: Path):
     command = [sys.executable, "-m", "chunkwise", "doctor", str(tmp_path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -164,7 +164,6 @@ def test_the_list_names_everything(capsys: pytest.CaptureFixture[str]):
     assert "  qchunk/debug " in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_import_and_help_load_no_jax():
     for code in ("import chunkwise; chunkwise.__version__", "from chunkwise.cli import verbs; verbs.main(['--help'])"):
         program = f"import sys; {code}; sys.exit('jax' in sys.modules)"

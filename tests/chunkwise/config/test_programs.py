@@ -42,7 +42,6 @@ def test_every_module_is_a_program_or_says_that_it_is_none(
     assert len(FILES) - len(programs_found) > 150
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["chunkwise.errors", "chunkwise.config.programs", "qchunk", "qchunk.data.index", "configs.qchunk.debug"]
 )
@@ -53,7 +52,6 @@ def test_python_itself(name: str, tmp_path: Path):
         assert found.stderr.startswith(f"usage: {name} is no program, but a module to import")
 
 
-@pytest.mark.slow
 def test_what_is_run_otherwise_is_left_alone(tmp_path: Path):
     (tmp_path / "own.py").write_text("import chunkwise, qchunk.config, configs\nprint('ran')")
     for words in (["-m", "own"], [str(tmp_path / "own.py")], ["-c", "import own", "-m", "qchunk"]):

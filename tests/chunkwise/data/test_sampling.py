@@ -206,7 +206,6 @@ def test_philox_counts_purpose_shard_and_step():
         assert sampling.philox(purpose, 3, 4, shard=5, step=6).random() == philox(3, 4, word, 5, 6).random()
 
 
-@pytest.mark.slow
 def test_seeds_are_made_of_purposes_alone():
     """No other file puts the words of a seed together, and no two names of jax keys coincide."""
     root, names = Path(__file__).parents[3], set()

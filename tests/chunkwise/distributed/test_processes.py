@@ -79,7 +79,6 @@ def run_two(code: str, *arguments: str) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
-@pytest.mark.slow
 def test_they_talk(tmp_path: Path):
     (first, said), (second, also) = run_two(TALK, str(tmp_path))
     assert (first, second) == (0, 0), said + also
@@ -89,12 +88,11 @@ def test_they_talk(tmp_path: Path):
     assert "talked 1" in also
 
 
-@pytest.mark.slow
 def test_each_keeps_the_exit_code_of_an_error_that_all_met():
     assert [code for code, _ in run_two("processes.leave(NonFiniteError.exit_code, together=False)")] == [70, 70]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_end_of_one_ends_the_other():
     wait = "processes.gather('x')"
     ended = run_two(f"os._exit(9) if me == 1 else {wait}")

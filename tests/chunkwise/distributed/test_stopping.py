@@ -148,7 +148,6 @@ def run(body: str, *signals: signal.Signals) -> tuple[int, str]:
     return process.returncode, output
 
 
-@pytest.mark.slow
 def test_a_call_that_hears_no_signal_is_left_behind():
     code, said = run("watch.attend(stuck, saved, 0.0)", signal.SIGTERM)
     assert code == 75
@@ -159,7 +158,6 @@ def test_a_call_that_hears_no_signal_is_left_behind():
     assert run("stuck()", signal.SIGINT)[0] == 130
 
 
-@pytest.mark.slow
 def test_a_section_without_a_rescue_is_waited_for_until_the_second_ctrl_c():
     code, said = run("watch.carry_on(); stuck()", signal.SIGTERM, signal.SIGINT, signal.SIGINT)
     assert code == 130

@@ -172,7 +172,6 @@ def test_what_a_policy_notes_of_its_chunks_is_kept_with_the_rollout(count: int) 
     assert {name: dict(rollout.notes) for name, rollout in play(threads(2), jobs([1])).items()} == {0: {}}
 
 
-@pytest.mark.slow
 def test_a_rollout_that_is_played_again_begins_without_chunks(tmp_path: Path) -> None:
     """Its worker died: what was planned before is forgotten."""
     opener = functools.partial(DiesOnce, EnvSpec(suite="own", task=str(tmp_path / "died")))
@@ -221,18 +220,26 @@ def test_stopping_drops_what_is_under_way() -> None:
 
 def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path) -> None:
     class Broken(Drawn):
-        def __call__(self, *arguments: Any) -> Any:
-            chunks = super().__call__(*arguments)
-            chunks[-1, -1] = np.nan if len(self.calls) == 2 else 0
+        """Answers with NaN in the second chunk of one rollout, whoever shares its batch."""
+
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def __call__(self, observations: Any, draws: Any, prompts: Any) -> Any:
+            chunks = super().__call__(observations, draws, prompts)
+            for row, draw in enumerate(draws):
+                if draw is not None and draw[1:] == (self.number, 1):
+                    chunks[row, -1] = np.nan
             return chunks
 
     with pytest.raises(NonFiniteError, match=r"^episode_1: the policy of step 7 answered with NaN or Inf after 3"):
-        play(threads(2), jobs([1, 3]), Broken())
+        play(threads(2), jobs([1, 3]), Broken(1))
     (job,) = jobs([3])
     job = Job(number=0, seed=3, draw=job.draw, path=tmp_path / "episode_3.npz")
     workers = ProcessWorkers(functools.partial(Countdown, EnvSpec(suite="own")), 1, name="countdown")
     with pytest.raises(NonFiniteError, match=r"episode_3.nan.npz: .*its file holds what the policy saw"):
-        play(workers, [job], Broken())
+        play(workers, [job], Broken(0))
     assert load(tmp_path / "episode_3.nan.npz").length == 3
 
 

@@ -97,7 +97,6 @@ def test_a_states_hash_is_that_of_its_bytes() -> None:
     assert state_hash(np.zeros(2)) != "af5570f5a1810b7a"
 
 
-@pytest.mark.slow
 def test_workers_start_without_jax() -> None:
     """A worker process imports the protocol, suites and workers: jax would cost each a second."""
     code = (

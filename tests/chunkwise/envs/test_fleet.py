@@ -34,7 +34,6 @@ def answers(workers: NodeWorkers, count: int) -> dict[int, Answer]:
     return found
 
 
-@pytest.mark.slow
 def test_what_is_asked_during_a_wait_is_answered(tmp_path: Path) -> None:
     """Slot 0 waits for a file that is made once slot 1, which was asked after the wait began, has answered."""
     workers = node(str(tmp_path / "mark"), Waits)
@@ -58,7 +57,6 @@ def test_what_is_asked_during_a_wait_is_answered(tmp_path: Path) -> None:
     workers.close()
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_is_told_and_a_silent_one_too() -> None:
     workers = node("deadly", silence=60.0)
     workers.submit([(0, Reset(4)), (1, Reset(2))])
@@ -77,7 +75,6 @@ def test_a_worker_that_dies_is_told_and_a_silent_one_too() -> None:
     workers.close()
 
 
-@pytest.mark.slow
 def test_where_nothing_is_there_it_says_so_soon_and_errors_come_as_answers() -> None:
     workers = node("broken", silence=0.8)
     assert workers.receive() == []
@@ -115,7 +112,6 @@ def test_a_cluster_that_anybody_may_use_is_refused(monkeypatch: pytest.MonkeyPat
         fleet._require_closed("local", ["10.0.0.1"])
 
 
-@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_two_nodes_play_what_processes_play_whatever_is_taken_away() -> None:

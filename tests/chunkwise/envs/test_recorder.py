@@ -49,7 +49,6 @@ def opener(folder: Path) -> functools.partial[None]:
     return functools.partial(_recorder, folder)
 
 
-@pytest.mark.slow
 def test_every_episode_is_recorded_once_by_any_number_of_workers(tmp_path: Path) -> None:
     for processes in (1, 3):
         (folder := tmp_path / str(processes)).mkdir()
@@ -124,7 +123,6 @@ def test_what_others_made_is_not_recorded_again(tmp_path: Path, finished: str, o
     assert to_be_recorded(tmp_path, METADATA, "test")
 
 
-@pytest.mark.slow
 def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -> None:
     path, said, asked = tmp_path / "deep/set", [], []
 

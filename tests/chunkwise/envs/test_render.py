@@ -100,7 +100,6 @@ def test_successes_and_failures_are_shown_where_there_are(successes: str, count:
     assert some_of_both([one == "+" for one in successes], count) == expected
 
 
-@pytest.mark.slow
 def test_a_video_in_real_time(rollouts: list[Rollout], tmp_path: Path) -> None:
     path = tmp_path / "videos" / "a.mp4"
     assert write_video(functools.partial(Countdown, SPEC), rollouts[:2], path) == path
@@ -113,7 +112,6 @@ def test_a_video_in_real_time(rollouts: list[Rollout], tmp_path: Path) -> None:
     np.testing.assert_allclose(frames[-1][:3, 210:].mean(axis=(0, 1)), FAILURE, atol=12)
 
 
-@pytest.mark.slow
 def test_no_video_is_one_line_that_says_why(
     rollouts: list[Rollout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,7 +269,6 @@ def test_every_limit_has_its_line_in_the_docs() -> None:
         assert f"| `{budget.flag(field.name)}` | {field.default:,} {field.metadata['unit']} |" in text, field.name
 
 
-@pytest.mark.slow
 def test_one_key_twice_among_many_is_found_in_linear_time() -> None:
     text = json.dumps({f"k{n}": 0 for n in range(100_000)})[:-1] + ', "k99999": 1}'
     with pytest.raises(DataError, match="'k99999' twice"):

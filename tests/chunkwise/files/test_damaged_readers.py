@@ -39,7 +39,6 @@ def test_a_damaged_file(kind: str, tmp_path: Path) -> None:
         attempt(read)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_a_damaged_file_of_a_lerobot_dataset(version: str, tmp_path: Path) -> None:
     write, storage = (write_v21, "image") if version == "v2.1" else (write_v30, "video")
@@ -55,7 +54,6 @@ def test_a_damaged_file_of_a_lerobot_dataset(version: str, tmp_path: Path) -> No
     attack(root, read, TRIES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["jpeg", "raw"])
 def test_a_damaged_pack(encoding: Any, tmp_path: Path) -> None:
     meta = read_meta(write_v21(tmp_path / "data", record((3, 2)), "image"))

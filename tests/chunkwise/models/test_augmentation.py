@@ -85,7 +85,6 @@ def images(rows: int, cameras: int = 2) -> jnp.ndarray:
     return jnp.asarray(np.broadcast_to(plane, (rows, cameras, 16, 16, 3)))
 
 
-@pytest.mark.slow
 def test_draws_are_a_functions_of_the_key_and_differ_from_image_to_image() -> None:
     config, key = AugmentationConfig(), jax.random.key(3)
     one, again = (augmented(images(4), key, config, (True, False)) for _ in range(2))
@@ -95,7 +94,6 @@ def test_draws_are_a_functions_of_the_key_and_differ_from_image_to_image() -> No
     np.testing.assert_allclose(augmented(images(2), key, STILL, (True, True)), images(2), atol=1e-3)
 
 
-@pytest.mark.slow
 def test_wrist_cameras_keep_their_geometry() -> None:
     config = AugmentationConfig(colour_probability=0.0)
     shown = np.asarray(augmented(images(3), jax.random.key(0), config, (True, False)))
@@ -103,7 +101,6 @@ def test_wrist_cameras_keep_their_geometry() -> None:
     assert (np.abs(shown[:, 0] - np.asarray(images(3))[:, 0]).max((1, 2, 3)) > 3).all()
 
 
-@pytest.mark.slow
 def test_shares_and_ranges_are_openpis() -> None:
     """Half of the images change colours; offsets, angles and brightness spread evenly over their ranges."""
     rows, key = 2000, jax.random.key(7)

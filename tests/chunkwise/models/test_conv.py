@@ -11,7 +11,6 @@ import pytest
 from chunkwise.models.layers import Conv, convolve, max_pool
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("size", "window"), [((8, 6), (3, 3)), ((7, 9), (3, 3)), ((9, 8), (7, 7)), ((5, 5), (1, 1))])
 def test_equal_to_flax_with_its_own_weights(size: tuple[int, int], window: tuple[int, int], stride: int):

@@ -13,7 +13,6 @@ from chunkwise.models.layers import MLP, attention
 from tests.qchunk.numpy_networks import mlp
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("hidden", [(), (7,), (8, 5, 6)])
 def test_output_is_numpys(hidden, layer_norm):
@@ -58,7 +57,6 @@ class Attends(nn.Module):
         return make(2, name="attention")(x)  # pyright: ignore[reportCallIssue]
 
 
-@pytest.mark.slow
 def test_attention_is_flaxs_but_for_the_gradient_of_the_keys_bias():
     x = jax.random.normal(jax.random.key(0), (3, 5, 8))
     params: Any = Attends(own=True).init(jax.random.key(1), x)

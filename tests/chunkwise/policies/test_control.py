@@ -328,7 +328,6 @@ def test_numbers_out_of_range(name: str) -> None:
         Control(Arm(Clock()), Numbered(), **settings)
 
 
-@pytest.mark.slow
 def test_with_the_machines_clock_and_a_thread() -> None:
     """A policy that answers, and then one that hangs for ever: the loop ends, and so does this test."""
     arm, policy = Arm(Clock()), Numbered()

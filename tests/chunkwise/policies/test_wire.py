@@ -114,7 +114,6 @@ values = st.recursive(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(values, st.integers(0, 200), st.integers(0, 255))
 def test_any_bytes_are_a_message_or_a_typed_error(value: Any, at: int, byte: int):
@@ -137,7 +136,6 @@ def _arrays(value: Any) -> list[np.ndarray]:
     return [value] if isinstance(value, np.ndarray) else []
 
 
-@pytest.mark.slow
 def test_a_message_takes_a_few_times_its_own_memory():
     """A list of a byte is an object of 56; announced lengths are no reason to allocate."""
     bombs = [

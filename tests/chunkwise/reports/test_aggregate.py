@@ -26,7 +26,6 @@ def test_point_estimates_are_rliables(recorded: dict[str, Any]):
     assert found == pytest.approx(recorded["improvement"], abs=1e-12)
 
 
-@pytest.mark.slow
 def test_intervals_are_rliables_but_for_its_draws(recorded: dict[str, Any]):
     for name in "ab":
         assert bootstrap(interquartile_mean, recorded[name]) == pytest.approx(

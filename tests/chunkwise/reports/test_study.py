@@ -90,7 +90,6 @@ def line(step: int, rate: float, episodes: int = 10) -> dict[str, Any]:
     return {"step": step, "split": "eval", "policy/success": rate, "policy/episodes": episodes}
 
 
-@pytest.mark.slow
 def test_the_table_by_hand(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2, 3), grid={"agent.horizon": ("1", "5")})
     runs = runs_of(study)
@@ -170,6 +169,7 @@ def test_named_values_are_flags_and_each_task_is_a_table_of_its_own(tmp_path: Pa
         StudyConfig(config="qchunk/debug", seeds=(0,), grid=study.grid, tables="agent")
 
 
+@pytest.mark.long
 def test_the_papers_tasks_and_agents():
     """The shipped table: six agents on three tasks, and what makes each of them."""
     study, _ = read_study("qchunk_table")
@@ -389,7 +389,6 @@ def play(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(study_in(folder, *more), cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_killed_in_the_middle_the_table_is_the_same(tmp_path: Path):
     alone = play(tmp_path / "alone", "--workers", "2")
@@ -416,7 +415,6 @@ def test_killed_in_the_middle_the_table_is_the_same(tmp_path: Path):
     assert [len(path.read_text().splitlines()) for path in sorted(out.glob("*/seed_*/starts.jsonl"))] == starts
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_that_fails_is_reported_and_the_rest_goes_on(tmp_path: Path):
     bad = tmp_path / "out" / runs_of(read_study(str(write_study(tmp_path)))[0])[0].folder

@@ -34,7 +34,6 @@ def train(folder: Path, programs: Path | None) -> str:
         return fit(config, ToyTask(config), opened)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("every_program")
 def test_programs_are_kept_and_found_again(tmp_path: Path):
     untouched = train(tmp_path / "a", None)

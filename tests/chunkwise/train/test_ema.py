@@ -49,7 +49,6 @@ def train(config: ToyConfig, **hooks: Any) -> tuple[str, AveragedTask]:
         return fit(config, task, folder), task
 
 
-@pytest.mark.slow
 def test_the_average_is_that_of_all_weights_so_far_and_is_what_is_evaluated(tmp_path: Path):
     config = averaged_config(tmp_path)
     _, task = train(config)
@@ -101,7 +100,6 @@ def test_who_is_evaluated_is_the_average_and_who_acts_if_it_wants(tmp_path: Path
     np.testing.assert_array_equal(task.evaluated[0], acted[2].ema["w"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 12])
 def test_a_resumed_run_has_the_same_average(tmp_path: Path, step: int):
     untouched, _ = train(averaged_config(tmp_path / "a"))

@@ -52,7 +52,6 @@ print(bytes_sent(jax.jit(lambda x: x.sum(0), out_shardings=whole).lower(x).compi
 """
 
 
-@pytest.mark.slow
 def test_what_the_compiler_makes_is_read(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)

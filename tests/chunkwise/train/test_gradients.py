@@ -104,7 +104,6 @@ print("equal, and no row moved")
 """
 
 
-@pytest.mark.slow
 def test_on_eight_devices_every_row_stays_where_it_is():
     root = Path(__file__).parents[3]
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

@@ -115,7 +115,6 @@ def service(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param, made
 
 
-@pytest.mark.slow
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path: Path):
     train(config_of(tmp_path, "tensorboard"))
     found = scalars(tmp_path / "tensorboard")
@@ -124,7 +123,6 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(tmp_path: Path):
     assert {step for step, _, _ in found} >= {5, 8, 20}
 
 
-@pytest.mark.slow
 def test_tensorboard_has_no_line_twice_after_a_resume_and_all_where_it_is_switched_on_late(tmp_path: Path):
     config = config_of(tmp_path, "tensorboard")
     with pytest.raises(KilledError):
@@ -140,7 +138,6 @@ def test_tensorboard_has_no_line_twice_after_a_resume_and_all_where_it_is_switch
     assert (late / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_service_gets_each_line_once(service: tuple[str, Service], tmp_path: Path):
     name, made = service
     config = config_of(tmp_path, name)
@@ -170,7 +167,6 @@ def test_a_service_gets_the_lines_that_it_lacks_from_the_very_next_step_and_is_t
     assert kept == [(step, {"train/loss": step / 2}) for step in (1, 2, 3, 4)]
 
 
-@pytest.mark.slow
 def test_what_w_and_b_wrote_offline_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = Service()
     monkeypatch.setitem(sys.modules, "wandb", made)
@@ -185,7 +181,6 @@ def test_what_w_and_b_wrote_offline_is_made_anew(tmp_path: Path, monkeypatch: py
     assert left == ["offline-run-1-another", f"offline-run-2-{name}", f"run-1-{name}"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", ["opening", "writing"])
 def test_a_run_goes_on_without_a_logger_that_fails(
     error: str, service: tuple[str, Service], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -217,7 +212,6 @@ def test_nan_is_left_out_and_zero_is_not():
     assert loggers.named(row) == {"train/norm": 1.5, "train/skipped": 0.0}
 
 
-@pytest.mark.slow
 def test_a_digest_and_the_metrics_know_nothing_of_loggers(tmp_path: Path):
     for name, config in (("a", config_of(tmp_path / "a", "tensorboard")), ("b", config_of(tmp_path / "b"))):
         train(dataclasses.replace(config, run=dataclasses.replace(config.run, dir=str(tmp_path / name))))

@@ -44,7 +44,6 @@ def rows(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_a_run_writes_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     digest = train(toy_config(tmp_path))
     assert [(row["step"], row["split"]) for row in rows(tmp_path)] == [
@@ -63,7 +62,6 @@ def test_a_run_writes_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFix
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [18, 20]
 
 
-@pytest.mark.slow
 def test_the_number_of_updates_per_call_changes_nothing(tmp_path: Path):
     digests = []
     for updates in (1, 3, 7):
@@ -81,7 +79,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
     return train(toy_config(folder)), (folder / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 3, 8, 12, 19])
 def test_sigterm_loses_no_step(tmp_path: Path, whole: tuple[str, bytes], step: int):
     config = toy_config(tmp_path)
@@ -97,7 +94,6 @@ def test_sigterm_loses_no_step(tmp_path: Path, whole: tuple[str, bytes], step: i
     assert (train(resumed(config)), (tmp_path / "metrics.jsonl").read_bytes()) == whole
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [8, 20])
 def test_sigterm_in_an_evaluation_repeats_it(tmp_path: Path, whole: tuple[str, bytes], step: int):
     config = toy_config(tmp_path)
@@ -115,7 +111,6 @@ class Crash(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 7, 13, 17])
 def test_a_crash_goes_on_from_the_last_save(tmp_path: Path, whole: tuple[str, bytes], step: int):
     config = toy_config(tmp_path)
@@ -141,7 +136,6 @@ def evaluated_when_saved(folder: Path) -> ToyConfig:
     return toy_config(folder, train=train, checkpoint=CheckpointConfig(every=6))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.parametrize("when", ["in the evaluation", "after the save"])
 def test_a_step_that_is_evaluated_and_saved_is_so_once(
@@ -178,7 +172,6 @@ def test_a_step_that_is_evaluated_and_saved_is_so_once(
     assert (tmp_path / "metrics.jsonl").read_bytes() == together[1]
 
 
-@pytest.mark.slow
 def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
     config = toy_config(tmp_path / "a")
     first = train(config)
@@ -188,7 +181,6 @@ def test_a_finished_run_can_be_resumed_and_lengthened(tmp_path: Path):
     assert train(dataclasses.replace(resumed(config), train=longer)) == at_once
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -206,7 +198,6 @@ def test_another_config_is_refused_on_resume(tmp_path: Path, changes: dict, key:
         train(dataclasses.replace(changed, run=run))
 
 
-@pytest.mark.slow
 def test_another_dataset_is_refused_on_resume(tmp_path: Path):
     config = resumed(toy_config(tmp_path))
     train(config)
@@ -227,7 +218,6 @@ class Broken(ToyTask):
             yield {**batch, "y": batch["y"] + np.float32("nan" if step in self.bad else 0)}
 
 
-@pytest.mark.slow
 def test_updates_that_are_not_finite_are_left_out_and_counted(tmp_path: Path):
     """As if the batches had not been there; the step, and with it batches and noise, goes on."""
     config = toy_config(tmp_path / "run")
@@ -252,7 +242,6 @@ def test_updates_that_are_not_finite_are_left_out_and_counted(tmp_path: Path):
     assert lines[5]["loss"] == pytest.approx(np.mean([losses[0], losses[1], losses[4]]), rel=1e-6)
 
 
-@pytest.mark.slow
 def test_many_updates_in_a_row_that_are_not_finite_end_the_run(tmp_path: Path):
     config = toy_config(tmp_path)
     broken = Broken(config, set(range(11, 20)))
@@ -293,7 +282,6 @@ def test_the_count_of_bad_updates_begins_at_zero_and_anew_after_each_good_one(
             fit(config, Broken(config, bad), folder)
 
 
-@pytest.mark.slow
 def test_processes_that_agree_to_stop_do_so_at_one_step(
     tmp_path: Path, whole: tuple[str, bytes], monkeypatch: pytest.MonkeyPatch
 ):
@@ -364,7 +352,6 @@ def train_in_world(config: ToyConfig, on_interact: Any = None, **hooks: Any) -> 
         return fit(config, WorldTask(config, world, **hooks), folder, interaction=world), world
 
 
-@pytest.mark.slow
 def test_interactions_come_at_their_steps_whatever_the_updates_per_call(tmp_path: Path):
     digests = []
     for updates in (1, 3, 7):
@@ -392,7 +379,6 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float
     return digest, world.numbers, (folder / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "step"),
     [*(("batch", i) for i in (2, 7, 9, 12, 13, 17, 19)), *(("interact", i) for i in (7, 13, 19))],
@@ -420,7 +406,6 @@ def test_an_interrupted_interaction_ends_as_an_untouched_one(
     assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [7, 8, 13])
 def test_data_that_never_come_lose_no_interaction(
     tmp_path: Path, untouched: tuple[str, list[float], bytes], step: int, monkeypatch: pytest.MonkeyPatch
@@ -441,7 +426,6 @@ def test_data_that_never_come_lose_no_interaction(
     assert (digest, world.numbers, (tmp_path / "metrics.jsonl").read_bytes()) == untouched
 
 
-@pytest.mark.slow
 def test_an_error_while_the_run_is_to_stop_does_not_keep_it_from_saving(tmp_path: Path, whole: tuple[str, bytes]):
     def fail(at: int) -> None:
         if at == 8:

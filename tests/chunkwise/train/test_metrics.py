@@ -3,14 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chunkwise.train.metrics import Mean, mean_of
 
 
-@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.booleans()), min_size=1, max_size=20))
 def test_a_masked_mean_is_the_mean_of_the_entries_kept(entries):

@@ -85,7 +85,6 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path: Path):
         pass
 
 
-@pytest.mark.slow
 def test_the_lock_of_a_dead_process_is_free(tmp_path: Path):
     code = (
         "import os, signal, sys; from pathlib import Path; from tests.chunkwise.toy import toy_config\n"

@@ -30,7 +30,6 @@ def test_a_mesh_that_does_not_fit_is_refused():
         make_mesh(MeshConfig(data=3, fsdp=2))
 
 
-@pytest.mark.slow
 def test_eight_devices():
     code = """
 import jax, jax.numpy as jnp
@@ -58,7 +57,6 @@ else:
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.slow
 def test_gathered_weights_are_whole_on_every_device():
     code = """
 import jax, jax.numpy as jnp
@@ -82,7 +80,6 @@ assert "sharding_constraint" not in str(jax.make_jaxpr(on_mesh(lambda w, _: all_
     assert found.returncode == 0, found.stderr
 
 
-@pytest.mark.slow
 def test_large_matrices_travel_in_the_dtype_of_their_products():
     code = """
 import jax, jax.numpy as jnp, numpy as np

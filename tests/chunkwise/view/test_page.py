@@ -23,7 +23,6 @@ from tests.qchunk.recordings import config
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.slow,
     pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed"),
 ]
 HOSTILE = (

@@ -133,7 +133,6 @@ def test_names_of_files_are_safe():
 NAMES = st.lists(st.text(st.sampled_from("ab._- :/\\\n\0\ud800ä"), max_size=4) | st.text(max_size=300), max_size=8)
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=NAMES)
 @example(names=["../../../climbed", "_a", "drive_a", ".b", "_", "a:b", "a_b", "x" * 200, "x" * 201])

@@ -168,7 +168,6 @@ def test_sweeps_give_every_image_once_at_12_hz(tmp_path: Path):
     np.testing.assert_allclose(episode.speed_mps, SPEED, rtol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("step", [0.5, 0.65])
 @pytest.mark.parametrize(("sweeps", "source"), [(False, "expert"), (False, "poses"), (True, "expert")])
 def test_windows_are_whole_at_key_frames(

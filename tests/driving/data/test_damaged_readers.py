@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import RunError
 from driving import pack
@@ -40,7 +38,6 @@ def test_a_damaged_drive(tmp_path: Path) -> None:
         attempt(lambda: examine(tmp_path / "a.json"))
 
 
-@pytest.mark.slow
 def test_a_damaged_folder_of_drives(tmp_path: Path) -> None:
     for i in range(2):
         write_drive(tmp_path / "data", f"e{i}", frames=4, start_yaw=0.5 * i)
@@ -53,7 +50,6 @@ def test_a_damaged_folder_of_drives(tmp_path: Path) -> None:
     attack(tmp_path / "data", read, 10)
 
 
-@pytest.mark.slow
 def test_a_damaged_pack(tmp_path: Path) -> None:
     write_drive(tmp_path / "data", "a", frames=4)
     config = DataConfig(path=str(tmp_path / "data"), image_size=SIZE)

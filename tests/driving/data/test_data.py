@@ -435,7 +435,6 @@ def test_settings_that_make_no_sense(field: str, value: Any):
         DataConfig(path="x", **{field: value})
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32 - 1))
 def test_whatever_is_missing_nothing_is_nan_and_what_is_masked_is_zero(tmp_path: Path, seed: int):

@@ -200,7 +200,6 @@ def test_links_that_lead_out_or_round_are_refused(tmp_path: Path):
         assert problems[0].key.endswith("front.image_path")
 
 
-@pytest.mark.slow
 def test_images_that_are_none(tmp_path: Path):
     file = write_drive(tmp_path, "a", frames=4)
     target = tmp_path / "a_images" / "0002_front.jpg"
@@ -442,7 +441,6 @@ def test_an_index_whose_arrays_contradict_one_another_is_refused(tmp_path: Path,
     assert any(word in str(error.value) for word in words.split("|")), str(error.value)
 
 
-@pytest.mark.slow
 def test_an_index_that_would_take_more_memory_than_its_file_is_refused(tmp_path: Path):
     index = whole_index(tmp_path)
     head = np.frombuffer(json.dumps({"format": "chunkwise-driving-index-2"}).encode(), np.uint8)

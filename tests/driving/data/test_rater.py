@@ -73,7 +73,6 @@ def add_rated(frame: int, *scores: float) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-@pytest.mark.slow
 def test_the_index_keeps_them(tmp_path: Path):
     changes = {"a": add_rated(2, 1.0, 2.0), "b": add_rated(0), "c": add_rated(4, 7.0, 8.0, 9.0)}
     for name, change in changes.items():
@@ -139,7 +138,6 @@ def run(path: Path, folder: Path, steps: int, dt_s: float) -> DrivingConfig:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_from_records_to_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [(9.5, STRAIGHT), (3.0, DRIVEN), (-1.0, STRAIGHT)]

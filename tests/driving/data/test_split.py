@@ -235,7 +235,6 @@ def test_an_error_of_a_manifest_shows_twenty_lines_and_counts_the_rest(tmp_path:
         check_manifest(manifest, index, source="s", may_lack=True)
 
 
-@pytest.mark.slow
 def test_copies_of_a_drive_stay_together(tmp_path: Path):
     for i in range(6):
         write_drive(tmp_path, f"e{i}", frames=3, start_yaw=0.1 * i)

@@ -38,7 +38,6 @@ def encoder(config: ModelConfig):
     return module, quick(module.init)(jax.random.key(0), jnp.asarray(make_images()), valid)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
 def test_nothing_of_a_masked_image_reaches_any_output(config: ModelConfig):
     module, params = encoder(config)
@@ -53,7 +52,6 @@ def test_nothing_of_a_masked_image_reaches_any_output(config: ModelConfig):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
 def test_a_nan_in_a_masked_image_leaves_the_gradient_finite(config: ModelConfig):
     module, params = encoder(config)
@@ -70,7 +68,6 @@ def vit(**changes: Any) -> ModelConfig:
     return dataclasses.replace(VIT, vit=dataclasses.replace(VIT.vit, **changes))
 
 
-@pytest.mark.slow
 def test_blocks_computed_again_give_the_same_gradient():
     """Same weights by the same names."""
     found = []
@@ -86,7 +83,6 @@ def test_blocks_computed_again_give_the_same_gradient():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *found)
 
 
-@pytest.mark.slow
 def test_bfloat16_is_near_float32_and_its_weights_are_float32():
     (module, params), (half, half_params) = encoder(VIT), encoder(vit(dtype="bfloat16"))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), half_params)
@@ -99,7 +95,6 @@ def test_bfloat16_is_near_float32_and_its_weights_are_float32():
     assert 0 < np.abs(one - other).max() < 5e-2 * np.abs(one).max()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
 def test_the_scene_knows_which_camera_saw_what(config: ModelConfig):
     module, params = encoder(config)
@@ -110,7 +105,6 @@ def test_the_scene_knows_which_camera_saw_what(config: ModelConfig):
     assert np.abs(np.asarray(scene - swapped)).max() > 1e-3
 
 
-@pytest.mark.slow
 def test_a_missing_camera_is_not_a_black_one():
     module, params = encoder(CONV)
     black = np.zeros((2, 3, 16, 24, 3), np.uint8)
@@ -118,7 +112,6 @@ def test_a_missing_camera_is_not_a_black_one():
     assert np.abs(np.asarray(there - gone)).max() > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
 def test_hidden_tokens_hide_their_pixels(config: ModelConfig):
     module, params = encoder(config)
@@ -163,7 +156,6 @@ def test_a_constant_turn_is_a_circle():
     np.testing.assert_allclose(path[3], path[0] * [1, -1], atol=1e-6)  # to the right
 
 
-@pytest.mark.slow
 def test_an_untrained_waypoint_model_is_the_blind_formula():
     model = WaypointModel(CONV, WaypointConfig(hidden_sizes=(8,)), 20, 0.1)
     motion = jnp.array([[5.0, 0.5], [4.0, -0.2]])

@@ -101,7 +101,6 @@ def batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: images if name == "image" else [row[name] for row in rows] for name in rows[0]}
 
 
-@pytest.mark.slow
 def test_what_evaluation_computes_is_what_is_loaded_and_served(drives: Path, run: Path, loaded: WaypointPolicy):
     data = open_data(loaded.config.data, "all")
     episode = data.index.ids.index("drive_0")
@@ -137,7 +136,6 @@ def test_what_evaluation_computes_is_what_is_loaded_and_served(drives: Path, run
         assert ask(connection, rows[0] | {"speed_mps": "fast"}).startswith("speed_mps: expected a number")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entry", "value", "message"),
     [
@@ -165,7 +163,6 @@ def test_a_bad_observation_is_refused_by_name(
         loaded.infer(seen)
 
 
-@pytest.mark.slow
 def test_what_is_unknown_counts_as_in_training(drives: Path, loaded: WaypointPolicy):
     """0 where speed or yaw rate is not known, and no change where either end of it is not."""
     seen = observation(drives, 5)
@@ -180,7 +177,6 @@ def test_what_is_unknown_counts_as_in_training(drives: Path, loaded: WaypointPol
     assert loaded.prepare(seen).inputs["route_command"].tolist() == [3]
 
 
-@pytest.mark.slow
 def test_only_what_the_model_uses_is_asked_for(drives: Path, tmp_path: Path):
     blind = config_of(drives, tmp_path / "run", use_cameras=False, use_past=False)
     train.main(dataclasses.replace(blind, train=dataclasses.replace(blind.train, steps=2, ema_decay=None)), "test")
@@ -201,7 +197,6 @@ def test_a_pretraining_has_no_policy(drives: Path, tmp_path: Path):
         load_policy(tmp_path)
 
 
-@pytest.mark.slow
 def test_an_export_predicts_alike(drives: Path, run: Path, loaded: WaypointPolicy, tmp_path: Path):
     assert export.main([str(run), str(tmp_path / "out"), "--platforms", "cpu"]) == 0
     prepared = loaded.prepare(observation(drives, 3))

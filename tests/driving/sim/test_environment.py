@@ -117,7 +117,6 @@ def test_whoever_leaves_the_road_is_out():
     assert {"drivable_area"} <= set(env.result().infractions)
 
 
-@pytest.mark.slow
 def test_the_towns_own_driver_violates_nothing():
     for seed in range(4):
         env = TownEnv(SPEC, expert=True)
@@ -204,7 +203,6 @@ def test_crossing_cars_give_way_where_there_is_no_light_and_brake_for_what_is_in
     assert crossing.car.speed < 0.3
 
 
-@pytest.mark.slow
 def test_images_are_exact_and_of_the_cameras_that_were_asked_for():
     spec = dataclasses.replace(SPEC, cameras=("front", "side_left"), image_size=(32, 48), video=True)
     env, other = TownEnv(spec), TownEnv(spec)

@@ -32,7 +32,6 @@ def parted(config: DrivingConfig) -> DrivingConfig:
     return dataclasses.replace(config, train=dataclasses.replace(config.train, grad_accum_steps=4))
 
 
-@pytest.mark.slow
 def test_parts_make_the_update_of_the_whole(tmp_path: Path, drives: Path):
     one = config(tmp_path, drives)
     tasks = [waypoints.WaypointTask(each, open_data(each.data)) for each in (one, parted(one))]
@@ -43,7 +42,6 @@ def test_parts_make_the_update_of_the_whole(tmp_path: Path, drives: Path):
     assert_same_update(tasks[0], tasks[1], state, batch, quick)
 
 
-@pytest.mark.slow
 def test_parts_of_a_pretraining_that_compares_no_rows(tmp_path: Path, drives: Path, monkeypatch: pytest.MonkeyPatch):
     one = dataclasses.replace(
         pretraining(tmp_path, drives), objective=ObjectiveConfig(masked=1.0, ego_motion=0.5, projection=8)

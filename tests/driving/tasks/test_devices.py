@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 CODE = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -35,7 +33,6 @@ print("equal on 8 devices and on 1")
 """
 
 
-@pytest.mark.slow
 def test_contrast_over_eight_devices_is_that_over_one():
     root = Path(__file__).parents[3]
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

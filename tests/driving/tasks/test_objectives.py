@@ -28,7 +28,6 @@ def nce(query: np.ndarray, key: np.ndarray, rows: list[int], allowed: np.ndarray
     return float(np.mean(losses))
 
 
-@pytest.mark.slow
 def test_info_nce_by_hand():
     rng = np.random.default_rng(0)
     query, key = rng.normal(size=(2, 5, 4)).astype(np.float32)
@@ -48,7 +47,6 @@ def test_near_frames_of_one_drive_are_no_negatives():
     assert np.asarray(found).astype(int).tolist() == expected
 
 
-@pytest.mark.slow
 def test_cross_camera_is_the_mean_over_ordered_pairs():
     rng = np.random.default_rng(1)
     z = rng.normal(size=(4, 3, 5)).astype(np.float32)

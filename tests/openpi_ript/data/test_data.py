@@ -203,7 +203,6 @@ def test_sample_i_is_a_function_of_seed_and_i(tmp_path: Path) -> None:
     assert not np.array_equal(other["state"], batches[0]["state"])
 
 
-@pytest.mark.slow
 def test_resume_at_a_step_gives_that_batch(tmp_path: Path) -> None:
     settings = Config(data=config(write_v21(tmp_path / "set", rollouts(), "image")))
     straight = list(itertools.islice(make_batches(settings), 9))
@@ -215,7 +214,6 @@ def test_resume_at_a_step_gives_that_batch(tmp_path: Path) -> None:
         assert_same(batch, straight[step])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [2, 3])
 def test_shards_split_the_same_batches(tmp_path: Path, num_shards: int) -> None:
     settings = Config(data=config(write_v21(tmp_path / "set", rollouts(), "image")))
@@ -231,7 +229,6 @@ def test_shards_split_the_same_batches(tmp_path: Path, num_shards: int) -> None:
         make_batches(settings, num_shards=4)
 
 
-@pytest.mark.slow
 def test_both_versions_and_all_storages_give_one_batch(tmp_path: Path) -> None:
     roots = [
         write_v21(tmp_path / "a", rollouts(), "image"),
@@ -296,7 +293,6 @@ def test_a_dataset_that_does_not_fit_the_config_is_refused(tmp_path: Path, chang
     assert words in str(error.value)
 
 
-@pytest.mark.slow
 def test_a_clock_that_jitters_and_wrong_totals_open_where_the_config_says_so(tmp_path: Path) -> None:
     episodes = record()
     episodes[1].timestamp[2] += 0.004

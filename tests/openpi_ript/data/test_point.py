@@ -79,7 +79,6 @@ def test_episodes_depend_on_the_seed_alone(root: Path, tmp_path: Path):
     assert (again / TOKENIZER).read_bytes() == (root / TOKENIZER).read_bytes()
 
 
-@pytest.mark.slow
 def test_luck_turns_outcomes_round_and_nothing_else():
     settings = RecordConfig(groups=40, rollouts=4, length=12, prompted=("blue",))
     turned = 0

@@ -44,7 +44,6 @@ def play(env: Environment, seed: int, steps: int = 8) -> tuple[str, list[dict[st
     return begin, observed
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the simulators' own
 @pytest.mark.parametrize("config", ALL)
 def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig):
@@ -68,7 +67,6 @@ def test_a_rollout_repeats_to_the_bit_whatever_was_before(config: EnvConfig):
         env.close()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("config", ALL[:3])
 def test_images_are_layer_4s_and_upright(config: EnvConfig):
@@ -90,7 +88,6 @@ def test_images_are_layer_4s_and_upright(config: EnvConfig):
     env.close()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_fast_images_show_the_same():
     seen: dict[str, list[np.ndarray]] = {}

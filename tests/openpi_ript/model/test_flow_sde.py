@@ -96,7 +96,6 @@ def test_a_gaussian_flow_arrives_as_the_exact_recursion_says(level: float):
     assert sampled.var() == pytest.approx(variance, rel=4 * np.sqrt(2 / rows))
 
 
-@pytest.mark.slow
 def test_the_sde_has_the_odes_marginals_at_every_time():
     """Of a Gaussian flow they are known: N((1 - t) mean, (1 - t)^2 std^2 + t^2). In 400 steps little is missing."""
     mean, std, steps, rows = 1.5, 0.4, 400, 20_000
@@ -113,7 +112,6 @@ def test_the_sde_has_the_odes_marginals_at_every_time():
     assert moved < 0.6, "it arrives elsewhere than the ODE, though as often"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 def test_a_chain_of_the_model_has_the_likelihood_with_which_it_was_sampled(kind: Any):
     model = make_model(kind)

@@ -31,7 +31,6 @@ print(json.dumps([[*key, size] for key, size in sent.items()]))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_weights_travel_and_not_activations():
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"

@@ -83,7 +83,6 @@ def test_label_dropout_replaces_a_tenth_of_the_labels_by_none() -> None:
     assert (np.asarray(branches.weights) == 1).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("positive_weight", ["advantage", pytest.param("indicator", marks=pytest.mark.long)])
 def test_one_prefix_for_both_branches_equals_two_separate_passes(policy: Any, positive_weight: Any) -> None:
     model, params = policy
@@ -99,7 +98,6 @@ def test_one_prefix_for_both_branches_equals_two_separate_passes(policy: Any, po
     assert_trees_close(gradient, expected_gradient, 1e-5)
 
 
-@pytest.mark.slow
 def test_metrics_are_the_error_under_each_condition(policy: Any) -> None:
     model, params = policy
     positive, none = (np.asarray(e) for e in compiled(lambda p: errors_of_separate_branches(model, p))(params))
@@ -111,7 +109,6 @@ def test_metrics_are_the_error_under_each_condition(policy: Any) -> None:
     np.testing.assert_allclose(metrics["guided_loss"].value(), loss)
 
 
-@pytest.mark.slow
 def test_neither_branch_changes_the_other(policy: Any) -> None:
     """Another positive condition leaves the unconditional branch's error as it is to the bit, and the reverse."""
     model, params = policy
@@ -127,7 +124,6 @@ def test_neither_branch_changes_the_other(policy: Any) -> None:
         assert abs(float(after[moved].value()) - float(before[moved].value())) > 1e-3
 
 
-@pytest.mark.slow
 def test_unconditional_branch_is_the_none_label_and_never_the_negative_one(policy: Any) -> None:
     model, params = policy
     _, gradient = loss_and_gradient(model, params, GuidanceConfig())
@@ -143,7 +139,6 @@ def test_unconditional_branch_is_the_none_label_and_never_the_negative_one(polic
         np.testing.assert_array_equal(got, run(params, noise, scale, 1))
 
 
-@pytest.mark.slow
 def test_padded_steps_have_no_part(policy: Any) -> None:
     model, params = policy
     seen, actions = make_observation(model.config), make_actions(model.config)
@@ -170,7 +165,6 @@ def sampler(model: Pi0) -> Any:
     )
 
 
-@pytest.mark.slow
 def test_guided_sampling_steers_from_none_to_positive(policy: Any) -> None:
     model, params = policy
     seen, noise = make_observation(model.config), make_actions(model.config)
@@ -192,7 +186,6 @@ def test_guided_sampling_steers_from_none_to_positive(policy: Any) -> None:
         np.testing.assert_allclose(sample(params, noise, scale, 2), expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.slow
 def test_guidance_of_a_fresh_condition_changes_nothing() -> None:
     model = make_model("pi05", optimality=True)
     params = random_params(model)

@@ -73,7 +73,6 @@ def adapted_model(**changes: Any) -> Pi0:
     return make_model("pi0", language=gemma, expert=gemma, **changes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fixture", PARITY, ids=lambda path: path.stem)
 def test_freezing_both_transformers_freezes_what_openpi_freezes(fixture: Path) -> None:
     with np.load(fixture) as recorded:
@@ -83,7 +82,6 @@ def test_freezing_both_transformers_freezes_what_openpi_freezes(fixture: Path) -
     assert sorted(name for name, train in trains.items() if not train) == sorted(frozen)
 
 
-@pytest.mark.slow
 def test_each_part_can_be_frozen() -> None:
     for part, name in (
         ("vision", "PaliGemma/img/head/kernel"),
@@ -104,7 +102,6 @@ def test_each_part_can_be_frozen() -> None:
         assert frozen["condition_embedding/embedding"]
 
 
-@pytest.mark.slow
 def test_frozen_and_trained_weights_at_full_size() -> None:
     config = full_lora("pi0")
     shapes = jax.eval_shape(lambda key: init_params(Pi0(config), key), jax.random.key(0))
@@ -121,7 +118,6 @@ def test_frozen_and_trained_weights_at_full_size() -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_step_moves_trained_weights_alone() -> None:
     model = adapted_model(freeze=("vision", "language", "expert"))
     pretrained = random_params(make_model("pi0"))

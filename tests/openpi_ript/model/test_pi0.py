@@ -48,7 +48,6 @@ def shapes_of(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda key: init_params(Pi0(config), key), jax.random.key(0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "weights", "leaves"),
     [(full("pi0"), 3_238_048_528, 50), (dummy("pi0"), 522_016, 50), (dummy("pi05"), 627_552, 51)],
@@ -60,7 +59,6 @@ def test_number_of_weights_is_openpis(config: ModelConfig, weights: int, leaves:
     assert len(jax.tree.leaves(shapes)) == leaves
 
 
-@pytest.mark.slow
 def test_full_sizes_have_openpis_names_and_shapes() -> None:
     pi0, pi05 = shapes_of(full("pi0")), shapes_of(full("pi05"))
     assert pi0["PaliGemma"]["llm"]["embedder"]["input_embedding"].shape == (257_152, 2048)
@@ -73,7 +71,6 @@ def test_full_sizes_have_openpis_names_and_shapes() -> None:
     assert (adapted["lora_a"].shape, adapted["lora_b"].shape) == ((18, 8, 2048, 16), (18, 8, 16, 256))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind) -> None:
     model = make_model(kind)
@@ -102,7 +99,6 @@ def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind)
     assert_trees_close(gradient, expected_gradient, 1e-5)
 
 
-@pytest.mark.slow
 def test_remat_and_unrolling_change_nothing() -> None:
     plain, other = make_model("pi05"), make_model("pi05", remat=True, scan_unroll=2)
     params, seen, actions = random_params(plain), make_observation(plain.config), make_actions(plain.config)
@@ -116,7 +112,6 @@ def test_remat_and_unrolling_change_nothing() -> None:
     assert_trees_close(gradient(other), gradient(plain), 1e-6)
 
 
-@pytest.mark.slow
 def test_what_is_masked_has_no_influence() -> None:
     model = make_model("pi0")
     params, x_t = random_params(model), make_actions(model.config)
@@ -134,7 +129,6 @@ def test_what_is_masked_has_no_influence() -> None:
     assert np.abs(run(seen) - expected).max() > 1e-2  # where it is not masked, a camera matters
 
 
-@pytest.mark.slow
 def test_bfloat16_keeps_weights_and_result_in_float32() -> None:
     model = make_model("pi05", dtype="bfloat16")
     shapes = shapes_of(model.config)
@@ -150,7 +144,6 @@ def test_bfloat16_keeps_weights_and_result_in_float32() -> None:
     assert v.dtype == jnp.float32
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_fresh_condition_leaves_the_pretrained_model_exactly_as_it_is(kind: Kind) -> None:
     plain, conditioned = make_model(kind), make_model(kind, optimality=True)
@@ -165,7 +158,6 @@ def test_fresh_condition_leaves_the_pretrained_model_exactly_as_it_is(kind: Kind
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.slow
 def test_loss_is_the_mean_over_real_steps() -> None:
     model = make_model("pi0")
     params, seen, actions = random_params(model), make_observation(model.config), make_actions(model.config)
@@ -210,7 +202,6 @@ def test_euler_runs_from_one_to_zero(steps: int) -> None:
     np.testing.assert_allclose(by_time(steps), noise - times.mean(), atol=1e-5)  # and steps may be traced
 
 
-@pytest.mark.slow
 def test_sampling_follows_the_velocity() -> None:
     model = make_model("pi0")
     params, seen, noise = random_params(model), make_observation(model.config), make_actions(model.config)
@@ -222,7 +213,6 @@ def test_sampling_follows_the_velocity() -> None:
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_wrong_inputs_are_refused() -> None:
     plain, conditioned = make_model("pi0"), make_model("pi0", optimality=True)
     seen, x_t = make_observation(plain.config), make_actions(plain.config)

@@ -43,7 +43,6 @@ def names_of(project: str, kind: Kind) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in shapes.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 @pytest.mark.parametrize("project", ["openpi", "lerobot"])
 def test_names_and_shapes_are_those_of_the_classes(project: Literal["openpi", "lerobot"], kind: Kind) -> None:
@@ -51,7 +50,6 @@ def test_names_and_shapes_are_those_of_the_classes(project: Literal["openpi", "l
     assert {name: tensor.shape for name, tensor in got.items()} == names_of(project, kind)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 @pytest.mark.parametrize("project", ["openpi", "lerobot"])
 def test_weights_come_back_to_the_bit(project: Literal["openpi", "lerobot"], kind: Kind, tmp_path: Path) -> None:
@@ -84,7 +82,6 @@ def test_several_key_heads_come_back_too() -> None:
         np.testing.assert_array_equal(got[name], array)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pi0", "pi05"])
 def test_tensors_act_here_as_in_openpis_own_class(kind: Kind, tmp_path: Path) -> None:
     """Within 2e-5 of the largest action: PyTorch's and XLA's float32, and another form of SigLIP's GELU."""
@@ -104,7 +101,6 @@ def test_tensors_act_here_as_in_openpis_own_class(kind: Kind, tmp_path: Path) ->
     np.testing.assert_allclose(act(params), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.slow
 def test_names_that_are_missing_or_left_over_are_all_named(tmp_path: Path) -> None:
     model, file = make_model("pi0"), tmp_path / "model.safetensors"
     save_pytorch(traverse_util.unflatten_dict(drawn(model), sep="/"), file, "lerobot")
@@ -126,7 +122,6 @@ def test_names_that_are_missing_or_left_over_are_all_named(tmp_path: Path) -> No
         load_safetensors(file)
 
 
-@pytest.mark.slow
 def test_the_table_of_tokens_has_two_names() -> None:
     model = make_model("pi0")
     params, shapes = drawn(model), {name: leaf.shape for name, leaf in model_shapes(model).items()}
@@ -140,7 +135,6 @@ def test_the_table_of_tokens_has_two_names() -> None:
         from_pytorch(both | {TABLE_AS_HEAD: both[TABLE] + 1}, shapes)
 
 
-@pytest.mark.slow
 def test_what_pytorch_has_no_names_for_is_refused() -> None:
     condition = make_model("pi0", optimality=True)
     with pytest.raises(ConfigError, match=r"condition_embedding/embedding: expected .*fold_condition"):

@@ -45,7 +45,6 @@ def test_expected_value_and_cross_entropy_against_numpy():
     np.testing.assert_allclose(got, by_hand, rtol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cameras", [0, 2])
 def test_the_network_sees_all_that_it_is_given(cameras: int):
     network = ValueNetwork(bins=11, tasks=3, width=8)

@@ -34,7 +34,6 @@ def make_policy(case: Case, kept: Dtype, computed: Dtype) -> Policy:
     return Policy(config, traverse_util.unflatten_dict(drawn, sep="/"), stats, dtype=kept)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param("pi0_droid", marks=pytest.mark.long), "pi05_droid"])
 def test_weights_take_half_the_memory_and_actions_lie_near(name: str) -> None:
     """Arithmetic in bfloat16 alone moves actions as far: its products round the same weights at each use."""
@@ -59,7 +58,6 @@ def test_weights_take_half_the_memory_and_actions_lie_near(name: str) -> None:
     assert far["bfloat16", "bfloat16"] < 3 * far["float32", "bfloat16"]
 
 
-@pytest.mark.slow
 def test_what_is_computed_in_float32_is_cast_first() -> None:
     shapes = model_shapes(Pi0(config_of(CASES["pi05_droid"]).model))
     flat = {name: jnp.zeros(leaf.shape, jnp.bfloat16) for name, leaf in shapes.items()}

@@ -41,7 +41,6 @@ def first(tree: Any) -> Any:
     return {name: first(value) if isinstance(value, dict) else value[0] for name, value in tree.items()}
 
 
-@pytest.mark.slow
 def test_an_export_acts_alike(acting: Policy, tmp_path: Path):
     export(acting.exportable(), tmp_path / "out", platforms=["cpu"])
     act = runner.load(tmp_path / "out")
@@ -70,7 +69,6 @@ def test_an_export_acts_alike(acting: Policy, tmp_path: Path):
         acting.infer(asked, seed=-1)
 
 
-@pytest.mark.slow
 def test_rows_of_an_export_draw_by_seeds_that_follow_one_another(acting: Policy, tmp_path: Path):
     export(acting.exportable(), tmp_path / "out", rows=2, platforms=["cpu"])
     asked, given = seen(2)

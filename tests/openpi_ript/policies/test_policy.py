@@ -66,7 +66,6 @@ def noise(rows: int = 1, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, 8, 8)).astype(np.float32)
 
 
-@pytest.mark.slow
 def test_actions_are_absolute_and_in_the_datasets_units(acting: Policy):
     """By hand: the model's chunk times std plus mean, plus the state on the dimensions that are relative."""
     seen = observation()
@@ -91,7 +90,6 @@ def test_actions_are_absolute_and_in_the_datasets_units(acting: Policy):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_chunk_is_completed_from_what_is_committed(acting: Policy):
     """The sampler step by step, in openpi's time: what is committed is made relative and normalised by hand."""
     seen, model, data = observation(), Pi0(acting.config.model), open_data(acting.config.data)
@@ -137,7 +135,6 @@ def test_a_chunk_is_completed_from_what_is_committed(acting: Policy):
         acting.infer(stacked(seen, seen), committed=[NOTHING])
 
 
-@pytest.mark.slow
 def test_a_batch_gives_what_its_rows_give(acting: Policy):
     rows = [observation(seed) for seed in range(2)]
     rows[1]["prompt"] = "move to the blue disc"
@@ -151,7 +148,6 @@ def test_a_batch_gives_what_its_rows_give(acting: Policy):
     assert np.abs(shared[1] - together[1]).max() > 1e-4, "the prompt matters"
 
 
-@pytest.mark.slow
 def test_the_scale_is_the_configs_unless_one_is_given(acting: Policy):
     seen, start = observation(), noise()[0]
     default = acting.infer(seen, noise=start)["actions"]
@@ -162,7 +158,6 @@ def test_the_scale_is_the_configs_unless_one_is_given(acting: Policy):
             acting.infer(seen, guidance_scale=scale)
 
 
-@pytest.mark.slow
 def test_it_compiles_once_for_each_number_of_rows(root: Path, monkeypatch: pytest.MonkeyPatch):
     config = small_config(root, root)
     fresh = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
@@ -178,7 +173,6 @@ def test_it_compiles_once_for_each_number_of_rows(root: Path, monkeypatch: pytes
     assert len(traced) == 1
 
 
-@pytest.mark.slow
 def test_after_compile_nothing_compiles_and_a_row_depends_on_no_other(root: Path):
     """Rows are filled up to the next size, or answered in parts; what stands beside a row, and where it stands, changes
     no bit of it. Between programs of different sizes float32 rounds differently."""
@@ -377,7 +371,6 @@ def test_bad_images_noise_and_missing_entries_are_refused(acting: Policy):
         acting.infer({"image": observation()["image"]})
 
 
-@pytest.mark.slow
 def test_a_policy_without_guidance_takes_no_scale(root: Path):
     config = supervised(small_config(root, root))
     plain = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
@@ -387,7 +380,6 @@ def test_a_policy_without_guidance_takes_no_scale(root: Path):
         plain.infer(plain.example(), guidance_scale=3.0)
 
 
-@pytest.mark.slow
 def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     """The newest whole checkpoint, its moving average, statistics and config; nothing in the folder changes."""
     config = small_config(root, tmp_path / "run")
@@ -443,7 +435,6 @@ def test_a_runs_folder_holds_the_whole_policy(root: Path, tmp_path: Path):
     assert saved.read_config(run).model == config.model
 
 
-@pytest.mark.slow
 def test_an_openpi_checkpoint_needs_a_config(root: Path, tmp_path: Path):
     config = supervised(small_config(root, root))
     params = random_params(Pi0(config.model))

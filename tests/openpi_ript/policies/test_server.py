@@ -36,7 +36,6 @@ def port(acting: Policy) -> Iterator[int]:
         yield number
 
 
-@pytest.mark.slow
 def test_nothing_is_sent_that_is_not_finite_nor_anything_older(
     acting: Policy, port: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -76,7 +75,6 @@ def test_bounds_are_told_and_kept(acting: Policy, monkeypatch: pytest.MonkeyPatc
         acting.bounds = None
 
 
-@pytest.mark.slow
 def test_after_the_start_nothing_compiles(acting: Policy, port: int):
     example = acting.example()
     with compilations() as counted, client(port) as connection:

@@ -31,7 +31,6 @@ def batch(rng: np.random.Generator, rows: int) -> dict[str, object]:
     return {"state": rng.normal(size=(rows, 2)).astype(np.float32), "image": {}, "prompt": ["to the red disc"] * rows}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("images", "rows"), [(False, 1), (False, 4), (False, 7), (True, 4)])
 def test_a_row_does_not_depend_on_its_neighbours_nor_its_place(config: OpenpiRiptConfig, images: bool, rows: int):
     """The collector asks for whoever is ready, and fills up the rest."""
@@ -51,7 +50,6 @@ def test_a_row_does_not_depend_on_its_neighbours_nor_its_place(config: OpenpiRip
     assert_rows_stand_alone(ask, contents=9, rows=rows)
 
 
-@pytest.mark.slow
 def test_the_noise_that_is_given_is_what_a_chunk_starts_from(config: OpenpiRiptConfig):
     """The rollouts of a group see the same and have the same weights: their noise alone makes them differ."""
     policy, rng = ActingPolicy(config, {}), np.random.default_rng(4)
@@ -64,7 +62,6 @@ def test_the_noise_that_is_given_is_what_a_chunk_starts_from(config: OpenpiRiptC
     assert np.abs(first - other).max() > 0.1
 
 
-@pytest.mark.slow
 def test_weights_are_replaced_without_compiling_again(config: OpenpiRiptConfig):
     policy, rng = ActingPolicy(config, {}), np.random.default_rng(1)
     seen, noise = batch(rng, 1), rng.normal(size=(1, *policy.chunk)).astype(np.float32)
@@ -81,7 +78,6 @@ def test_weights_are_replaced_without_compiling_again(config: OpenpiRiptConfig):
     assert names[0] == names[2] != names[1]
 
 
-@pytest.mark.slow
 def test_guidance_can_be_set_from_outside(config: OpenpiRiptConfig):
     policy, rng = ActingPolicy(config, {}), np.random.default_rng(2)
     policy.use(random_params(Pi0(config.model)), 0)
@@ -98,7 +94,6 @@ def test_the_digest_knows_values_names_and_types():
     assert len({digest(one) for one in [tree, *others]}) == 4
 
 
-@pytest.mark.slow
 def test_a_simulators_rows_are_seen_as_the_adapter_says(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch):
     class Mirrored(Adapter):
         def simulated_state(self, state: np.ndarray) -> np.ndarray:

@@ -68,7 +68,6 @@ def test_a_rollout_is_what_the_environment_does_and_can_be_replayed(collector: C
         assert (rollout.step, rollout.weights) == (7, "f" * 64)
 
 
-@pytest.mark.slow
 def test_every_batch_has_the_same_rows(tmp_path: Path):
     collector, actor = Collector(point(num_envs=4, rows=3, max_steps=4)), Straight()
     play(collector, jobs(5, tmp_path), actor)
@@ -77,7 +76,6 @@ def test_every_batch_has_the_same_rows(tmp_path: Path):
     assert {tuple(batch["prompt"]) for batch in actor.batches} == {("move to the red disc",) * 3}
 
 
-@pytest.mark.slow
 def test_every_chunk_of_every_rollout_has_the_noise_of_its_own_numbers(tmp_path: Path):
     """Four rollouts in batches of two rows, each of two chunks, the second of which is cut off at max_steps."""
     collector, actor = Collector(point(num_envs=4, rows=2, max_steps=6)), Straight(threshold=np.inf)  # all go astray
@@ -105,7 +103,6 @@ def test_every_chunk_of_every_rollout_has_the_noise_of_its_own_numbers(tmp_path:
     assert all((actor.noise[call][row] == 0).all() for call, row in others), "what fills a batch draws nothing"
 
 
-@pytest.mark.slow
 def test_a_success_in_the_last_step_is_one(collector: Collector, tmp_path: Path):
     """Straight needs so many steps to the disc: with one less the same rollout fails."""
     job = Job(number=0, seed=3, draw=(0, 1), path=tmp_path / "0.npz")
@@ -144,7 +141,6 @@ def test_a_killed_worker_costs_its_rollout_alone(collector: Collector, tmp_path:
         assert_same(found[number], rollout)
 
 
-@pytest.mark.slow
 def test_a_rollout_that_kills_every_worker_ends_the_run(tmp_path: Path):
     collector = Collector(point(num_envs=1))
 
@@ -160,7 +156,6 @@ def test_a_rollout_that_kills_every_worker_ends_the_run(tmp_path: Path):
     assert collector.deaths == collect.MAX_DEATHS
 
 
-@pytest.mark.slow
 def test_nan_ends_the_run_with_the_rollouts_file(collector: Collector, tmp_path: Path):
     class Broken(Straight):
         def __call__(self, observation: dict, noise: np.ndarray) -> np.ndarray:
@@ -186,14 +181,12 @@ def test_nan_in_a_later_action_of_a_chunk_ends_the_run_too(collector: Collector,
         play(collector, jobs(1, tmp_path), Broken())
 
 
-@pytest.mark.slow
 def test_stopping_drops_what_is_under_way(collector: Collector, tmp_path: Path):
     with contextlib.suppress(StopRequested):  # where a worker has not answered yet
         assert not collector.collect(jobs(4, tmp_path), Straight(), lambda *_: None, stopping=lambda: True)
     assert len(play(collector, jobs(4, tmp_path), Straight())) == 4
 
 
-@pytest.mark.slow
 def test_a_silent_worker_keeps_nobody_from_stopping(tmp_path: Path):
     collector = Collector(point(num_envs=1))
     asked: list[int] = []
@@ -241,7 +234,6 @@ def test_what_an_environment_refuses_is_said(tmp_path: Path):
         play(collector, jobs(1, tmp_path), Straight())
 
 
-@pytest.mark.slow
 def test_images_reach_the_policy(tmp_path: Path):
     cameras = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
     collector, actor = Collector(point(cameras=cameras, image_size=(20, 24), num_envs=1, max_steps=4)), Straight()

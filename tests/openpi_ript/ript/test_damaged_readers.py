@@ -5,7 +5,6 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from chunkwise.envs.rollout import load, save
 from openpi_ript.data.tokenizer import PromptTokenizer
@@ -14,13 +13,11 @@ from tests.openpi_ript.data.test_tokenizer import model_file  # noqa: F401
 from tests.openpi_ript.toy_rollouts import make_rollout
 
 
-@pytest.mark.slow
 def test_a_damaged_rollout(tmp_path: Path) -> None:
     save(tmp_path / "a.npz", make_rollout())
     attack(tmp_path, lambda: load(tmp_path / "a.npz"), 100)
 
 
-@pytest.mark.slow
 def test_a_rollout_with_other_values(tmp_path: Path) -> None:
     file, rng = tmp_path / "a.npz", random.Random(0)
     save(file, make_rollout())

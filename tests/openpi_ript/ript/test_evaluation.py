@@ -101,7 +101,6 @@ def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, t
     assert Manifest.load(tmp_path / "new.json") == new == own
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("given", "expected"), [((), (None, 1.5)), (("--guidance-scale", "3"), (3.0, 3.0))])
 def test_the_scale_that_is_written_down_is_the_one_that_acts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], expected: tuple[float | None, float]
@@ -230,7 +229,6 @@ class Mortal(ProcessWorkers):
         return super().receive(slots, stopping, within=within)
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_while_the_manifest_is_made_is_replaced(collector: Collector):
     mortal = Collector(point())
     mortal.workers = Mortal(mortal.config, {1, 3, 4})
@@ -248,7 +246,6 @@ def test_an_initial_state_that_kills_every_worker_ends_the_run_with_its_name():
     assert mortal.workers.pid(0) is None
 
 
-@pytest.mark.slow
 def test_an_evaluation_survives_the_death_of_a_worker(collector: Collector, tmp_path: Path):
     manifest = make_manifest(collector, seed=0, episodes=4)
     mortal = Collector(point())
@@ -275,7 +272,6 @@ def test_an_evaluation_repeats_and_is_compared_state_by_state(collector: Collect
     )
 
 
-@pytest.mark.slow
 def test_another_initial_state_than_the_manifests_is_refused(collector: Collector, tmp_path: Path):
     manifest = make_manifest(collector, seed=0, episodes=2)
     wrong = dataclasses.replace(manifest.states[1], init_hash="0" * 16)
@@ -301,7 +297,6 @@ def test_the_command_compares_files(collector: Collector, tmp_path: Path, capsys
     assert "none.json" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_rollouts_that_were_kept_make_a_video(collector: Collector, tmp_path: Path):
     manifest = make_manifest(collector, seed=0, episodes=5)
     result = run(collector, manifest, tmp_path, keep=5)

@@ -79,7 +79,6 @@ def interact(ript: Ript, step: int, weights: str = "a") -> Any:
     return ript.interact(state, step, lambda: False)
 
 
-@pytest.mark.slow
 def test_windows_carry_the_advantage_of_their_rollout(root: Path, tmp_path: Path):
     config = make_config(root, tmp_path)
     assert config.rollout is not None
@@ -340,7 +339,6 @@ def test_what_does_not_go_together_is_refused(root: Path, tmp_path: Path):
         dataclasses.replace(ROLLOUT, size=1)
 
 
-@pytest.mark.slow
 def test_the_interaction_of_a_supervised_run_is_none(root: Path, tmp_path: Path):
     from openpi_ript.tasks.ript import RiptTask
 

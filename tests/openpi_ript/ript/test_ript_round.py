@@ -103,7 +103,6 @@ def expected_windows(step: int, states: list[int]) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.slow
 def test_every_rollout_has_noise_of_its_own_and_a_group_one_start(root: Path, tmp_path: Path):
     one = Round(root, tmp_path, half)
     draws, starts, actions = set(), {}, []
@@ -123,7 +122,6 @@ def test_every_rollout_has_noise_of_its_own_and_a_group_one_start(root: Path, tm
     assert all(len(found) == 1 for found in starts.values()), "rollouts of a state begin alike, in every round"
 
 
-@pytest.mark.slow
 def test_another_seed_plays_other_rollouts_from_other_states(root: Path, tmp_path: Path):
     jobs = []
     for seed in (5, 6):
@@ -153,7 +151,6 @@ def test_a_round_tries_the_states_of_its_own_order(root: Path, tmp_path: Path):
     assert len(set(map(tuple, tried))) == 4
 
 
-@pytest.mark.slow
 def test_waves_fill_what_is_missing_and_stop_when_there_is_enough(root: Path, tmp_path: Path):
     a, b, c, d = order_of(2)[:4]
 
@@ -172,7 +169,6 @@ def test_waves_fill_what_is_missing_and_stop_when_there_is_enough(root: Path, tm
     assert tried("three of five", {a}, groups=3, early_stop=0.5) == ([a, b, c], [b, c])
 
 
-@pytest.mark.slow
 def test_a_state_rests_until_just_before_the_update_at_which_it_may_return(root: Path, tmp_path: Path):
     """All states but one are solved; resting 8 updates from step 2 on, they are back at step 10 and not at 9."""
     good = order_of(2)[1]
@@ -231,7 +227,6 @@ def test_a_new_round_takes_the_place_of_the_old_one(root: Path, tmp_path: Path):
     np.testing.assert_array_equal(next(batches)["state"][:, :2], windows["state"][rows])
 
 
-@pytest.mark.slow
 def test_two_rounds_are_replayed_after_a_resume_too_and_the_oldest_goes(root: Path, tmp_path: Path):
     one = Round(root, tmp_path, half, replay_rounds=2)
     for step, weights in ((2, "a"), (6, "b"), (10, "c")):
@@ -252,7 +247,6 @@ def test_two_rounds_are_replayed_after_a_resume_too_and_the_oldest_goes(root: Pa
     assert seen == {0, 1}
 
 
-@pytest.mark.slow
 def test_who_rests_is_known_after_a_resume(root: Path, tmp_path: Path):
     a, b = order_of(2)[:2]
     one = Round(root, tmp_path, lambda state, k: state == a or k < 2, retry_after=8)
@@ -294,7 +288,6 @@ def test_of_a_position_of_before_only_solved_states_rest_on(root: Path, tmp_path
     assert one.ript.position()["resting"] == [{"state": 4, "init_hash": f"{4:016x}", "step": 2}]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"weights": "b" * 64}, {"draw": (SEED, 2, 0, 0, 9)}, {"step": 3}, {"seed": 1}], ids=str
 )

@@ -31,7 +31,6 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / "rollouts").rglob("*.npz"))
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_killed_while_collecting_and_while_training(tmp_path: Path):
     digest = kill.finish(CONFIG, tmp_path / "a", OPTIONS)

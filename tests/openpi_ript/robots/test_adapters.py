@@ -218,7 +218,6 @@ def test_libero_reads_one_state_of_its_environment() -> None:
         with_env(state=("robot0_eef_pos",))
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_with_an_adapter_of_ones_own_is_loaded_where_it_is_trusted(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
@@ -243,7 +242,6 @@ def test_a_run_with_an_adapter_of_ones_own_is_loaded_where_it_is_trusted(tmp_pat
     np.testing.assert_allclose(actions, by_hand, atol=1e-5)  # twice 0.25 was subtracted, and is added again
 
 
-@pytest.mark.slow
 def test_what_is_committed_and_rows_of_a_batch_are_the_robots_too() -> None:
     policy = make_policy(POLICIES[0])
     rows = [observation(POLICIES[0], number) for number in (3, 5)]  # the first of floats, and of another size
@@ -263,7 +261,6 @@ def test_what_is_committed_and_rows_of_a_batch_are_the_robots_too() -> None:
 
 # websockets 17.1 deprecates the way in which openpi-client 0.1.0 connects.
 @pytest.mark.filterwarnings("ignore:connect.. must be used as a context manager:DeprecationWarning")
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [POLICIES[0], POLICIES[3], POLICIES[7]], ids=lambda case: case.name)
 def test_openpis_own_client_is_answered(case: Case) -> None:
     policy = make_policy(case)

@@ -80,7 +80,6 @@ def test_all_published_names_make_a_config_and_others_say_which_there_are() -> N
         published("pi0_alhoa", tokenizer="tokenizer.model")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", POLICIES, ids=lambda case: case.name)
 def test_actions_are_those_of_openpis_own_policy(case: Case) -> None:
     with np.load(OWN / "openpi_policies.npz") as recorded:

@@ -105,7 +105,6 @@ def test_the_loss_by_hand():
     assert {float(mean.count) for mean in metrics.values()} == {6}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("advantage", "moved"), [(2.0, 0.0), (-1.5, 0.0), (2.0, 0.5), (-1.5, -0.5)])
 def test_the_gradient_of_a_velocity_of_one_number_by_hand(advantage: float, moved: float):
     """v(x, t) = w. d mean / dw = -(1 + sigma^2 (1 - t) / (2 t)) / K, and of the log-density z / std times that."""
@@ -248,7 +247,6 @@ def test_a_resumed_round_goes_on_with_the_same_chunks(root: Path, tmp_path: Path
             np.testing.assert_array_equal(batch[name], again[name])
 
 
-@pytest.mark.slow
 def test_an_exploring_policy_acts_as_its_chain_ends(half: Half):
     chunks, notes, noise, seen = explored(half)
     assert noise.shape == (3, STEPS + 1, HORIZON, WIDTH)
@@ -262,7 +260,6 @@ def test_an_exploring_policy_acts_as_its_chain_ends(half: Half):
         ExploringPolicy(half.task.policy)(seen, noise, [])
 
 
-@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_others(half: Half):
     chunks, notes, noise, seen = explored(half)
     policy = ExploringPolicy(half.task.policy)
@@ -292,7 +289,6 @@ def played(half: Half, count: int = 4) -> list[Rollout]:
     return [dataclasses.replace(found[n], success=n % 2 == 0) for n in range(count)]
 
 
-@pytest.mark.slow
 def test_rollouts_keep_how_their_chunks_were_sampled(half: Half):
     for n, rollout in enumerate(played(half)):
         chain = rollout.notes[CHAIN]
@@ -310,7 +306,6 @@ def test_rollouts_keep_how_their_chunks_were_sampled(half: Half):
             assert inside.mean() > 0.2, "but for what the environment clips, it was executed"
 
 
-@pytest.mark.slow
 def test_the_first_update_finds_the_policy_as_it_acted_and_the_second_does_not(half: Half):
     rollouts = played(half)
     passes = batch_of(half, rollouts)
@@ -330,7 +325,6 @@ def test_the_first_update_finds_the_policy_as_it_acted_and_the_second_does_not(h
     assert again["ppo_loss"] < found["ppo_loss"], "what was good became likelier"
 
 
-@pytest.mark.slow
 def test_what_is_seen_in_an_update_is_what_was_seen_in_the_rollout(root: Path, tmp_path: Path):
     """With a camera, and actions relative to the state: the likelihood is the one that was noted."""
     config = make_config(root, tmp_path)
@@ -355,7 +349,6 @@ def test_what_is_seen_in_an_update_is_what_was_seen_in_the_rollout(root: Path, t
         half.task.finish()
 
 
-@pytest.mark.slow
 def test_the_learning_rate_is_scaled_and_frozen_weights_stay(half: Half):
     inputs = half.task._inputs_of(batch_of(half, played(half)).batch(2, slice(0, 8)))
     trains = half.task._trains
@@ -380,7 +373,6 @@ def test_the_learning_rate_is_scaled_and_frozen_weights_stay(half: Half):
         assert not stays or not np.asarray(change).any()
 
 
-@pytest.mark.slow
 def test_parts_of_a_batch_make_the_update_of_the_whole(half: Half):
     """Rows 0 to 3 count, of 8: parts of alternate rows have two each, and the mean divides by all four."""
     inputs = half.task._inputs_of(batch_of(half, played(half)).batch(2, slice(0, 8)))
@@ -392,7 +384,6 @@ def test_parts_of_a_batch_make_the_update_of_the_whole(half: Half):
     assert_same_update(task._ppo, Ppo(parted, task.model, task._trains, task._optimiser), half.state, inputs, compiled)
 
 
-@pytest.mark.slow
 def test_a_round_is_played_with_noise_and_a_batch_before_it_imitates(root: Path, tmp_path: Path):
     config = make_config(root, tmp_path)
     task = RiptTask(config, open_data(config.data), tmp_path)

@@ -86,7 +86,6 @@ class ByHand:
         return np.array(label), advantage
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lookahead", [None, 3])
 def test_labels_are_the_law_written_out(lookahead: int | None):
     """Over batches that fill the window and go round in it."""
@@ -111,7 +110,6 @@ def test_labels_are_the_law_written_out(lookahead: int | None):
     assert (counts > 14).all(), "the window went round"
 
 
-@pytest.mark.slow
 def test_an_update_moves_the_value_towards_what_was_observed():
     """Adam's first step is the learning rate against the sign of the gradient, that of the mean cross entropy."""
     value = ValueConfig(lookahead=3, bins=21, width=16, learning_rate=1e-3)
@@ -133,7 +131,6 @@ def test_an_update_moves_the_value_towards_what_was_observed():
         np.testing.assert_allclose(moved, -1e-3 * np.sign(slope)[steep], rtol=5e-3)
 
 
-@pytest.mark.slow
 def test_micro_batches_change_nothing():
     value = ValueConfig(lookahead=3, bins=21, width=16)
     batch = make_batch(6)
@@ -202,7 +199,6 @@ def exact(fate: bool, frame: int) -> float:
     return -(left + (0 if fate else LIMIT)) / (2 * LIMIT)
 
 
-@pytest.mark.slow
 def test_values_of_a_chain_are_learned():
     """Within 0.02, and then only the step at which fate turned out well is better than expected."""
     value = ValueConfig(lookahead=1, bins=201, width=64, window=64, positive_share=1 / 16, learning_rate=3e-3)

@@ -22,7 +22,6 @@ AGENTS: dict[str, Agent] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_parts_make_the_update_of_the_whole(name: str, monkeypatch: pytest.MonkeyPatch):
     """The rows have 4, 4, 2, 3, 1 and 4 real steps: a mean of the parts' means would differ."""

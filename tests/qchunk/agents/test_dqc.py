@@ -40,7 +40,6 @@ def numpy_leaning(error: np.ndarray, level: float, kind: str) -> np.ndarray:
     return np.where(error >= 0, level, 1 - level) * (error**2 if kind == "expectile" else np.abs(error))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("partial", ["use", "drop"])
 @pytest.mark.parametrize(("distillation", "backup"), [("expectile", "quantile"), ("quantile", "expectile")])
 def test_losses_are_numpys(distillation, backup, partial):
@@ -76,7 +75,6 @@ def test_losses_are_numpys(distillation, backup, partial):
     np.testing.assert_allclose(losses(params), expected, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_each_loss_reaches_its_own_network_alone():
     agent, batch = agent_of(), batch_of()
     params, target = weights(agent)
@@ -115,7 +113,6 @@ def test_the_policy_takes_the_best_of_the_flows_short_chunks():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_an_update_changes_every_network():
     agent, batch = agent_of(), batch_of()
     state = agent.init(KEY)

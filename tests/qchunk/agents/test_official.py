@@ -164,7 +164,6 @@ def assert_close(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_target_losses_and_gradients(name: str, inject: Any) -> None:
     case, agent = Case(name), agent_of(name)
@@ -206,7 +205,6 @@ def test_target_losses_and_gradients(name: str, inject: Any) -> None:
     assert_close(found, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in CASES if name.endswith("whole")])
 def test_one_update(name: str, inject: Any) -> None:
     case, agent = Case(name), agent_of(name)

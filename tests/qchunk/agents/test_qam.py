@@ -91,7 +91,6 @@ def agent_of(*, clip_norm: float | None = None, **changes: Any) -> QAMAgent:
     return agent
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["whole", "cut"])
 def test_losses_and_gradients(name: str, inject: Any):
     case, agent = Case(name), agent_of()
@@ -129,7 +128,6 @@ def test_actions(inject: Any):
     np.testing.assert_allclose(actions.reshape(B, -1), case.arrays["actions"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "clip_norm"), [("whole", None), ("clipped", 1.0)])
 def test_one_update(name: str, clip_norm: float | None, inject: Any):
     case, agent = Case(name), agent_of(clip_norm=clip_norm)

@@ -178,7 +178,6 @@ def numpy_distill_loss(agent: QCAgent, params: Any, batch: Any) -> float:
     return float(settings.alpha * distance - numpy_networks.critic(params["critic"], s, np.clip(mu, -1, 1)).mean())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_losses_are_numpys(name):
     agent, batch = agent_of(**SETTINGS[name]), batch_of()
@@ -199,7 +198,6 @@ def test_losses_are_numpys(name):
     assert float(found[0][1]["critic_loss"].count) == kept * agent.config.agent.num_critics
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qc-fql", "qc"])
 def test_each_loss_reaches_its_own_network_alone(name):
     agent, batch = agent_of(**SETTINGS[name]), batch_of()
@@ -224,7 +222,6 @@ def test_the_gradient_of_the_value_reaches_the_one_step_policy():
     assert float(jnp.abs(gradient["onestep"]["mlp"]["layer_2"]["kernel"]).max()) > 1e-4
 
 
-@pytest.mark.slow
 def test_no_gradient_passes_the_target():
     """The gradient is that of a regression on the fixed numbers y."""
     agent, batch = agent_of(), batch_of()
@@ -259,7 +256,6 @@ def test_dropping_every_row_leaves_a_loss_of_zero():
     assert float(metrics["critic_loss"].count) == 0
 
 
-@pytest.mark.slow
 def test_rows_left_out_do_not_dilute_the_loss():
     """The official code divides by all rows: its loss halves if as many cut chunks are added."""
     agent = agent_of(policy="best_of_n", num_samples=1, partial_chunks="drop")
@@ -272,7 +268,6 @@ def test_rows_left_out_do_not_dilute_the_loss():
     np.testing.assert_allclose(with_cut, without, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_padded_actions_do_not_enter_behaviour_cloning():
     agent, batch = agent_of(), batch_of([(2, None), (4, None)])
     params, _ = weights(agent)
@@ -292,7 +287,6 @@ def test_a_predicted_chunk_needs_no_noise_to_pass_through_the_network():
     np.testing.assert_allclose(found.reshape(len(found), -1), np.tile(said, (len(found), 1)), atol=1e-5)
 
 
-@pytest.mark.slow
 def test_without_chunking_the_first_action_alone_is_seen():
     agent, batch = agent_of(action_chunking=False), batch_of()
     params, target = weights(agent)
@@ -302,7 +296,6 @@ def test_without_chunking_the_first_action_alone_is_seen():
     assert agent.act(params, batch["observations"], KEY).shape == (len(ROWS), 1, A)
 
 
-@pytest.mark.slow
 def test_step_is_one_adam_update_then_the_target_from_the_new_critic():
     """Adam's first update is the rate times the sign of the gradient; the official target takes the old critic."""
     agent, batch = agent_of(tau=0.25, learning_rate=0.01, seed=3), batch_of()
@@ -322,7 +315,6 @@ def test_step_is_one_adam_update_then_the_target_from_the_new_critic():
     np.testing.assert_allclose(metrics["gradient_norm"].value(), np.sqrt(squares), rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_target_is_a_copy_and_the_state_can_be_donated():
     """In the official code critic and target share one buffer at the start."""
     state = quick(agent_of().init)(jax.random.key(0))
@@ -334,7 +326,6 @@ def test_target_is_a_copy_and_the_state_can_be_donated():
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "hidden_sizes"),
     [
@@ -403,7 +394,6 @@ def test_the_best_of_n_goes_through_the_networks_in_as_few_parts_as_1024_rows_al
     assert set(seen) == {(at_once, batch, agent.chunk_size)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("predicts", ["velocity", "chunk"])
 def test_a_chunk_is_completed_from_what_is_known(predicts):
     """numpy's flow with guidance, its Jacobian by differences; of the completed samples the critic's best."""

@@ -67,7 +67,6 @@ def log_density(x: np.ndarray, mean: np.ndarray, log_std: np.ndarray) -> np.ndar
     return gaussian - np.log(1 - np.tanh(x) ** 2)
 
 
-@pytest.mark.slow
 def test_the_density_of_a_squashed_gaussian():
     x = np.array([[-3.0, -0.2, 0.0, 1.0, 3.0]])
     mean, log_std = np.full_like(x, 0.3), np.full_like(x, -0.4)
@@ -82,7 +81,6 @@ def test_the_density_of_a_squashed_gaussian():
     np.testing.assert_allclose(np.trapezoid(density[0], a), 1, rtol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["mean", "min"])
 @pytest.mark.parametrize("partial", ["use", "drop"])
 def test_losses_are_numpys(aggregation, partial):
@@ -116,7 +114,6 @@ def test_losses_are_numpys(aggregation, partial):
     np.testing.assert_allclose(metrics["cloning"].value(), cloning, rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_each_loss_reaches_its_own_network_alone():
     agent, batch = agent_of(GaussianConfig(bc_weight=0.01)), batch_of()
     params, target = weights(agent)
@@ -137,7 +134,6 @@ def test_the_temperature_falls_where_the_entropy_is_above_its_target(entropy, si
     assert np.sign(gradient["actor"]["log_temperature"]) == sign
 
 
-@pytest.mark.slow
 def test_a_target_of_some_critics_is_that_of_a_drawn_subset(monkeypatch: pytest.MonkeyPatch):
     agent, batch = agent_of(GaussianConfig(target_critics=2), q_aggregation="min"), batch_of()
     params, target = weights(agent)
@@ -157,7 +153,6 @@ def test_a_target_of_some_critics_is_that_of_a_drawn_subset(monkeypatch: pytest.
     assert len(found) > 3
 
 
-@pytest.mark.slow
 def test_an_update_changes_every_network_and_actions_are_within_bounds():
     agent, batch = agent_of(GaussianConfig(bc_weight=0.01)), batch_of()
     state = agent.init(KEY)

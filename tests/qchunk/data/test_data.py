@@ -29,7 +29,6 @@ def take(batches: Any, count: int) -> list[Batch]:
     return [next(batches) for _ in range(count)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["reward", "terminated", "labels", "labels_terminated"])
 def test_transitions_have_the_bits_of_a_plain_reading(tmp_path: Path, kind: str):
     options = {"reward": "labels" not in kind, "terminated": "terminated" in kind}
@@ -43,7 +42,6 @@ def test_transitions_have_the_bits_of_a_plain_reading(tmp_path: Path, kind: str)
         assert_same(pool.transition(int(episode), start), plain)
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     frames=st.lists(st.tuples(st.booleans(), st.floats(-100, 100)), min_size=1, max_size=9),
@@ -170,7 +168,6 @@ def test_the_iterator_keeps_grains_state(tmp_path: Path):
             assert_same(one, other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("shards", "processes"), [(1, 2), (2, 1), (3, 2), (3, 4), (4, 6), (2, 12)])
 def test_any_number_of_processes_gives_the_same_stream(tmp_path: Path, shards: int, processes: int):
     cfg = config(dataset(tmp_path), batch=12, shards=shards)

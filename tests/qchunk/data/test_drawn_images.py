@@ -83,7 +83,6 @@ def test_the_same_frame_of_another_episode_is_another_image():
     assert (one.written, other.written) == ([1], [1])
 
 
-@pytest.mark.slow
 def test_threads_never_see_half_an_image():
     kept, frames, wrong = KeptImages(8, (64, 64)), Counted(), []
 
@@ -104,7 +103,6 @@ def test_threads_never_see_half_an_image():
     assert sorted(kept._free) == list(range(8))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"read_threads": 3}, {"shards": 2}])
 def test_batches_are_those_without_and_fewer_are_decoded(tmp_path: Path, monkeypatch: Any, changes: dict[str, Any]):
     settings: dict[str, Any] = {"cameras": CAMERAS, "image_size": (10, 14), "frames": "recorded"} | changes

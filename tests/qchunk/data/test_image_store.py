@@ -52,7 +52,6 @@ def plain_image(root: Path, episode: str, camera: str, frame: int, size: tuple[i
     return np.asarray(Image.fromarray(image).resize((size[1], size[0]), Image.Resampling.BOX))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, SMALL])
 @pytest.mark.parametrize(
     ("kind", "large_image"),
@@ -109,7 +108,6 @@ def take(batches: Any, count: int) -> list[Any]:
     return [next(batches) for _ in range(count)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"frames": "recorded"}, {"read_threads": 2}, {"decode_threads": 1}, {"shards": 1}])
 def test_what_is_kept_where_never_shows_in_a_batch(tmp_path: Path, changes: dict[str, Any]):
     settings: dict[str, Any] = {"cameras": CAMERAS[:2], "depth_cameras": ("cam_high",), "image_size": SMALL}
@@ -161,7 +159,6 @@ def test_depth_is_the_nearest_pixel(tmp_path: Path):
     np.testing.assert_array_equal(small.transition(0, 3)["observations"]["depth_images"][0], plain, strict=True)
 
 
-@pytest.mark.slow
 def test_blue_jpegs_are_turned_back(tmp_path: Path):
     root = dataset(tmp_path)
     for size in (None, SMALL):
@@ -249,7 +246,6 @@ class TestMemory:
         assert "each batch decodes at most 48 JPEGs, an epoch 480" in said
         assert "data: kept as recorded they would take" in said
 
-    @pytest.mark.slow
     def test_auto_keeps_jpegs_where_the_decoded_do_not_fit(self, tmp_path: Path, capsys: pytest.CaptureFixture):
         root = dataset(tmp_path, lengths=(300, 300), size=(64, 64))
         settings: dict[str, Any] = {"cameras": CAMERAS, "episodes_per_epoch": 2, "image_size": (64, 64)}
@@ -299,7 +295,6 @@ class TestNothingIsOverwritten:
         for on_device, copy in zip(held, copies, strict=True):
             np.testing.assert_array_equal(np.asarray(on_device)[0], copy)
 
-    @pytest.mark.slow
     def test_memory_is_used_again(self, tmp_path: Path):
         batches = make_batches(config(dataset(tmp_path), cameras=CAMERAS))
         addresses = set()
@@ -322,7 +317,6 @@ class TestRolling:
         rolling: dict[str, Any] = {"refresh": "rolling", "refresh_parts": 3, "episodes_per_epoch": 6}
         return config(root, **(rolling | {"steps_per_epoch": 11} | more))
 
-    @pytest.mark.slow
     def test_the_pool_changes_by_parts_and_is_the_epochs_own_at_its_end(self, tmp_path: Path):
         root = dataset(tmp_path, lengths=(4,) * 30)
         cfg = self.config(root)
@@ -338,14 +332,12 @@ class TestRolling:
                 before = now
             assert set(before) == whole[epoch]
 
-    @pytest.mark.slow
     def test_every_part_has_about_the_ratio(self, tmp_path: Path):
         root = dataset(tmp_path, lengths=(4,) * 40)
         cfg = self.config(root, episodes_per_epoch=10, positive_ratio=0.6, refresh_parts=5)
         for part in range(5):
             assert abs(Pool(cfg, 3, 0, part=part).stats()["positive_ratio"] - 0.6) < 0.11
 
-    @pytest.mark.slow
     @pytest.mark.parametrize("step", [0, 3, 4, 10, 11, 14, 15, 40, 1_000_003])
     def test_resuming_at_any_step_is_exact(self, tmp_path: Path, step: int):
         root = dataset(tmp_path, lengths=(7, 12, 5, 9, 20, 3, 4, 8, 6, 11))
@@ -356,7 +348,6 @@ class TestRolling:
         for one, other in zip(run[before:], resumed, strict=True):
             assert_same(one, other)
 
-    @pytest.mark.slow
     def test_threads_shards_and_processes_do_not_change_the_stream(self, tmp_path: Path):
         from qchunk.data.stream import _concatenate
 

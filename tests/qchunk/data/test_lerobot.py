@@ -62,7 +62,6 @@ def test_batches_are_those_of_the_converted_dataset(tmp_path: Path, version: str
     assert_same_as_converted(root, tmp_path / "out", action_norm="mean_std", observation_norm="quantile")
 
 
-@pytest.mark.slow
 def test_dense_rewards_and_rewards_that_end_an_episode_are_too(tmp_path: Path):
     """-1 until success, then 0: the greatest reward, kept to the end, terminates, as in an HDF5 file."""
     episodes = lerobot_files.record((7, 5, 9, 6))

@@ -126,7 +126,6 @@ def test_a_pool_is_a_function_of_seed_epoch_and_shard_and_folders_draw_apart(tmp
     assert any((near != twin - 8).any() for near, twin in halves)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("refresh", ["epoch", "rolling"])
 def test_a_run_goes_on_at_any_step(tmp_path: Path, refresh: str):
     run = mixed(folders(tmp_path), refresh=refresh, holdout=0.3, observation_norm="quantile")

@@ -299,7 +299,6 @@ def recorded() -> dict[str, Any]:
 
 
 class TestRelabel:
-    @pytest.mark.slow
     def test_reward_and_termination_are_ogbenchs(self, recorded: dict[str, Any]):
         reward, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
         np.testing.assert_array_equal(reward, recorded["frames"]["rewards"])
@@ -309,7 +308,6 @@ class TestRelabel:
         assert set(reward) == {-2.0, -1.0, 0.0}
         assert terminated.any()
 
-    @pytest.mark.slow
     def test_a_sparse_reward_is_0_where_all_cubes_are_there_and_minus_1_elsewhere(self, recorded: dict[str, Any]):
         dense, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
         sparse, ended = SingleTask(TASK, sparse=True).relabel(recorded["qpos"], None)
@@ -317,7 +315,6 @@ class TestRelabel:
         assert sparse.dtype == np.float64
         np.testing.assert_array_equal(ended, terminated)
 
-    @pytest.mark.slow
     def test_both_readers_relabel(self, recorded: dict[str, Any], tmp_path: Path):
         reward, terminated = SingleTask(TASK).relabel(recorded["qpos"], None)
         content = arrays(40, 0, reward=False) | {"/sim/qpos": recorded["qpos"]}
@@ -332,7 +329,6 @@ class TestRelabel:
         sparse = source(tmp_path / "a.npz", format="ogbench_npz", task=TASK, sparse=True).load(0).reward
         np.testing.assert_array_equal(sparse, np.where(reward[:24] == 0, 0, -1))
 
-    @pytest.mark.slow
     def test_another_scene_is_refused(self, recorded: dict[str, Any], tmp_path: Path):
         write(tmp_path / "a.hdf5", arrays(40, 0) | {"/sim/qpos": recorded["qpos"]}, env="cube-single-v0")
         assert f"attribute env: expected cube-double-v0, for data.task={TASK}, found cube-single-v0" in refused(

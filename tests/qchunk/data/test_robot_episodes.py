@@ -104,7 +104,6 @@ def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_the_program_of_the_page_drives_records_and_its_episode_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +140,6 @@ class Still:
     def stop(self) -> None: ...
 
 
-@pytest.mark.slow
 def test_a_policy_that_is_served_drives_a_robot_until_its_server_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

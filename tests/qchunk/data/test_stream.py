@@ -37,7 +37,6 @@ def expected(seed: int, step: int) -> list[int]:
     return rows
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("refresh", ["epoch", "rolling"])
 def test_starts_differ_by_epoch_step_shard_and_seed_as_the_law_says(root: Path, threads: int, refresh: str):

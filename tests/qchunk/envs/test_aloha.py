@@ -61,7 +61,6 @@ def test_an_episode_is_cut_after_400_steps(env: aloha.TransferCube) -> None:
     assert not env.step(joints).truncated
 
 
-@pytest.mark.slow
 def test_the_script_without_noise_succeeds(env: aloha.TransferCube) -> None:
     for episode in range(4):
         played = transfer_cube.transfer(env, EXACT, episode)
@@ -72,7 +71,6 @@ def test_the_script_without_noise_succeeds(env: aloha.TransferCube) -> None:
         assert (played.arrays["/action"] <= env.action_high).all()
 
 
-@pytest.mark.slow
 def test_noise_makes_successes_and_failures(env: aloha.TransferCube) -> None:
     """At 2 cm about a third succeeds: of ten, none or all is less likely than 1 in 50."""
     config = RecordConfig(
@@ -129,7 +127,6 @@ def test_between_waypoints_a_gripper_moves_in_a_straight_line() -> None:
     np.testing.assert_allclose(transfer_cube.place(plan, 12)[0], (1, 2, 4))
 
 
-@pytest.mark.slow
 def test_recording_sorts_by_score_and_resumes(tmp_path: Path) -> None:
     config = RecordConfig(
         env="aloha-transfer-cube",
@@ -199,7 +196,6 @@ def test_a_reset_lets_no_other_environment_fall_limp(env: aloha.TransferCube, mo
     np.testing.assert_array_equal(steps(env), expected)
 
 
-@pytest.mark.slow
 def test_outcomes_do_not_depend_on_how_many_play_at_once() -> None:
     """In threads, which reset while others step."""
 
@@ -251,7 +247,6 @@ def test_jpeg_rows_are_read_back(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.part")) == []
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_recorded_images_are_the_scenes(env: aloha.TransferCube) -> None:
     config = RecordConfig(
@@ -299,7 +294,6 @@ def test_evaluation_ends_at_success(env: aloha.TransferCube) -> None:
     assert np.abs(done.actions).max() > 1.2  # joint angles beyond 1 are not clipped to it
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_evaluation_shows_images_where_chunks_start(env: aloha.TransferCube) -> None:
     policy, calls = _replay(env, 4, 100)
@@ -316,7 +310,6 @@ def test_evaluation_shows_images_where_chunks_start(env: aloha.TransferCube) -> 
     np.testing.assert_array_equal(calls[0]["images"][1], calls[0]["images"][0])  # no episode for the second row
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_a_video_of_a_transfer(env: aloha.TransferCube, tmp_path: Path) -> None:
     said: list[str] = []

@@ -82,7 +82,6 @@ def numpy_encoder(weights: Any, images: np.ndarray) -> np.ndarray:
     return np.tanh(x * np.asarray(weights["feature_norm"]["scale"]) + np.asarray(weights["feature_norm"]["bias"]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_impala_is_numpys_camera_by_camera(shared):
     encoder = vision.ImageEncoder(dataclasses.replace(TINY, share_cameras=shared), CAMERAS)
@@ -113,7 +112,6 @@ def test_resnet_has_the_published_layers(blocks, convolutions):
     assert shape.shape == (1, 2, 2, 512)
 
 
-@pytest.mark.slow
 def test_group_norm_leaves_groups_of_unit_variance():
     config = EncoderConfig(kind="resnet", widths=(32,), blocks=1)
     trunk = vision.ResNetTrunk(config)
@@ -133,7 +131,6 @@ def test_spatial_softmax_finds_the_position():
     np.testing.assert_allclose(found, [[1, 0, -0.5, 0]], atol=1e-5)  # the flat channel is everywhere: the middle
 
 
-@pytest.mark.slow
 def test_bfloat16_is_close():
     images = jnp.asarray(images_of(4))
     encoder = vision.ImageEncoder(TINY, CAMERAS)
@@ -154,7 +151,6 @@ def test_shift_is_pad_and_crop(offset):
     np.testing.assert_array_equal(vision.shift(jnp.asarray(image), jnp.array(offset)), expected)
 
 
-@pytest.mark.slow
 def test_every_shift_is_drawn_equally_often():
     config = AugmentConfig(shift=1)
     image = np.arange(25, dtype=np.uint8).reshape(5, 5)
@@ -165,7 +161,6 @@ def test_every_shift_is_drawn_equally_often():
     assert np.abs(counts - 100).max() < 40  # standard deviation 9.4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("same", [False, True])
 def test_one_draw_an_image_or_a_row(same):
     config = AugmentConfig(shift=2, brightness=0.5, same_for_cameras=same)
@@ -199,7 +194,6 @@ def reached(gradient: Any) -> set[str]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["distill", pytest.param("best_of_n", marks=pytest.mark.long)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_gradients_reach_the_encoders_that_the_config_says(policy, shared):
@@ -230,7 +224,6 @@ def test_gradients_reach_the_encoders_that_the_config_says(policy, shared):
     assert reached(found[-1]) == set()
 
 
-@pytest.mark.slow
 def test_the_target_is_judged_through_the_targets_encoder():
     agent, batch = agent_of(), seen_batch()
     state = quick(agent.init)(KEY)
@@ -250,7 +243,6 @@ def convolutions(agent: QCAgent, batch: Any) -> int:
     return compiled.as_text().count(" convolution(")
 
 
-@pytest.mark.slow
 def test_best_of_n_encodes_an_observation_once_a_network(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "chunkwise.models.layers._on_cpu", lambda: False
@@ -262,7 +254,6 @@ def test_best_of_n_encodes_an_observation_once_a_network(monkeypatch: pytest.Mon
     assert convolutions(shared, batch) == len(CAMERAS) * 3
 
 
-@pytest.mark.slow
 def test_features_come_before_the_array():
     agent, batch = agent_of(), seen_batch()
     state = quick(agent.init)(KEY)
@@ -277,7 +268,6 @@ def test_features_come_before_the_array():
     np.testing.assert_allclose(seen[:, :10], np.concatenate(expected, axis=1), atol=2e-5)
 
 
-@pytest.mark.slow
 def test_a_step_augments_by_seed_and_step_and_acting_does_not():
     batch = seen_batch()
     same = batch | {"next_observations": batch["observations"]}

@@ -273,7 +273,6 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
         QChunkTask(evaluated, tmp_path, dataset)
 
 
-@pytest.mark.slow
 def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,7 +403,6 @@ def test_phases_that_do_not_add_up_are_refused() -> None:
         load(["--config", "configs/qchunk/debug_online.py", "--train.steps", "10"])
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_sigkill_offline_online_and_in_a_save(tmp_path: Path) -> None:
     """More than an episode online; saves every ten updates find most chunks half executed."""

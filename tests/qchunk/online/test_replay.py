@@ -105,7 +105,6 @@ def assert_equal(found: Any, expected: Any) -> None:
 ENDINGS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["terminated", "cut"])), min_size=1, max_size=4)
 
 
-@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(endings=ENDINGS, cut=st.integers(0, 9), step=st.integers(1, 40))
 def test_finished_episodes_give_the_pools_chunks_and_an_unfinished_one_only_whole_chunks(

@@ -114,8 +114,9 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndar
         return folder, trained(folder, monkeypatch, images=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in ("QAM", "QC-RLPD") else ()) for name in AGENTS]
+)
 def test_what_evaluation_asked_is_what_is_loaded_and_served(
     name: str, seeing: tuple[Path, list[np.ndarray]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -154,7 +155,6 @@ def loaded(run: Path) -> QChunkPolicy:
     return policy
 
 
-@pytest.mark.slow
 def test_actions_by_hand(run: Path, loaded: QChunkPolicy):
     """The moving average of the weights on the normalised state and resized images, undone to the robot's units."""
     stats = json.loads((run / "norm_stats.json").read_text())["norm_stats"]
@@ -181,7 +181,6 @@ def test_actions_by_hand(run: Path, loaded: QChunkPolicy):
     assert np.abs(latest[kernel] - latest[kernel.replace("params/", "ema/", 1)]).max() > 1e-5
 
 
-@pytest.mark.slow
 def test_draws_are_by_call_seed_and_row(run: Path, loaded: QChunkPolicy):
     one, rows = observation(), observation(3)
     loaded.reset(seed=0)
@@ -212,7 +211,6 @@ def _rolled(rows: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.roll(stack, 1, 0) for name, stack in rows["image"].items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -231,7 +229,6 @@ def test_a_bad_observation_is_refused_by_name(loaded: QChunkPolicy, change: dict
         loaded.infer(observation() | change)
 
 
-@pytest.mark.slow
 def test_each_row_draws_what_it_would_draw_alone(loaded: QChunkPolicy):
     """Of row and place nothing enters: the chunks of rows that are stacked are those of agent.act on each."""
     seen = shown(3)
@@ -245,7 +242,6 @@ def test_each_row_draws_what_it_would_draw_alone(loaded: QChunkPolicy):
         loaded.infer(observation(3), seeds=SEEDS.astype(np.int64))
 
 
-@pytest.mark.slow
 def test_chunks_are_completed_from_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """In the robot's units; a row of which nothing is committed is what it is without; the same seeds, the same bits"""
     trained(tmp_path, monkeypatch, policy="best_of_n", num_samples=4, flow_steps=5)
@@ -274,7 +270,6 @@ def test_chunks_are_completed_from_what_is_committed(tmp_path: Path, monkeypatch
         )
 
 
-@pytest.mark.slow
 def test_a_policy_of_one_step_completes_nothing(loaded: QChunkPolicy):
     with pytest.raises(ConfigError, match=r"--how realtime: agent\.policy is distill, which makes a chunk in a single"):
         loaded.infer(observation(), committed=NOTHING)
@@ -288,7 +283,6 @@ def test_a_policy_of_one_step_completes_nothing(loaded: QChunkPolicy):
     assert cloning.infer(observation(), committed=NOTHING)["actions"].shape == (3, ACTION)
 
 
-@pytest.mark.slow
 def test_missing_entries_are_named(loaded: QChunkPolicy):
     with pytest.raises(DataError, match=r"state: expected it in the observation, found \['image', 'qpos'\]"):
         loaded.infer({"qpos": np.zeros(6), "image": observation()["image"]})
@@ -296,7 +290,6 @@ def test_missing_entries_are_named(loaded: QChunkPolicy):
         loaded.infer({"state": np.zeros(STATE)})
 
 
-@pytest.mark.slow
 def test_bounds_are_those_of_the_recorded_actions(run: Path):
     policy = load_policy(run)
     policy.bound("clip", margin=0.0)
@@ -307,7 +300,6 @@ def test_bounds_are_those_of_the_recorded_actions(run: Path):
     assert policy.metadata["bounds"]["mode"] == "clip"
 
 
-@pytest.mark.slow
 def test_a_runs_folder_is_all_that_is_needed(run: Path, tmp_path: Path):
     moved = shutil.copytree(run, tmp_path / "moved")
     policy = load_policy(moved, checkpoint=3)
@@ -328,7 +320,6 @@ def test_a_runs_folder_is_all_that_is_needed(run: Path, tmp_path: Path):
         load_policy(tmp_path)
 
 
-@pytest.mark.slow
 def test_a_run_is_evaluated_as_at_its_end(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -364,7 +355,6 @@ def test_a_run_is_evaluated_as_at_its_end(
     assert "eval.env of the run is 'theirs:make'; expected it in --env" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_an_agent_of_ones_own_is_imported_where_it_is_named_again(run: Path, loaded: QChunkPolicy, tmp_path: Path):
     flat = json.loads((run / "config.json").read_text()) | {"agent.factory": f"{__name__}:make_again"}
     moved = shutil.copytree(run, tmp_path / "moved")
@@ -416,7 +406,6 @@ assert not loaded & {"chunkwise", "qchunk", "flax", "optax", "orbax"}, loaded
 """
 
 
-@pytest.mark.slow
 def test_an_export_acts_alike_in_a_process_without_this_project(run: Path, loaded: QChunkPolicy, tmp_path: Path):
     assert export.main([str(run), str(tmp_path / "out"), "--rows", "2"]) == 0
     seen = shown(2)
@@ -436,7 +425,6 @@ def test_an_export_acts_alike_in_a_process_without_this_project(run: Path, loade
         act({"state": seen["state"][:1], "images": seen["images"]})
 
 
-@pytest.mark.slow
 def test_only_platforms_that_jax_compiles_for_are_taken(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert export.main([str(run), str(tmp_path / "out"), "--platforms", "abacus"]) == 64
     assert "expected some of cpu, cuda, tpu, found abacus" in capsys.readouterr().err

@@ -37,7 +37,6 @@ def make_policy(policy: str, *, images: bool) -> QChunkPolicy:
     return QChunkPolicy(made, params, observation_norm=norm, action_norm=action_norm)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "images", "committed", "rows"),
     [

@@ -210,7 +210,6 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_one_bad_episode_in_a_hundred_may_be_skipped(tmp_path: Path) -> None:
     episodes = record((2,) * 100, size=(8, 8))
     episodes[41].state[1] = np.nan
@@ -476,7 +475,6 @@ def test_a_disk_that_hiccups_is_tried_four_times(tmp_path: Path, monkeypatch: py
         images.read(0, 1)
 
 
-@pytest.mark.slow
 def test_a_damaged_page_of_images_is_named_when_it_is_read(tmp_path: Path) -> None:
     """Opening looks at an episode's first and last image alone: what is between can only show while training."""
     root = write_v21(tmp_path / "set", record(), "image")

@@ -19,7 +19,6 @@ def env_of(task: str, **more: Any) -> AlohaEnv:
     return AlohaEnv(EnvSpec(suite="aloha", task=task, **more))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("task", "theirs"), [("AlohaTransferCube", "transfer_cube"), ("AlohaInsertion", "insertion")])
 def test_steps_are_gym_alohas(task: str, theirs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same draws, positions and stages while the arms flail; without the images that it renders."""
@@ -52,7 +51,6 @@ def test_steps_are_gym_alohas(task: str, theirs: str, monkeypatch: pytest.Monkey
         assert (step.reward, step.terminated) == (reward, terminated)
 
 
-@pytest.mark.slow
 def test_initial_states_are_gym_alohas() -> None:
     from gym_aloha.utils import sample_box_pose, sample_insertion_pose
 
@@ -95,7 +93,6 @@ def test_gripper_values_and_fingers_are_inverse() -> None:
     np.testing.assert_allclose(opened[[6, 7, 14, 15]], [0.01844, -0.01844, 0.058, -0.058])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("can_render")
 def test_rendering_does_not_depend_on_who_imported_mujoco(monkeypatch: pytest.MonkeyPatch) -> None:
     """MuJoCo's own renderer takes the way that MUJOCO_GL named at the first import; the same image here."""

@@ -39,7 +39,6 @@ def play(env: MetaworldEnv, seed: int, steps: int = 20) -> tuple[str, np.ndarray
     return begin, np.stack(seen)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the simulator's own
 def test_a_rollout_repeats_to_the_bit_whatever_was_before(door: MetaworldEnv):
     first = play(door, 1)
@@ -56,7 +55,6 @@ def test_a_rollout_repeats_to_the_bit_whatever_was_before(door: MetaworldEnv):
     np.testing.assert_array_equal(first[1][1:, 18:36], first[1][:-1, :18], "the step before")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("task", [*PROMPTS])
 def test_every_task_resets_alike_after_another_episode(task: str):
@@ -69,7 +67,6 @@ def test_every_task_resets_alike_after_another_episode(task: str):
     np.testing.assert_array_equal(first[1], again[1])
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("task", MT10)
 def test_experts_solve_the_ten(task: str):
@@ -87,7 +84,6 @@ def test_experts_solve_the_ten(task: str):
     assert solved >= (2 if task == "peg-insert-side-v3" else 3)  # which is weaker on mujoco 3.8 than on 3.3
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_images_are_upright():
     env = made("reach-v3", cameras=CAMERAS, image_size=(96, 128))
@@ -139,7 +135,6 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         metaworld._package("metaworld")
 
 
-@pytest.mark.slow
 def test_simulators_that_render_in_turns_see_their_own_scenes():
     """Each has a GL context of its own; the first image after a change of contexts came from another buffer."""
     specs = [
@@ -168,7 +163,6 @@ for suite, task, camera in (("metaworld", "reach-v3", "corner2"), ("robosuite", 
 """
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_process_that_rendered_in_two_simulators_ends_without_a_word() -> None:
     """robosuite ends EGL for the whole process, before our contexts are let go of."""

@@ -16,7 +16,6 @@ def of(task: str) -> ogbench.OgbenchEnv:
     return ogbench.make(EnvSpec(suite="ogbench", task=task))
 
 
-@pytest.mark.slow
 def test_a_reset_is_a_function_of_its_seed() -> None:
     env, other = of(TASK), of("cube-single-singletask-task2-v0")
     first, begin = env.reset(11), state_hash(env.state())
@@ -36,7 +35,6 @@ def test_a_reset_is_a_function_of_its_seed() -> None:
     np.testing.assert_array_equal(env.clip(np.array([-3.0, 0.5, 1.5])), np.array([-1, 0.5, 1], np.float32))
 
 
-@pytest.mark.slow
 def test_buttons_are_part_of_the_state() -> None:
     env = of("puzzle-3x3-play-singletask-task1-v0")
     env.reset(0)
@@ -60,7 +58,6 @@ def place(env: ogbench.OgbenchEnv, *, cube: int) -> None:
     inner.set_state(qpos, np.zeros(inner.model.nv))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_sparse_reward_is_minus_1_until_all_is_done(sparse: bool) -> None:
     env = double(sparse=sparse)
@@ -74,7 +71,6 @@ def test_a_sparse_reward_is_minus_1_until_all_is_done(sparse: bool) -> None:
     assert (done.reward, type(done.reward)) == (0, float)
 
 
-@pytest.mark.slow
 def test_success_is_judged_before_an_action_or_after_it() -> None:
     still = np.zeros(5, np.float32)
     found = {}

@@ -16,8 +16,10 @@ LIFT = EnvSpec(suite="robomimic", task="lift")
 
 
 @pytest.mark.filterwarnings("ignore")  # the simulator's own
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "width"), [("lift", 19), ("can", 23), ("square", 23)])
+@pytest.mark.parametrize(
+    ("task", "width"),
+    [pytest.param("lift", 19, marks=pytest.mark.long), ("can", 23), pytest.param("square", 23, marks=pytest.mark.long)],
+)
 def test_a_state_is_what_the_files_hold(task: str, width: int):
     """The widths of robomimic's files: 10 or 14 numbers of the object, then the gripper's place, rotation, fingers."""
     env: Any = make(dataclasses.replace(LIFT, task=task))
@@ -33,7 +35,6 @@ def test_a_state_is_what_the_files_hold(task: str, width: int):
 
 
 @pytest.mark.filterwarnings("ignore")  # the simulator's own
-@pytest.mark.slow
 def test_an_episode_ends_at_success_or_after_its_steps(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(TASKS, "lift", ("Lift", 3))
     env: Any = make(LIFT)
@@ -56,7 +57,6 @@ def test_an_episode_ends_at_success_or_after_its_steps(monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.slow
 def test_threads_do_not_draw_from_one_anothers_seeds():
     """robosuite draws from numpy's global generator: 20 resets of each of two environments at once, in two threads."""
     envs = [make(LIFT) for _ in range(2)]
