@@ -43,10 +43,10 @@ class Timed:
         self.call, self.seconds = call, 0.0
         self.step, self.weights, self.chunk = 0, "", (0, 0)  # of a policy
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         began = time.perf_counter()
         try:
-            return self.call(*arguments)
+            return self.call(*arguments, **named)
         finally:
             self.seconds += time.perf_counter() - began
 

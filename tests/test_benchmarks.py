@@ -1,6 +1,8 @@
 """The list of ratios that `python -m benchmarks` measures again, and its verdicts."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,12 @@ def test_only_what_is_asked_for_is_run(capsys: pytest.CaptureFixture[str]):
     said = capsys.readouterr().out
     assert "not measured: name its peer by --lerobot" in said
     assert "0 of 4 fell or are missing" in said
+
+
+@pytest.mark.long
+def test_the_collector_is_timed_with_its_own_workers():
+    """On the simulated point, small: the program wraps calls of the collector, and runs through."""
+    program = [sys.executable, "benchmarks/rollouts.py", "--suite", "point", "--rollouts", "2", "--rounds", "1"]
+    done = subprocess.run([*program, "--num-envs", "2"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^point: \d+ against \d+ steps/s: [\d.]+ times", done.stdout, re.MULTILINE), done.stdout
