@@ -213,13 +213,24 @@ def regular(path: str | Path) -> os.stat_result:
 
 def open_file(path: str | Path) -> io.BufferedReader:
     """Opens a regular file for reading; never waits for a FIFO's writer. Raises as `regular`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor, _ = _open(path)
     try:
-        _require_regular(path, os.fstat(descriptor))
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _open(path: str | Path) -> tuple[int, int]:
+    """Returns a descriptor of a regular file, and its bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        _require_regular(path, status)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, status.st_size
 
 
 def read_bytes(path: str | Path, name: str = "metadata_mib") -> bytes:
@@ -233,12 +244,27 @@ def read_bytes(path: str | Path, name: str = "metadata_mib") -> bytes:
       OSError: It cannot be read.
       DataError: It is no regular file, or larger than the limit; a file that grows meanwhile as well.
     """
-    most = getattr(current(), name) * MIB
-    with open_file(path) as file:
-        require(name, os.fstat(file.fileno()).st_size, str(path))
-        data = file.read(most + 1)
+    # By the descriptor alone: a buffered file asks the system three times more for each image, and a read of up to the
+    # limit reserves as much memory. With both, two threads read a quarter of the images that one reads like this.
+    descriptor, size = _open(path)
+    try:
+        require(name, size, str(path))
+        data = os.read(descriptor, size + 1)
+        if len(data) != size:  # it changes meanwhile, or comes in parts
+            data = _read_on(descriptor, data, getattr(current(), name) * MIB + 1)
+    finally:
+        os.close(descriptor)
     require(name, len(data), str(path))
     return data
+
+
+def _read_on(descriptor: int, data: bytes, most: int) -> bytes:
+    """Reads the rest of a file, up to `most` bytes in all."""
+    parts, total = [data], len(data)
+    while total < most and (part := os.read(descriptor, min(most - total, MIB))):
+        parts.append(part)
+        total += len(part)
+    return b"".join(parts)
 
 
 def require_stored(file: io.BufferedReader, path: str | Path, size: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, UInt8
 from PIL import Image, ImageEnhance
 
-from chunkwise.data.sampling import Purpose, philox
+from chunkwise.data.sampling import Purpose, uniform_rows
 from chunkwise.errors import ConfigError
 from driving.config import AugmentConfig
 from driving.data.batch import Batch
@@ -45,9 +45,7 @@ def draw(places: Sequence[tuple[int, int]], *, seed: int, times: int, cameras: i
 
     Each sample has a counter of its own (Philox, key (seed, epoch)), so any of them can be drawn alone.
     """
-    numbers = np.empty((len(places), 2 + cameras * (4 + 3 * times)))
-    for row, (epoch, index) in enumerate(places):
-        numbers[row] = philox(Purpose.AUGMENTATION, seed, epoch, step=index).random(numbers.shape[1])
+    numbers = uniform_rows(Purpose.AUGMENTATION, seed, places, 2 + cameras * (4 + 3 * times))
     b = len(places)
     head, rest = numbers[:, :2], numbers[:, 2:]
     return Draws(

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from chunkwise.data import sampling
-from chunkwise.data.sampling import Purpose, generator, seed_of, seed_of_draw, words
+from chunkwise.data.sampling import Purpose, generator, seed_of, seed_of_draw, uniform_rows, words
 from chunkwise.errors import ConfigError
 
 PLACE = {"seed": 3, "epoch": 5, "shard": 7, "block": 11}
@@ -224,3 +224,14 @@ def test_seeds_are_made_of_purposes_alone():
                         assert not isinstance(argument, ast.List) or "draw" in ast.unparse(argument), where
     assert len(names) >= 8
     assert len({zlib.crc32(name.encode()) for name in names}) == len(names)
+
+
+def test_rows_of_numbers_are_those_of_a_generator_each() -> None:
+    places = [(0, 3), (2, 3), (2, 4), (0, 3)]
+    rows = uniform_rows(Purpose.AUGMENTATION, 9, places, 7)
+    for row, (epoch, step) in zip(rows, places, strict=True):
+        counter = np.array([0, step, 0, Purpose.AUGMENTATION.word], np.uint64)
+        alone = np.random.Philox(key=np.array([9, epoch], np.uint64), counter=counter)
+        np.testing.assert_array_equal(row, np.random.Generator(alone).random(7))
+    with pytest.raises(ConfigError, match=r"run.seed is -1; expected 0 to 2\^63 - 1"):
+        uniform_rows(Purpose.AUGMENTATION, -1, places, 7)

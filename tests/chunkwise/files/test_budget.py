@@ -246,6 +246,36 @@ def test_size_of_an_encoded_image_and_of_a_record(tmp_path: Path) -> None:
             budget.require(name, 1 << 20, "a")
 
 
+@pytest.mark.parametrize(("first", "found"), [(5, b"abcdefghi"), (9, b"abcdefghi"), (12, b"abcdefghijkl")])
+def test_a_file_is_read_whole_in_parts_and_while_it_grows(
+    first: int, found: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has 9 bytes when it is opened; the first read gives `first` of them, further ones come in pairs."""
+    content = found[:9] if first <= 9 else found
+    path, sizes, read = tmp_path / "a", [first, *[2] * 9], os.read
+    path.write_bytes(content[:9])
+
+    def in_parts(descriptor: int, count: int) -> bytes:
+        path.write_bytes(content)
+        return read(descriptor, min(count, sizes.pop(0)))
+
+    monkeypatch.setattr(os, "read", in_parts)
+    assert budget.read_bytes(path) == found
+
+
+def test_a_file_that_grows_over_its_limit_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "a", os.read
+    path.write_bytes(bytes(1 << 20))
+
+    def grown(descriptor: int, count: int) -> bytes:
+        path.write_bytes(bytes(2 << 20))
+        return read(descriptor, count)
+
+    monkeypatch.setattr(os, "read", grown)
+    with budget.using(metadata_mib=1):
+        refused(lambda: budget.read_bytes(path), "metadata_mib")
+
+
 def test_the_command_line_of_a_tool_goes_over_any_config() -> None:
     arguments = Parser().parse_args(["--data.limits.image-pixels", "7"])
     assert vars(arguments) == {}
