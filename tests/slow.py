@@ -10,7 +10,7 @@ of `make test`, with its programs compiled already, to choose anew.
 
 import argparse
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,9 +28,9 @@ def function_of(node: str) -> str:
     return node.partition("[")[0]
 
 
-def read_times(report: Path) -> Counter[str]:
+def read_times(report: Path) -> dict[str, float]:
     """Returns the seconds of each test function in a JUnit report, where dots lead to its module and class."""
-    times = Counter[str]()
+    times: dict[str, float] = defaultdict(float)
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         parts = str(case.get("classname")).split(".")
         depth = next(n for n in range(len(parts), 0, -1) if (ROOT.joinpath(*parts[:n])).with_suffix(".py").exists())

@@ -129,11 +129,12 @@ def uniform_rows(
     One generator is set to each place in turn: making one asks the system for entropy, and takes three times as long.
     """
     bits = np.random.Philox(key=_key(seed, 0))
-    generator, state = np.random.Generator(bits), dict(bits.state)
+    generator, state = np.random.Generator(bits), bits.state
     rows = np.empty((len(places), count))
     for row, (epoch, step) in enumerate(places):
         counter = np.array([0, step, 0, purpose.word], np.uint64)
-        bits.state = state | {"state": {"counter": counter, "key": _key(seed, epoch)}}
+        state["state"] = {"counter": counter, "key": _key(seed, epoch)}
+        bits.state = state
         generator.random(out=rows[row])
     return rows
 
