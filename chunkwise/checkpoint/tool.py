@@ -1,10 +1,10 @@
 """Checkpoints for people: what a run folder holds, whether it is whole, and what can go.
 
-python -m chunkwise.checkpoint ls RUN        steps, sizes, and whether each one's metadata are whole; reads no arrays
-python -m chunkwise.checkpoint verify RUN    reads every array and compares checksums; exit code 65 if anything is
-                                             damaged, 74 if it cannot be read
-python -m chunkwise.checkpoint prune RUN     deletes all but the newest steps, once the newest has been verified; the
-                                             best stays too where the run's config has checkpoint.keep_best
+    chunkwise checkpoint ls RUN        steps, sizes, and whether each one's metadata are whole; reads no arrays
+    chunkwise checkpoint verify RUN    reads every array and compares checksums; exit code 65 if anything is damaged,
+                                       74 if it cannot be read
+    chunkwise checkpoint prune RUN     deletes all but the newest steps, once the newest has been verified; the best
+                                       stays too where the run's config has checkpoint.keep_best
 
 `ls` and `verify` change nothing and may run beside the training; `prune` needs the folder for itself.
 """
@@ -34,7 +34,7 @@ from chunkwise.printable import printable
 def main(argv: Sequence[str]) -> int:
     """Command line; returns the exit code."""
     parser = Parser(
-        prog="python -m chunkwise.checkpoint",
+        prog="chunkwise checkpoint",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

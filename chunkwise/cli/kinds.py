@@ -49,7 +49,8 @@ def package_of_data(path: Path, verb: str, packages: Iterable[str] = PACKAGES) -
 def package_of_run(path: Path) -> str:
     """Returns the package that trained a run. Raises ConfigError if the folder is none."""
     if not is_run(path):
-        raise ConfigError(f"{path}: expected the folder of a run, found no config.json in it")
+        found = "no config.json in it" if path.exists() else f"nothing (in {Path.cwd()})"
+        raise ConfigError(f"{path}: expected the folder of a run, found {found}")
     return package_of(path)
 
 

@@ -43,6 +43,8 @@ def load_policy(
         package = config.package
     elif is_run(folder):
         package = package_of(folder)
+    elif not folder.exists():
+        raise ConfigError(f"{folder}: expected the folder of a run, found nothing (in {Path.cwd()})")
     else:
         raise ConfigError(
             f"{folder} is no run of this project (it has no config.json); weights in openpi's format need a config "

@@ -215,6 +215,8 @@ def test_messages_survive_the_way_and_hold_no_objects():
 def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert serve.main([str(tmp_path)]) == 64
     assert "is no run of this project" in capsys.readouterr().err
+    assert serve.main([str(tmp_path / "none")]) == 64
+    assert "none: expected the folder of a run, found nothing (in " in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--rename", "image"]) == 64
     assert "expected CLIENT=POLICY" in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--config", "configs/qchunk/debug.py"]) == 64

@@ -97,6 +97,7 @@ def test_a_config_says_who_reads_a_dataset_that_two_packages_read(tmp_path: Path
         (["pack", "EMPTY"], ConfigError, r"say it: chunkwise pack openpi_ript\|driving /"),
         (["inspect", "EMPTY/none"], DataError, "expected a dataset, found nothing"),
         (["evaluate", "EMPTY"], ConfigError, r"expected the folder of a run, found no config\.json in it"),
+        (["evaluate", "nowhere"], ConfigError, r"^nowhere: expected the folder of a run, found nothing \(in /"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], error: type[Exception], message: str, tmp_path: Path):
