@@ -40,6 +40,30 @@ def test_in_a_loop_it_is_sent_as_often_as_the_loop_runs():
     assert bytes_sent(body + ENTRY.replace("BODY", loop)) == {"all-reduce": 18 * 2 * 4 * 8 * 4 * 7 / 8}
 
 
+CONDITION = """%c (q: (s32[], f32[4,8])) -> pred[] {
+  %limit.1 = s32[]{:T(128)} constant(7)
+  %q = (s32[]{:T(128)}, f32[4,8]) parameter(0)
+  %count = s32[]{:T(128)} get-tuple-element(%q), index=0
+  %other = s32[]{:T(128)} get-tuple-element(%q), index=1
+  ROOT %lt = pred[]{:T(512)} compare(%count, %limit.1), direction=LT
+}
+"""
+
+
+def test_a_loop_whose_condition_alone_knows_its_length():
+    """As the compiler for TPUs writes it; the loop over updates ends at a number that comes in."""
+    body = f"%body (q: f32[4,8]) -> f32[4,8] {{\n  %r = f32[4,8]{{1,0}} all-reduce(%q), {GROUPS}\n}}\n"
+    program = CONDITION + body + ENTRY.replace("BODY", "  %w = f32[4,8] while(%p), condition=%c, body=%body")
+    once = 2 * 4 * 8 * 4 * 7 / 8
+    assert bytes_sent(program) == {"all-reduce": 7 * once}
+    assert bytes_sent(program.replace("(%count, %limit.1)", "(%count, %other)")) == {"all-reduce": once}
+    twice = program.replace("(%count, %limit.1)", "(%count, %other)").replace(
+        "\n  %w", "\n  %v = f32[4,8] while(%p), condition=%c, body=%body\n  %w"
+    )
+    with pytest.raises(ValueError, match="found 2 unknown"):
+        bytes_sent(twice)
+
+
 PROGRAM = """
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
