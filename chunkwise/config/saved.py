@@ -109,10 +109,13 @@ def as_written_today(flat: Mapping[str, Any], rules: ResumeRules) -> dict[str, A
     for name, value in now.items():
         parent, _, own = name.rpartition(".")
         siblings.setdefault(parent, {})[own] = value
-    before = {name: value for name, value in rules.before.items() if name.rpartition(".")[0] in siblings}
-    return {
-        name: value(siblings[name.rpartition(".")[0]]) if callable(value) else value for name, value in before.items()
-    } | now
+    lacking = {
+        name: value for name, value in rules.before.items() if name not in now and name.rpartition(".")[0] in siblings
+    }
+    # Only of what is lacking: a field that it is computed from may since have become free on resume, and not be saved.
+    return now | {
+        name: value(siblings[name.rpartition(".")[0]]) if callable(value) else value for name, value in lacking.items()
+    }
 
 
 def without_younger(current: Mapping[str, Any], saved: Mapping[str, Any], rules: ResumeRules) -> dict[str, Any]:
