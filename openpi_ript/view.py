@@ -1,40 +1,64 @@
-"""Shows a LeRobot dataset as a page, to a browser of this machine.
+"""Shows a LeRobot dataset, or the rollouts of a run, as a page, to a browser of this machine.
 
-    chunkwise view DIR [--port N] [--allow-links-to DIR]
+    chunkwise view DIR [--policy RUN] [--port N] [--allow-links-to DIR]
+    chunkwise view DIR --config FILE_OR_NAME [--field value ...]
+    chunkwise view RUN [--policy RUN]
 
-DIR is a folder of LeRobot 2.1 or 3.0.
+DIR is a folder of LeRobot 2.1 or 3.0, RUN a run that played rollouts. With --config the page shows what training with
+that config and these fields gives the network at the cursor, with --policy the chunk that a run's policy would execute
+there.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 
+from chunkwise.config.saved import is_run
 from chunkwise.data.shards import is_pack
-from chunkwise.errors import DataError, RunError
-from chunkwise.printable import say
-from chunkwise.view.command import parser, serve
-from chunkwise.view.source import View
+from chunkwise.errors import DataError
+from chunkwise.view import command
+from chunkwise.view.chunks import load_policy_of
+from chunkwise.view.source import PolicyView, TrainingView, View
+from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.recordings import LeRobotRecordings
+from openpi_ript.ript.recordings import RolloutRecordings
 
 
-def view_of(arguments: argparse.Namespace) -> View:
+def view_of(arguments: argparse.Namespace, fields: Sequence[str] = ()) -> View:
     """Opens what the command line names.
 
     Raises:
-      DataError: There is no dataset.
+      ConfigError: There is no such config, a field is wrong, or the policy's run is none of this package.
+      DataError: There is no dataset, or the run has no rollouts.
     """
+    if is_run(arguments.dir):
+        command.require_no_config(arguments)
+        rollouts = RolloutRecordings(arguments.dir)
+        return View(recordings=rollouts, policy=_policy(arguments, rollouts))
     if is_pack(arguments.dir):
         raise DataError(f"{arguments.dir}: expected a LeRobot dataset, found a pack; view the dataset it was made from")
-    return View(recordings=LeRobotRecordings(arguments.dir, tuple(arguments.allow_links_to)))
+    recordings = LeRobotRecordings(arguments.dir, tuple(arguments.allow_links_to))
+    training: TrainingView | None = None
+    if arguments.config is not None:
+        config = command.config_of(OpenpiRiptConfig, arguments, fields)
+        from openpi_ript.tasks.window import TrainingWindows  # jax
+
+        training = TrainingWindows(config, arguments.config, recordings)
+    return View(recordings=recordings, training=training, policy=_policy(arguments, recordings))
+
+
+def _policy(arguments: argparse.Namespace, recordings: LeRobotRecordings | RolloutRecordings) -> PolicyView | None:
+    if arguments.policy is None:
+        return None
+    from openpi_ript.policies.chunks import policy_chunks  # jax
+
+    policy = load_policy_of(arguments)
+    return policy_chunks(policy, str(arguments.policy), recordings, allow_code=arguments.allow_code)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line; returns the exit code."""
-    arguments = parser("python -m openpi_ript.view", __doc__ or "").parse_args(argv)
-    try:
-        return serve(view_of(arguments), arguments.port)
-    except RunError as error:
-        say(str(error), error=True)
-        return error.exit_code
+    return command.run("openpi_ript", __doc__ or "", view_of, argv)
 
 
 if __name__ == "__main__":

@@ -22,11 +22,10 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.named_paths import require_reachable
-from chunkwise.config.load import load
-from chunkwise.config.names import find
+from chunkwise.config.load import load_for_data
 from chunkwise.data.episodes import manifest_hash
 from chunkwise.data.problems import Problem, list_problems
-from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.errors import DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.printable import say
 from qchunk.config import DataConfig, QChunkConfig
@@ -56,21 +55,6 @@ class Walked:
     files: Files
     reports: tuple[EpisodeReport, ...]
     selection: Selection
-
-
-def read_training(name: str, arguments: argparse.Namespace, fields: Sequence[str]) -> QChunkConfig:
-    """Reads a config as training does, for the dataset that is inspected.
-
-    Raises:
-      ConfigError: There is no such config, or it is none of qchunk, or a field is wrong.
-    """
-    links = arguments.allow_links_to
-    more = ["--data.allow-links-to", *links] if links else []
-    words = ["--config", str(find(name)), "--data.path", str(arguments.dir), *more, *fields]
-    config, _ = load(words, program="python -m qchunk.inspect DIR --config FILE")
-    if not isinstance(config, QChunkConfig):
-        raise ConfigError(f"--config is {name}, of the package {config.package}; expected a config of qchunk")
-    return config
 
 
 def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | None = None) -> Walked:
@@ -219,7 +203,16 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--figure is {arguments.figure}; expected a file whose name ends in .png")
     try:
         require_reachable({"DIR": arguments.dir}, allowed=(errno.ENOENT, errno.ENOTDIR))
-        config = None if arguments.config is None else read_training(arguments.config, arguments, fields)
+        config = None
+        if arguments.config is not None:
+            config = load_for_data(
+                QChunkConfig,
+                arguments.config,
+                arguments.dir,
+                fields,
+                allow_links_to=arguments.allow_links_to,
+                program="python -m qchunk.inspect DIR --config FILE",
+            )
         walked = read(arguments.dir, arguments.allow_links_to, config)
         found = describe(walked, arguments.dir)
         if config is not None:

@@ -44,7 +44,7 @@ def test_it_installs_four_packages_and_nothing_else(wheel: Path):
     expected = {path.relative_to(ROOT).as_posix() for path in ours}
     expected |= {f"chunkwise/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "configs").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == expected
-    assert {f"chunkwise/view/view.{end}" for end in ("html", "js", "css")} <= set(names)
+    assert {f"chunkwise/view/{name}" for name in ("view.html", "view.js", "view.css", "chunk.js")} <= set(names)
     assert {"driving/data/episode.schema.json", "driving/converters/waymo_cameras.json"} <= set(names)
     assert (
         "chunkwise = chunkwise.cli.verbs:main"

@@ -10,13 +10,15 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.names import find
 from chunkwise.config.optional_parts import restored, switchable, with_parts
 from chunkwise.config.saved import flatten
 from chunkwise.errors import ConfigError
 
+Config = TypeVar("Config", bound=ExperimentConfig)
 DEBUG = "configs/qchunk/debug.py"
 
 
@@ -56,6 +58,36 @@ def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE"
         print(json.dumps(flatten(config), indent=1))
         raise SystemExit(0)
     return config, path
+
+
+def load_for_data(
+    kind: type[Config],
+    name: str,
+    path: Path,
+    fields: Sequence[str] = (),
+    *,
+    allow_links_to: Sequence[str] = (),
+    program: str,
+) -> Config:
+    """Reads a config as training does, for a dataset that is only looked at.
+
+    Args:
+      kind: Class of the package that reads the dataset.
+      name: A file, or a shipped config's name.
+      path: Of the dataset, in place of data.path.
+      fields: `--field value ...`, as of training.
+      allow_links_to: Folders outside of the dataset that links in it may lead to.
+      program: As in `load`.
+
+    Raises:
+      ConfigError: There is no such config, it is another package's, or a field is wrong.
+    """
+    more = ["--data.allow-links-to", *allow_links_to] if allow_links_to else []
+    words = ["--config", str(find(name)), "--data.path", str(path), *more, *fields]
+    config, _ = load(words, program=program)
+    if not isinstance(config, kind):
+        raise ConfigError(f"--config is {name}, a {type(config).__name__}; expected a {kind.__name__} for these data")
+    return config
 
 
 def _take_config(arguments: list[str]) -> Path | None:

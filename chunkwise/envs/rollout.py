@@ -71,14 +71,18 @@ def save(path: Path, rollout: Rollout) -> None:
     write_durably(path, lambda file: np.savez_compressed(file, **everything))
 
 
-def load(path: Path) -> Rollout:
+def load(path: Path, *, outcome_only: bool = False) -> Rollout:
     """Reads a rollout.
+
+    Args:
+      path: The file.
+      outcome_only: Read no observations and no notes, which are most of the file.
 
     Raises:
       DataError: If the file is missing, damaged, or no rollout.
     """
     try:
-        arrays: dict[str, Any] = read_npz(path)
+        arrays: dict[str, Any] = read_npz(path, ("facts", *_ARRAYS) if outcome_only else None)
         facts: dict[str, Any] = parse_json(str(arrays.pop("facts")), source=f"{path}: facts")
         observations, notes = _taken(arrays, "observation/"), _taken(arrays, "note/")
         facts |= {"draw": tuple(facts["draw"])}
@@ -87,8 +91,10 @@ def load(path: Path) -> Rollout:
         _require_types(rollout)
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: expected a rollout, found {type(error).__name__}: {error}") from error
+    if len(rollout.rewards) != rollout.length:
+        raise DataError(f"{path}: expected {rollout.length} rewards, one an action, found {len(rollout.rewards)}")
     rows = {len(value) for value in observations.values()}
-    if rows != {rollout.length + 1} or len(rollout.rewards) != rollout.length:
+    if rows != {rollout.length + 1} and not outcome_only:
         raise DataError(f"{path}: expected {rollout.length + 1} rows of observations, found {sorted(rows)}")
     chunks = {len(value) for value in notes.values()}
     if len(chunks) > 1:

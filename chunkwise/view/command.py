@@ -2,19 +2,75 @@
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chunkwise.cli.command import Parser, add_links_option
-from chunkwise.errors import ConfigError
+from chunkwise.config.load import Config, load_for_data
+from chunkwise.errors import ConfigError, RunError
 from chunkwise.printable import say
 from chunkwise.view.server import PageServer
 from chunkwise.view.source import View
 
 
-def parser(program: str, description: str) -> argparse.ArgumentParser:
-    """Makes the parser: DIR, --port, --allow-links-to."""
-    made = Parser(prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("dir", metavar="DIR", type=Path, help="what `chunkwise inspect` takes")
+def run(
+    package: str,
+    description: str,
+    view_of: Callable[[argparse.Namespace, Sequence[str]], View],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a package's command line; returns the exit code.
+
+    Args:
+      package: Its name.
+      description: Of what it shows.
+      view_of: Opens what the arguments name; the words are the fields that follow --config. Raises RunError.
+      argv: Words after the program's name; None: this process's.
+    """
+    parser = _parser(package, description)
+    arguments, fields = parser.parse_known_args(argv)
+    if fields and arguments.config is None:
+        parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
+    if arguments.allow_code is not None and arguments.policy is None:
+        parser.error("--allow-code is for code that the run of --policy names; expected --policy RUN")
+    try:
+        return serve(view_of(arguments, fields), arguments.port)
+    except RunError as error:
+        say(str(error), error=True)
+        return error.exit_code
+
+
+def config_of(kind: type[Config], arguments: argparse.Namespace, fields: Sequence[str]) -> Config:
+    """Reads the config that --config names, for the dataset that is shown. Raises as `load_for_data`."""
+    return load_for_data(
+        kind,
+        arguments.config,
+        arguments.dir,
+        fields,
+        allow_links_to=arguments.allow_links_to,
+        program="chunkwise view DIR --config FILE",
+    )
+
+
+def require_no_config(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError where --config is given for a run, which has its own."""
+    if arguments.config is not None:
+        raise ConfigError(
+            f"--config is {arguments.config}, and {arguments.dir} is a run, which was made with its own config; "
+            "expected a dataset, or no --config"
+        )
+
+
+def _parser(package: str, description: str) -> argparse.ArgumentParser:
+    made = Parser(
+        prog=f"python -m {package}.view",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("dir", metavar="DIR", type=Path, help="a dataset, as `chunkwise inspect` takes it, or a run")
+    made.add_argument("--config", metavar="X", help=f"of training: a file, or a name such as {package}/debug")
+    made.add_argument("--policy", metavar="RUN", type=Path, help="a run whose newest policy is asked at the cursor")
+    made.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="code that the run of --policy names")
     made.add_argument("--port", type=int, default=0, help="of this machine; default: one that is free")
     add_links_option(made)
     return made

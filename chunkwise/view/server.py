@@ -1,6 +1,6 @@
 """Serves a dataset's page to browsers of this machine.
 
-    GET /KEY/                                 the page; /KEY/view.js, /KEY/view.css
+    GET /KEY/                                 the page; /KEY/view.js, /KEY/chunk.js, /KEY/view.css
     GET /KEY/dataset                          what is shown
     GET /KEY/episodes/AFTER                   episodes that changed after a change of this number
     GET /KEY/episode/E                        cameras, columns and problems of an episode
@@ -35,13 +35,14 @@ from chunkwise.data.images import encode_png
 from chunkwise.errors import DataError, RunError, one_line
 from chunkwise.policies.access import Access
 from chunkwise.printable import printable
-from chunkwise.view.source import EpisodeContent, View, Window
+from chunkwise.view.source import Chunk, EpisodeContent, View, Window
 from chunkwise.view.survey import Survey
 
 HOST = "127.0.0.1"
 FILES = {
     "": ("view.html", "text/html; charset=utf-8"),
     "view.js": ("view.js", "text/javascript; charset=utf-8"),
+    "chunk.js": ("chunk.js", "text/javascript; charset=utf-8"),
     "view.css": ("view.css", "text/css; charset=utf-8"),
 }
 """Of the page, by path."""
@@ -93,6 +94,9 @@ class PageServer(ThreadingHTTPServer):
         self.window: Callable[[int, int], Window] | None = None
         if view.training is not None:
             self.window = functools.lru_cache(KEPT)(view.training.window)
+        self.chunk: Callable[[int, int], Chunk] | None = None
+        if view.policy is not None:
+            self.chunk = functools.lru_cache(KEPT)(view.policy.chunk)
         self.survey.start()
 
     def server_bind(self) -> None:
@@ -151,6 +155,7 @@ class PageServer(ThreadingHTTPServer):
                 "cameras": [printable(name) for name in content.cameras],
                 "columns": columns,
                 "fps": content.fps,
+                "notes": [printable(note) for note in content.notes],
                 "problems": [[str(problem), problem.row] for problem in problems],
             }
         )
@@ -171,6 +176,8 @@ class PageServer(ThreadingHTTPServer):
             {
                 "recorded": _plain(window.recorded),
                 "over": printable(window.over),
+                "valid": _plain(window.valid),
+                "in_plane": window.in_plane,
                 "arrays": {printable(name): _plain(x) for name, x in window.arrays.items()},
                 "images": [[printable(name), *image.shape[:2]] for name, image in window.images.items()],
                 "notes": [printable(note) for note in window.notes],
@@ -181,10 +188,19 @@ class PageServer(ThreadingHTTPServer):
         return _image(encode_png(_at(list(self._drawn(episode, frame).images.values()), image, "image")))
 
     def _chunk(self, episode: int, frame: int) -> Answer:
-        if self.view.policy is None:
+        if self.chunk is None:
             raise Refusal(http.HTTPStatus.NOT_FOUND, "there is no policy: --policy RUN shows one")
         self._content(episode)
-        return _json({"actions": _plain(self.view.policy.chunk(episode, frame))})
+        chunk = self.chunk(episode, frame)
+        return _json(
+            {
+                "actions": _plain(chunk.actions),
+                "over": printable(chunk.over),
+                "recorded": _plain(chunk.recorded),
+                "in_plane": chunk.in_plane,
+                "notes": [printable(note) for note in chunk.notes],
+            }
+        )
 
     def _content(self, episode: int) -> EpisodeContent:
         _at(self.view.recordings.names, episode, "episode")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Float32, Shaped, UInt8
+from jaxtyping import Bool, Float32, Shaped, UInt8
 
 from chunkwise.data.problems import Problem
 
@@ -24,6 +24,12 @@ class EpisodeSummary:
     length: int | None = None
     """Frames."""
     total_reward: float | None = None
+    group: str = ""
+    """Part of the dataset that it belongs to, such as a round of rollouts; empty: there are no parts."""
+    advantage: float | None = None
+    """Over the rollouts that it is compared with."""
+    label: str = ""
+    """What training takes it for, in a word or two."""
     problems: tuple[Problem, ...] = ()
     """Each with its row counted from the episode's first frame."""
 
@@ -38,6 +44,8 @@ class EpisodeContent:
     labels: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """Names of a column's dimensions, where the dataset has them."""
     fps: float | None = None
+    notes: tuple[str, ...] = ()
+    """What else is known of it, in words."""
     problems: tuple[Problem, ...] = ()
     """Met while it was read, beside those of the summary."""
 
@@ -97,10 +105,14 @@ class Window:
     recorded: Float32[np.ndarray, "t a"]
     """Actions in the units of the column that `over` names."""
     over: str
+    valid: Bool[np.ndarray, " t"]
+    """Which of them the losses count; the others are padding, or unknown."""
     arrays: Mapping[str, Shaped[np.ndarray, "..."]]
     """Entries of the batch, without its first axis: [t], [t, d], [d] or []."""
     images: Mapping[str, UInt8[np.ndarray, "h w 3"]]
     """As the network gets them."""
+    in_plane: bool = False
+    """As of `Chunk`."""
     notes: tuple[str, ...] = ()
 
 
@@ -121,6 +133,20 @@ class TrainingView(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """What a policy would do at one frame."""
+
+    actions: Float32[np.ndarray, "t a"]
+    """In the units of the column that `over` names."""
+    over: str
+    recorded: Float32[np.ndarray, "n a"]
+    """What was done from this frame on, as far as it is known: at most t steps."""
+    in_plane: bool = False
+    """Whether the actions are places (x ahead, y to the left), which are drawn as seen from above."""
+    notes: tuple[str, ...] = ()
+
+
 class PolicyView(Protocol):
     """What a policy would do in the same episodes."""
 
@@ -129,8 +155,8 @@ class PolicyView(Protocol):
         """Of the run."""
         ...
 
-    def chunk(self, episode: int, frame: int) -> Float32[np.ndarray, "t a"]:
-        """Returns the policy's chunk at a frame, in the robot's units.
+    def chunk(self, episode: int, frame: int) -> Chunk:
+        """Returns the policy's chunk at a frame, the same whenever it is asked for.
 
         Raises:
           DataError: The episode has not what the policy takes.

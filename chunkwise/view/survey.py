@@ -52,7 +52,8 @@ class Survey:
         """Returns the episodes that changed after a change of this number; all for 0.
 
         Returns:
-          "episodes": a row each: number, name, task, success, length, total reward, problems as text and row.
+          "episodes": a row each: number, name, task, success, length, total reward, group, advantage, label, problems
+          as text and row.
           "number": of the last change, to ask for those after it. "done": all was read. "error": why it was not.
         """
         with self._lock:
@@ -71,13 +72,20 @@ class Survey:
 
 
 def _row(episode: int, summary: EpisodeSummary) -> list[Any]:
-    reward = summary.total_reward
     return [
         episode,
         printable(summary.name),
         printable(summary.task),
         summary.success,
         summary.length,
-        reward if reward is not None and math.isfinite(reward) else None,
+        _finite(summary.total_reward),
+        printable(summary.group),
+        _finite(summary.advantage),
+        printable(summary.label),
         [[str(problem), problem.row] for problem in summary.problems],
     ]
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no other numbers."""
+    return value if value is not None and math.isfinite(value) else None

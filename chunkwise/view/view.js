@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 
 const state = {
   dataset: null,
-  episodes: [], // by number: {number, name, task, success, length, reward, problems}
+  episodes: [], // by number, as poll makes them
   change: 0,
   listed: [], // numbers that pass the filter, in order
   episode: null, // number
@@ -60,10 +60,14 @@ async function poll() {
   try {
     const found = await askJson(`episodes/${state.change}`);
     state.change = found.number;
-    for (const [number, name, task, success, length, reward, problems] of found.episodes) {
-      state.episodes[number] = { number, name, task, success, length, reward, problems };
+    for (const row of found.episodes) {
+      const [number, name, task, success, length, reward, group, advantage, label, problems] = row;
+      state.episodes[number] = { number, name, task, success, length, reward, group, advantage, label, problems };
     }
-    if (found.episodes.length) refilter();
+    if (found.episodes.length) {
+      showGroups();
+      refilter();
+    }
     const known = state.episodes.filter((one) => one.length !== null);
     const total = known.reduce((sum, one) => sum + one.length, 0);
     const bad = state.episodes.filter((one) => one.problems.length).length;
@@ -80,16 +84,33 @@ async function poll() {
   }
 }
 
+// A choice of the parts of the dataset, where it has some.
+function showGroups() {
+  const found = [...new Set(state.episodes.map((one) => one.group))].filter((group) => group);
+  const select = $("group");
+  if (select.options.length === found.length + 1 || !found.length) return;
+  const chosen = select.value;
+  select.replaceChildren(...["", ...found].map((group) => {
+    const option = element("option", group || "all parts");
+    option.value = group;
+    return option;
+  }));
+  select.value = chosen;
+  select.hidden = false;
+}
+
 function refilter() {
   const text = $("filter").value.toLowerCase();
   const outcome = $("outcome").value;
   const trouble = $("trouble").value;
+  const group = $("group").value;
   const low = $("shortest").value === "" ? -Infinity : Number($("shortest").value);
   const high = $("longest").value === "" ? Infinity : Number($("longest").value);
   const bounded = low !== -Infinity || high !== Infinity;
   state.listed = state.episodes.filter((one) => {
     if (text && !one.name.toLowerCase().includes(text) && !one.task.toLowerCase().includes(text)) return false;
     if (outcome && outcome !== { true: "success", false: "failure", null: "unknown" }[String(one.success)]) return false;
+    if (group && one.group !== group) return false;
     if (trouble && (trouble === "bad") !== one.problems.length > 0) return false;
     return !bounded || (one.length !== null && one.length >= low && one.length <= high);
   }).map((one) => one.number);
@@ -119,7 +140,8 @@ function drawList() {
     }
     const below = element("div", undefined, "below");
     below.append(element("span", one.length === null ? "…" : `${one.length} frames`));
-    below.append(element("span", one.task, "task"));
+    const known = [worth(one), one.task].filter((words) => words).join(" · ");
+    below.append(element("span", known, "task"));
     const label = outcomeOf(one.success);
     below.append(element("span", label[0], `badge ${label[1]}`));
     row.append(top, below);
@@ -127,6 +149,14 @@ function drawList() {
     rows.push(row);
   }
   $("rows").replaceChildren(...rows);
+}
+
+// Advantage and label, where there are any.
+function worth(one) {
+  const words = [];
+  if (one.advantage !== null) words.push(`advantage ${one.advantage > 0 ? "+" : ""}${number(one.advantage)}`);
+  if (one.label) words.push(one.label);
+  return words.join(" · ");
 }
 
 function outcomeOf(success) {
@@ -157,7 +187,9 @@ async function open(number, frame) {
   drawList();
   const one = state.episodes[number];
   $("name").textContent = one.name;
-  $("task").textContent = one.task;
+  const reward = one.reward === null ? "" : `reward ${number(one.reward)}`;
+  $("task").textContent = [one.task, one.group, reward, worth(one)].filter((words) => words).join(" · ");
+  $("notes").hidden = true;
   const label = outcomeOf(one.success);
   $("outcome-shown").textContent = label[0];
   $("outcome-shown").className = `badge ${label[1]}`;
@@ -172,6 +204,8 @@ async function open(number, frame) {
     content.columns = await Promise.all(columns);
     if (turn !== state.turn) return;
     state.content = content;
+    $("notes").textContent = content.notes.join(" ");
+    $("notes").hidden = !content.notes.length;
     const rows = content.columns.map((column) => column.rows);
     const action = content.columns.find((column) => column.name === "action");
     state.length = one.length || (action ? action.rows : Math.max(1, ...rows));
@@ -372,6 +406,15 @@ function range(column, first, end) {
   return [low - margin, high + margin];
 }
 
+// The range, and what of a policy's chunk lies outside of it.
+function widened([low, top], chunk) {
+  for (const value of chunk.flat()) {
+    if (value < low) low = value;
+    if (value > top) top = value;
+  }
+  return [low, top];
+}
+
 function drawPlots() {
   if (!state.content) return;
   const colors = Array.from({ length: 8 }, (_, k) => color(`--c${k}`));
@@ -391,12 +434,13 @@ function drawPlot(plot, column, colors) {
   pen.setTransform(scale, 0, 0, scale, 0, 0);
   pen.clearRect(0, 0, wide, high);
   const [first, end] = spanNow();
-  const [low, top] = column.range && column.rangeOf === `${first}:${end}` ? column.range : range(column, first, end);
-  column.range = [low, top];
+  const drawn = state.chunk && !state.chunk.in_plane && state.chunk.over === column.name ? state.chunk.actions : [];
+  if (!column.range || column.rangeOf !== `${first}:${end}`) column.range = range(column, first, end);
   column.rangeOf = `${first}:${end}`;
+  const [low, top] = widened(column.range, drawn);
   const x = (frame) => (frame - first) / Math.max(end - first - 1, 1) * (wide - 1) + 0.5;
   const y = (value) => high - 3 - (value - low) / (top - low) * (high - 6);
-  if (state.window && column.name === state.window.over) shadeWindow(pen, x, high);
+  if (state.window && !state.window.in_plane && column.name === state.window.over) shadeWindow(pen, x, high);
   if (low < 0 && top > 0) {
     pen.strokeStyle = color("--line");
     pen.beginPath();
@@ -406,7 +450,7 @@ function drawPlot(plot, column, colors) {
   }
   pen.lineWidth = 1.2;
   for (let k = 0; k < column.width; k++) drawLine(pen, column, k, colors[k % 8], { first, end, x, y, wide });
-  if (state.chunk && state.chunk.over === column.name) drawChunk(pen, state.chunk.actions, colors, x, y);
+  if (drawn.length) drawChunk(pen, drawn, colors, x, y);
   pen.strokeStyle = color("--bad");
   for (const [, row] of problemsNow()) {
     if (row === null || row < first || row >= end) continue;
@@ -483,95 +527,6 @@ function number(value) {
   return Number.isInteger(value) ? String(value) : value.toFixed(3);
 }
 
-// ---- the chunk at the cursor: what training draws, and what a policy would do
-
-async function drawWindow(turn, episode, frame) {
-  const { training, policy } = state.dataset;
-  if (!training && !policy) return;
-  const [drawn, predicted] = await Promise.allSettled([
-    training ? askJson(`episode/${episode}/window/${frame}`) : null,
-    policy ? askJson(`episode/${episode}/chunk/${frame}`) : null,
-  ]);
-  if (turn !== state.turn || frame !== state.frame) return;
-  state.window = drawn.value ? { ...drawn.value, frame } : null;
-  state.chunk = predicted.value ? { ...predicted.value, frame } : null;
-  const panel = $("window");
-  panel.hidden = false;
-  const parts = [];
-  if (training) {
-    parts.push(element("h3", `What training with ${training} draws at frame ${frame}`));
-    if (drawn.reason) parts.push(element("p", drawn.reason.message, "quiet"));
-  }
-  if (state.window) {
-    const images = element("div", undefined, "images");
-    const found = await Promise.allSettled(state.window.images.map((_, k) => bitmap(`episode/${episode}/window/${frame}/${k}`)));
-    if (turn !== state.turn || frame !== state.frame) return;
-    state.window.images.forEach(([name, high, wide], k) => {
-      const figure = element("figure");
-      figure.append(element("canvas"), element("figcaption"));
-      paint(figure, found[k], `${name}, ${wide} × ${high}`);
-      images.append(figure);
-    });
-    for (const note of state.window.notes) parts.push(element("p", note, "quiet"));
-    parts.push(images, ...tables(state.window.arrays));
-  }
-  if (predicted.reason) parts.push(element("p", `${policy}: ${predicted.reason.message}`, "quiet"));
-  if (state.chunk) parts.push(element("p", `Dashed in the plot of ${state.chunk.over}: the chunk of ${policy}.`, "quiet"));
-  panel.replaceChildren(...parts);
-  drawPlots();
-}
-
-// One table with a column a step for entries of t steps, one for the rest.
-function tables(arrays) {
-  const steps = arrays.valid ? arrays.valid.length : 0;
-  const chunk = element("table");
-  const others = element("table");
-  const head = element("tr");
-  head.append(element("th", "step"));
-  for (let i = 0; i < steps; i++) head.append(element("th", String(i)));
-  if (steps) chunk.append(head);
-  const line = (table, name, values, padded) => {
-    const row = element("tr");
-    row.dataset.name = name;
-    row.append(element("th", name));
-    values.forEach((value, i) => row.append(element("td", number(value), padded && !arrays.valid[i] ? "padded" : "")));
-    table.append(row);
-  };
-  for (const [name, value] of Object.entries(arrays)) {
-    if (!Array.isArray(value)) line(others, name, [value]);
-    else if (steps && value.length === steps && Array.isArray(value[0])) {
-      value[0].forEach((_, k) => line(chunk, `${name} ${k}`, value.map((one) => one[k]), true));
-    } else if (steps && value.length === steps) line(chunk, name, value, true);
-    else line(others, name, value.flat(Infinity));
-  }
-  return [chunk, others].map((table) => {
-    const scroll = element("div", undefined, "scroll");
-    scroll.append(table);
-    return scroll;
-  });
-}
-
-function shadeWindow(pen, x, high) {
-  const { arrays, frame, recorded } = state.window;
-  const half = (x(frame + 1) - x(frame)) / 2;
-  recorded.forEach((_, i) => {
-    pen.fillStyle = color(arrays.valid && !arrays.valid[i] ? "--padding" : "--window");
-    pen.fillRect(x(frame + i) - half, 0, 2 * half, high);
-  });
-}
-
-function drawChunk(pen, actions, colors, x, y) {
-  pen.setLineDash([4, 3]);
-  pen.lineWidth = 2;
-  for (let k = 0; k < actions[0].length; k++) {
-    pen.strokeStyle = colors[k % 8];
-    pen.beginPath();
-    actions.forEach((action, i) => pen.lineTo(x(state.chunk.frame + i), y(action[k])));
-    pen.stroke();
-  }
-  pen.setLineDash([]);
-}
-
 // ---- keys and what else moves
 
 const KEYS = {
@@ -602,7 +557,7 @@ document.addEventListener("keydown", (event) => {
   act(event);
 });
 
-for (const id of ["filter", "outcome", "trouble", "shortest", "longest"]) $(id).addEventListener("input", refilter);
+for (const id of ["filter", "group", "outcome", "trouble", "shortest", "longest"]) $(id).addEventListener("input", refilter);
 $("list").addEventListener("scroll", drawList);
 $("scrubber").addEventListener("input", () => { pause(); seek(Number($("scrubber").value)); });
 $("play").addEventListener("click", () => { KEYS[" "](); $("play").blur(); });

@@ -95,17 +95,29 @@ def require_scored(shares: Mapping[float, float], path: str) -> None:
         )
 
 
-def members(index: Index, config: DataConfig, split: Split, notes: list[str]) -> Int64[np.ndarray, " m"]:
-    """Episodes of the split; makes the manifest where there is none."""
-    if split == "all":
-        return np.arange(len(index.ids))
+def side_of(index: Index, config: DataConfig, episode: int) -> str:
+    """Returns the split that an episode belongs to: train, val, test, or none; writes no manifest."""
+    manifest, _, _ = _manifest(index, config)
+    return next((side for side in splits.SPLITS if index.ids[episode] in manifest.episodes[side]), "none")
+
+
+def _manifest(index: Index, config: DataConfig) -> tuple[splits.Manifest, Path, bool]:
+    """The manifest of the split, its file, and whether it was made just now and lies nowhere yet."""
     path = Path(config.path)
     beside = (path.parent if path.is_file() else path) / splits.SPLIT_FILE
     file = beside if config.split_file is None else Path(config.split_file)
     if file.is_file() or config.split_file is not None:
-        manifest = splits.load_manifest(file)
-    else:
-        manifest = splits.make_manifest(index, val_fraction=config.val_fraction, test_fraction=config.test_fraction)
+        return splits.load_manifest(file), file, False
+    made = splits.make_manifest(index, val_fraction=config.val_fraction, test_fraction=config.test_fraction)
+    return made, file, True
+
+
+def members(index: Index, config: DataConfig, split: Split, notes: list[str]) -> Int64[np.ndarray, " m"]:
+    """Episodes of the split; makes the manifest where there is none."""
+    if split == "all":
+        return np.arange(len(index.ids))
+    manifest, file, made = _manifest(index, config)
+    if made:
         with contextlib.suppress(OSError):  # a dataset that cannot be written to is split the same way each time
             splits.save_manifest(manifest, file)
         counts = ", ".join(f"{len(manifest.episodes[name])} {name}" for name in splits.SPLITS)

@@ -5,6 +5,9 @@ import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import UInt8
+
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
@@ -64,10 +67,27 @@ class LeRobotRecordings:
         return EpisodeContent(cameras=tuple(self._meta.cameras), columns=columns, fps=self._meta.fps)
 
     def image(self, episode: int, camera: str, frame: int) -> bytes:
+        return encode_jpeg(self.pixels(episode, camera, frame), quality=QUALITY)
+
+    def pixels(self, episode: int, camera: str, frame: int) -> UInt8[np.ndarray, "h w 3"]:
+        """Decodes one image. Raises DataError if there is none, or it is damaged."""
         meta = self._meta.episodes[episode]
-        if frame >= meta.length:
-            raise DataError(f"{self.names[episode]}: expected a frame below {meta.length}, found {frame}")
-        return encode_jpeg(self._images[camera].read(meta.index, frame)[camera], quality=QUALITY)
+        if frame >= meta.length or camera not in self._images:
+            cameras = ", ".join(self._images) or "no camera"
+            raise DataError(
+                f"{self.names[episode]}: expected a frame below {meta.length} of {cameras}, found {frame} of {camera}"
+            )
+        return self._images[camera].read(meta.index, frame)[camera]
+
+    def index(self, episode: int) -> int:
+        """Returns the number that the dataset has for an episode."""
+        return self._meta.episodes[episode].index
+
+    def task(self, episode: int, frame: int) -> str:
+        """Returns what the frame's task_index says in words; empty where there is none."""
+        meta = self._meta.episodes[episode]
+        task = self._tables(meta.file)[meta.index].columns.get("task_index")
+        return "" if task is None or frame >= len(task) else self._meta.tasks.get(int(task[frame]), "")
 
     def _read_tables(self, file: str) -> Mapping[int, EpisodeTable]:
         """The episodes of one file by their index."""

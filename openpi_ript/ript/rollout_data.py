@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float32, Float64, Int32, Int64, UInt8
 
 from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.envs.rollout import Rollout
@@ -47,6 +47,55 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Labels:
+    """What training takes rollouts for; arrays over them."""
+
+    raw: Float64[np.ndarray, " n"]
+    """Leave-one-out advantage inside the group."""
+    weight: Float32[np.ndarray, " n"]
+    """The same, shaped as the config says."""
+    optimality: Int32[np.ndarray, " n"]
+    """Label by the sign of `raw`."""
+    replaced: Mapping[str, int]
+    """As `advantage.process` has it."""
+
+
+def labels_of(success: Float64[np.ndarray, " n"], group: Int64[np.ndarray, " n"], config: RolloutConfig) -> Labels:
+    """Labels rollouts that are trained on together by their advantages, as `training_data` says.
+
+    Args:
+      success: 1 or 0.
+      group: Number of each one's group.
+      config: The objective, and the advantages' shaping.
+    """
+    raw = np.ones(len(success))
+    weight, replaced = raw.astype(np.float32), dict[str, int]()
+    optimality = np.full(len(success), Optimality.POSITIVE, np.int32)
+    if config.objective != "rejection":
+        raw = rloo(success, group)
+        weight = raw.astype(np.float32)
+        if config.objective == "guided":
+            weight, replaced = process(raw, config.advantage)
+        optimality = label(raw)
+    return Labels(raw=raw, weight=weight, optimality=optimality, replaced=replaced)
+
+
+def teaches(group: Group, config: RolloutConfig, *, by_value: bool) -> bool:
+    """Whether a group is trained on: with a signal, for rejection sampling with a success, all for a value.
+
+    Args:
+      group: Of one initial state.
+      config: The objective.
+      by_value: Whether chunks are labelled by a value.
+    """
+    if by_value:
+        return True
+    if config.objective == "rejection":
+        return any(rollout.success for rollout in group.rollouts)
+    return group.mixed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutImages:
     """An ImageReader of rollouts in memory."""
 
@@ -81,15 +130,7 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         pairs = [(number, rollout) for number, rollout in pairs if rollout.success]
     rollouts = [rollout for _, rollout in pairs]
     reward = np.array([rollout.success for rollout in rollouts], np.float64)
-    raw = np.ones(len(rollouts))
-    weight, replaced = raw.astype(np.float32), dict[str, int]()
-    optimality = np.full(len(rollouts), Optimality.POSITIVE, np.int32)
-    if config.objective != "rejection":
-        raw = rloo(reward, np.array([number for number, _ in pairs]))
-        weight = raw.astype(np.float32)
-        if config.objective == "guided":
-            weight, replaced = process(raw, config.advantage)
-        optimality = label(raw)
+    labels = labels_of(reward, np.array([number for number, _ in pairs]), config)
     lengths = np.array([rollout.length for rollout in rollouts], np.int64)
     prompts = sorted({rollout.prompt for rollout in rollouts})
     prompt = np.array([prompts.index(rollout.prompt) for rollout in rollouts], np.int64)
@@ -116,9 +157,9 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         success=reward > 0,
         reward=reward,
         length=lengths,
-        raw_advantage=raw,
-        advantage=weight,
-        optimality=optimality,
+        raw_advantage=labels.raw,
+        advantage=labels.weight,
+        optimality=labels.optimality,
     )
     cameras = {key: env.cameras[name] for name, key in data.config.cameras.items()}
     return dataclasses.replace(
@@ -128,7 +169,7 @@ def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, c
         to_ript=ToRipt(rollouts=facts),
         rows=np.arange(table.frames),
         held_rows=np.zeros(0, np.int64),
-        replaced=replaced,
+        replaced=labels.replaced,
         notes=(),
         returns=data.returns and data.returns.of_rollouts(),
     )

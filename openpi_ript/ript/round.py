@@ -28,7 +28,7 @@ from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.candidates import candidates
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.passes import Passes, passes_over
-from openpi_ript.ript.rollout_data import Group, training_data
+from openpi_ript.ript.rollout_data import Group, teaches, training_data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,9 @@ class Ript:
             "rollouts/mixed_groups": [float(group.mixed) for group in groups],
             "rollouts/resting_states": [float(len(resting))],
         }
-        new = Round(step=step, folder=folder.name, groups=[group.files for group in self._useful(groups)])
+        by_value = self._data.returns is not None
+        useful = [group.files for group in groups if teaches(group, self._rollout, by_value=by_value)]
+        new = Round(step=step, folder=folder.name, groups=useful)
         rounds = self._remembered(new, solved=all(successes))
         if not rounds:
             print(
@@ -307,14 +309,6 @@ class Ript:
         if found != expected:
             raise DataError(f"{job.path}: expected the rollout of {expected}, found {found}; delete the folder")
         return rollout
-
-    def _useful(self, groups: list[Group]) -> list[Group]:
-        """Groups that are trained on: with a signal, for rejection sampling with a success, all for a value."""
-        if self._data.returns is not None:
-            return groups
-        if self._rollout.objective == "rejection":
-            return [group for group in groups if any(rollout.success for rollout in group.rollouts)]
-        return [group for group in groups if group.mixed]
 
     def _remembered(self, new: Round, *, solved: bool) -> list[Round]:
         """Returns those of the newest `replay_rounds` rounds that have something to train on.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, UInt8
 
 from chunkwise.arrays import NumpyTree, PyTree
 from chunkwise.data.norm_stats import as_lists
@@ -105,9 +105,8 @@ class Imitation:
         """The batch with other images, drawn from (run.seed, step)."""
         if self.config.augment is None:
             return batch
-        observation, key = batch["observation"], rngs.key(self.config.run.seed, "augmentation", step)
-        moves = ["wrist" not in name for name in sorted(self.config.data.cameras)]
-        images = augmented(observation["images"], key, self.config.augment, moves)
+        observation = batch["observation"]
+        images = augmented_images(self.config, observation["images"], step)
         return {**batch, "observation": {**observation, "images": images}}
 
     def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
@@ -117,6 +116,15 @@ class Imitation:
     def _averaged(self, params: PyTree) -> PyTree:
         """The weights of which a moving average is kept: those that train, or none."""
         return {} if self.config.train.ema_decay is None else only_where(params, self._trains)
+
+
+def augmented_images(
+    config: OpenpiRiptConfig, images: UInt8[Array, "b k h w 3"], step: Int[Array, ""]
+) -> Float[Array, "b k h w 3"]:
+    """Returns the images of a batch as update `step` changes them, drawn from (run.seed, step); `augment` is set."""
+    assert config.augment is not None
+    moves = ["wrist" not in name for name in sorted(config.data.cameras)]
+    return augmented(images, rngs.key(config.run.seed, "augmentation", step), config.augment, moves)
 
 
 class SupervisedTask(Imitation):

@@ -55,6 +55,7 @@ class TrainingWindows:
         return Window(
             recorded=dataset.action_norm.invert(batch["actions"][0]),
             over=self._config.data.action,
+            valid=batch["valid"][0] > 0,
             arrays=arrays,
             images=images,
             notes=notes,

@@ -10,7 +10,6 @@ it as bytes, so that what is drawn is what the policy saw. Of several processes 
 """
 
 import itertools
-import json
 import os
 import zlib
 from pathlib import Path
@@ -22,9 +21,13 @@ from jaxtyping import Float32, Int64, UInt8
 from chunkwise.data.episodes import chunk_returns, first_steps, steps_to_termination
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, sync_folder, write_json
+from chunkwise.files.strict_json import read_json
 from qchunk.config import QChunkConfig
 from qchunk.data import Batch, Dataset, Observations
 
+FRAMES, LAYOUT = "frames.bin", "layout.json"
+STATES = ("qpos", "state")
+"""State arrays that a record may have."""
 Records = np.ndarray
 """One-dimensional structured array of the log's dtype."""
 
@@ -44,19 +47,43 @@ def record_dtype(widths: dict[str, int], action: int, image_shape: tuple[int, ..
     return np.dtype([("first", "?"), *step, *seen])
 
 
+def _described(dtype: np.dtype) -> list[list[Any]]:
+    """What layout.json holds."""
+    return [[name, dtype[name].base.str, list(dtype[name].shape)] for name in dtype.names or ()]
+
+
+def read_layout(folder: Path) -> np.dtype:
+    """Returns the layout of the records in `<run>/replay`, which may come from elsewhere.
+
+    Raises:
+      DataError: layout.json is missing, or describes no records of `record_dtype`.
+    """
+    path = folder / LAYOUT
+    described = read_json(path)
+    try:
+        shapes = {name: tuple(shape) for name, _, shape in described}
+        widths = {name: shapes[name][0] for name in STATES if name in shapes}
+        images = shapes.get("images")
+        dtype = record_dtype(widths, shapes["action"][0], images)
+        if _described(dtype) == described and (images is None or (len(images) == 4 and images[3] == 3)):
+            return dtype
+    except (KeyError, TypeError, ValueError, IndexError):
+        pass  # said below
+    raise DataError(f"{path}: expected the layout of a replay's records, found {described!s:.200}")
+
+
 def read(folder: Path) -> Records:
-    """Every record of the log in `<run>/replay`, for those who only look at it."""
-    described = json.loads((folder / "layout.json").read_text())
-    dtype = np.dtype([(name, kind, tuple(shape)) for name, kind, shape in described])
-    count = (folder / "frames.bin").stat().st_size // dtype.itemsize
-    return np.fromfile(folder / "frames.bin", dtype, count)
+    """Every record of the log in `<run>/replay`, for those who only look at it. Raises DataError as `read_layout`."""
+    dtype = read_layout(folder)
+    count = (folder / FRAMES).stat().st_size // dtype.itemsize
+    return np.fromfile(folder / FRAMES, dtype, count)
 
 
 class Log:
     """The file. Records wait in memory until `sync` writes them and forces them to disk; a checksum runs along."""
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
-        self._path, self._dtype = folder / "frames.bin", dtype
+        self._path, self._dtype = folder / FRAMES, dtype
         self._waiting: list[bytes] = []
         self.rows = 0
         self.crc32 = 0
@@ -68,8 +95,7 @@ class Log:
           DataError: There are fewer, or they are not those whose checksum is `crc32`.
         """
         make_folders(self._path.parent)
-        described = [(name, self._dtype[name].base.str, self._dtype[name].shape) for name in self._dtype.names or ()]
-        write_json(self._path.parent / "layout.json", described, indent=None)
+        write_json(self._path.parent / LAYOUT, _described(self._dtype), indent=None)
         self.rows = self.crc32 = 0
         records = self.follow(rows, crc32)
         with open(self._path, "ab") as file:
@@ -138,7 +164,7 @@ class Replay:
           capacity: Environment steps in all.
         """
         self._config, self._dataset = config, dataset
-        widths = {name: dataset.source.dims[name] for name in ("qpos", "state") if name in dataset.source.dims}
+        widths = {name: dataset.source.dims[name] for name in STATES if name in dataset.source.dims}
         image_shape = None if dataset.image_size is None else (len(dataset.cameras), *dataset.image_size, 3)
         self.dtype = record_dtype(widths, dataset.source.dims["action"], image_shape)
         rows, horizon = 2 * capacity + 1, config.agent.horizon  # an episode has one frame more than steps

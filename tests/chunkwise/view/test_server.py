@@ -32,12 +32,13 @@ def server() -> Iterator[PageServer]:
 
 def test_the_page_and_its_headers(server: PageServer):
     for path, name, kind in (
-        ("", "html", "text/html"),
-        ("view.js", "js", "text/javascript"),
-        ("view.css", "css", "text/css"),
+        ("", "view.html", "text/html"),
+        ("view.js", "view.js", "text/javascript"),
+        ("chunk.js", "chunk.js", "text/javascript"),
+        ("view.css", "view.css", "text/css"),
     ):
         status, headers, content = get(server, f"/{server.key}/{path}")
-        assert (status, content) == (200, (PAGE / f"view.{name}").read_bytes())
+        assert (status, content) == (200, (PAGE / name).read_bytes())
         assert headers["content-type"].startswith(kind)
         policy = dict(part.strip().split(" ", 1) for part in headers["content-security-policy"].split(";"))
         assert policy["default-src"] == "'none'"
@@ -187,14 +188,14 @@ def test_the_list_has_all_and_then_what_changed():
     survey.start()
     while (found := survey.since(began["number"]))["number"] == began["number"]:
         pass
-    assert found["episodes"] == [[0, "episode_0", "push", True, 5, 1.5, []]]
+    assert found["episodes"] == [[0, "episode_0", "push", True, 5, 1.5, "", None, "", []]]
     going.set()
     survey.wait()
     rest = survey.since(found["number"])
     assert sorted(row[0] for row in rest["episodes"]) == [0, 1, 2]
     assert rest["done"]
     problem = ["episode_1: action, row 3: expected finite numbers, found nan", 3]
-    assert survey.since(0)["episodes"][1] == [1, "episode_1", "lift", False, 30, None, [problem]]
+    assert survey.since(0)["episodes"][1] == [1, "episode_1", "lift", False, 30, None, "", None, "", [problem]]
     assert survey.since(rest["number"])["episodes"] == []
 
 

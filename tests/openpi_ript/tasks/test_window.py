@@ -1,0 +1,74 @@
+"""What the page shows of training is the row that training draws, as the model gets it."""
+
+import dataclasses
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from chunkwise.config.augmentation import AugmentationConfig
+from chunkwise.errors import DataError
+from openpi_ript.data.recordings import LeRobotRecordings
+from openpi_ript.tasks.window import TrainingWindows
+from tests.openpi_ript.small_run import make_dataset, make_task, small_config
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_dataset(tmp_path_factory.mktemp("windows"))
+
+
+def test_a_window_is_the_row_that_the_model_gets(root: Path, tmp_path: Path):
+    """Rows of some batches, found again by frame: actions, padding, state, labels, images, tokens."""
+    config = small_config(root, tmp_path)
+    windows = TrainingWindows(config, "mine", LeRobotRecordings(root))
+    found = [windows.window(episode, frame) for episode in range(8) for frame in range(10)]
+    batches, met = make_task(config).batches(0), set()
+    for _ in range(25):
+        batch = next(batches)
+        for row in range(4):
+            actions = batch["actions"][row][:, :3]
+            (place,) = [k for k, one in enumerate(found) if np.array_equal(one.arrays["actions"], actions)]
+            met.add(place)
+            window, seen = found[place], batch["observation"]
+            np.testing.assert_array_equal(window.arrays["action_is_pad"], batch["action_is_pad"][row])
+            np.testing.assert_array_equal(window.valid, ~batch["action_is_pad"][row])
+            np.testing.assert_array_equal(window.arrays["state"], seen["state"][row])
+            np.testing.assert_array_equal(window.arrays["tokens"], seen["tokens"][row][seen["token_mask"][row]])
+            assert window.arrays["advantage"] == batch["advantages"][row]
+            label = ("negative", "positive", "none")[batch["optimality"][row]]
+            assert f"optimality ({label})" in window.arrays
+            for k, name in enumerate(("base_0_rgb", "left_wrist_0_rgb")):
+                np.testing.assert_array_equal(window.images[name], seen["images"][row, k])
+                assert window.arrays[f"image_mask {name}"]
+    assert len(met) > 60
+    assert found[9].valid.tolist() == [True, *[False] * 7], "the last frame's chunk is padding but for its first"
+    assert found[0].notes[0].startswith("Prompt: move to the red disc. ")
+    with pytest.raises(DataError, match="training draws starts below 10 in this episode, found frame 10"):
+        windows.window(0, 10)
+
+
+def test_augmented_images_are_those_of_an_update(root: Path, tmp_path: Path):
+    config = small_config(root, tmp_path, augment=AugmentationConfig(colour_probability=1.0))
+    window = TrainingWindows(config, "mine", LeRobotRecordings(root)).window(2, 4)
+    names = list(window.images)
+    assert names[2:] == [f"{name}, augmented" for name in names[:2]]
+    images = np.stack([window.images[name] for name in names[:2]])[None]
+    task = make_task(config)
+    batch = task._augmented({"observation": {"images": jnp.asarray(images)}}, jnp.int32(4))
+    expected = np.asarray(batch["observation"]["images"])[0]
+    for k, name in enumerate(names[2:]):
+        assert np.abs(window.images[name].astype(float) - np.clip(expected[k], 0, 255)).max() <= 0.51
+        assert (window.images[name] != window.images[names[k]]).any()
+
+
+def test_whom_training_never_draws_is_said(root: Path, tmp_path: Path):
+    config = small_config(root, tmp_path)
+    data = dataclasses.replace(config.data, holdout=0.5)
+    windows = TrainingWindows(dataclasses.replace(config, data=data), "mine", LeRobotRecordings(root))
+    held = ["held out" in " ".join(windows.window(episode, 0).notes) for episode in range(8)]
+    assert held in ([True] * 4 + [False] * 4, [False] * 4 + [True] * 4), "groups of four stay together"
+    wrong = dataclasses.replace(config, data=dataclasses.replace(config.data, action_key="torque"))
+    with pytest.raises(DataError, match="Training would not begin"):
+        TrainingWindows(wrong, "mine", LeRobotRecordings(root)).window(0, 0)
