@@ -29,7 +29,7 @@ async function drawWindow(turn, episode, frame) {
       images.append(figure);
     });
     for (const note of state.window.notes) parts.push(element("p", note, "quiet"));
-    parts.push(images, ...tables(state.window.arrays, state.window.valid));
+    parts.push(images, ...tables(state.window));
   }
   if (policy) parts.push(element("h3", `What ${policy} would do at frame ${frame}`));
   if (predicted.reason) parts.push(element("p", predicted.reason.message, "quiet"));
@@ -87,7 +87,7 @@ function drawPlane(canvas, drawn, chunk) {
 }
 
 // One table with a column a step for entries of t steps, one for the rest.
-function tables(arrays, valid) {
+function tables({ arrays, valid, per_step: perStep }) {
   const steps = valid.length;
   const chunk = element("table");
   const others = element("table");
@@ -99,14 +99,14 @@ function tables(arrays, valid) {
     const row = element("tr");
     row.dataset.name = name;
     row.append(element("th", name));
-    values.forEach((value, i) => row.append(element("td", number(value), padded && !valid[i] ? "padded" : "")));
+    values.forEach((value, i) => row.append(element("td", written(value), padded && !valid[i] ? "padded" : "")));
     table.append(row);
   };
   for (const [name, value] of Object.entries(arrays)) {
     if (!Array.isArray(value)) line(others, name, [value]);
-    else if (steps && value.length === steps && Array.isArray(value[0])) {
+    else if (perStep.includes(name) && Array.isArray(value[0])) {
       value[0].forEach((_, k) => line(chunk, `${name} ${k}`, value.map((one) => one[k]), true));
-    } else if (steps && value.length === steps) line(chunk, name, value, true);
+    } else if (perStep.includes(name)) line(chunk, name, value, true);
     else line(others, name, value.flat(Infinity));
   }
   return [chunk, others].map((table) => {

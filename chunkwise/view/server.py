@@ -32,9 +32,10 @@ import numpy as np
 from websockets.datastructures import Headers
 
 from chunkwise.data.images import encode_png
-from chunkwise.errors import DataError, RunError, one_line
+from chunkwise.errors import RunError, one_line
 from chunkwise.policies.access import Access
 from chunkwise.printable import printable
+from chunkwise.view.images import media_type
 from chunkwise.view.source import Chunk, EpisodeContent, View, Window
 from chunkwise.view.survey import Survey
 
@@ -59,7 +60,6 @@ KEPT = 4
 """Episodes whose columns are kept: that shown, and those around it."""
 IDLE_S = 60
 """Seconds after which a connection without a request is closed."""
-PNG = b"\x89PNG"
 
 Answer = tuple[str, bytes]
 
@@ -155,6 +155,7 @@ class PageServer(ThreadingHTTPServer):
                 "cameras": [printable(name) for name in content.cameras],
                 "columns": columns,
                 "fps": content.fps,
+                "frames": content.frames,
                 "notes": [printable(note) for note in content.notes],
                 "problems": [[str(problem), problem.row] for problem in problems],
             }
@@ -179,6 +180,7 @@ class PageServer(ThreadingHTTPServer):
                 "valid": _plain(window.valid),
                 "in_plane": window.in_plane,
                 "arrays": {printable(name): _plain(x) for name, x in window.arrays.items()},
+                "per_step": [printable(name) for name in window.per_step],
                 "images": [[printable(name), *image.shape[:2]] for name, image in window.images.items()],
                 "notes": [printable(note) for note in window.notes],
             }
@@ -282,11 +284,7 @@ def _at(values: Any, place: int, what: str) -> Any:
 
 
 def _image(content: bytes) -> Answer:
-    if content[:3] == b"\xff\xd8\xff":
-        return "image/jpeg", content
-    if content[:4] == PNG:
-        return "image/png", content
-    raise DataError(f"expected a JPEG or PNG, found {len(content)} bytes that begin with {content[:8]!r}")
+    return media_type(content), content
 
 
 def _json(tree: Any) -> Answer:

@@ -44,6 +44,8 @@ class EpisodeContent:
     labels: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """Names of a column's dimensions, where the dataset has them."""
     fps: float | None = None
+    frames: int | None = None
+    """Where there is one more than actions, the state after the last of them; None: as many as actions."""
     notes: tuple[str, ...] = ()
     """What else is known of it, in words."""
     problems: tuple[Problem, ...] = ()
@@ -109,6 +111,8 @@ class Window:
     """Which of them the losses count; the others are padding, or unknown."""
     arrays: Mapping[str, Shaped[np.ndarray, "..."]]
     """Entries of the batch, without its first axis: [t], [t, d], [d] or []."""
+    per_step: tuple[str, ...]
+    """Names of those whose first axis are the chunk's steps."""
     images: Mapping[str, UInt8[np.ndarray, "h w 3"]]
     """As the network gets them."""
     in_plane: bool = False

@@ -154,7 +154,7 @@ function drawList() {
 // Advantage and label, where there are any.
 function worth(one) {
   const words = [];
-  if (one.advantage !== null) words.push(`advantage ${one.advantage > 0 ? "+" : ""}${number(one.advantage)}`);
+  if (one.advantage !== null) words.push(`advantage ${one.advantage > 0 ? "+" : ""}${written(one.advantage)}`);
   if (one.label) words.push(one.label);
   return words.join(" · ");
 }
@@ -187,7 +187,7 @@ async function open(number, frame) {
   drawList();
   const one = state.episodes[number];
   $("name").textContent = one.name;
-  const reward = one.reward === null ? "" : `reward ${number(one.reward)}`;
+  const reward = one.reward === null ? "" : `reward ${written(one.reward)}`;
   $("task").textContent = [one.task, one.group, reward, worth(one)].filter((words) => words).join(" · ");
   $("notes").hidden = true;
   const label = outcomeOf(one.success);
@@ -208,7 +208,7 @@ async function open(number, frame) {
     $("notes").hidden = !content.notes.length;
     const rows = content.columns.map((column) => column.rows);
     const action = content.columns.find((column) => column.name === "action");
-    state.length = one.length || (action ? action.rows : Math.max(1, ...rows));
+    state.length = content.frames || one.length || (action ? action.rows : Math.max(1, ...rows));
     $("scrubber").max = String(state.length - 1);
     showProblems();
     makeCameras();
@@ -512,14 +512,14 @@ function drawLegend(legend, column) {
   for (let k = 0; k < shown && column.rows; k++) {
     const entry = element("span");
     entry.append(element("i", undefined, `k${k % 8}`));
-    entry.append(`${column.labels[k] ?? (column.width > 1 ? k : "")} ${number(column.values[row * column.width + k])}`);
+    entry.append(`${column.labels[k] ?? (column.width > 1 ? k : "")} ${written(column.values[row * column.width + k])}`);
     entries.push(entry);
   }
   if (column.width > shown) entries.push(element("span", `and ${column.width - shown} more`));
   legend.replaceChildren(...entries);
 }
 
-function number(value) {
+function written(value) {
   if (typeof value === "string") return value; // NaN, inf
   if (typeof value === "boolean") return value ? "1" : "0";
   if (!Number.isFinite(value)) return String(value);

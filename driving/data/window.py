@@ -93,6 +93,7 @@ class TrainingWindows:
             over=WAYPOINTS,
             valid=batch["waypoint_valid"][0],
             arrays=arrays,
+            per_step=("waypoint_valid", "waypoints"),
             images=images,
             in_plane=True,
             notes=tuple(notes),

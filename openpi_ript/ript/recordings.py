@@ -41,7 +41,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        return f"{self.round}/{self.file.removesuffix('.npz')}"
+        return f"{self.file.removesuffix('.npz')} of {self.round}"
 
 
 class RolloutRecordings:
@@ -110,7 +110,7 @@ class RolloutRecordings:
         ]
         if not cameras:
             notes.append("The file has no images: env.cameras of the run is empty, so that none were rendered.")
-        return EpisodeContent(cameras=tuple(cameras), columns=columns, notes=tuple(notes))
+        return EpisodeContent(cameras=tuple(cameras), columns=columns, frames=rollout.length + 1, notes=tuple(notes))
 
     def image(self, episode: int, camera: str, frame: int) -> bytes:
         x = self._rollout(episode).observations.get(camera)

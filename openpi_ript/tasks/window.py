@@ -51,6 +51,7 @@ class TrainingWindows:
             over=self._config.data.action_key,
             valid=~sample["action_is_pad"],
             arrays=_arrays(batch, to_model.cameras, self._config.data.robot.action_dim),
+            per_step=("action_is_pad", "actions"),
             images=images,
             notes=tuple(notes),
         )

@@ -57,6 +57,7 @@ class TrainingWindows:
             over=self._config.data.action,
             valid=batch["valid"][0] > 0,
             arrays=arrays,
+            per_step=PER_STEP,
             images=images,
             notes=notes,
         )

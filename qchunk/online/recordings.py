@@ -92,7 +92,7 @@ class ReplayRecordings:
         columns["success"] = records["success"][1:]
         begin = self._edges[episode] - episode  # an episode of L steps has L + 1 records
         notes = (f"Environment steps {begin} to {begin + len(records) - 1} of the online phase.",)
-        return EpisodeContent(cameras=self._cameras, columns=columns, notes=notes)
+        return EpisodeContent(cameras=self._cameras, columns=columns, frames=len(records), notes=notes)
 
     def image(self, episode: int, camera: str, frame: int) -> bytes:
         if camera not in self._cameras:

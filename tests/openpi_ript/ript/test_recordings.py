@@ -47,9 +47,10 @@ def test_an_episode_is_its_file(root: Path, tmp_path: Path):
     folder = by_hand(tmp_path, {3: [True, False, False, False]})
     write_config(root, tmp_path)
     found = RolloutRecordings(tmp_path)
-    assert found.names == [f"step_00000002-abc/state_00003-{k:02d}" for k in range(4)]
+    assert found.names == [f"state_00003-{k:02d} of step_00000002-abc" for k in range(4)]
     rollout, content = load(folder / "state_00003-02.npz"), found.open(2)
     assert list(content.columns)[:2] == ["action", "reward"]
+    assert content.frames == 7, "what was seen after the last action is shown too"
     assert content.cameras == ("agentview_image", "robot0_eye_in_hand_image")
     np.testing.assert_array_equal(content.columns["action"], rollout.actions)
     np.testing.assert_array_equal(content.columns["reward"], rollout.rewards)
@@ -60,7 +61,7 @@ def test_an_episode_is_its_file(root: Path, tmp_path: Path):
         assert image is not None
         np.testing.assert_array_equal(image[..., ::-1], rollout.observations[camera][frame])
     for camera, frame in (("agentview_image", 7), ("position", 0), ("../../config.json", 0)):
-        with pytest.raises(DataError, match="state_00003-02: expected"):
+        with pytest.raises(DataError, match="state_00003-02 of step_00000002-abc: expected"):
             found.image(2, camera, frame)
 
 
@@ -100,17 +101,18 @@ def test_advantages_are_those_of_training(root: Path, tmp_path: Path, changes: d
         rollouts = trained.to_ript.rollouts
         recordings = RolloutRecordings(tmp_path)
         told = {recordings.names[number]: summary for number, summary in recordings.examine()}
-        files = [name.removesuffix(".npz") for name in one.files()]
+        paths = [name.removesuffix(".npz").partition("/") for name in one.files()]
+        files = [f"{file} of {folder}" for folder, _, file in paths]
         if changes.get("objective") == "rejection":
             files = [name for name in files if told[name].success]
         assert len(files) == len(rollouts.success)
-        newest = {name for name in files if name.startswith(f"step_{step:08d}")}
+        newest = {name for name in files if f"of step_{step:08d}" in name}
         assert newest
         for name, raw, weight in zip(files, rollouts.raw_advantage, rollouts.advantage, strict=True):
             if name in newest:
                 assert told[name].advantage == pytest.approx(raw)
                 assert told[name].label.endswith(f"weight {weight:.2f}")
-        others = [told[name] for name in told if name.startswith(f"step_{step:08d}") and name not in newest]
+        others = [told[name] for name in told if f"of step_{step:08d}" in name and name not in newest]
         assert {(other.label, other.advantage) for other in others} <= {("not drawn", None)}
 
 
@@ -123,7 +125,7 @@ def test_a_bad_file_is_told_and_the_rest_is_shown(root: Path, tmp_path: Path):
     told = dict(found.examine())
     assert [told[k].label for k in range(4)] == ["3 of 4 there", "3 of 4 there", "unreadable", "3 of 4 there"]
     assert "expected a whole .npz file" in str(told[2].problems[0])
-    assert str(told[2].problems[0]).startswith("step_00000002-abc/state_00000-02: ")
+    assert str(told[2].problems[0]).startswith("state_00000-02 of step_00000002-abc: ")
     assert "expected one initial state" in str(told[7].problems[0])
     assert "action" in found.open(3).columns
     with pytest.raises(DataError, match="state_00000-02"):
@@ -189,7 +191,7 @@ def test_only_rollouts_are_listed(root: Path, tmp_path: Path):
     (tmp_path / "rollouts/other").mkdir()
     write_config(root, tmp_path)
     assert RolloutRecordings(tmp_path).names == [
-        "step_00000008-abc/state_00000-00",
-        "step_00000100-abc/state_00000-00",
-        "step_00000100-abc/state_00000-01",
+        "state_00000-00 of step_00000008-abc",
+        "state_00000-00 of step_00000100-abc",
+        "state_00000-01 of step_00000100-abc",
     ]
