@@ -36,6 +36,7 @@ SKIPS = {
     "needs Chromium": "pages are read by a parser as well; a browser is no package of Python",
     "needs coreutils": "macOS has no sha256sum; the sums are checked by the project's own code as well",
     "no Chromium is installed": "a browser is no package of Python; the server's answers are tested without one",
+    "rerun-sdk is not installed": "an extra of 500 MB; what is said without it is tested",
     "finds the workers in /proc": "only Linux has it",
 }
 """Reasons for which a test may be skipped where CI is set, as patterns, and why that is no loss there."""

@@ -9,6 +9,7 @@ from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.config.load import Config, load_for_data
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.printable import say
+from chunkwise.view.rerun_file import write_rerun
 from chunkwise.view.server import PageServer
 from chunkwise.view.source import View
 
@@ -33,8 +34,15 @@ def run(
         parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
     if arguments.allow_code is not None and arguments.policy is None:
         parser.error("--allow-code is for code that the run of --policy names; expected --policy RUN")
+    if arguments.rerun is not None and (arguments.config, arguments.policy) != (None, None):
+        parser.error("--rerun writes the recordings alone; expected neither --config nor --policy")
     try:
-        return serve(view_of(arguments, fields), arguments.port)
+        view = view_of(arguments, fields)
+        if arguments.rerun is not None:
+            count = write_rerun(view.recordings, arguments.rerun)
+            say(f"{arguments.rerun}: {count} of {len(view.recordings.names)} episode(s), for Rerun's viewer")
+            return 0
+        return serve(view, arguments.port)
     except RunError as error:
         say(str(error), error=True)
         return error.exit_code
@@ -71,6 +79,7 @@ def _parser(package: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--config", metavar="X", help=f"of training: a file, or a name such as {package}/debug")
     made.add_argument("--policy", metavar="RUN", type=Path, help="a run whose newest policy is asked at the cursor")
     made.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="code that the run of --policy names")
+    made.add_argument("--rerun", metavar="FILE.rrd", type=Path, help="write a file of Rerun's viewer instead")
     made.add_argument("--port", type=int, default=0, help="of this machine; default: one that is free")
     add_links_option(made)
     return made
