@@ -115,7 +115,7 @@ VERBS: dict[str, Verb] = {
         told_by="data",
     ),
     "view": Verb(
-        summary="show a dataset as a page: images in step with plots, problems, what training draws of it",
+        summary="show a dataset, or what a run did, as a page: images, plots, problems, chunks of training and policy",
         example="chunkwise view path/to/episodes",
         modules={"qchunk": "qchunk.view", "openpi_ript": "openpi_ript.view", "driving": "driving.view"},
         told_by="data",

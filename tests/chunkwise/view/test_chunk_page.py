@@ -38,7 +38,7 @@ INK = """(() => {
 """Places, as shares of width and height, of a canvas' pixels of the second colour, #c8641b."""
 
 
-class Wish(PolicyView):
+class Wish:
     """A policy that wants what it is told to, but not beyond frame 20."""
 
     name = HOSTILE

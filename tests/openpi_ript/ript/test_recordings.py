@@ -141,8 +141,8 @@ def test_a_rollout_that_holds_objects_is_not_unpickled(root: Path, tmp_path: Pat
             return (Path.touch, (ran,))
 
     good: dict[str, Any] = dict(np.load(folder / "state_00000-00.npz"))
-    np.savez(folder / "state_00000-01.npz", **good | {"rewards": np.array([Runs()], object)})
-    np.savez(folder / "state_00000-02.npz", **good | {"observation/x": np.array([Runs()], object)})
+    np.savez(folder / "state_00000-01.npz", **good | {"rewards": np.array([Runs()], object)})  # pyright: ignore[reportArgumentType]
+    np.savez(folder / "state_00000-02.npz", **good | {"observation/x": np.array([Runs()], object)})  # pyright: ignore[reportArgumentType]
     write_config(root, tmp_path)
     found = RolloutRecordings(tmp_path)
     told = dict(found.examine())

@@ -99,6 +99,7 @@ def test_what_the_policy_does_not_find_is_said(tmp_path: Path):
 
 def test_the_command_refuses_what_has_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     recordings.dataset(tmp_path / "set", (7,))
+    (tmp_path / "none").mkdir()
     assert view.main([str(tmp_path / "set"), "--policy", str(tmp_path / "none")]) == 64
     assert "is no run of this project (it has no config.json)" in capsys.readouterr().err
     for words, message in (
