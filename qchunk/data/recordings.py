@@ -28,8 +28,13 @@ def open_recordings(data: DataConfig) -> Recordings:
     """Opens a dataset of which `path`, `format` and the links that are allowed are taken.
 
     Raises:
-      DataError: There is none.
+      DataError: There is none, or it is LeRobot's.
     """
+    if data.format == "lerobot":
+        raise DataError(
+            f"{data.path}: expected ALOHA HDF5 or OGBench .npz, found a LeRobot folder, whose images Q-chunking does "
+            f"not read; chunkwise view openpi_ript {data.path} shows it, with a config or policy of openpi_ript"
+        )
     files = open_files(data.path, data)
     names = dataset_names(files, data)
     if data.format == "ogbench_npz":

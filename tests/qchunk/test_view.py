@@ -18,6 +18,7 @@ from qchunk.data.recordings import AlohaRecordings, OgbenchRecordings, open_reco
 from qchunk.data.stream import open_stream
 from qchunk.data.window import TrainingWindows
 from qchunk.inspect import inspect
+from tests.lerobot_files import record, write_v21
 from tests.qchunk.image_recordings import CAMERAS, RECORDED, dataset, scene, write_episode
 from tests.qchunk.recordings import config
 
@@ -236,6 +237,9 @@ def test_what_training_would_not_take_is_said(tmp_path: Path):
 def test_the_command_says_what_is_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert view.main([str(tmp_path)]) == 65
     assert "holds no episode" in capsys.readouterr().err
+    write_v21(tmp_path / "lerobot", record())
+    assert view.main([str(tmp_path / "lerobot")]) == 65
+    assert f"chunkwise view openpi_ript {tmp_path / 'lerobot'} shows it" in capsys.readouterr().err
     np.savez(tmp_path / "x.npz", a=np.zeros(3))
     assert view.main([str(tmp_path / "x.npz")]) == 65
     assert "terminals: expected the ends of at least 1 episode" in capsys.readouterr().err
