@@ -249,9 +249,12 @@ def _steps(steps: int, dt_s: float) -> Float64[np.ndarray, " t"]:
 def nearest_frames(
     t: Float64[np.ndarray, " T"], offsets_s: Float64[np.ndarray, " n"], *, tolerance_s: float
 ) -> tuple[np.ndarray, Bool[np.ndarray, "T n"]]:
-    """For every frame and offset, the frame nearest in time to frame time + offset, and whether it is near enough."""
+    """For every frame and offset, the frame nearest in time to frame time + offset, and whether it is near enough.
+
+    Of two that are equally near the earlier: the last bits of the times do not choose.
+    """
     query = t[:, None] + offsets_s[None, :]
     after = np.clip(np.searchsorted(t, query), 0, len(t) - 1)
     before = np.maximum(after - 1, 0)
-    nearest = np.where(np.abs(t[before] - query) <= np.abs(t[after] - query), before, after)
+    nearest = np.where(np.abs(t[before] - query) <= np.abs(t[after] - query) + TIME_SLACK_S, before, after)
     return nearest, np.abs(t[nearest] - query) <= tolerance_s + TIME_SLACK_S

@@ -268,6 +268,14 @@ def test_interpolation_needs_a_known_frame_on_either_side_and_near():
     assert not valid.any()
 
 
+def test_of_two_frames_that_are_equally_near_the_earlier_is_taken():
+    t = np.arange(200) * 0.1  # for a third of them the last bits would say 0.2 s before
+    rows, near = targets.nearest_frames(t, np.array([-0.25, 0.25]), tolerance_s=0.1)
+    np.testing.assert_array_equal(rows[3:, 0], np.arange(3, 200) - 3)
+    np.testing.assert_array_equal(rows[:-3, 1], np.arange(197) + 2)
+    assert near[3:-3].all()
+
+
 @pytest.mark.parametrize(
     ("offset", "nearest", "valid"), [(0.5, 5, True), (0.52, 5, True), (0.56, 6, True), (9.0, 29, False)]
 )
