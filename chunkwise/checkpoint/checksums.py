@@ -14,15 +14,24 @@ from chunkwise.state import TrainState
 
 def digest(state: TrainState, position: dict[str, Any]) -> str:
     """SHA-256 over params, optimiser state, target and ema (sorted path, dtype, shape, bytes) and the data position."""
-    hasher = hashlib.sha256()
     parts = {"params": state.params, "opt_state": state.opt_state, "target": state.target, "ema": state.ema}
-    named = named_leaves(parts)
-    for path, leaf in sorted(named.items()):
+    hasher = _hashed(parts)
+    hasher.update(json.dumps(position, sort_keys=True).encode())
+    return hasher.hexdigest()
+
+
+def tree_digest(tree: Any) -> str:
+    """SHA-256 over the leaves alone: sorted path, dtype, shape and bytes of each."""
+    return _hashed(tree).hexdigest()
+
+
+def _hashed(tree: Any) -> Any:
+    hasher = hashlib.sha256()
+    for path, leaf in sorted(named_leaves(tree).items()):
         array = np.asarray(to_host(leaf))
         hasher.update(f"{path} {array.dtype} {array.shape}".encode())
         hasher.update(np.ascontiguousarray(array).tobytes())
-    hasher.update(json.dumps(position, sort_keys=True).encode())
-    return hasher.hexdigest()
+    return hasher
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A run's policy between updates: one compiled sampler for the weights of every round."""
 
 import functools
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float32
 
 from chunkwise.arrays import PyTree
+from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError
 from chunkwise.policies.execution import Committed
@@ -33,7 +33,7 @@ class ActingPolicy(Policy):
 
     def use(self, params: PyTree, step: int) -> None:
         """Takes the weights that `step` updates made; they must live as long as they are used."""
-        self._params, self.step, self.weights = params, step, digest(params)
+        self._params, self.step, self.weights = params, step, tree_digest(params)
 
     def release(self) -> None:
         """Forgets the weights, before the next update takes their memory."""
@@ -136,13 +136,3 @@ def sample_with_noise(
         return velocity(model, params, context, x, time, None)
 
     return sample_chain(field, noise, level=rollout.ppo.noise, dims=dims)
-
-
-def digest(params: PyTree) -> str:
-    """SHA-256 over path, dtype, shape and bytes of each leaf."""
-    hasher = hashlib.sha256()
-    for path, leaf in sorted((jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(params)):
-        array = np.asarray(jax.device_get(leaf))
-        hasher.update(f"{path} {array.dtype} {array.shape}".encode())
-        hasher.update(np.ascontiguousarray(array).tobytes())
-    return hasher.hexdigest()

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chunkwise.checkpoint.checksums import tree_digest
 from openpi_ript.config.experiment import AdvantageConfig, DataConfig, OpenpiRiptConfig, RobotConfig
 from openpi_ript.model.pi0 import Pi0
-from openpi_ript.ript.acting import ActingPolicy, digest
+from openpi_ript.ript.acting import ActingPolicy
 from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.toy_policy import random_params
@@ -89,9 +90,9 @@ def test_guidance_can_be_set_from_outside(config: OpenpiRiptConfig):
 
 def test_the_digest_knows_values_names_and_types():
     tree = {"a": jnp.arange(3.0), "b": {"c": jnp.zeros((2, 2))}}
-    assert digest(tree) == digest(jax.tree.map(jnp.copy, tree))
+    assert tree_digest(tree) == tree_digest(jax.tree.map(jnp.copy, tree))
     others = [tree | {"a": jnp.arange(3.0) + 1e-7}, {"aa": tree["a"], "b": tree["b"]}, tree | {"a": jnp.arange(3)}]
-    assert len({digest(one) for one in [tree, *others]}) == 4
+    assert len({tree_digest(one) for one in [tree, *others]}) == 4
 
 
 def test_a_simulators_rows_are_seen_as_the_adapter_says(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch):
