@@ -150,7 +150,7 @@ def _check_share(
 def _check_waypoints(index: Index, tables: Tables, config: DataConfig, found: Findings) -> None:
     """Listed waypoints against where the car came, and how many only fill up the list."""
     listed = index.expert_waypoints(0)
-    if not listed.size:
+    if not listed.size or not index.waypoints_driven[0]:
         return
     file, dt = index.files[0], float(index.waypoint_dt_s[0])
     steps = listed.shape[1]

@@ -65,6 +65,8 @@ class Episode:
     waypoints: Float64[np.ndarray, "T m 2"]
     """What expert.waypoints lists; rows shorter than the longest are NaN at their end."""
     waypoint_dt_s: float
+    waypoints_driven: bool
+    """Whether the car went there; else an expert would have."""
     rated: tuple[tuple[Rated, ...], ...]
     """Of each frame, the trajectories that people rated."""
     history: tuple[History | None, ...]
@@ -171,6 +173,7 @@ def _arrays(tree: Mapping[str, Any], source: str, problems: list[Problem]) -> Ep
         ),
         waypoints=_waypoints(frames),
         waypoint_dt_s=float(spec.get("dt", DEFAULT_WAYPOINT_DT_S)),
+        waypoints_driven=spec.get("driven", True),
         rated=tuple(_rated(frame) for frame in frames),
         history=tuple(_history(frame, i, source, problems) for i, frame in enumerate(frames)),
         split=recorded.get("split", ""),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int8, Int32, Int64, UInt8
+from jaxtyping import Bool, Float32, Float64, Int8, Int32, Int64, UInt8
 
 from chunkwise.errors import DataError
 from chunkwise.files import budget
@@ -26,8 +26,11 @@ from driving.data.rater import Rated
 
 INDEX_FILE = "_index.npz"
 """In a pack. Earlier versions kept one beside the episodes of any dataset; such a file is ignored."""
-FORMATS = ("chunkwise-driving-index-2", "chunkwise-driving-index-3")
-"""The second has histories and the source's own split; an index of drives that have neither is written as the first."""
+FORMATS = ("chunkwise-driving-index-2", "chunkwise-driving-index-3", "chunkwise-driving-index-4")
+"""Each has what the one before has not (_LATER); an index of drives that have none of it is written as the one before.
+
+The second has histories and the source's own split, the third waypoints of an expert where the car went elsewhere.
+"""
 MAX_SIDE = 1 << 20
 NONE, PRESENT, ABSENT = 0, 1, 2
 """Image not named; named and there; named, and its file is absent."""
@@ -68,6 +71,8 @@ class Index:
     waypoint_counts: Int64[np.ndarray, " e"]
     """Waypoints a frame of each episode; a shorter list is NaN at its end."""
     waypoint_dt_s: Float64[np.ndarray, " e"]
+    waypoints_driven: Bool[np.ndarray, " e"]
+    """Whether the car went to the waypoints; else an expert would have."""
     waypoints: Float32[np.ndarray, "all 2"]
     """lengths[i] x waypoint_counts[i] rows of each episode in turn."""
     rated_counts: Int32[np.ndarray, " F"]
@@ -209,9 +214,9 @@ _BY_CAMERA = {
 _STORED = {"image_status": "picture", "image_size": "picture_size"}
 """Arrays by the names that they have in a file, which are those of the first version: packs are compared by content."""
 _NAMES = ("files", "ids", "recordings", "content_hashes", "drive_hashes", "splits")
-_LATER = ("splits", "history_counts", "history_dt_s", "history")
-"""What an index of the first of FORMATS has not."""
-_BY_EPISODE = (*_NAMES, "lengths", "waypoint_counts", "waypoint_dt_s")
+_LATER = ((), ("splits", "history_counts", "history_dt_s", "history"), ("waypoints_driven",))
+"""What each of FORMATS has that those before it have not."""
+_BY_EPISODE = (*_NAMES, "lengths", "waypoint_counts", "waypoint_dt_s", "waypoints_driven")
 
 
 def concatenate(parts: Sequence[Index]) -> Index:
@@ -248,14 +253,21 @@ def _widen(array: np.ndarray, own: Sequence[str], cameras: Sequence[str], empty:
 def pack(index: Index) -> bytes:
     """An index as an uncompressed .npz file."""
     later = any(index.splits) or bool(index.history_counts.any())
-    names = {name: getattr(index, name) for name in ("cameras", *_NAMES) if later or name not in _LATER}
-    head = np.frombuffer(json.dumps({"format": FORMATS[later], **names}).encode(), np.uint8)
-    fields = [f.name for f in dataclasses.fields(Index) if later or f.name not in _LATER]
+    which = int(later) if index.waypoints_driven.all() else 2
+    left_out = _lacking(which)
+    names = {name: getattr(index, name) for name in ("cameras", *_NAMES) if name not in left_out}
+    head = np.frombuffer(json.dumps({"format": FORMATS[which], **names}).encode(), np.uint8)
+    fields = [f.name for f in dataclasses.fields(Index) if f.name not in left_out]
     arrays = {name: getattr(index, name) for name in fields if name not in names}
     arrays = {_STORED.get(name, name): array for name, array in arrays.items()}
     out = io.BytesIO()
     np.savez(out, head=head, **arrays)
     return out.getvalue()
+
+
+def _lacking(which: int) -> list[str]:
+    """Names of what an index of one of FORMATS has not."""
+    return [name for later in _LATER[which + 1 :] for name in later]
 
 
 def unpack(content: bytes, *, source: str) -> Index:
@@ -274,8 +286,8 @@ def unpack(content: bytes, *, source: str) -> Index:
             )
         values |= {name: tuple(names) for name, names in head.items()}
         values |= {name: values.pop(stored) for name, stored in _STORED.items()}
-        if found == FORMATS[0]:
-            values |= _without_later(values)
+        without = _without_later(values)
+        values |= {name: without[name] for name in _lacking(FORMATS.index(found))}
         sizes, wrong = _sizes(values)
         index = None if wrong else Index(**values)
         if index is not None:
@@ -291,6 +303,7 @@ def _without_later(values: Mapping[str, Any]) -> dict[str, Any]:
     """_LATER of drives that have none of it."""
     frames = len(values["t"])
     return {
+        "waypoints_driven": np.ones(len(values["files"]), bool),
         "splits": ("",) * len(values["files"]),
         "history_counts": np.zeros(frames, np.int32),
         "history_dt_s": np.zeros(frames),

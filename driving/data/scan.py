@@ -281,6 +281,7 @@ def _from_arrays(
         extrinsics=unique[:, 9:].reshape(-1, 4, 4),
         waypoint_counts=np.array([episode.waypoints.shape[1]], np.int64),
         waypoint_dt_s=np.array([episode.waypoint_dt_s]),
+        waypoints_driven=np.array([episode.waypoints_driven]),
         waypoints=episode.waypoints.reshape(-1, 2).astype(np.float32),
         rated_counts=np.array([len(rated) for rated in episode.rated], np.int32),
         splits=(episode.split,),

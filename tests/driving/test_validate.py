@@ -127,6 +127,16 @@ def test_good_drives_pass(tmp_path: Path, change: Callable[[Tree], None] | None)
     assert filled == (["210 repeated places, which training masks"] if change is add_waypoints else [])
 
 
+def test_waypoints_of_an_expert_are_not_where_the_car_went(tmp_path: Path):
+    def change(tree: Tree) -> None:
+        mirrored_waypoints(tree)
+        tree["waypoint_spec"] = {"dt": 0.1, "driven": False}
+
+    write_drive(tmp_path, "a", change=change)
+    report = validate([tmp_path])
+    assert (report["problems"], report["remarks"]) == ([], [])
+
+
 def test_gaps_and_jitter_are_remarks(tmp_path: Path):
     def change(tree: Tree) -> None:
         del tree["frames"][10:12]

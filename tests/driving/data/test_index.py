@@ -1,12 +1,15 @@
 """The index of one episode, and of several that are put together: each frame keeps what is its own."""
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from driving.data.calibration import Calibration
-from driving.data.index import concatenate
+from driving.data.index import FORMATS, concatenate, pack, unpack
 from driving.data.scan import scan
 from tests.driving.drives import write_drive
 
@@ -40,6 +43,28 @@ def test_waypoints_and_calibration_go_with_their_frames(tmp_path: Path):
             focal = index.intrinsics[rows][..., 0, 0]
             assert focal.tolist() == [[100 * number + k + 1 for k in range(rows.shape[1])]] * 2
         assert len(index.waypoints) == 4 * len(order)
+
+
+@pytest.mark.parametrize(("driven", "split", "format"), [(True, "", 0), (True, "training", 1), (False, "", 2)])
+def test_an_index_is_written_in_the_first_format_that_can_hold_it(
+    tmp_path: Path, driven: bool, split: str, format: int
+):
+    def change(tree: dict[str, Any]) -> None:
+        own(1)(tree)
+        tree["waypoint_spec"] = {"driven": driven}
+        tree["source"] = {"split": split}
+
+    write_drive(tmp_path, "a", frames=2, change=change)
+    write_drive(tmp_path, "b", frames=2, change=own(2))
+    whole, _ = scan(tmp_path)
+    assert whole is not None
+    content = pack(whole)
+    with np.load(io.BytesIO(content)) as arrays:
+        assert json.loads(arrays["head"].tobytes())["format"] == FORMATS[format]
+    again = unpack(content, source="x")
+    assert again.waypoints_driven.tolist() == [driven, True]
+    assert again.splits == (split, "")
+    assert again.history_counts.tolist() == [0] * 4
 
 
 def test_a_camera_without_calibration_has_none():
