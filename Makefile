@@ -24,7 +24,7 @@ quickstart: env  ## records a dataset, trains Q-chunking, evaluates it in the si
 	$(BIN)/python launch.py --config configs/qchunk/cube_single.py
 
 driving: env  ## records drives through a simulated town, pretrains, learns waypoints, drives in closed loop
-	@echo "driving: records 44 drives, pretrains an encoder, learns waypoints with it, drives: about 25 minutes on 2 cores"
+	@echo "driving: records 100 drives, pretrains an encoder, learns waypoints with it, drives: about 20 minutes on 2 cores"
 	$(BIN)/python launch.py --config configs/driving/pretrain.py --run.dir runs/driving-pretrain --run.resume
 	$(BIN)/python launch.py --config configs/driving/waypoints.py --run.dir runs/driving-waypoints --run.resume \
 	  --waypoints.weights runs/driving-pretrain

@@ -12,7 +12,7 @@ workers. A policy is asked every 0.1 s, one car at a time, so that no batch roun
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import make_folders, write_json
 from chunkwise.policies.load import load_policy
+from chunkwise.policies.policy import Policy
 from chunkwise.reports.intervals import wilson
 from driving.config import DrivingConfig
 from driving.data.batches import open_data
@@ -90,15 +91,20 @@ class _Policy(_Driver):
 
     def plan(self, seen: Observation) -> np.ndarray:
         assert self.policy is not None
-        wanted = self.policy.spec.observation
-        cameras = [name.removeprefix("image/") for name in wanted if name.startswith("image/")]
-        given: dict[str, Any] = {"image": {name: seen[name] for name in cameras}} if cameras else {}
-        for name in wanted:
-            if name == "route_command":
-                given[name] = ROUTE_COMMANDS[int(seen[name])]
-            elif not name.startswith("image/"):
-                given[name] = seen[name].astype(np.float64)
-        return self.policy.infer(given)["actions"]
+        return plan_of(self.policy, seen)
+
+
+def plan_of(policy: Policy[Any], seen: Mapping[str, Any]) -> Float32[np.ndarray, "t 2"]:
+    """Returns the waypoints of a policy for one observation of the town, with the images of its cameras."""
+    wanted = policy.spec.observation
+    cameras = [name.removeprefix("image/") for name in wanted if name.startswith("image/")]
+    given: dict[str, Any] = {"image": {name: seen[name] for name in cameras}} if cameras else {}
+    for name in wanted:
+        if name == "route_command":
+            given[name] = ROUTE_COMMANDS[int(seen[name])]
+        elif not name.startswith("image/"):
+            given[name] = seen[name].astype(np.float64)
+    return policy.infer(given)["actions"]
 
 
 def open_town(spec: EnvSpec, config: DrivingConfig, **more: Any) -> TownEnv:

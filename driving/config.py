@@ -17,6 +17,12 @@ from chunkwise.config.experiment import (
 CAMERAS = ("front", "front_left", "front_right", "side_left", "side_right")
 """The contract's canonical cameras; other names are allowed, and found in an episode as they are written there."""
 
+AHEAD = CAMERAS[:3]
+"""Those that look ahead: 168 degrees of the town, in three fifths of the time of all five."""
+
+MOTION_HZ = 10.0
+"""How often a recorded drive says how the car moves, and how often one in closed loop is asked for a plan."""
+
 Split = Literal["train", "val", "test", "all"]
 
 
@@ -241,13 +247,37 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseConfig:
+    """Errors in the plan that the car follows while it is recorded (driving/sim/noise.py)."""
+
+    turn_rad: float = 0.08
+    """Standard deviation of the angle by which the plan is turned. Of this and the next, each drive has 0 to 2 times as
+    much, drawn for it; 0 in both records what the driver does alone."""
+    stretch: float = 0.12
+    """Standard deviation of the logarithm of the factor by which the plan, and so the speed, is stretched."""
+    seconds: float = 1.0
+    """After so long an error has kept 1/e of itself."""
+
+    def __post_init__(self) -> None:
+        require_non_negative(self, "turn_rad", "stretch")
+        require_positive(self, "seconds")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordConfig:
     """Episodes recorded in a MuJoCo town (driving/record.py)."""
 
-    episodes: int = 44
-    seconds: float = 30.0
-    """Length of an episode."""
-    rate_hz: float = 10.0
+    episodes: int = 64
+    seconds: float = 20.0
+    """Length of an episode; one in which the car hits another, or leaves the road as a whole, ends there."""
+    rate_hz: float = 5.0
+    """Images a second: 10 or a whole part of it. How the car moves is written 10 times a second."""
+    driver: str | None = None
+    """Run whose policy drives; the town's own driver says what it should have done (DAgger, arXiv:1011.0686). None: the
+    town's own driver drives."""
+    noise: NoiseConfig = NoiseConfig()
+    cameras: tuple[str, ...] = CAMERAS
+    """Of CAMERAS; each costs as much time as another."""
     image_size: tuple[int, int] = (64, 96)
     """Height and width of an image."""
     jpeg_quality: int = 92
@@ -260,6 +290,10 @@ class RecordConfig:
     def __post_init__(self) -> None:
         require_positive(self, "episodes", "seconds", "rate_hz", "processes")
         require_fraction(self, "missing")
+        if abs(MOTION_HZ / self.rate_hz - round(MOTION_HZ / self.rate_hz)) > 1e-9:
+            raise ValueError(f"record.rate_hz is {self.rate_hz}; expected {MOTION_HZ:g} divided by a whole number")
+        if not self.cameras or len(set(self.cameras)) < len(self.cameras) or not set(self.cameras) <= set(CAMERAS):
+            raise ValueError(f"record.cameras is {self.cameras}; expected some of {CAMERAS}, none twice")
         if not 1 <= self.jpeg_quality <= 100:
             raise ValueError(f"record.jpeg_quality is {self.jpeg_quality}; expected 1 to 100")
         if min(self.image_size) < 1:

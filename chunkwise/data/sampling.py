@@ -78,8 +78,9 @@ class Purpose(enum.Enum):
     POINT = ("recording of a point", None)
     """Where a group starts: (seed, group, 0); its episodes: (seed, group, number from 1 on)."""
     DRIVE = ("recording of a town", 0)
-    """(seed, episode)."""
-    TOWN = ("recording of a town", 1)
+    """Reset of a recorded drive: (seed, episode)."""
+    PLAN_NOISE = ("recording of a town", 1)
+    """Errors in the plans that the car follows there: (seed, episode)."""
     LOST_IMAGES = ("recording of a town", 2)
     ROUTE = ("driving in closed loop", 0)
     """A town and who drives in it: (seed of the reset)."""

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.arrays import PyTree
+from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.config.saved import read_config
 from chunkwise.data.images import resized
@@ -92,6 +93,10 @@ class WaypointPolicy(policy.Policy[Prepared]):
         """What a client should know, as plain values."""
         cameras = self.config.data.cameras if self._settings.use_cameras else ()
         return super().metadata | {"model": "waypoints", "cameras": list(cameras)}
+
+    def digest(self) -> str:
+        """Returns a SHA-256 of the weights."""
+        return tree_digest(self._params)
 
     def predict(self, batch: Mapping[str, Any]) -> Float32[np.ndarray, "b t 2"]:
         """Returns the waypoints of a batch of `tasks.waypoints.inputs`, as `infer` does of an observation."""

@@ -31,6 +31,8 @@ SECONDS = 15.0
 a policy has a past."""
 _WARM_UP = round(1.0 / CONTROL_S)
 TASK = "drive"
+WAYPOINT_STEPS, WAYPOINT_DT_S = 20, 0.1
+"""Of a plan, where nothing else is asked for."""
 _FARTHEST = 100.0
 """Waypoints are kept within so many metres of the car."""
 
@@ -50,8 +52,8 @@ class TownEnv:
         spec: EnvSpec,
         *,
         seconds: float = SECONDS,
-        waypoint_steps: int = 20,
-        waypoint_dt_s: float = 0.1,
+        waypoint_steps: int = WAYPOINT_STEPS,
+        waypoint_dt_s: float = WAYPOINT_DT_S,
         expert: bool = False,
         measured: bool = False,
     ) -> None:

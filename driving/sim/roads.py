@@ -24,6 +24,8 @@ EASE = 3.0
 """Metres over which curvature changes from one bend to the next."""
 CLEARANCE = 34.0
 """Least distance between parts of the route that are far apart along it, m."""
+ANNOUNCED = 40.0
+"""Metres before a junction from which on the route says where to turn."""
 TURN_ANGLE: dict[Turn, float] = {"left": np.pi / 2, "straight": 0.0, "right": -np.pi / 2}
 """By which a route turns at a junction, rad."""
 
@@ -77,6 +79,13 @@ class Road:
     def curvature_at(self, s: float | Float64[np.ndarray, "*q"]) -> Float64[np.ndarray, "*q"]:
         """Curvature of the centre line, 1/m."""
         return np.asarray(np.interp(s, np.arange(len(self.points)) * SPACING, self.curvature))
+
+    def command_at(self, s: float) -> Turn | None:
+        """Returns what the route says at `s`: where to turn at the junction ahead, or None."""
+        for junction in self.junctions:
+            if junction.enter - ANNOUNCED <= s < junction.leave:
+                return junction.turn
+        return None
 
     def project(self, point: Float64[np.ndarray, "2"]) -> tuple[float, float]:
         """Returns `s` of the place on the centre line that is nearest to a point, and the point's `offset` there."""

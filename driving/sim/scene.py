@@ -13,10 +13,9 @@ import numpy as np
 from jaxtyping import Float64, UInt8
 
 from chunkwise.envs.suites.offscreen import Renderer
-from driving.sim.driver import Moment
 from driving.sim.painting import Ground, make_palette, paint
 from driving.sim.roads import JUNCTION_HALF, LANE, Junction, Road, branch_lines, direction
-from driving.sim.traffic import Signal
+from driving.sim.traffic import Moment, Signal
 
 mujoco: Any = importlib.import_module("mujoco")  # its stubs lack most of it
 

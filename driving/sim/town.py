@@ -13,9 +13,8 @@ from jaxtyping import Float64
 
 from chunkwise.data.sampling import Purpose, generator
 from driving.sim import traffic
-from driving.sim.driver import HIDDEN, Moment, command_at, is_braking
 from driving.sim.roads import JUNCTION_HALF, LANE, TURN_ANGLE, Junction, Road, Turn, branch_line, make_road
-from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, GONE, STEP, Car, Manner, Signal
+from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, GONE, HIDDEN, STEP, Car, Manner, Moment, Signal
 from driving.sim.vehicle import Vehicle
 
 START = 40.0
@@ -30,6 +29,8 @@ _ONCOMING_GAP = 45.0
 """The same for oncoming cars, which are slower."""
 _PLAN_S = 0.1
 """Longest step of the expert's look ahead, s."""
+_RETURN_M = 2.5
+"""Metres in which the expert's way back to the lane's middle bends towards it: see `way_back`."""
 
 
 class Town:
@@ -86,12 +87,12 @@ class Town:
             pose=ego.pose,
             lights=tuple(signal.state(self.t) for signal in self.signals),
             cars=np.array(poses).reshape(-1, 3),
-            braking=np.array([is_braking(car) for car in self._everybody], bool),
+            braking=np.array([car.braking for car in self._everybody], bool),
         )
 
     def command(self, ego: Vehicle) -> Turn | None:
         """Returns what the route says: where to turn at the junction ahead, or None."""
-        return command_at(self.road, self.road.project(ego.pose[:2])[0])
+        return self.road.command_at(self.road.project(ego.pose[:2])[0])
 
     def state(self) -> Float64[np.ndarray, " q"]:
         """Returns the time, and position and speed of every car."""
@@ -117,11 +118,12 @@ class Town:
         self.t += STEP
 
     def plan(self, ego: Vehicle, steps: int, dt_s: float) -> Float64[np.ndarray, "t 2"]:
-        """Returns the waypoints of the town's own driver: along the lane's middle, at the speed of its model.
+        """Returns the waypoints of the town's own driver: along the lane's middle, or back to it, at its model's speed.
 
         It knows what no camera shows: the cycle of the lights, and how the cars ahead will drive.
         """
-        me = dataclasses.replace(self._me, s=self.road.project(ego.pose[:2])[0], speed=ego.speed)
+        s, offset = self.road.project(ego.pose[:2])
+        me = dataclasses.replace(self._me, s=s, speed=ego.speed)
         chain = [me, *(dataclasses.replace(car) for car in [*self._others, *self._behind])]
         parts = int(np.ceil(dt_s / _PLAN_S - 1e-9))
         reached = []
@@ -129,7 +131,12 @@ class Town:
             self._follow(chain, self.t + k * dt_s / parts, dt_s / parts)
             if (k + 1) % parts == 0:
                 reached.append(me.s)
-        away = self.road.pose(np.array(reached), -LANE / 2)[:, :2] - ego.pose[:2]
+        angle = ego.heading - float(self.road.pose(s, 0.0)[2])
+        slope = np.tan(np.clip((angle + np.pi) % (2 * np.pi) - np.pi, -1.0, 1.0))
+        slope *= 1 - offset * float(self.road.curvature_at(s))  # a metre of the centre line is more outside a bend
+        ahead = np.array(reached)
+        left = way_back(offset + LANE / 2, float(slope), ahead - s)
+        away = self.road.pose(ahead, left - LANE / 2)[:, :2] - ego.pose[:2]
         cos, sin = np.cos(ego.heading), np.sin(ego.heading)
         return away @ np.array([[cos, -sin], [sin, cos]])
 
@@ -169,6 +176,20 @@ class Town:
         if not 2 <= car.s <= self.road.length - 2:
             return HIDDEN
         return self.road.pose(car.s, LANE / 2) + np.array([0.0, 0.0, np.pi])
+
+
+def way_back(left: float, slope: float, ahead: Float64[np.ndarray, " t"]) -> Float64[np.ndarray, " t"]:
+    """Returns how far to the left of its lane's middle a car is that goes back to it, critically damped.
+
+    (left + (slope + left / r) x) exp(-x / r) at x metres ahead with r = _RETURN_M: it begins where the car is, in the
+    direction in which it goes, and does not overshoot on its own.
+
+    Args:
+      left: Where the car is now, m.
+      slope: Metres to the left for a metre ahead, now.
+      ahead: Metres along the road.
+    """
+    return (left + (slope + left / _RETURN_M) * ahead) * np.exp(-ahead / _RETURN_M)
 
 
 @dataclasses.dataclass(kw_only=True)

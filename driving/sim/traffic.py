@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from driving.sim.roads import JUNCTION_HALF, LANE, SPACING, TURN_ANGLE, Junction, Road, Turn, direction
 
@@ -18,7 +18,24 @@ _COMFORT = 3.2
 GONE = 60.0
 """Metres behind a junction at which a car that left the route disappears."""
 
+HIDDEN = np.array([0.0, 0.0, np.nan])
+"""Pose of a car that has gone: its heading is NaN."""
+
 Light = Literal["green", "yellow", "red"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What there is to be seen at one time."""
+
+    pose: Float64[np.ndarray, "3"]
+    """Of the own car: x, y in metres and heading in rad."""
+    lights: tuple[Light, ...]
+    """What each signal shows."""
+    cars: Float64[np.ndarray, "cars 3"]
+    """Poses of the others that move; heading NaN once a car has gone."""
+    braking: Bool[np.ndarray, " cars"]
+    """Whether its brake lights are lit: it slows down, or stands."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,6 +127,11 @@ class Car:
     def off(self) -> float:
         """Metres behind the stop line at which it left the route; negative on the route."""
         return -1.0 if self.leaves is None else self.s - self.leaves.enter
+
+    @property
+    def braking(self) -> bool:
+        """Whether its brake lights are lit."""
+        return self.accelerating < -0.5 or self.speed < 0.1
 
 
 def advance(

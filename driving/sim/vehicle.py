@@ -10,7 +10,9 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float, Float64
 
-CONTROL_S = 0.1
+from driving.config import MOTION_HZ
+
+CONTROL_S = 1 / MOTION_HZ
 """Seconds between two commands."""
 WHEELBASE = 2.8
 """m."""

@@ -1,7 +1,9 @@
 """`evaluate RUN --closed-loop`: who drives, what is reported, and that it is the same for any number of workers."""
 
+import dataclasses
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
+from chunkwise.policies.load import load_policy
 from driving import closed_loop, evaluate, train
 from driving.config import (
     CAMERAS,
@@ -22,6 +25,7 @@ from driving.config import (
     WaypointConfig,
 )
 from driving.eval.closed_loop import Result
+from driving.policies.policy import WaypointPolicy
 from driving.record import record
 
 GOOD = Result(
@@ -77,6 +81,20 @@ def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
     assert "| run | " in closed_loop.text(one, "run")
 
 
+@pytest.mark.long
+def test_a_run_drives_a_recording_whatever_the_number_of_workers(run: Path, tmp_path: Path):
+    config = RecordConfig(episodes=2, seconds=0.6, image_size=(32, 48), processes=1, driver=str(run), seed=7)
+    record(config, tmp_path / "one", report=lambda _: None)
+    record(dataclasses.replace(config, processes=2), tmp_path / "two", report=lambda _: None)
+    record(dataclasses.replace(config, driver=None), tmp_path / "expert", report=lambda _: None)
+    name = "episode_00001.json"
+    one, two, expert = ((tmp_path / folder / name).read_text() for folder in ("one", "two", "expert"))
+    assert one == two
+    assert one != expert
+    made = json.loads((tmp_path / "one/_dataset.json").read_text())["config"]["driver"]
+    assert made == f"{run} at step 2, {load_policy(run).digest()}"  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_the_table_is_of_routes_and_its_score_is_paired():
     hit = Result(**(vars(GOOD) | {"no_fault_collision": 0.0}))
     half = Result(**(vars(GOOD) | {"metres": 50.0}))
@@ -105,20 +123,23 @@ def test_progress_is_measured_by_the_expert_of_the_same_route():
     assert closed_loop.table_of(results)["rows"]["model"]["progress"]["mean"] == pytest.approx((1.0 + 0.5) / 2)
 
 
-class Asked:
+class Asked(WaypointPolicy):
     """A policy that notes what it is asked."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.spec, self.seen = SimpleNamespace(observation=dict.fromkeys(names)), []
+    spec: Any = None  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.spec = SimpleNamespace(observation=dict.fromkeys(names))
+        self.seen: list[Mapping[str, Any]] = []
+
+    def infer(self, observation: Mapping[str, Any], **options: Any) -> dict[str, Any]:
         self.seen.append(observation)
-        return {"actions": np.full((20, 2), float(observation["speed_mps"]))}
+        return {"actions": np.full((20, 2), observation["speed_mps"], np.float32)}
 
 
 def test_a_policy_is_asked_for_each_car_by_its_own_names():
     policy = Asked(("image/front", "speed_mps", "past_speed_mps", "route_command"))
-    driver = closed_loop._Policy(policy=policy)  # pyright: ignore[reportArgumentType]
+    driver = closed_loop._Policy(policy=policy)
     seen = {
         "front": np.arange(2 * 12, dtype=np.uint8).reshape(2, 2, 2, 3),
         "side_left": np.zeros((2, 2, 2, 3), np.uint8),

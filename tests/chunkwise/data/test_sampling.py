@@ -189,7 +189,7 @@ def test_what_is_drawn_online_and_in_an_evaluation_never_coincides():
         (Purpose.DEMONSTRATION, (7,), [3, 7]),
         (Purpose.POINT, (7, 1), [3, 7, 1]),
         (Purpose.DRIVE, (7,), [3, 7, 0]),
-        (Purpose.TOWN, (7,), [3, 7, 1]),
+        (Purpose.PLAN_NOISE, (7,), [3, 7, 1]),
         (Purpose.LOST_IMAGES, (7,), [3, 7, 2]),
     ],
 )

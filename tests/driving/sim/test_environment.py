@@ -13,7 +13,7 @@ from driving.data.episodes import ROUTE_COMMANDS
 from driving.eval.closed_loop import overlap
 from driving.sim.environment import TownEnv
 from driving.sim.roads import LANE
-from driving.sim.town import START, Town
+from driving.sim.town import START, Town, way_back
 from driving.sim.traffic import CAR_LENGTH, STEP
 from driving.sim.vehicle import Vehicle
 
@@ -137,6 +137,36 @@ def test_plans_of_other_steps_reach_the_same_places():
     assert coarse.action_dim == 16
     # The speed model is integrated by 0.1 and by 0.083 s.
     np.testing.assert_allclose(seldom[1::2], often[4::5], atol=0.15)
+
+
+def test_the_way_back_to_the_lane_begins_where_the_car_is_and_ends_in_the_middle():
+    ahead = np.array([0.0, 1e-6, 2.5, 25.0])
+    left = way_back(1.2, -0.3, ahead)
+    assert left[0] == 1.2
+    assert (left[1] - left[0]) / 1e-6 == pytest.approx(-0.3, abs=1e-4)
+    assert left[2] == pytest.approx((1.2 + (-0.3 + 1.2 / 2.5) * 2.5) * np.exp(-1))  # by hand, at one r
+    assert abs(left[3]) < 1e-3
+    # It crosses the middle only where it is driven across it.
+    assert (way_back(1.0, 0.0, np.linspace(0, 30, 300)) > 0).all()
+
+
+@pytest.mark.parametrize(("left", "angle"), [(0.0, 0.0), (0.9, 0.1), (-0.9, -0.2), (0.4, -0.3)])
+def test_whoever_is_off_the_lane_is_led_back_to_it(left: float, angle: float):
+    town = Town(3, 15.0)
+    x, y, heading = town.road.pose(START, left - LANE / 2).tolist()
+    car = Vehicle(x=x, y=y, heading=heading + angle, speed=8.0)
+    plan = town.plan(car, 20, 0.1)
+    cos, sin = np.cos(car.heading), np.sin(car.heading)
+    places = plan @ np.array([[cos, sin], [-sin, cos]]) + car.pose[:2]
+    away = [town.road.project(place)[1] + LANE / 2 for place in places]
+    assert abs(np.arctan2(plan[0, 1], plan[0, 0])) < 0.12  # it begins in the direction in which the car points
+    # No detour, and no jump: a controller would take it for speed.
+    assert np.linalg.norm(plan[0]) == pytest.approx(0.8, abs=0.1)
+    assert abs(away[-1]) < 0.05
+    straight = abs(town.road.curvature_at(np.linspace(START, START + 2))).max() < 1e-3
+    if straight:
+        ahead = np.array([town.road.project(place)[0] for place in places[:2]]) - START
+        np.testing.assert_allclose(away[:2], way_back(left, np.tan(angle), ahead), atol=0.02)
 
 
 def find(what: Callable[[Town], bool]) -> Town:
