@@ -5,7 +5,9 @@ BIN := $(ENV)/bin
 # The locks name every package, and Python compiles what it imports: without both, an environment takes 18 s less.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes
 TESTS := $(BIN)/python -m pytest --typecheck --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-.PHONY: env quickstart driving check quick test full lint types lock bench clean
+# The site's packages lie in an environment of their own, which sees the one above: the tests run without them.
+SITE := .venv-docs
+.PHONY: env quickstart driving check quick test full lint types site lock bench clean
 
 env: $(ENV)/.ready  ## .venv with every pinned package
 
@@ -60,10 +62,28 @@ lock:  ## pins what pyproject.toml names; the file names no host
 	  --quiet --output-file requirements-metaworld.lock requirements-metaworld.in
 	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --no-deps --python-version 3.11 \
 	  --quiet --output-file requirements-openpi-client.lock requirements-openpi-client.in
+	$(ENV)-lock/bin/uv pip compile --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
+	  --extra docs --constraint requirements.lock --quiet --output-file requirements-docs.lock pyproject.toml
 	@rm -rf $(ENV)-lock
+
+$(SITE)/.ready: $(ENV)/.ready requirements-docs.lock
+	@echo "setting up $(SITE): about 100 packages for the site, a minute"
+	@$(PYTHON) -m venv $(SITE)
+	@purelib='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  { $(BIN)/python -c "$$purelib"; echo "$(CURDIR)"; } > "$$($(SITE)/bin/python -c "$$purelib")/chunkwise.pth"
+	@$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --require-hashes \
+	  -r requirements-docs.lock
+	@touch $@
+
+# Notebooks are executed where their code changed since the last time; NOTEBOOKS=force executes all of them.
+NOTEBOOKS ?= cache
+site: $(SITE)/.ready  ## the documentation as pages, in build/site; a warning is an error
+	PATH="$(CURDIR)/$(SITE)/bin:$$PATH" $(SITE)/bin/python -m sphinx -b html -c docs -W --keep-going --quiet \
+	  -D nb_execution_mode=$(NOTEBOOKS) -d .cache/site . build/site
+	@echo "open build/site/index.html"
 
 bench: env  ## every ratio of docs/performance.md again, and which fell; PEERS="--torch PYTHON ..." names the peers
 	$(BIN)/python -m benchmarks $(PEERS)
 
 clean:  ## the environment and caches; runs and datasets stay
-	rm -rf $(ENV) .cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(ENV) $(SITE) build/site .cache .pytest_cache .ruff_cache .hypothesis
