@@ -18,15 +18,18 @@ from driving.config import RecordConfig as DrivesConfig
 from qchunk.config import RecordConfig
 
 ROOT = Path(__file__).parent.parent
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
 FOREIGN = {
     "--account": "sbatch's",
     "--address": "ray's",
+    "--export": "sbatch's",
     "--generate": "ray's",
     "--head": "ray's",
     "--no-deps": "pip's",
+    "--rm": "docker's",
     "--signal": "sbatch's",
     "--sparse": "that of Q-chunking's official code",
+    "--tag": "docker's",
     "--torch": "one of benchmarks/__main__.py, which makes them of the peers' names",
     "--xla_cpu_multi_thread_eigen": "XLA's",
     "--xla_dump_to": "XLA's",
@@ -36,10 +39,15 @@ IN_THE_WHEEL = "README.md: chunkwise/configs"
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Returns page and words of each command that a page gives on lines of its own; `\\` joins lines, `#` ends them."""
+    """Returns page and words of each command that a page gives on lines of its own; `\\` joins lines, `#` ends them.
+
+    They are indented, or stand in a cell of a notebook that bash executes.
+    """
     found = []
     for name, page in PAGES.items():
-        lines = re.sub(r"\\\n\s*", " ", page).splitlines()
+        joined = re.sub(r"\\\n\s*", " ", page)
+        cells = re.findall(r"^%%bash.*\n((?:(?!```).*\n)*)", joined, re.MULTILINE)
+        lines = [*joined.splitlines(), *(f"    {line}" for cell in cells for line in cell.splitlines())]
         for line in lines:
             words = re.split(r"\s#|[|&>]", line)[0].split()
             if line.startswith("    ") and words and words[0] in ("chunkwise", "python", ".venv/bin/python"):
@@ -115,7 +123,16 @@ def is_training(words: list[str]) -> bool:
     return "launch.py" in words[:2] or words[:2] == ["chunkwise", "train"] or words[1:4] == ["-m", "chunkwise", "train"]
 
 
-TRAININGS = [(name, words) for name, words in commands() if is_training(words) and "..." not in words]
+def is_written(name: str, words: list[str]) -> bool:
+    """Whether a page's command takes a config that a cell of the page writes first."""
+    return any(f"%%writefile {word}\n" in PAGES[name] for word in words)
+
+
+TRAININGS = [
+    (name, words)
+    for name, words in commands()
+    if is_training(words) and "..." not in words and not is_written(name, words)
+]
 
 
 @pytest.mark.parametrize(("name", "words"), TRAININGS, ids=str)

@@ -1,0 +1,84 @@
+"""The commands of the pages for those who begin, as the pages give them, with fewer updates."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_docs import PAGES, ROOT
+
+
+def commands(page: str, word: str) -> list[str]:
+    """Returns the commands of a page that contain a word, each as one line of shell."""
+    lines = re.sub(r"\\\n\s*", " ", PAGES[page]).splitlines()
+    return [line.strip() for line in lines if line.startswith("    ") and word in line]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder in which commands find what they find in a clone, and write beside it."""
+    for name in ("launch.py", "configs", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/chunkwise"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m chunkwise "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+def start(command: str, *more: str, folder: Path) -> "subprocess.Popen[str]":
+    """Starts a command of a page, with a few more flags."""
+    path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["bash", "-c", " ".join((re.split(r"\s#", command)[0], *more))],
+        cwd=folder,
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    """Returns what a command said that ended well."""
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_small_checkpoint_of_openpi_trains_and_says_what_it_takes(clone: Path):
+    (training,) = commands("docs/start/pi0.md", "openpi_checkpoints")
+    said = finish(start(training, "--train.steps", "5", "--checkpoint.every", "5", folder=clone))
+    assert "done step=5" in said
+    (spec,) = commands("docs/start/pi0.md", "--spec")
+    assert '"prompt"' in finish(start(spec, folder=clone))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_two_processes_of_one_machine_are_one_run(clone: Path):
+    both = commands("docs/start/pod.md", "JAX_PROCESS_ID")
+    assert len(both) == 2
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mine = [command.replace("localhost:8476", f"localhost:{port}") for command in both]
+    short = ("--train.steps", "10", "--train.eval-every", "0", "--checkpoint.every", "10")
+    processes = [start(command, *short, folder=clone) for command in mine]
+    said = [finish(process) for process in processes]
+    assert "process 0 of 2" in said[0]
+    assert "done step=10" in said[0]
+    assert "done step" not in said[1], "the first process alone prints"
+
+
+def test_a_config_of_openpi_s_policy_is_what_the_page_says():
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/start/pi0.md"], re.MULTILINE | re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    assert names["get_config"]().tokenizer == "tokenizer.model"
