@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import tomllib
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,8 @@ import yaml
 
 import chunkwise
 from chunkwise import errors
+from chunkwise.config.packages import PACKAGES, config_class
+from chunkwise.config.saved import members
 from tests.test_docs import PAGES, ROOT
 
 OURS = ("chunkwise", "qchunk", "openpi_ript", "driving", "configs")
@@ -37,12 +40,12 @@ def settings() -> ModuleType:
 
 def listed(page: str) -> list[str]:
     """Returns the pages that the tables of contents of a page name, relative to the repository."""
-    found = []
+    pages = []
     for body in re.findall(r"^```{toctree}\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL):
         names = [line for line in body.splitlines() if line and not line.startswith(":")]
         folder = (ROOT / page).parent
-        found += [(folder / f"{name}.md").resolve().relative_to(ROOT.resolve()).as_posix() for name in names]
-    return found
+        pages += [(folder / f"{name}.md").resolve().relative_to(ROOT.resolve()).as_posix() for name in names]
+    return pages
 
 
 def found(name: str) -> object:
@@ -84,15 +87,19 @@ def test_a_public_name_exists_and_says_what_it_is(name: str):
     assert getattr(thing, "__doc__", None), name
 
 
-def test_configs_are_documented_whole():
-    missing = []
-    for package in ("chunkwise", "qchunk", "openpi_ript"):
-        module = importlib.import_module(f"{package}.config")
-        for name in module.__all__:
-            thing = getattr(module, name)
-            if isinstance(thing, type) and dataclasses.is_dataclass(thing) and name != "ResumeRules":
-                missing += [f"{package}.config.{name}"] if f"{package}.config.{name}" not in DOCUMENTED else []
-    assert missing == []
+def parts(kind: type) -> set[type]:
+    """Returns a config's class and the classes of all its parts."""
+    kinds = {kind}
+    for hint in typing.get_type_hints(kind).values():
+        for member in members(hint):
+            kinds |= parts(member) if dataclasses.is_dataclass(member) and isinstance(member, type) else set()
+    return kinds
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_part_of_a_config_is_on_a_page(package: str):
+    documented = {found(name) for name in DOCUMENTED if isinstance(found(name), type)}
+    assert {kind.__name__ for kind in parts(config_class(package)) - documented} == set()
 
 
 @pytest.mark.parametrize("page", SHOWN)
