@@ -22,18 +22,16 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**/*.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/*/*.md"]
 exclude_patterns = [".*", "runs", "datasets", "build", "dist", "tests", "*.egg-info"]
 language = "en"
 
 myst_enable_extensions = ["substitution"]
 myst_heading_anchors = 4
 highlight_language = "text"  # indented blocks are commands, formulas or JSON; only fenced ones name their language
-default_role = "code"
 
 # Notebooks are written as Markdown and executed by the build: what they show was computed by the code beside them.
 nb_execution_mode = "cache"
@@ -48,8 +46,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
 autosummary_generate = False
-napoleon_numpy_docstring = False
-napoleon_use_ivar = True
 python_maximum_signature_line_length = 100
 
 html_theme = "sphinx_book_theme"
@@ -87,12 +83,12 @@ myst_substitutions = {
 
 
 def escaped(line: str) -> str:
-    """Returns a line whose mathematics is no markup, but for what stands between backticks."""
+    """Returns a line whose mathematics is no markup, and whose code in backticks is code."""
     parts = line.split("`")
-    outside = (re.sub(r"([*|\\]|(?<=\w)_(?!\w))", r"\\\1", part) for part in parts[::2])
-    inside = parts[1::2]
-    mixed = [part for pair in zip(outside, [*inside, ""], strict=False) for part in pair]
-    return "`".join(mixed[: len(parts)])
+    if len(parts) % 2 == 0:
+        return re.sub(r"([*|\\`])", r"\\\1", line)
+    parts[::2] = (re.sub(r"([*|\\]|(?<=\w)_(?!\w))", r"\\\1", part) for part in parts[::2])
+    return "``".join(parts)
 
 
 def as_restructured_text(lines: list[str]) -> list[str]:
@@ -100,7 +96,7 @@ def as_restructured_text(lines: list[str]) -> list[str]:
 
     Args:
       lines: As they are written in this project: plain sentences, code in single backticks, formulas indented,
-        sections of Google's style.
+        sections of Google's style, which stay as they are.
     """
     made: list[str] = []
     section = code = item = False
@@ -119,7 +115,12 @@ def as_restructured_text(lines: list[str]) -> list[str]:
 
 
 def _process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = as_restructured_text(lines)
+    from sphinx.ext.napoleon import Config, GoogleDocstring
+
+    written = as_restructured_text(lines)
+    # A field's text has no sections: words before a colon in it would be taken for its type.
+    is_field = what in ("attribute", "data")
+    lines[:] = written if is_field else GoogleDocstring(written, Config(), app, what, name, obj, options).lines()
 
 
 def _process_signature(
@@ -131,5 +132,5 @@ def _process_signature(
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("autodoc-process-docstring", _process_docstring, priority=100)
+    app.connect("autodoc-process-docstring", _process_docstring)
     app.connect("autodoc-process-signature", _process_signature)

@@ -30,6 +30,7 @@ FOREIGN = {
     "--signal": "sbatch's",
     "--sparse": "that of Q-chunking's official code",
     "--tag": "docker's",
+    "--to": "jupytext's",
     "--torch": "one of benchmarks/__main__.py, which makes them of the peers' names",
     "--xla_cpu_multi_thread_eigen": "XLA's",
     "--xla_dump_to": "XLA's",

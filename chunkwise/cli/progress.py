@@ -80,7 +80,7 @@ def counting(
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn(shown), TimeRemainingColumn())
     lines, lock = Lines(total, done, rate=rate, say=say), threading.Lock()
     with Progress(*columns, TextColumn("left")) as bar:
-        bar.disable = not bar.console.is_terminal
+        bar.disable = not sys.stdout.isatty()  # rich would believe FORCE_COLOR, which notebooks and CI set
         task = bar.add_task("", total=total, speed=0.0)
 
         def advance() -> None:

@@ -23,6 +23,14 @@ def test_a_line_every_ten_seconds(seconds: list[float]):
     assert said == ["played 3 of 10 episodes, 28 s left", "played 6 of 10 episodes, 16 s left"]
 
 
+def test_without_a_terminal_there_is_no_bar_whatever_force_color_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert list(progress.follow("ab", 2, "recording", "recorded", rate=None, say=print)) == ["a", "b"]
+    assert "recording" not in capsys.readouterr().out
+
+
 def test_items_are_followed_with_their_speed(seconds: list[float]):
     said: list[str] = []
 
