@@ -78,7 +78,7 @@ $(SITE)/.ready: $(ENV)/.ready requirements-docs.lock
 # Notebooks are executed where their code changed since the last time; NOTEBOOKS=force executes all of them.
 NOTEBOOKS ?= cache
 site: $(SITE)/.ready  ## the documentation as pages, in build/site; a warning is an error
-	PATH="$(CURDIR)/$(SITE)/bin:$$PATH" $(SITE)/bin/python -m sphinx -b html -c docs -W --keep-going --quiet \
+	$(SITE)/bin/python -m sphinx -b html -c docs -W --keep-going --quiet \
 	  -D nb_execution_mode=$(NOTEBOOKS) -d .cache/site . build/site
 	@echo "open build/site/index.html"
 

@@ -4,6 +4,7 @@ The source folder is the repository, so that a link between two pages leads to t
 """
 
 import dataclasses
+import os
 import re
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ myst_enable_extensions = ["substitution"]
 myst_heading_anchors = 4
 highlight_language = "text"  # indented blocks are commands, formulas or JSON; only fenced ones name their language
 
+os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # `python` of their cells
 # Notebooks are written as Markdown and executed by the build: what they show was computed by the code beside them.
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / ".cache/notebooks")
@@ -57,6 +59,7 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "show_toc_level": 2,
     "home_page_in_toc": True,
+    "navbar_persistent": [],  # the search is in the sidebar
 }
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -42,7 +42,8 @@ def listed(page: str) -> list[str]:
     """Returns the pages that the tables of contents of a page name, relative to the repository."""
     pages = []
     for body in re.findall(r"^```{toctree}\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL):
-        names = [line for line in body.splitlines() if line and not line.startswith(":")]
+        lines = [line for line in body.splitlines() if line and not line.startswith(":")]
+        names = [re.sub(r"^.+ <(.+)>$", r"\1", line) for line in lines]
         folder = (ROOT / page).parent
         pages += [(folder / f"{name}.md").resolve().relative_to(ROOT.resolve()).as_posix() for name in names]
     return pages
