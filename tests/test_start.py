@@ -52,8 +52,8 @@ def finish(process: "subprocess.Popen[str]") -> str:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_small_checkpoint_of_openpi_trains_and_says_what_it_takes(clone: Path):
-    (training,) = commands("docs/start/pi0.md", "openpi_checkpoints")
+def test_a_small_policy_of_pi0_s_layout_trains_and_says_what_it_takes(clone: Path):
+    (training,) = commands("docs/start/pi0.md", "runs/tiny-pi0")[:1]
     said = finish(start(training, "--train.steps", "5", "--checkpoint.every", "5", folder=clone))
     assert "done step=5" in said
     (spec,) = commands("docs/start/pi0.md", "--spec")
