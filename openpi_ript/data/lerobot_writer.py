@@ -17,6 +17,10 @@ from chunkwise.files.strict_json import read_json
 
 OWN_DATA = ". Set record to None (demonstrate too) to train on your own data"
 """What else to do where a folder holds other data than was to be recorded."""
+EPISODES_A_CHUNK = 1000
+"""Files of one folder of a dataset; LeRobot's own number."""
+DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+"""Where LeRobot v2.1 has an episode's table."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,7 @@ def write_lerobot(
         length = len(next(iter(episode.columns.values())))
         features = features or _features(episode, names)
         tasks += [episode.task] * (episode.task not in tasks)
-        file = root / f"data/chunk-000/episode_{index:06d}.parquet"
+        file = root / DATA_PATH.format(episode_chunk=index // EPISODES_A_CHUNK, episode_index=index)
         file.parent.mkdir(parents=True, exist_ok=True)
         table = _table(episode, features, fps=fps, index=index, start=start, task=tasks.index(episode.task))
         pq.write_table(table, file)
@@ -80,11 +84,11 @@ def write_lerobot(
         "total_frames": start,
         "total_tasks": len(tasks),
         "total_videos": 0,
-        "total_chunks": 1,
-        "chunks_size": 1000,
+        "total_chunks": -(-len(rows) // EPISODES_A_CHUNK),
+        "chunks_size": EPISODES_A_CHUNK,
         "fps": fps,
         "splits": {"train": f"0:{len(rows)}"},
-        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "data_path": DATA_PATH,
         "video_path": None,
         "features": features,
     }
