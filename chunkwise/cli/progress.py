@@ -79,8 +79,8 @@ def counting(
     shown = "{task.fields[speed]:.0f} " + f"{rate[1]}/s" if rate else ""
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TextColumn(shown), TimeRemainingColumn())
     lines, lock = Lines(total, done, rate=rate, say=say), threading.Lock()
-    with Progress(*columns, TextColumn("left")) as bar:
-        bar.disable = not sys.stdout.isatty()  # rich would believe FORCE_COLOR, which notebooks and CI set
+    silent = not sys.stdout.isatty()  # rich alone would believe FORCE_COLOR, which notebooks and CI set
+    with Progress(*columns, TextColumn("left"), console=Console(), disable=silent) as bar:
         task = bar.add_task("", total=total, speed=0.0)
 
         def advance() -> None:
