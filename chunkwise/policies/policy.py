@@ -221,7 +221,8 @@ class Policy(abc.ABC, Generic[Request]):
             actions, clipped = self.bounds.apply(actions)
             if self.bounds.mode == "clip":
                 reply["clipped"] = int(clipped[0]) if request.single else clipped
-        actions = self._absolute(actions, request)
+        with np.errstate(over="ignore"):
+            actions = self._absolute(actions, request)
         require_finite(actions)
         return {"actions": actions[0] if request.single else actions} | reply
 

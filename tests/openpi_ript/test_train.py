@@ -161,14 +161,10 @@ def test_supervised_training_keeps_no_average_and_needs_no_outcomes(root: Path, 
     assert task.evaluate(state, final=True) == {}
 
 
-@pytest.mark.long
-def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path):
-    """Loaded when the run begins and never again: the run goes on although the file is gone."""
-    model = make_model("pi0")  # no condition, as openpi's
-    stored = random_params(model)
+def test_weights_of_openpi_are_where_training_and_its_average_start(root: Path, tmp_path: Path):
+    stored = random_params(make_model("pi0"))  # no condition, as openpi's
     save_openpi(stored, tmp_path / "pi0/params")
-    config = small_config(root, tmp_path / "run", weights=str(tmp_path / "pi0"))
-    task = make_task(config)
+    task = make_task(small_config(root, tmp_path / "run", weights=str(tmp_path / "pi0")))
     fresh = task.init(jax.random.key(0))
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(fresh.params)), "nothing is drawn in vain"
     state = task.load(fresh)
@@ -179,6 +175,12 @@ def test_weights_of_openpi_are_where_training_starts(root: Path, tmp_path: Path)
     for name, leaf in by_path(state.ema).items():
         np.testing.assert_array_equal(leaf, loaded[name])
 
+
+@pytest.mark.long
+def test_weights_are_loaded_when_a_run_begins_and_never_again(root: Path, tmp_path: Path):
+    """The run goes on although the file is gone."""
+    save_openpi(random_params(make_model("pi0")), tmp_path / "pi0/params")
+    config = small_config(root, tmp_path / "run", weights=str(tmp_path / "pi0"))
     short = dataclasses.replace(config, train=TrainConfig(steps=2, batch_size=4, log_every=3))
     main(short, "test")
     shutil.rmtree(tmp_path / "pi0")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import TrainConfig
+from chunkwise.envs.collect import Task
 from chunkwise.errors import PreemptedError
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
@@ -56,6 +57,17 @@ def acting(root: Path, folder: Path, **changes: Any) -> OpenpiRiptConfig:
     data = DataConfig(path=str(root), robot=robot, cameras={}, horizon=8, state_norm="none", action_norm="none")
     settings = {"data": data, "guidance": GUIDANCE, "env": point(), "rollout": ROLLOUT, "eval": EvalConfig()}
     return small_config(root, folder, **settings | changes)
+
+
+def test_a_task_is_called_as_the_environment_calls_it(root: Path, tmp_path: Path):
+    """What the dataset's prompts are called in metrics; the network has a number for each."""
+    config = acting(root, tmp_path)
+    data = open_data(config.data)
+    prompts = with_returns(data, VALUE, ()).returns.prompts  # pyright: ignore[reportOptionalMemberAccess]
+    known = [Task(name="first", prompt=prompts[0])]
+    task = SupervisedTask(config, data, known)
+    assert task._labels is not None
+    assert task._labels._tasks == ("first", *prompts[1:])
 
 
 def test_settings_without_effect_are_refused(tmp_path: Path):

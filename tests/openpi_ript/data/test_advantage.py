@@ -19,6 +19,19 @@ def shape(values: list[float], **options: object) -> tuple[np.ndarray, dict[str,
     return process(np.array(values), AdvantageConfig(**{**PLAIN, **options}))  # pyright: ignore[reportArgumentType]
 
 
+def test_weights_at_their_limit_are_counted_by_what_they_would_be() -> None:
+    """With a temperature of 2, an advantage of 3 becomes exp(1.5), below the limit of exp(2); 5 becomes exp(2.5)."""
+    options = {"negative_handling": "exponential", "temperature": 2.0, "max_weight": float(np.exp(2))}
+    weights, counts = shape([3.0, 5.0], **options)
+    np.testing.assert_allclose(weights, np.exp([1.5, 2.0]), rtol=1e-6)
+    assert counts["capped"] == 1
+
+
+def test_two_values_have_a_deviation() -> None:
+    """0 and 4: mean 2, deviation 2, so half of it reaches from 1 to 3."""
+    assert shape([0.0, 4.0], clipping="sigma", clip_value=0.5)[0].tolist() == [1.0, 3.0]
+
+
 def test_rloo_is_the_reward_minus_the_mean_of_the_others() -> None:
     rewards = np.array([1.0, 0.0, 5.0, 1.0, 2.0, 0.0])
     groups = np.array([7, 7, 3, 7, 3, 7])

@@ -216,6 +216,11 @@ def test_actions_that_are_not_finite_are_no_answer(acting: Policy):
         with pytest.raises(NonFiniteError, match=message):
             acting.finish(prepared, chunk)
     chunk[1, 5, 2] = 0
+    far = dataclasses.replace(acting.prepare(observation(0)), raw_state=np.array([[3.4e38, 0]], np.float32))
+    chunk[0, 4, 0] = 3e38  # finite, until the state is added
+    with pytest.raises(NonFiniteError, match="found inf at step 4, dimension 0; no action is sent"):
+        acting.finish(far, chunk[:1])
+    chunk[0, 4, 0] = 0
     chunk[0, 0, 3] = np.nan  # beyond the robot's three dimensions
     assert np.isfinite(acting.finish(prepared, chunk)["actions"]).all()
 

@@ -55,6 +55,23 @@ def test_nothing_is_sent_that_is_not_finite_nor_anything_older(
         assert np.abs(read(connection.recv())["actions"] - first).max() > 1e-4
 
 
+def test_a_request_that_says_no_scale_has_the_servers(acting: Policy, monkeypatch: pytest.MonkeyPatch):
+    asked, prepare = [], acting.prepare
+
+    def prepared(*arguments: Any, **options: Any) -> Any:
+        asked.append(options.get("guidance_scale"))
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(acting, "prepare", prepared)
+    with running(acting, options={"guidance_scale": 2.5}) as port, client(port) as connection:
+        connection.recv()
+        asked.clear()  # what the start compiled for
+        for changes in ({}, {"guidance_scale": 0.5}, {}):
+            connection.send(request(acting, **changes))
+            assert isinstance(connection.recv(), bytes)
+    assert asked == [2.5, 0.5, 2.5]
+
+
 def test_bounds_are_told_and_kept(acting: Policy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(acting, "_sample", lambda *_: np.full((1, 8, 8), 1e6, np.float32))
     try:

@@ -1,5 +1,7 @@
 import dataclasses
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +9,11 @@ import numpy as np
 import pytest
 
 from chunkwise.checkpoint.checksums import tree_digest
+from chunkwise.errors import ConfigError
+from chunkwise.policies.execution import Committed
 from openpi_ript.config.experiment import AdvantageConfig, DataConfig, OpenpiRiptConfig, RobotConfig
 from openpi_ript.model.pi0 import Pi0
-from openpi_ript.ript.acting import ActingPolicy
+from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.toy_policy import random_params
@@ -110,3 +114,18 @@ def test_a_simulators_rows_are_seen_as_the_adapter_says(config: OpenpiRiptConfig
     mirrored.use(random_params(Pi0(config.model)), 1)
     np.testing.assert_array_equal(mirrored(rows, noise), turned)
     assert np.abs(policy(rows, noise) - turned).max() > 1e-4
+
+
+def test_a_chunk_that_is_drawn_with_noise_cannot_be_completed():
+    drawn = np.ones((1, 8, 3), np.float32)
+    chain = SimpleNamespace(points=np.zeros((1, 4, 8, 8)), log_prob=np.zeros((1, 3)))
+    rollout = SimpleNamespace(ppo=SimpleNamespace(sample_steps=3))
+    policy: Any = SimpleNamespace(
+        config=SimpleNamespace(rollout=rollout), chunk=(8, 8), explore=lambda seen, noise: (drawn, chain)
+    )
+    exploring, noise = ExploringPolicy(policy), np.zeros((1, 4, 8, 8), np.float32)
+    assert exploring.chunk == (4, 8, 8), "a noise for each point of the chain"
+    np.testing.assert_array_equal(exploring({}, noise), drawn)
+    committed = [Committed(actions=np.zeros((2, 3), np.float32), weights=np.ones(2, np.float32))]
+    with pytest.raises(ConfigError, match="chunks cannot be completed"):
+        exploring({}, noise, committed)
