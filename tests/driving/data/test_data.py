@@ -118,7 +118,10 @@ def test_the_values_of_a_batch(root: Path):
 
 
 def test_changes_are_known_where_both_moments_are(tmp_path: Path):
-    """Frames at 10 Hz: 0.25 s before frame 2 is frame 0, within 0.1 s; nobody knows the speed of frame 6."""
+    """Frames at 10 Hz: 0.25 s before frame 2 is frame 0, within 0.1 s; nobody knows the speed of frame 6.
+
+    0.25 s before frame 9 lies between frames 6 and 7: of two that are equally near the earlier is taken.
+    """
 
     def forget(tree: dict[str, Any]) -> None:
         tree["frames"][6]["observations"]["state"]["speed_mps"] = None
@@ -127,7 +130,7 @@ def test_changes_are_known_where_both_moments_are(tmp_path: Path):
     write_drive(tmp_path, "a", frames=13, change=forget)
     data = open_data(config(tmp_path, offsets_s=(0.0, 0.1)).data, "all")
     batch = data.batch(np.array([1, 2, 5, 6, 9, 11, 12]))
-    speed = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1]]
+    speed = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1]]
     turn = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]]
     np.testing.assert_array_equal(batch["past_motion_valid"], np.concatenate([speed, turn], axis=1).astype(bool))
     seen = inputs(batch, 0)
