@@ -14,8 +14,11 @@ from chunkwise.data.images import (
     decode,
     decode_into,
     decode_same_size_into,
+    encode_depth_png,
     encode_jpeg,
+    encode_png,
     read_image_size,
+    require_pixels,
     resize_into,
     resize_with_pad,
     resized,
@@ -47,6 +50,26 @@ def test_grey_and_transparent_png_become_rgb() -> None:
     np.testing.assert_array_equal(decode(png(grey), source="x"), np.repeat(grey[..., None], 3, -1))
     rgba = np.concatenate([smooth(4, 5), np.full((4, 5, 1), 9, np.uint8)], -1)
     np.testing.assert_array_equal(decode(png(rgba), source="x"), rgba[..., :3])
+
+
+def test_what_is_encoded_as_png_comes_back_exactly() -> None:
+    image = smooth(6, 7)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(image)))), image)
+    np.testing.assert_array_equal(np.asarray(Image.open(io.BytesIO(encode_png(image[..., 0])))), image[..., 0])
+
+
+def test_a_depth_map_is_shown_bright_where_it_is_near() -> None:
+    """Of 1, 2 and 3 m: 255, 255 - 215 / 2, and 40; nothing was measured at 0, NaN and infinity."""
+    depth = np.array([[1.0, 2.0, 3.0], [0.0, np.nan, np.inf]], np.float32)
+    shown = np.asarray(Image.open(io.BytesIO(encode_depth_png(depth))))
+    assert shown.tolist() == [[255, 148, 40], [0, 0, 0]]
+    assert np.asarray(Image.open(io.BytesIO(encode_depth_png(np.full((2, 2), 5))))).tolist() == [[255, 255]] * 2
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0)])
+def test_an_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(DataError, match=f"a: expected an image of at least 1 pixel, found {size[0]} x {size[1]}"):
+        require_pixels(*size, "a")
 
 
 def test_jpeg_is_within_its_bound() -> None:

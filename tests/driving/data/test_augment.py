@@ -185,6 +185,28 @@ def test_brightness_and_contrast_are_what_they_say(root: Path):
     np.testing.assert_allclose(changed["images"][0, 0, 0], expected, atol=1)
 
 
+def test_contrast_is_around_the_middle_grey(root: Path):
+    data = opened(root, AugmentConfig(contrast=0.5))
+    draws = draw([(0, 0)], seed=3, times=2, cameras=5)
+    plain, changed = data.batch(data.anchors[:1]), data.batch(data.anchors[:1], draws)
+    factor = 1 + (2 * draws.colour[0, 0, 0, 1] - 1) * 0.5
+    assert abs(factor - 1) > 0.1
+    expected = np.clip(np.round((plain["images"][0, 0, 0] - 127.5) * factor + 127.5), 0, 255)
+    np.testing.assert_allclose(changed["images"][0, 0, 0], expected, atol=1)
+
+
+def test_what_is_mirrored_was_cropped_before(root: Path):
+    """A camera takes its own crop with it to the other side."""
+    _, cropped = both(root, AugmentConfig(crop=0.3))
+    _, changed = both(root, AugmentConfig(crop=0.3, flip=1.0))
+    order = [0, 2, 1, 4, 3]
+    np.testing.assert_array_equal(changed["images"], cropped["images"][:, :, order, :, ::-1])
+    expected = cropped["intrinsics"][:, :, order].copy()
+    expected[..., 0, 1] *= -1
+    expected[..., 0, 2] = WIDTH - expected[..., 0, 2]
+    np.testing.assert_allclose(changed["intrinsics"], expected, rtol=1e-6)
+
+
 def test_dropout_masks_a_camera_at_all_times_and_never_the_last(root: Path):
     plain, changed = both(root, AugmentConfig(camera_dropout=0.5))
     valid = changed["image_valid"]
