@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -137,3 +138,9 @@ def test_a_run_logs_it_at_every_evaluation_and_at_the_end(
     assert len(set(found.values())) == 3
     said = capsys.readouterr().out
     assert f"step 5: held out, 4 episodes, 40 windows: loss {found[5]:.4g}" in said
+
+
+def test_a_run_prints_what_was_held_out():
+    known: Any = SimpleNamespace(episodes=4, rows=np.zeros(40))
+    said = HeldOut.summary(known, {"holdout/loss": 0.123456, "holdout/other": 7.0})
+    assert said == "held out, 4 episodes, 40 windows: loss 0.1235, other 7"

@@ -93,6 +93,7 @@ def test_draws_the_ratio_without_replacement():
     found = draw(50, 50, 32, 0.6)
     assert len(found.indices) == len(set(found.indices)) == 32
     assert (found.indices < 100).sum() == 19  # round(0.6 * 32)
+    assert (draw(50, 50, 3, 0.55).indices < 100).sum() == 2  # round(1.65)
     assert found.notes == ()
     assert set(found.indices) != set(draw(50, 50, 32, 0.6, epoch=1).indices)
 

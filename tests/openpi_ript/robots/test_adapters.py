@@ -157,6 +157,12 @@ def _open(root: Path, robot: RobotConfig, **changes: Any) -> TrainingData:
     return open_data(DataConfig(**settings), allow_code=True)
 
 
+def test_a_dataset_imports_no_code_unasked(tmp_path: Path) -> None:
+    robot = RobotConfig(state_dim=14, adapter=f"{__name__}:Doubled")
+    with pytest.raises(ConfigError, match=r"would import Python code"):
+        open_data(DataConfig(path=str(tmp_path), robot=robot))
+
+
 def test_statistics_and_windows_are_of_the_policys_numbers(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     state, action = (rng.uniform(0, 1, (9, 14)).astype(np.float32) for _ in range(2))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
+from chunkwise.data.sampling import Purpose
 from chunkwise.errors import ConfigError, DataError
 from qchunk.data.dataloader_v3 import QCSimpleDatasetV3, create_qc_dataloader_v3
 from tests.qchunk import image_recordings
@@ -101,6 +102,15 @@ def test_a_batch_is_a_function_of_epoch_rank_and_its_number(tmp_path: Path):
     later = first[4]
     first.refresh_epoch(4)
     assert not np.array_equal(later["actions"], first[4]["actions"])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_draws_frames_of_its_own(rank: int, tmp_path: Path):
+    data, _ = make(dataset(tmp_path), epoch_seed=3, world_size=2, rank=rank)
+    counter = np.array([0, 4, rank, Purpose.POOL_ITEM.word], np.uint64)
+    bits = np.random.Philox(key=np.array([data._config.run.seed, 3], np.uint64), counter=counter)
+    expected = data.pool.batch(np.random.Generator(bits).integers(0, len(data), size=1))
+    np.testing.assert_array_equal(data[4]["actions"], expected["actions"][0])
 
 
 def test_an_index_seeds_a_draw_over_all_frames(tmp_path: Path):
