@@ -232,6 +232,12 @@ def test_missed_deadlines_are_counted_and_not_caught_up_with() -> None:
     assert episode.ticks == [0, 2, 4, 6]
 
 
+@pytest.mark.parametrize(("share", "missed"), [(1.004, 0), (1.016, 4)])
+def test_a_hundredth_of_a_step_is_not_late(share: float, missed: int) -> None:
+    control, *_ = made(0.0, seconds=share / RATE)
+    assert control.run(2 if not missed else 4).missed == missed
+
+
 def test_limits() -> None:
     """A policy that jumps: 1 unit a second is 1/8 a step, from the measured joints on."""
 
