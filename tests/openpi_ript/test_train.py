@@ -20,6 +20,7 @@ from chunkwise.train import rngs
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript.config.experiment import OpenpiRiptConfig, toy
+from openpi_ript.data.dataset import open_data
 from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import only_where, trainable
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
@@ -212,6 +213,23 @@ def test_the_fingerprint_knows_labels_and_tokenizer(root: Path, tmp_path: Path):
     tokenizer.write_bytes(other_tokenizer(300))
     other = make_task(dataclasses.replace(config, tokenizer=str(tokenizer))).data_fingerprint()
     assert {name for name in marks if marks[name] != other[name]} == {"tokenizer"}
+    again = make_task(dataclasses.replace(config, tokenizer=str(tokenizer)))
+    tokenizer.write_bytes(other_tokenizer(280))
+    assert again.data_fingerprint()["tokenizer"] != other["tokenizer"], "another one of the same name"
+
+
+def test_the_fingerprint_knows_statistics_and_weights_of_samples(root: Path, tmp_path: Path):
+    config = small_config(root, tmp_path / "run")
+    data = open_data(config.data)
+    marks = SupervisedTask(config, data).data_fingerprint()
+    state = dataclasses.replace(data.stats["state"], mean=data.stats["state"].mean + 1)
+    rollouts = dataclasses.replace(data.to_ript.rollouts, advantage=data.to_ript.rollouts.advantage * 2)
+    for name, other in (
+        ("norm_stats", dataclasses.replace(data, stats={**data.stats, "state": state})),
+        ("labels", dataclasses.replace(data, to_ript=dataclasses.replace(data.to_ript, rollouts=rollouts))),
+    ):
+        changed = SupervisedTask(config, other).data_fingerprint()
+        assert {mark for mark in marks if marks[mark] != changed[mark]} == {name}
 
 
 def test_the_fingerprint_knows_which_task_a_frame_is_of(root: Path, tmp_path: Path):

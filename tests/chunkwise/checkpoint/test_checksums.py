@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from chunkwise.checkpoint.checksums import checksums, digest, named_leaves, tree_spec
+from chunkwise.checkpoint.checksums import checksums, digest, named_leaves, tree_digest, tree_spec
 from chunkwise.checkpoint.file_sums import seal, verify_files
 from chunkwise.state import TrainState
 
@@ -182,3 +182,16 @@ def test_each_file_of_a_save_is_read_by_one_process(shares: int, tmp_path: Path)
         assert [bool(one) for one in found] == [share == number % shares for share in range(shares)]
         assert name in found[number % shares]
         (tmp_path / name).write_bytes(name.encode())
+
+
+def test_the_digest_of_a_tree_knows_values_names_and_types():
+    one = {"a": np.zeros(2, np.float32)}
+    others = [
+        {"a": np.ones(2, np.float32)},
+        {"b": one["a"]},
+        {"a": np.zeros(2, np.int32)},
+        {"a": np.zeros((2, 1), np.float32)},
+    ]
+    found = [tree_digest(tree) for tree in (one, *others)]
+    assert len(set(found)) == 5
+    assert {len(digest) for digest in found} == {64}

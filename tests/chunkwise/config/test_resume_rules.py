@@ -156,3 +156,11 @@ def test_how_many_environments_there_are_may_change_and_their_rows_may_not() -> 
     assert fingerprint(now | {"env.rows": 64}, rules) != saved
     # As it is read back from a checkpoint: without what may change.
     assert comparable(saved, saved, rules) == (saved, saved, "")
+
+
+@pytest.mark.parametrize("path", ["qchunk/debug.py", "openpi_ript/debug.py", "driving/debug.py"])
+def test_what_the_data_are_taken_as_may_not_change(path: str) -> None:
+    config, _ = load(["--config", str(ROOT / "configs" / path)])
+    rules, now = resume_rules(type(config)), flatten(config)
+    saved = fingerprint(now, rules)
+    assert {"data.cameras", "data.image_size"} <= saved.keys()

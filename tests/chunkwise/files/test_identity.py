@@ -355,3 +355,25 @@ def test_holes_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(budget.LimitError):
         files.add(["a"])
     content_hash(tmp_path / "a")
+
+
+def test_the_order_in_which_files_are_listed_does_not_count():
+    a, b = identity.Entry("00", 1, ""), identity.Entry("11", 2, "")
+    assert identity.digest({"a": a, "b": b}) == identity.digest({"b": b, "a": a})
+    assert identity.digest({"a": a, "b": b}) != identity.digest({"a": b, "b": a})
+
+
+def test_a_file_that_grows_while_it_is_hashed_is_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It grows after the first reading, before the file's state is looked at a second time."""
+    file, stat_of, looks = tmp_path / "a", identity.stat_of, itertools.count()
+    file.write_bytes(b"one")
+
+    def looked(status: os.stat_result) -> identity.Stat:
+        if next(looks) != 1:
+            return stat_of(status)
+        with file.open("ab") as more:
+            more.write(b" two")
+        return stat_of(os.stat(file))
+
+    monkeypatch.setattr(identity, "stat_of", looked)
+    assert content_hash(file) == hashlib.sha256(b"one two").hexdigest()
