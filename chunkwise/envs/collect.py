@@ -30,6 +30,9 @@ from chunkwise.policies.execution import NOTHING, Committed, Execution, Plan
 ENDLESS = 10_000
 """Steps of an episode without a limit, after which the flag that sets one is named."""
 
+REMEMBERED = 64
+"""Answers whose median says how long one takes: a few slow environments among them do not move it."""
+
 Draw = tuple[int, ...]
 """Words that seed what a policy draws for one chunk: those of its rollout, then the number of the chunk."""
 
@@ -164,6 +167,9 @@ class Collector:
         self._inferences = 0
         self._fastest = math.inf
         """Seconds of the shortest inference but for the first, which compiles."""
+        self._asked_at = [0.0] * workers.count
+        self._seconds = deque[float](maxlen=REMEMBERED)
+        """That the latest answers to actions took."""
 
     def play(
         self,
@@ -199,15 +205,15 @@ class Collector:
                 slots[i] = self._begin(i, todo.popleft())
                 asked.append(i)
             while slots:
-                ready, until = list[int](), math.inf
+                ready, since = list[int](), math.inf
                 while asked and len(ready) < self.rows:
                     try:
-                        i = self._receive(asked, slots, stopping, until)
+                        i = self._receive(asked, slots, stopping, since + self._patience(len(asked)))
                     except TimeoutError:
                         break
                     asked.remove(i)
                     if not self._is_over(slots[i]):
-                        until = min(until, time.monotonic() + self._patience)
+                        since = min(since, time.monotonic())
                         ready.append(i)
                         continue
                     slot = slots.pop(i)
@@ -242,10 +248,15 @@ class Collector:
         """Ends the workers."""
         self.workers.close()
 
-    @property
-    def _patience(self) -> float:
-        """Seconds that the first of a batch waits for others: an inference, so that waiting for them at most doubles
-        its time, and a batch is not made for each of many that answer one after the other."""
+    def _patience(self, asked: int) -> float:
+        """Seconds that the first of a batch waits for others, `asked` of which are awaited.
+
+        An inference, so that waiting for them at most doubles its time. As long as those that are awaited keep all
+        cores busy, waiting costs nothing, and each batch less saves an inference: then as long as an answer takes, but
+        no longer, for one that hangs would keep the others waiting.
+        """
+        if asked >= self.workers.parallel and self._seconds:
+            return float(np.median(self._seconds))
         return 0.0 if math.isinf(self._fastest) else self._fastest
 
     def _begin(self, slot: int, job: Job) -> _Slot:
@@ -297,6 +308,7 @@ class Collector:
             slot.frames = [{name: value[None] for name, value in answer.observation.items()}]
             slot.init_hash = answer.init_hash
         else:
+            self._seconds.append(time.monotonic() - self._asked_at[i])
             if not self.workers.every_frame:
                 slot.frames.clear()
             slot.frames.append(answer.observations)
@@ -335,6 +347,7 @@ class Collector:
             if not np.isfinite(chunks[row]).all():
                 raise self._non_finite(slot, actor)
             stretch = slot.plan.stretch(np.asarray(chunks[row], np.float32))
+            self._asked_at[i] = time.monotonic()
             self.workers.submit(i, Run(np.ascontiguousarray(stretch[: slot.left])))
         self._inferences += 1
         if self._inferences > 1:

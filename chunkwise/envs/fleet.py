@@ -145,6 +145,7 @@ class _Node:
 
     id: str
     address: str
+    cores: float
     actor: Any
     heard: float
     """When it last answered, or was asked for answers: it gives some or none several times in `silence`."""
@@ -170,6 +171,14 @@ class RayWorkers:
         self._answers: dict[int, Answer] = {}
         self._losses: Counter[str] = Counter()
         self._connection: contextlib.ExitStack | None = None
+
+    @property
+    def parallel(self) -> int:
+        """Of the nodes that have slots; before there are any, all slots."""
+        if not self._nodes:
+            return self.count
+        loads = Counter(node.id for node in self._node_of.values())
+        return max(1, int(sum(min(loads[node.id], node.cores) for node in self._nodes.values())))
 
     def submit(self, slot: int, request: Request) -> None:
         self._answers.pop(slot, None)
@@ -241,7 +250,7 @@ class RayWorkers:
             actors: Any = ray.remote(**settings)(NodeWorkers)
             here = NodeAffinitySchedulingStrategy(chosen, soft=False)
             actor = actors.options(scheduling_strategy=here).remote(*self._arguments)
-            self._nodes[chosen] = _Node(chosen, addresses[chosen], actor, time.monotonic())
+            self._nodes[chosen] = _Node(chosen, addresses[chosen], cores[chosen], actor, time.monotonic())
         self._node_of[slot] = self._nodes[chosen]
         return self._nodes[chosen]
 

@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Bool, Float32
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed.cores import cores
 from chunkwise.envs.environment import Environment, Observation, Step, state_hash
 from chunkwise.envs.failures import failure, require_finite
 from chunkwise.envs.other_python import SimulatorDiedError
@@ -98,6 +99,8 @@ class Workers(Protocol):
 
     count: int
     """Slots."""
+    parallel: int
+    """Slots that are worked at in one moment: of more that were asked, the others wait for a core."""
     every_frame: bool
     """Whether a Stretch has the observation after every action, or the last one alone."""
 
@@ -152,6 +155,7 @@ class ProcessWorkers:
           wake: A pipe; what comes through it ends a wait for answers, with a TimeoutError.
         """
         self.count, self.every_frame, self.silence = count, every_frame, silence
+        self.parallel = min(count, len(cores()))
         self._wakes = [] if wake is None else [wake]
         self._body = functools.partial(serve, opener=opener, name=name, every_frame=every_frame)
         # Forking a process that runs jax's threads can deadlock.
@@ -270,6 +274,7 @@ class ThreadWorkers:
           name: Of the environment, for errors.
         """
         self.count = count
+        self.parallel = min(count, len(cores()))
         self._opener, self._name = opener, name
         self._seats: list[Seat | None] = [None] * count
         self._answers: dict[int, concurrent.futures.Future[Start | Stretch]] = {}
@@ -322,7 +327,8 @@ class ThreadWorkers:
 
 @functools.cache
 def _threads() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count())
+    # At least two: with one, an environment that sleeps or waits keeps all the others waiting.
+    return concurrent.futures.ThreadPoolExecutor(max_workers=max(2, len(cores())))
 
 
 @contextlib.contextmanager

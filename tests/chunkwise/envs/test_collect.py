@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from chunkwise.envs.collect import Collector, Job, Task
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.rollout import Rollout, load
-from chunkwise.envs.workers import ProcessWorkers, ThreadWorkers, Workers
+from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, ThreadWorkers, Workers, answer
 from chunkwise.errors import ConfigError, NonFiniteError
 from chunkwise.policies.execution import Committed, Execution
 from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, Waits, actions_of, jobs, threads
@@ -105,6 +106,73 @@ def test_a_slow_environment_keeps_nobody_waiting(tmp_path: Path) -> None:
     collector.close()
     assert sorted(ended) == list(range(1, 8))
     assert ended[-1] == 3
+
+
+class Cores:
+    """Workers on a clock of their own: `parallel` cores take turns at what was asked, `seconds` for each Run."""
+
+    every_frame = True
+
+    def __init__(self, count: int, parallel: int, seconds: Callable[[int], float]) -> None:
+        self.count, self.parallel, self.now = count, parallel, 0.0
+        self._seconds = seconds
+        self._free = [0.0] * parallel
+        self._environments = [Countdown(EnvSpec(suite="own")) for _ in range(count)]
+        self._answers: dict[int, tuple[float, Start | Stretch]] = {}
+
+    def submit(self, slot: int, request: Reset | Run) -> None:
+        begins = max(self.now, self._free[0])
+        ends = begins + (self._seconds(slot) if isinstance(request, Run) else 0.0)
+        self._free = sorted([ends, *self._free[1:]])
+        self._answers[slot] = ends, answer(self._environments[slot], request, every_frame=True)
+
+    def receive(
+        self, slots: Collection[int], stopping: Any = None, *, within: float = math.inf
+    ) -> tuple[int, Start | Stretch]:
+        slot = min(slots, key=lambda slot: self._answers[slot][0])
+        ends, found = self._answers[slot]
+        if ends > self.now + within:
+            self.now += within
+            raise TimeoutError
+        self.now = max(self.now, ends)
+        return slot, found
+
+    def close(self) -> None:
+        pass
+
+
+class Takes(Drawn):
+    """A policy whose inference takes 0.01 s on that clock."""
+
+    def __init__(self, workers: Cores) -> None:
+        super().__init__()
+        self.workers = workers
+
+    def __call__(self, observations: Any, draws: Any, prompts: Any) -> Any:
+        self.workers.now += 0.01
+        return super().__call__(observations, draws, prompts)
+
+
+def test_a_batch_waits_for_many_as_long_as_they_keep_the_cores_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight environments on two cores, 0.1 s a chunk: 24 chunks in batches of at least two, not one by one."""
+    workers = Cores(8, 2, lambda slot: 0.1 + 0.011 * slot)
+    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
+    actor = Takes(workers)
+    play(workers, jobs([1, 3, 5, 7, 1, 3, 5, 7]), actor)
+    assert sum(draw is not None for _, draws in actor.calls for draw in draws) == 24
+    assert len(actor.calls) <= 12
+
+
+def test_a_batch_does_not_wait_for_one_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two environments on two cores one takes 1 s, the other 10 s a chunk: each goes on by itself."""
+    workers = Cores(2, 2, lambda slot: 10.0 if slot else 1.0)
+    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
+    ended: dict[int, float] = {}
+    collector = Collector(workers)
+    collector.play(jobs([1, 3]), Takes(workers), lambda job, _: ended.update({job.number: workers.now}))
+    # Nine steps in three chunks each: 3 s, 30 s, and what the inferences take, with as much again for waiting.
+    assert ended[0] < 3.2
+    assert ended[1] < 30.2
 
 
 def test_chunks_are_cut_and_rollouts_end_where_it_is_said() -> None:
