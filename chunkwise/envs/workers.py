@@ -99,10 +99,13 @@ class Workers(Protocol):
 
     count: int
     """Slots."""
-    parallel: int
-    """Slots that are worked at in one moment: of more that were asked, the others wait for a core."""
     every_frame: bool
     """Whether a Stretch has the observation after every action, or the last one alone."""
+
+    @property
+    def parallel(self) -> int:
+        """Slots that are worked at in one moment: of more that were asked, the others wait for a core."""
+        ...
 
     def submit(self, slot: int, request: Request) -> None:
         """Asks a slot for something."""
