@@ -175,7 +175,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
     """Rounds of all ways, then one row a way."""
     from chunkwise.data.shards import PackSettings
     from driving.config import CAMERAS, DataConfig
-    from driving.pack import open_episodes, pack
+    from driving.data.pack import open_episodes, pack
 
     size, batch, threads = arguments.image_size, arguments.batch, arguments.threads
     root = folder / "episodes"

@@ -155,7 +155,7 @@ def run_peer(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
 def prepare(arguments: argparse.Namespace, folder: Path) -> None:
     """Both datasets, and two packs of the one in videos."""
     from chunkwise.data.shards import PackSettings
-    from openpi_ript.pack import pack
+    from openpi_ript.data.pack import pack
 
     if arguments.peer:
         run_peer(arguments, folder)

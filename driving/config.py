@@ -57,7 +57,7 @@ class DataConfig(FilesConfig):
     """Driving episodes on disk, or a pack of them, and how their frames become samples."""
 
     path: str = dataclasses.field(metadata=FREE_ON_RESUME)
-    """Folder of episode JSON files with their images, or the pack that `python -m driving.pack` wrote."""
+    """Folder of episode JSON files with their images, or the pack that `chunkwise pack` wrote."""
     cameras: tuple[str, ...] = CAMERAS
     """Order of the camera axis."""
     image_size: tuple[int, int] = (64, 96)

@@ -2,7 +2,7 @@
 
     python -m driving.evaluate RUN...              # one table of all runs, from their evaluation.json
     python -m driving.evaluate --again RUN...      # computed anew from each run's newest checkpoint
-    python -m driving.evaluate RUN --closed-loop   # drives in the town (driving/closed_loop.py)
+    python -m driving.evaluate RUN --closed-loop   # drives in the town (driving/eval/routes.py)
 
 Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
 """
@@ -29,12 +29,11 @@ from chunkwise.files.identity import Check, any_files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
 from chunkwise.train import rngs
-from driving import closed_loop
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
 from driving.data.validation import SCORED_S
-from driving.eval import plot, probes
+from driving.eval import plot, probes, routes
 from driving.eval.baselines import EgoStates, blind_predictions
 from driving.eval.metrics import LEAST_DRIVES, Score, measures, score
 from driving.policies.policy import WaypointPolicy
@@ -282,9 +281,9 @@ def read_report(run: Path) -> dict[str, Any]:
 
 
 _DRIVING_FLAGS = (
-    ("episodes", closed_loop.EPISODES, "routes"),
+    ("episodes", routes.EPISODES, "routes"),
     ("seed", 0, "of the routes"),
-    ("workers", closed_loop.WORKERS, "processes that simulate; the result does not depend on it"),
+    ("workers", routes.WORKERS, "processes that simulate; the result does not depend on it"),
     ("video", 0, "drives of the model in a video, from above and from the front camera"),
 )
 
@@ -296,8 +295,8 @@ def _drive(runs: list[Path], given: dict[str, int], *, as_json: bool) -> int:
         if value < least[flag]:
             raise ConfigError(f"--{flag} is {value}; expected at least {least[flag]}")
     for run in runs:
-        report = closed_loop.evaluate_run(run, **given)
-        print(json.dumps(report) if as_json else closed_loop.text(report, run.name), flush=True)
+        report = routes.evaluate_run(run, **given)
+        print(json.dumps(report) if as_json else routes.text(report, run.name), flush=True)
     return 0
 
 

@@ -205,7 +205,7 @@ def _open(config: RecordConfig, path: Path, step: int | None) -> Recorder:
     if config.driver is None:
         return functools.partial(record_episode, config, path)
     from chunkwise.policies.load import load_policy
-    from driving.closed_loop import plan_of
+    from driving.eval.routes import plan_of
 
     policy = load_policy(config.driver, checkpoint="newest" if step is None else step)
     return functools.partial(record_episode, config, path, driver=functools.partial(plan_of, policy))

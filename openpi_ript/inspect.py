@@ -32,7 +32,7 @@ from chunkwise.printable import say
 from openpi_ript.config.data import DataConfig, RobotConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import TrainingData, open_data
-from openpi_ript.pack import numeric_columns
+from openpi_ript.data.pack import numeric_columns
 
 Report = dict[str, Any]
 

@@ -29,13 +29,13 @@ from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError, MismatchError
 from chunkwise.files.dataset_files import require_same
 from chunkwise.files.identity import Files
-from driving import pack as driving_pack
 from driving.config import DataConfig as DrivingConfig
 from driving.data import batches as driving_data
+from driving.data import pack as driving_pack
 from openpi_ript.config.data import UR5E
 from openpi_ript.config.data import DataConfig as OpenpiConfig
 from openpi_ript.data import dataset as openpi_data
-from openpi_ript.pack import pack as pack_lerobot
+from openpi_ript.data.pack import pack as pack_lerobot
 from qchunk import data as qchunk_data
 from qchunk.config import AgentConfig, QChunkConfig
 from qchunk.config import DataConfig as QChunkData

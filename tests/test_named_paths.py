@@ -77,12 +77,12 @@ TOOLS: dict[str, list[str]] = {
     "qchunk.inspect": ["PATH"],
     "qchunk.convert": ["PATH", "out"],
     "driving.validate": ["PATH"],
-    "driving.pack": ["PATH", "out", "--image-size", "8", "8"],
+    "driving.data.pack": ["PATH", "out", "--image-size", "8", "8"],
     "driving.convert": ["PATH", "out"],
     "openpi_ript.inspect": ["PATH"],
-    "openpi_ript.pack": ["PATH", "out"],
+    "openpi_ript.data.pack": ["PATH", "out"],
     "openpi_ript.evaluate": ["run", "PATH"],
-    "openpi_ript.serve": ["PATH"],
+    "chunkwise.policies.serve": ["PATH"],
     "qchunk.evaluate": ["PATH"],
 }
 

@@ -134,7 +134,7 @@ VERBS: dict[str, Verb] = {
     "pack": Verb(
         summary="pack a dataset into a few files that are read fast",
         example="chunkwise pack path/to/lerobot path/to/pack",
-        modules={"openpi_ript": "openpi_ript.pack", "driving": "driving.pack"},
+        modules={"openpi_ript": "openpi_ript.data.pack", "driving": "driving.data.pack"},
         told_by="data",
     ),
     "checkpoint": Verb(

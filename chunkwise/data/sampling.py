@@ -60,7 +60,7 @@ class Purpose(enum.Enum):
     """Order in which initial states are tried: (seed, update)."""
     CHUNK_ORDER = ("openpi_ript", 6)
     """Order of a round's chunks in one pass over them: (seed, update of the round, pass)."""
-    SERVED_ACTION = ("openpi_ript.serve", None)
+    SERVED_ACTION = ("served policies", None)
     """Noise of a policy: (seed, length of the draw's name, its words, row)."""
 
     DRIVING_ORDER = ("driving", None)

@@ -1,4 +1,4 @@
-"""Images of frames at training size, from the files of episodes; `driving/pack.py` gives the same from a pack."""
+"""Images of frames at training size, from the files of episodes; `driving/data/pack.py` gives the same from a pack."""
 
 import threading
 from collections.abc import Mapping, Sequence

@@ -129,7 +129,7 @@ class DataConfig(FilesConfig):
     """A LeRobot dataset (v2.1 or v3.0) or a pack made of one, and how its frames become samples."""
 
     path: str = dataclasses.field(metadata=FREE_ON_RESUME)
-    """Folder of the dataset, or of the pack that `python -m openpi_ript.pack` wrote."""
+    """Folder of the dataset, or of the pack that `chunkwise pack` wrote."""
     robot: RobotConfig
     cameras: dict[str, str] = dataclasses.field(default_factory=default_cameras)
     """openpi's name of each image to the dataset's key; empty: no images are read."""

@@ -17,7 +17,7 @@ from chunkwise.errors import DataError
 from chunkwise.files.links import Bounds
 from chunkwise.view.source import EpisodeContent, EpisodeSummary
 from openpi_ript.config.data import DataConfig
-from openpi_ript.pack import numeric_columns
+from openpi_ript.data.pack import numeric_columns
 
 QUALITY = 92
 """Of the JPEGs that frames of a video become."""

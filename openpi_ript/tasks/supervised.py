@@ -165,7 +165,7 @@ class SupervisedTask(Imitation):
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """The loss on what data.holdout keeps, and how many advantages were replaced while they were shaped.
 
-        A recorded dataset has no environment: `openpi_ript.serve` gives the policy to one.
+        A recorded dataset has no environment: `chunkwise serve` gives the policy to one.
         """
         replaced = self.data.replaced if self._labels is None else {}
         metrics = {f"advantages_{name}": float(count) for name, count in replaced.items()}

@@ -43,7 +43,7 @@ def run(folder: Path, change: Callable[[Path], object], name: str = "ript") -> P
 
 def serve(run: Path) -> Command:
     """Serves its policy; a good one would be served for ever."""
-    return ["-m", "openpi_ript.serve", str(run), "--port", "0"]
+    return ["-m", "chunkwise.policies.serve", str(run), "--port", "0"]
 
 
 def verify(run: Path) -> Command:

@@ -92,7 +92,10 @@ def bad_hdf5(folder: Path) -> list[Tool]:
 def bad_drive(folder: Path) -> list[Tool]:
     write_drive(folder / "data", "good", frames=3)
     (folder / "data" / f"{NAME}.json").write_text("{")
-    return [("driving.validate", [str(folder / "data")]), ("driving.pack", [str(folder / "data"), str(folder / "o")])]
+    return [
+        ("driving.validate", [str(folder / "data")]),
+        ("driving.data.pack", [str(folder / "data"), str(folder / "o")]),
+    ]
 
 
 def camera_of_a_drive(folder: Path) -> list[Tool]:
@@ -110,7 +113,7 @@ def lerobot_tables(folder: Path) -> list[Tool]:
     out = str(folder / "out")
     return [
         ("openpi_ript.inspect", [str(root)]),
-        ("openpi_ript.pack", [str(root), out]),
+        ("openpi_ript.data.pack", [str(root), out]),
         ("qchunk.convert", [str(root), out]),
         ("driving.convert", [str(root), out, "--state", "speed_mps=observation.state:0"]),
     ]
@@ -157,7 +160,7 @@ def test_links_that_the_user_allows(kind: str, tmp_path: Path, capsys: pytest.Ca
         "v21": [
             ("openpi_ript.inspect", [str(root)]),
             ("qchunk.convert", [str(root), out]),
-            ("openpi_ript.pack", [str(root), out, "--image-size", "8", "8"]),
+            ("openpi_ript.data.pack", [str(root), out, "--image-size", "8", "8"]),
         ],
         "l2d": [("driving.convert", [str(root), out])],
     }[kind]
@@ -173,7 +176,7 @@ def test_links_that_the_user_allows(kind: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_links_of_a_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pack, inspect = (importlib.import_module(f"openpi_ript.{name}").main for name in ("pack", "inspect"))
+    pack, inspect = (importlib.import_module(f"openpi_ript.{name}").main for name in ("data.pack", "inspect"))
     write_v21(tmp_path / "data", record((3, 3)), "image")
     assert pack([str(tmp_path / "data"), str(tmp_path / "packed"), "--image-size", "8", "8"]) == 0
     (shard,) = (tmp_path / "packed").glob("*.arrayrecord")

@@ -9,9 +9,9 @@ from tests.hostile.artefacts import Place
 
 EVALUATE = ("-m", "openpi_ript.evaluate", "run", "{folder}", "--episodes", "1", "--out", "{folder}/out.json")
 # The port is refused after the policy has been loaded and has acted.
-SERVE = ("-m", "openpi_ript.serve", "{folder}", "--port", "99999", "--batch-sizes", "1")
+SERVE = ("-m", "chunkwise.policies.serve", "{folder}", "--port", "99999", "--batch-sizes", "1")
 SERVE_EXPORT = (
-    *("-m", "openpi_ript.serve", "{folder}", "--port", "99999", "--batch-sizes", "1"),
+    *("-m", "chunkwise.policies.serve", "{folder}", "--port", "99999", "--batch-sizes", "1"),
     *("--config", "{good}/ript_config.py", "--", "--tokenizer", "{good}/ript_data/tokenizer.model"),
 )
 DRIVING = ("-m", "driving.evaluate", "--again", "{folder}")

@@ -9,8 +9,8 @@ import pytest
 from openpi_ript.config.data import UR5E, DataConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
+from openpi_ript.data.pack import main as pack_main
 from openpi_ript.inspect import Inspection, inspect, main
-from openpi_ript.pack import main as pack_main
 from tests.lerobot_files import CAMERAS, record, write_v21, write_v30
 
 

@@ -13,9 +13,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from chunkwise.errors import DataError
+from chunkwise.policies import serve
 from chunkwise.policies.access import Access
 from chunkwise.policies.wire import pack, rename, unpack
-from openpi_ript import serve
 from openpi_ript.policies.policy import Policy
 from tests.chunkwise.policies.serving import client, read, running, wire
 from tests.openpi_ript.serving import TOKEN, request, toy_policy

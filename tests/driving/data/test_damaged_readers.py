@@ -8,10 +8,10 @@ from pathlib import Path
 
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import RunError
-from driving import pack
 from driving.config import DataConfig
 from driving.convert import ConvertSettings, Format, convert
 from driving.converters.tfrecord import read_records
+from driving.data import pack
 from driving.data.batches import open_data
 from driving.data.episodes import examine
 from tests.driving.converters import test_nuscenes, waymo_files

@@ -13,10 +13,10 @@ from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError
 from driving import evaluate
-from driving import pack as pack_lib
 from driving.config import ConvConfig, DataConfig, DrivingConfig, EvalConfig, ModelConfig, RecordConfig, WaypointConfig
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
+from driving.data import pack as pack_lib
 from driving.data.batches import open_data
 from driving.data.episodes import load_episode
 from driving.data.index import concatenate

@@ -19,9 +19,9 @@ from openpi_ript.data import norm
 from openpi_ript.data.advantage import process, rloo
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData, make_batches, open_data
+from openpi_ript.data.pack import pack
 from openpi_ript.data.transforms import init_hash
 from openpi_ript.inspect import Inspection, inspect
-from openpi_ript.pack import pack
 from tests.lerobot_files import CAMERAS, TASKS, Recorded, record, write_v21, write_v30
 
 HORIZON = 4

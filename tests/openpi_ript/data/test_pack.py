@@ -14,7 +14,7 @@ from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
 from openpi_ript.data.dataset import open_data
-from openpi_ript.pack import main, pack
+from openpi_ript.data.pack import main, pack
 from tests.lerobot_files import CAMERAS, record, write_v21, write_v30
 
 CAMERA_MAP = {"base_0_rgb": CAMERAS[0], "left_wrist_0_rgb": CAMERAS[1]}

@@ -13,7 +13,7 @@ import pytest
 
 from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
 from chunkwise.policies.load import load_policy
-from driving import closed_loop, evaluate, train
+from driving import evaluate, train
 from driving.config import (
     CAMERAS,
     ConvConfig,
@@ -24,6 +24,7 @@ from driving.config import (
     RecordConfig,
     WaypointConfig,
 )
+from driving.eval import routes
 from driving.eval.closed_loop import Result
 from driving.policies.policy import WaypointPolicy
 from driving.record import record
@@ -60,11 +61,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
-    one = closed_loop.evaluate_run(run, episodes=2, seed=4, workers=1, video=1, seconds=0.8)
+    one = routes.evaluate_run(run, episodes=2, seed=4, workers=1, video=1, seconds=0.8)
     assert one["video"] == one["file"].replace(".json", ".mp4")
     assert Path(one["video"]).stat().st_size > 1000
     assert json.loads(Path(one["file"]).read_text()) == one
-    two = closed_loop.evaluate_run(run, episodes=2, seed=4, workers=2, seconds=0.8)
+    two = routes.evaluate_run(run, episodes=2, seed=4, workers=2, seconds=0.8)
     assert two == one | {"video": None}
     assert list(one["rows"]) == ["expert", "stationary", "constant_velocity", "history_mlp", "model"]
     assert one["rows"]["expert"]["progress"]["mean"] == 1.0
@@ -78,7 +79,7 @@ def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
     assert all(less < more for less, more in zip(metres["stationary"], metres["constant_velocity"], strict=True))
     # An untrained model is the constant turn; cameras add little after two updates.
     np.testing.assert_allclose(metres["model"], metres["constant_velocity"], atol=3)
-    assert "| run | " in closed_loop.text(one, "run")
+    assert "| run | " in routes.text(one, "run")
 
 
 @pytest.mark.long
@@ -99,7 +100,7 @@ def test_the_table_is_of_routes_and_its_score_is_paired():
     hit = Result(**(vars(GOOD) | {"no_fault_collision": 0.0}))
     half = Result(**(vars(GOOD) | {"metres": 50.0}))
     results = {"expert": [GOOD] * 5, "history_mlp": [hit] * 5, "model": [GOOD, half, half, half, half]}
-    table = closed_loop.table_of(results)
+    table = routes.table_of(results)
     model = table["rows"]["model"]
     less = (5 + 5 * 0.5 + 2) / 12
     assert model["score"]["mean"] == pytest.approx((1 + 4 * less) / 5)
@@ -113,14 +114,14 @@ def test_the_table_is_of_routes_and_its_score_is_paired():
     assert table["gain"]["expert"]["mean"] == pytest.approx(model["score"]["mean"] - 1)
     # t quantile of 4 degrees of freedom 2.7764, deviation of (1, .5, .5, .5, .5) 0.2236.
     assert model["progress"]["high"] == pytest.approx(0.6 + 2.7764 * 0.2236 / np.sqrt(5), abs=1e-3)
-    wide = closed_loop.table_of(results | {"model": [GOOD, GOOD, GOOD, GOOD, half]})["rows"]["model"]["progress"]
+    wide = routes.table_of(results | {"model": [GOOD, GOOD, GOOD, GOOD, half]})["rows"]["model"]["progress"]
     assert (wide["mean"], wide["high"]) == (0.9, 1.0)  # 1.18 without the bound
 
 
 def test_progress_is_measured_by_the_expert_of_the_same_route():
     far = Result(**(vars(GOOD) | {"metres": 200.0}))
     results = {"expert": [GOOD, far], "model": [far, GOOD]}
-    assert closed_loop.table_of(results)["rows"]["model"]["progress"]["mean"] == pytest.approx((1.0 + 0.5) / 2)
+    assert routes.table_of(results)["rows"]["model"]["progress"]["mean"] == pytest.approx((1.0 + 0.5) / 2)
 
 
 class Asked(WaypointPolicy):
@@ -139,7 +140,7 @@ class Asked(WaypointPolicy):
 
 def test_a_policy_is_asked_for_each_car_by_its_own_names():
     policy = Asked(("image/front", "speed_mps", "past_speed_mps", "route_command"))
-    driver = closed_loop._Policy(policy=policy)
+    driver = routes._Policy(policy=policy)
     seen = {
         "front": np.arange(2 * 12, dtype=np.uint8).reshape(2, 2, 2, 3),
         "side_left": np.zeros((2, 2, 2, 3), np.uint8),
@@ -158,9 +159,9 @@ def test_a_policy_is_asked_for_each_car_by_its_own_names():
 
 def test_those_who_see_nothing_go_straight_on_or_stand():
     seen = {"speed_mps": np.array([5.0], np.float32)}
-    on = closed_loop._Straight(steps=4, dt_s=0.5)(seen, [(0,)], [""])
+    on = routes._Straight(steps=4, dt_s=0.5)(seen, [(0,)], [""])
     np.testing.assert_allclose(on, [[[2.5, 0, 5.0, 0, 7.5, 0, 10.0, 0]]])
-    assert not closed_loop._Straight(share=0.0)(seen, [(0,)], [""]).any()
+    assert not routes._Straight(share=0.0)(seen, [(0,)], [""]).any()
 
 
 @pytest.mark.parametrize(
@@ -183,14 +184,14 @@ def test_reports_can_be_read_by_machines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     asked: list[dict[str, int]] = []
-    table = closed_loop.table_of({"expert": [GOOD], "model": [GOOD]})
+    table = routes.table_of({"expert": [GOOD], "model": [GOOD]})
     report = {"routes": 1, "seconds": 15.0, "file": "x.json", "video": None, **table}
 
     def drives(run: Path, **given: int) -> dict[str, Any]:
         asked.append(given)
         return report
 
-    monkeypatch.setattr(closed_loop, "evaluate_run", drives)
+    monkeypatch.setattr(routes, "evaluate_run", drives)
     words = ["evaluate", "--again", str(tmp_path), "--closed-loop", "--episodes", "7", "--workers", "3"]
     monkeypatch.setattr(sys, "argv", [*words, "--json"])
     assert evaluate.main() == 0
@@ -204,6 +205,6 @@ def test_reports_can_be_read_by_machines(
 def test_the_town_shows_what_a_run_was_trained_on():
     data, steps = DataConfig(path="x", image_size=(32, 48)), TrainConfig(steps=1, batch_size=1)
     config = DrivingConfig(train=steps, data=data, waypoints=WaypointConfig())
-    spec = closed_loop.spec_of(config)
+    spec = routes.spec_of(config)
     assert (spec.cameras, spec.image_size) == (CAMERAS, (32, 48))
-    assert closed_loop.open_town(spec, config, seconds=1.0).action_dim == 40
+    assert routes.open_town(spec, config, seconds=1.0).action_dim == 40

@@ -1,6 +1,6 @@
 """Writes what Waymo's end-to-end challenge takes: a run's waypoints at the last frame of every test segment.
 
-    python -m driving.submit RUN OUT.tar.gz --account EMAIL --method NAME
+    python -m driving.eval.submit RUN OUT.tar.gz --account EMAIL --method NAME
 
 The run's dataset was converted with --format waymo_e2e, its test segments among the others; or --data says where they
 are. The run's waypoints reach 5 s; at other rates than 4 Hz they are interpolated.
@@ -82,7 +82,7 @@ def _name(data: DrivingData, episode: int) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
     parser = Parser(
-        prog="python -m driving.submit",
+        prog="python -m driving.eval.submit",
         description=(__doc__ or "").splitlines()[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )

@@ -8,8 +8,8 @@ import pytest
 
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
-from driving import pack as pack_lib
 from driving.config import CAMERAS, DataConfig
+from driving.data import pack as pack_lib
 from driving.data import shards
 from driving.data.batches import open_data
 from driving.validate import validate

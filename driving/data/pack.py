@@ -1,6 +1,6 @@
 """Decodes a dataset of episodes once into shards that training reads at random, at the training size.
 
-    python -m driving.pack SOURCE OUT [--image-size 64 96] [--encoding raw] [--check]
+    chunkwise pack driving SOURCE OUT [--image-size 64 96] [--encoding raw] [--check]
 
 `data.path` may then name OUT instead of SOURCE. Every camera, state and waypoint is kept, and so is its split.
 """
@@ -156,7 +156,7 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, 64 for a wrong setting, 65 if dataset or pack are bad."""
     about = (__doc__ or "").splitlines()[0]
-    parser = pack_parser("driving.pack", about, source="folder of episodes", image_size=(64, 96))
+    parser = pack_parser("driving.data.pack", about, source="folder of episodes", image_size=(64, 96))
     missing = "images that are named and absent: an error that lists them, or left out; default: refuse"
     parser.add_argument("--missing-files", choices=("refuse", "mask"), default="refuse", help=missing)
     parser.add_argument("--check", action="store_true", help="compare OUT with SOURCE, and time both")

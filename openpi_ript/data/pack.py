@@ -1,6 +1,6 @@
 """Decodes a LeRobot dataset once into shards that training reads at random, at the training size.
 
-    python -m openpi_ript.pack SOURCE OUT [--encoding raw] [--image-size 224 224] [--allow-links-to DIR]
+    chunkwise pack openpi_ript SOURCE OUT [--encoding raw] [--image-size 224 224] [--allow-links-to DIR]
 
 Every numeric column and every camera is kept; `data.path` may then name the pack instead of the dataset.
 """
@@ -76,7 +76,7 @@ def pack(
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, 65 if the dataset is bad, 74 if the pack cannot be written."""
     about, source = (__doc__ or "").splitlines()[0], "LeRobot dataset, v2.1 or v3.0"
-    parser = pack_parser("openpi_ript.pack", about, source=source, image_size=(224, 224))
+    parser = pack_parser("openpi_ript.data.pack", about, source=source, image_size=(224, 224))
     parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all by default")
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
     parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")

@@ -12,11 +12,11 @@ from google.protobuf import unknown_fields
 
 from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig
 from chunkwise.errors import ConfigError
-from driving import submit
 from driving.config import ConvConfig, DataConfig, DrivingConfig, EvalConfig, ModelConfig, WaypointConfig
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
 from driving.data.batches import open_data
+from driving.eval import submit
 from driving.eval.submission import About, archive, rounded, submission
 from driving.train import main
 from tests.driving.converters import test_waymo_e2e as e2e
