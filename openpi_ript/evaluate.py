@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
     run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
     run.add_argument("--allow-env", help=f"{ALLOWED} of the run, that you trust")
     run.add_argument("--allow-code", help="data.robot.adapter of the run, where it is a module:factory that you trust")
-    run.add_argument("--video", type=int, default=0, help="episodes in a grid video beside it")
+    run.add_argument("--video", type=int, default=0, help="episodes in a video beside it, and in one each")
     run.set_defaults(act=evaluate_run)
     pair = commands.add_parser("compare", help="compare two evaluations, initial state by initial state")
     pair.add_argument("a", type=Path)

@@ -260,19 +260,24 @@ def evaluate_run(
         fleet=fleet,
         done=lambda job, rollout: played.update({job.number: rollout}),
     )
-    if video is not None and write_video(name, played, *video, rules) is not None:
+    if video is not None and write_video(name, played, *video, clips=video[0].with_suffix(""), rules=rules) is not None:
         print(f"video: {video[0]}", flush=True)
     return result
 
 
 def write_video(
-    env: str, played: Mapping[int, Rollout], path: Path, count: int, rules: simulators.Rules = simulators.USUAL
+    env: str,
+    played: Mapping[int, Rollout],
+    path: Path,
+    count: int,
+    *,
+    clips: Path,
+    rules: simulators.Rules = simulators.USUAL,
 ) -> Path | None:
-    """Writes a video of some of an evaluation's episodes, successes and failures; None if the machine cannot render."""
-    rollouts = [played[number] for number in sorted(played)]
-    chosen = render.some_of_both([rollout.success for rollout in rollouts], count)
+    """Writes videos of some of an evaluation's episodes, as render.write_some; None if the machine cannot render."""
+    rollouts = [played[number] for number in range(len(played))]
     opener = functools.partial(simulators.make, env, rules=rules, video=True)
-    return render.write_video(opener, [rollouts[i] for i in chosen], path)
+    return render.write_some(opener, rollouts, path, count, clips=clips)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -290,7 +295,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-steps", type=int, metavar="N", help="cut episodes after so many steps")
     parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once")
     add_flag(parser)
-    parser.add_argument("--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON")
+    parser.add_argument(
+        "--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON, and one of each"
+    )
     parser.add_argument("--checkpoint", default="newest", metavar="WHICH", help="newest, best, or a step")
     parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json")
     parser.add_argument("--json", action="store_true", help="print the metrics as one JSON object")

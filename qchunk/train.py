@@ -11,6 +11,7 @@ from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
+from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.recorder import to_be_recorded
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import ConfigError
@@ -93,6 +94,7 @@ class QChunkTask:
             metrics["env_steps"] = float(self.config.env_steps(int(state.step)))
         elif final and self._cloning is not None:  # online, the flow imitates the policy too
             policies["behaviour_cloning"] = self._cloning
+        file = evaluation.file_of(self.folder, int(state.step), {})
         played: dict[str, dict[int, Rollout]] = {name: {} for name in policies}
         for name, policy in policies.items():
             result = evaluate(
@@ -112,9 +114,12 @@ class QChunkTask:
             )
             print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
             metrics |= result.metrics(name)
+            if name == "policy":
+                result.save(file)
         if final and settings.videos:
             path = self.folder / f"videos/step_{int(state.step)}.mp4"
-            write_video(settings.env, played["policy"], path, settings.videos, simulators.rules_of(self.config))
+            rules, clips = simulators.rules_of(self.config), file.with_suffix("")
+            write_video(settings.env, played["policy"], path, settings.videos, clips=clips, rules=rules)
         return metrics
 
     def _offline(self, state: TrainState) -> dict[str, float]:

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from chunkwise.envs.environment import Environment, state_hash
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import Opener
 from chunkwise.errors import DataError
+from chunkwise.reports.run_record import clip_of
 
 SIZE = (200, 200)
 """Pixels of a rollout, height and width, where its environment has no `video_size`."""
@@ -27,11 +28,52 @@ HOLD = 1.0  # seconds for which the last frame stays
 FPS = 7  # frames a second, about: one takes 50 ms in software, so that a second of a rollout takes 0.35 s
 SECONDS = 600  # a GL driver that hangs must not stop a run
 
+_Film = tuple[Path, tuple[int, ...]]
+"""A file, and the places of the rollouts that it shows."""
+
+
+def write_some(
+    opener: Opener,
+    rollouts: Sequence[Rollout],
+    path: Path,
+    count: int,
+    *,
+    clips: Path,
+    report: Callable[[str], None] = print,
+) -> Path | None:
+    """Renders some of an evaluation's rollouts side by side, successes and failures, and each into a file of its own.
+
+    The first `count` have a file too, whatever came of them, so that evaluations of two policies on the same initial
+    states have files of the same states.
+
+    Args:
+      opener: As of `write_video`.
+      rollouts: Of all episodes of the evaluation, in their order.
+      path: File to write.
+      count: How many it shows.
+      clips: Folder of those of one episode each, `clip_of(clips, number)`.
+      report: Takes one line if there is no video.
+
+    Returns:
+      The path, or None as `write_video`.
+    """
+    chosen = some_of_both([rollout.success for rollout in rollouts], count)
+    shown = sorted({*chosen, *range(min(count, len(rollouts)))})
+    files = {place: clip_of(clips, number) for place, number in enumerate(shown)}
+    tiles = [shown.index(number) for number in chosen]
+    return write_video(opener, [rollouts[i] for i in shown], path, tiles=tiles, clips=files, report=report)
+
 
 def write_video(
-    opener: Opener, rollouts: Sequence[Rollout], path: Path, *, report: Callable[[str], None] = print
+    opener: Opener,
+    rollouts: Sequence[Rollout],
+    path: Path,
+    *,
+    tiles: Sequence[int] | None = None,
+    clips: Mapping[int, Path] | None = None,
+    report: Callable[[str], None] = print,
 ) -> Path | None:
-    """Renders rollouts into an mp4, in real time.
+    """Renders rollouts into an mp4, in real time; and some into one each.
 
     A process of its own renders, because a broken GL driver can abort the process that uses it, and because MuJoCo
     reads MUJOCO_GL when it is imported.
@@ -39,7 +81,9 @@ def write_video(
     Args:
       opener: Makes the environment of a rollout, whose task it is given if it has one; pickled.
       rollouts: At least one; their observations are not needed.
-      path: File to write; its folder is made.
+      path: File to write, of rollouts side by side; its folder is made.
+      tiles: Which of them it shows; None: all.
+      clips: Files to write of one rollout alone, by its place among `rollouts`; None: none.
       report: Takes one line if there is no video.
 
     Returns:
@@ -47,9 +91,11 @@ def write_video(
     """
     bare = [dataclasses.replace(rollout, observations={}) for rollout in rollouts]
     backends = ["egl", "osmesa"] if sys.platform == "linux" else ["glfw"]
+    films = [(path, tuple(range(len(bare)) if tiles is None else tiles))]
+    films += [(file, (i,)) for i, file in (clips or {}).items()]
     reasons = []
     for backend in [os.environ["MUJOCO_GL"]] if "MUJOCO_GL" in os.environ else backends:
-        reason = _try(backend, opener, bare, path)
+        reason = _try(backend, opener, bare, films)
         if reason is None:
             return path
         reasons.append(f"MUJOCO_GL={backend}: {reason}")
@@ -57,11 +103,11 @@ def write_video(
     return None
 
 
-def _try(backend: str, opener: Opener, rollouts: list[Rollout], path: Path) -> str | None:
-    """Renders in one way; None if there is a video, else the reason in a few words."""
+def _try(backend: str, opener: Opener, rollouts: list[Rollout], films: list[_Film]) -> str | None:
+    """Renders in one way; None if there are videos, else the reason in a few words."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder) / "stderr"
-        arguments = (backend, str(said), opener, rollouts, path)
+        arguments = (backend, str(said), opener, rollouts, films)
         process = multiprocessing.get_context("spawn").Process(target=_child, args=arguments, daemon=True)
         process.start()
         try:
@@ -77,14 +123,16 @@ def _try(backend: str, opener: Opener, rollouts: list[Rollout], path: Path) -> s
         return (lines or [f"exit code {process.exitcode}"])[-1][:200]
 
 
-def _child(backend: str, said: str, opener: Opener, rollouts: list[Rollout], path: Path) -> None:
+def _child(backend: str, said: str, opener: Opener, rollouts: list[Rollout], films: list[_Film]) -> None:
     """Body of the process: what it and its libraries say goes to a file."""
     os.environ["MUJOCO_GL"] = backend
     with open(said, "wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     shown, fps = replayed(opener, rollouts)
-    write_mp4(path, grid(shown, [rollout.success for rollout in rollouts], hold=round(HOLD * fps)), fps=fps)
+    for path, tiles in films:
+        successes = [rollouts[i].success for i in tiles]
+        write_mp4(path, grid([shown[i] for i in tiles], successes, hold=round(HOLD * fps)), fps=fps)
 
 
 def replayed(opener: Opener, rollouts: Sequence[Rollout]) -> tuple[list[list[UInt8[np.ndarray, "h w 3"]]], int]:

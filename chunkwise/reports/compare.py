@@ -15,7 +15,7 @@ from chunkwise.cli import command
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import write_durably
 from chunkwise.reports import results
-from chunkwise.reports.page import page
+from chunkwise.reports.page import FILM_MIB, page
 from chunkwise.reports.run_record import read_run
 
 
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page of all of them")
     parser.add_argument("--metric", action="append", default=[], metavar="NAME", help="a column; may be given again")
     parser.add_argument("--format", choices=("text", "markdown", "latex"), default="text", help="of the printed table")
+    parser.add_argument("--film-mib", type=int, default=FILM_MIB, metavar="N", help="room for videos in the page, MiB")
     found = parser.parse_args(argv)
     runs = {name: read_run(path) for name, path in zip(_names(found.runs), found.runs, strict=True)}
     rows = results.rows_of_results(runs)
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = {"text": results.plain, "markdown": results.markdown, "latex": results.latex}[found.format]
     print(written(lines) if lines else "none of the runs was evaluated")
     if found.html is not None:
-        write_durably(found.html, page(runs, beside=found.html.resolve().parent))
+        write_durably(found.html, page(runs, beside=found.html.resolve().parent, film_mib=found.film_mib))
         print(found.html)
     return 0
 

@@ -130,6 +130,29 @@ function tools() {
   check.type = "checkbox";
   check.addEventListener("change", () => { logarithmic = check.checked; redraw(); });
 }
+// Videos of one initial state begin together, and the others follow where one is moved.
+function together(row) {
+  const films = [...row.querySelectorAll("video")], button = row.querySelector("button");
+  button.addEventListener("click", () => {
+    const going = films.some((film) => !film.paused);
+    for (const film of films) {
+      if (going) { film.pause(); continue; }
+      film.loop = false;  // the shorter one waits at its end
+      film.currentTime = 0;
+      film.play();
+    }
+  });
+  const tell = () => { button.textContent = films.some((film) => !film.paused) ? "stop" : "play together"; };
+  for (const film of films) {
+    for (const event of ["play", "pause", "ended"]) film.addEventListener(event, tell);
+    film.addEventListener("seeked", () => {
+      if (!film.paused) return;
+      for (const other of films) if (Math.abs(other.currentTime - film.currentTime) > 0.04 &&
+        film.currentTime <= other.duration) other.currentTime = film.currentTime;
+    });
+  }
+}
+document.querySelectorAll(".together").forEach(together);
 const place = document.getElementById("charts");
 for (const _ of data.charts) html("div", place).className = "card";
 tools();

@@ -145,3 +145,13 @@ def success_by_task(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]
             if policy == "policy" and (task := of_task(metric)):
                 found.setdefault(task, {})[run] = value
     return found
+
+
+def counts_by_task(record: RunRecord) -> dict[str, tuple[int, int]]:
+    """Returns (successes, episodes) of each task in the newest evaluation's file; empty where it has one task."""
+    found: dict[str, tuple[int, int]] = {}
+    own = own_evaluation(record)
+    for (task, _, _), outcome in own.outcomes.items() if own else ():
+        won, played = found.get(task, (0, 0))
+        found[task] = (won + outcome["success"], played + 1)
+    return found if len(found) > 1 else {}

@@ -32,6 +32,8 @@ class Evaluated:
     """What differed from the run's own evaluation."""
     outcomes: dict[State, dict[str, Any]]
     """Of each episode, by its initial state."""
+    clips: dict[State, Path]
+    """The video of an episode, where there is one."""
 
     @property
     def successes(self) -> int:
@@ -100,7 +102,8 @@ def read_run(path: Path) -> RunRecord:
     flat, package = read_flat(path), package_of(path)  # which refuse links out of the folder
     if not isinstance(flat.get("train.steps"), int):
         raise DataError(f"{path / CONFIG}: expected train.steps to be a number, found {flat.get('train.steps')!r}")
-    evaluations = [read_evaluation(file, path) for file in sorted((path / "evaluations").glob("*.json"))]
+    files = sorted((path / "evaluations").glob("*.json"))
+    evaluations = [one for file in files if (one := read_evaluation(file, path)) is not None]
     log = path / "log.txt"
     lines = budget.read_bytes(log).decode(errors="replace").splitlines() if log.is_file() else []
     done = read_json(path / "done.json") if (path / "done.json").is_file() else None
@@ -126,18 +129,29 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_evaluation(file: Path, run: Path) -> Evaluated:
-    """Reads a file of evaluations/. Raises DataError if it is none."""
+def read_evaluation(file: Path, run: Path) -> Evaluated | None:
+    """Reads a file of evaluations/; None for a report of another kind. Raises DataError if it is neither."""
     tree = read_json(file)
+    if isinstance(tree, dict) and "kind" in tree and "outcomes" not in tree:
+        return None
     try:
-        outcomes = {
-            (str(one.get("task", "")), int(one["seed"]), str(one["init_hash"])): one | {"success": bool(one["success"])}
-            for one in tree["outcomes"]
-        }
+        listed = [
+            ((str(one.get("task", "")), int(one["seed"]), str(one["init_hash"])), dict(one)) for one in tree["outcomes"]
+        ]
+        outcomes = {state: one | {"success": bool(one["success"])} for state, one in listed}
         step, settings = int(tree["step"]), dict(tree.get("settings") or {})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: expected an evaluation with its step and outcomes, found {error!r}") from error
-    return Evaluated(file=file.relative_to(run).as_posix(), step=step, settings=settings, outcomes=outcomes)
+    films = {state: clip_of(file.with_suffix(""), number) for number, (state, _) in enumerate(listed)}
+    clips = {state: film for state, film in films.items() if film.is_file()}
+    return Evaluated(
+        file=file.relative_to(run).as_posix(), step=step, settings=settings, outcomes=outcomes, clips=clips
+    )
+
+
+def clip_of(folder: Path, number: int) -> Path:
+    """Returns the video of one episode of an evaluation, in the folder that is called as the evaluation's file is."""
+    return folder / f"episode_{number:04d}.mp4"
 
 
 def differing(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:

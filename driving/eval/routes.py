@@ -134,7 +134,8 @@ def evaluate_run(
 
     Returns:
       {"kind": "closed_loop", "routes", "seed", "seconds", "step", "rows": {row: {measure: {mean, low, high}}}, "gain":
-      {row: {mean, low, high}} of the score, model - row, by route, "drives": {row: [{seed, ...}]}, "file", "video"}.
+      {row: {mean, low, high}} of the score, model - row, by route, "drives": {row: [{seed, ...}]}, "outcomes":
+      [{seed, init_hash, success, length}] of the model, "file", "video"}.
 
     Raises:
       ConfigError: The run is a pretraining, its cameras are not the town's, or the machine cannot render.
@@ -169,6 +170,10 @@ def evaluate_run(
     }
     path = run / f"evaluations/closed_loop-step_{policy.step:08d}-episodes_{episodes}-seed_{seed}.json"
     make_folders(path.parent)
+    outcomes = [
+        {"seed": one.seed, "init_hash": one.init_hash, "success": one.success, "length": one.length}
+        for one, _ in found[MODEL]
+    ]
     report = {
         "kind": "closed_loop",
         "routes": episodes,
@@ -177,14 +182,15 @@ def evaluate_run(
         "step": policy.step,
         **result,
         "drives": drives,
+        "outcomes": outcomes,
         "file": str(path),
         "video": None,
     }
     if video:
         rollouts = [rollout for rollout, _ in found[MODEL]]
-        chosen = render.some_of_both([rollout.success for rollout in rollouts], min(video, episodes))
         shown = functools.partial(open_town, dataclasses.replace(spec_of(config), video=True), config, seconds=seconds)
-        written = render.write_video(shown, [rollouts[i] for i in chosen], path.with_suffix(".mp4"))
+        film = path.with_suffix(".mp4")
+        written = render.write_some(shown, rollouts, film, min(video, episodes), clips=film.with_suffix(""))
         report["video"] = None if written is None else str(written)
     write_json(path, report)
     return report

@@ -11,6 +11,7 @@ from chunkwise.envs.collect import Job
 from chunkwise.envs.evaluate import Evaluation, InitialState, Manifest
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.reports.run_record import clip_of
 from openpi_ript.ript.collect import Actor, Collector
 
 MANIFEST = "manifest.json"
@@ -125,7 +126,11 @@ def evaluate(
 
 
 def write_video(collector: Collector, folder: Path, path: Path, *, episodes: int) -> None:
-    """Renders the rollouts that `evaluate` kept in a folder, where the machine can; else says why not."""
+    """Renders the rollouts that `evaluate` kept in a folder, where the machine can; else says why not.
+
+    The file shows them side by side; the folder gets one of each.
+    """
     rollouts = [load(folder / f"episode_{number:04d}.npz") for number in range(episodes)]
     spec = dataclasses.replace(collector.spec, cameras=(), video=True)
-    render.write_video(functools.partial(environment.make, spec), rollouts, path)
+    clips = {number: clip_of(folder, number) for number in range(episodes)}
+    render.write_video(functools.partial(environment.make, spec), rollouts, path, clips=clips)

@@ -32,10 +32,11 @@ def test_the_last_evaluation_has_its_own_number_of_episodes(
     final: bool, episodes: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     asked: list[int] = []
+    saved: list[Path] = []
 
     def evaluate(policy: Any, env: str, **settings: Any) -> Any:
         asked.append(settings["episodes"])
-        return SimpleNamespace(metrics=lambda name: {f"{name}/success": 1.0})
+        return SimpleNamespace(metrics=lambda name: {f"{name}/success": 1.0}, save=saved.append)
 
     monkeypatch.setattr(train, "evaluate", evaluate)
     monkeypatch.setattr(train, "view_of", lambda config, dims: None)
@@ -49,3 +50,4 @@ def test_the_last_evaluation_has_its_own_number_of_episodes(
     state: Any = SimpleNamespace(step=10)
     assert task.evaluate(state, final=final) == {"policy/success": 1.0}
     assert asked == [episodes]
+    assert saved == [tmp_path / "evaluations/step_00000010.json"]

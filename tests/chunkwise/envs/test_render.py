@@ -13,7 +13,17 @@ import pytest
 from chunkwise.envs import render
 from chunkwise.envs.collect import Collector
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.render import FAILURE, SUCCESS, UNDECIDED, grid, replay, replayed, some_of_both, write_video
+from chunkwise.envs.render import (
+    FAILURE,
+    SUCCESS,
+    UNDECIDED,
+    grid,
+    replay,
+    replayed,
+    some_of_both,
+    write_some,
+    write_video,
+)
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
 from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, jobs, threads
@@ -110,6 +120,26 @@ def test_a_video_in_real_time(rollouts: list[Rollout], tmp_path: Path) -> None:
     assert frames[0].shape == (200, 400, 3)
     np.testing.assert_allclose(frames[-1][:3, :190].mean(axis=(0, 1)), SUCCESS, atol=12)
     np.testing.assert_allclose(frames[-1][:3, 210:].mean(axis=(0, 1)), FAILURE, atol=12)
+
+
+def test_each_episode_has_a_video_of_its_own(rollouts: list[Rollout], tmp_path: Path) -> None:
+    """The first two whatever came of them, and the failure that is shown beside the first success."""
+    played = [rollouts[0], rollouts[0], rollouts[1]]
+    assert [one.success for one in played] == [True, True, False]
+    path = tmp_path / "a.mp4"
+    assert write_some(functools.partial(Countdown, SPEC), played, path, 2, clips=tmp_path / "a") == path
+    assert sorted(file.name for file in (tmp_path / "a").iterdir()) == [f"episode_{n:04d}.mp4" for n in range(3)]
+    shown = {}
+    for file in (path, *sorted((tmp_path / "a").iterdir())):
+        with av.open(str(file)) as container:
+            *_, shown[file.stem] = (frame.to_ndarray(format="rgb24") for frame in container.decode(video=0))
+    assert shown["a"].shape == (200, 400, 3)
+    edges = {name: frame[:3, :190].mean(axis=(0, 1)) for name, frame in shown.items()}
+    for name, colour in (("episode_0000", SUCCESS), ("episode_0001", SUCCESS), ("episode_0002", FAILURE)):
+        assert shown[name].shape == (200, 200, 3)
+        np.testing.assert_allclose(edges[name], colour, atol=12)
+    np.testing.assert_allclose(edges["a"], SUCCESS, atol=12)
+    np.testing.assert_allclose(shown["a"][:3, 210:].mean(axis=(0, 1)), FAILURE, atol=12)
 
 
 def test_no_video_is_one_line_that_says_why(

@@ -10,14 +10,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from chunkwise.config.saved import flatten
+from chunkwise.data.video import write_mp4
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import compare, report, results
 from chunkwise.reports.page import MOST_POINTS, page
 from chunkwise.reports.run_record import differing, read_run
 from configs.qchunk.debug import get_config
+from tests.browser import browsing, find_chromium
 
 SECONDS = {"step": 6.0, "data": 1.0, "compile": 2.0, "wall": 10.0}
 START = {"step": 0, "time": "2026-11-01T00:00:00+00:00", "command": "chunkwise train x", "host": "h", "versions": None}
@@ -129,6 +132,89 @@ def test_two_runs_are_compared_state_by_state(tmp_path: Path):
     assert curves(text)["keys"] == ["a", "b"]  # one colour a run, whatever is shown of it
 
 
+def filmed_run(folder: Path, won: dict[int, bool], films: dict[int, bytes]) -> Path:
+    """A run whose evaluation has videos of some of its episodes, by their place in it."""
+    path = write_run(folder, [evaluated(20, 0.5)], won)
+    (path / "evaluations/step_00000020").mkdir()
+    for number, film in films.items():
+        (path / f"evaluations/step_00000020/episode_{number:04d}.mp4").write_bytes(film)
+    return path
+
+
+def shown_films(text: str) -> list[tuple[str, list[tuple[bytes, str]]]]:
+    """The states whose videos a page has: title, and what each figure holds and says."""
+    rows = re.findall(r'<div class="together" id="v\d+"><h3>(.*?) <button>.*?</h3>(.*?)</div></div>', text)
+    figure = r'<video src="data:video/mp4;base64,([^"]*)" [^>]*></video><figcaption>(.*?)</figcaption>'
+    return [(title, [(base64.b64decode(b), said) for b, said in re.findall(figure, body)]) for title, body in rows]
+
+
+def test_videos_of_a_state_are_side_by_side(tmp_path: Path):
+    """The evaluations list states in another order; 8 has no video in b, 9 was not played there, 5 has none in a."""
+    won = ({5: True, 6: True, 7: False, 4: True, 8: True, 9: True}, {4: True, 7: False, 6: False, 5: True, 8: True})
+    a = filmed_run(tmp_path / "a", won[0], {1: b"a6", 2: b"a7", 3: b"a4", 4: b"a8", 5: b"a9"})
+    b = filmed_run(tmp_path / "b", won[1], {0: b"b4", 1: b"b7", 2: b"b6", 3: b"b5"})
+    runs = {"a": read_run(a), "b": read_run(b)}
+    text = page(runs, beside=tmp_path)
+    yes, no = "succeeded after 7 steps", "failed after 7 steps"
+    films = [
+        ("seed 6", [(b"a6", f"a: {yes}"), (b"b6", f"b: {no}")]),  # what tells them apart comes first
+        ("seed 7", [(b"a7", f"a: {no}"), (b"b7", f"b: {no}")]),
+        ("seed 4", [(b"a4", f"a: {yes}"), (b"b4", f"b: {yes}")]),
+    ]
+    assert shown_films(text) == films
+    assert re.findall(r'<a href="#(v\d)" title="(seed \d)', text) == [
+        ("v2", "seed 4"),
+        ("v0", "seed 6"),
+        ("v1", "seed 7"),
+    ]
+    assert len(re.findall(r'<span title="seed \d', text)) == 2  # the other two that both met
+    assert shown_films(page({"a": runs["a"]}, beside=tmp_path)) == []
+
+
+def test_three_runs_show_the_states_that_two_have(tmp_path: Path):
+    paths = [filmed_run(tmp_path / name, {1: True, 2: True}, {0: name.encode()}) for name in ("a", "b")]
+    third = filmed_run(tmp_path / "c", {1: False, 2: True}, {1: b"c"})
+    text = page({path.name: read_run(path) for path in [*paths, third]}, beside=tmp_path)
+    assert [[film for film, _ in films] for _, films in shown_films(text)] == [[b"a", b"b"]]
+
+
+def test_videos_have_so_much_room(tmp_path: Path):
+    """Of three states with a MiB in each run, two fit into five."""
+    film = bytes(2**20)
+    paths = [filmed_run(tmp_path / n, dict.fromkeys(range(3), True), dict.fromkeys(range(3), film)) for n in "ab"]
+    runs = {path.name: read_run(path) for path in paths}
+    text = page(runs, beside=tmp_path, film_mib=5)
+    assert len(shown_films(text)) == 2
+    assert "1 more states have videos" in text
+    assert len(shown_films(page(runs, beside=tmp_path, film_mib=6))) == 3
+    assert not shown_films(page(runs, beside=tmp_path, film_mib=0))
+    (paths[0] / "evaluations/step_00000020/episode_0001.mp4").unlink()
+    (paths[0] / "evaluations/step_00000020/episode_0001.mp4").symlink_to("/etc/hostname")
+    with pytest.raises(DataError, match=r"episode_0001\.mp4 -> /etc/hostname"):
+        read_run(paths[0])
+
+
+def test_each_task_has_its_count(tmp_path: Path):
+    rows = [evaluated(20, 0.5, **{"policy/success/push": 0.5, "policy/success/pull": 1.0})]
+    path = write_run(tmp_path / "a", rows, {1: True, 2: False, 3: True})
+    other = write_run(tmp_path / "b", rows)
+    file = path / "evaluations/step_00000020.json"
+    tree = json.loads(file.read_text())
+    for outcome, task in zip(tree["outcomes"], ("push", "push", "pull"), strict=True):
+        outcome["task"] = task
+    file.write_text(json.dumps(tree))
+    text = page({"a": read_run(path), "b": read_run(other)}, beside=tmp_path)
+    # Wilson's intervals
+    assert "<td>push</td><td class=n>1 of 2 (9% to 91%)</td><td class=n>50.0%</td>" in text
+    assert "<td>pull</td><td class=n>1 of 1 (21% to 100%)</td><td class=n>100.0%</td>" in text
+
+
+def test_a_report_of_another_kind_is_no_evaluation_of_states(tmp_path: Path):
+    path = write_run(tmp_path / "a", [evaluated(20, 0.5)], {1: True})
+    (path / "evaluations/closed_loop.json").write_text('{"kind": "closed_loop", "step": 30, "drives": {}}')
+    assert [one.file for one in read_run(path).evaluations] == ["evaluations/step_00000020.json"]
+
+
 def test_what_differs_is_listed(tmp_path: Path):
     a = write_run(tmp_path / "a", [], **{"agent.alpha": 1.0, "run.dir": "x"})
     b = write_run(tmp_path / "b", [], **{"agent.alpha": 2.0, "run.dir": "y", "own.field": 3})
@@ -228,6 +314,35 @@ def test_a_browser_draws_it_and_runs_nothing_else(tmp_path: Path):
     assert sum(tag == "polyline" for tag, _ in tags.found) == lines
     assert sum(tag == "polygon" for tag, _ in tags.found) == 2  # intervals
     assert "<title>a, b</title>" in done.stdout  # no script but the page's own has run
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_chromium() is None, reason="needs Chromium")
+def test_videos_of_a_state_play_together(tmp_path: Path):
+    """The one of a lasts 2 s, the one of b 1 s, which waits at its end; where one is moved, the other follows."""
+    runs = {}
+    for name, seconds in (("a", 2), ("b", 1)):
+        film = tmp_path / f"{name}.mp4"
+        write_mp4(film, [np.full((32, 32, 3), 9 * t, np.uint8) for t in range(10 * seconds)], fps=10)
+        runs[name] = read_run(filmed_run(tmp_path / name, {1: True}, {0: film.read_bytes()}))
+    out = tmp_path / "page.html"
+    out.write_text(page(runs, beside=tmp_path))
+    with browsing(tmp_path / "browser") as tab:
+        tab.go(out.as_uri())
+        tab.wait("document.querySelectorAll('video').length === 2")
+        tab.evaluate("window.films = [...document.querySelectorAll('video')]; 0")
+        tab.wait("films.every((film) => film.readyState >= 2)")
+        assert tab.evaluate("films.map((film) => film.duration)") == [2, 1]
+        tab.evaluate("films[0].currentTime = 0.5; 0")
+        tab.wait("films[1].currentTime === 0.5")
+        tab.click(".together button")
+        tab.wait(
+            "films.every((film) => !film.paused) && document.querySelector('.together button').textContent == 'stop'"
+        )
+        tab.wait("films.every((film) => film.ended)")
+        assert tab.evaluate("films.map((film) => film.currentTime)") == [2, 1]
+        assert tab.evaluate("document.querySelector('.together button').textContent") == "play together"
+        assert not tab.errors
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,7 @@ def test_the_rollouts_that_were_kept_make_a_video(collector: Collector, tmp_path
     with av.open(str(tmp_path / "grid.mp4")) as container:
         *_, last = (frame.to_ndarray(format="rgb24") for frame in container.decode(video=0))
     assert last.shape == (400, 600, 3)
+    assert sorted(tmp_path.glob("episode_*.mp4")) == [tmp_path / f"episode_{n:04d}.mp4" for n in range(5)]
     for n, outcome in enumerate(result.outcomes):
         y, x = 200 * (n // 3), 200 * (n % 3)
         shown = last[y + 1 : y + 4, x + 10 : x + 190].mean(axis=(0, 1))  # colours of neighbours run a little
