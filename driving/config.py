@@ -219,8 +219,19 @@ class WaypointConfig:
     """Where the route goes."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Of the head."""
+    modes: int = 1
+    """Trajectories that are predicted, each with a probability; the most probable one drives (driving/tasks/modes.py).
+    """
+    mode_weight: float = 1.0
+    """Of the loss of the probabilities, beside that of the trajectory nearest to the truth."""
 
     def __post_init__(self) -> None:
+        require_positive(self, "modes", "mode_weight")
+        if self.modes == 1 and self.mode_weight != 1:
+            raise ValueError(
+                f"waypoints.mode_weight is {self.mode_weight} and waypoints.modes 1, whose probability is 1 whatever "
+                "is learnt; expected more modes, or mode_weight 1"
+            )
         if not (self.use_cameras or self.use_ego or self.use_past or self.use_command):
             raise ValueError("waypoints.use_cameras, use_ego, use_past, use_command are all false; expected an input")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:

@@ -29,13 +29,15 @@ from chunkwise.files.identity import Check, any_files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
 from chunkwise.train import rngs
+from chunkwise.train.gradients import weighted
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
 from driving.data.validation import SCORED_S
 from driving.eval import plot, probes, routes
 from driving.eval.baselines import EgoStates, blind_predictions
-from driving.eval.metrics import LEAST_DRIVES, Score, measures, score
+from driving.eval.metrics import LEAST_DRIVES, Score, least, measures, score
+from driving.model.heads import Modes
 from driving.policies.policy import WaypointPolicy
 from driving.tasks import pretrain, waypoints
 
@@ -55,10 +57,16 @@ def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files) ->
     states = EgoStates(data, data.anchors[:: config.eval.every])
     predicted = predict(config, params, data, states.rows)
     values = measures(predicted, states.waypoints, states.valid, _dt(config))
+    several = _modes_of(config, params, data, states.rows)
+    if several is not None:
+        values |= least(several[0], states.waypoints, states.valid, _dt(config))
     metrics = {f"val/{name}": float(np.nanmean(value)) for name, value in values.items() if np.isfinite(value).any()}
     if states.valid.any():
-        loss = waypoints.waypoint_loss(*(jnp.asarray(x) for x in (predicted, states.waypoints, states.valid)))
-        metrics["holdout/loss"] = float(loss.value())
+        assert config.waypoints is not None
+        places, logits = (predicted[:, None], np.zeros((len(predicted), 1))) if several is None else several
+        modes = Modes(jnp.asarray(places), jnp.asarray(logits, jnp.float32))
+        losses = waypoints.losses_of(modes, *(jnp.asarray(x) for x in (states.waypoints, states.valid)))
+        metrics["holdout/loss"] = float(weighted(losses, waypoints.loss_weights(config.waypoints)))
     return metrics
 
 
@@ -84,6 +92,7 @@ def compare(
     predicted = {MODEL: predict(config, params, data, states.rows)}
     predicted |= blind_predictions(config, EgoStates(train), states)
     errors = {name: measures(one, states.waypoints, states.valid, _dt(config)) for name, one in predicted.items()}
+    several = _modes_of(config, params, data, states.rows)
     gain = {key: errors["history_mlp"][key] - value for key, value in errors[MODEL].items()}
     notes = [
         f"{key}: no sample's future is known that far" for key, value in gain.items() if not np.isfinite(value).any()
@@ -93,6 +102,8 @@ def compare(
     drives = len(np.unique(states.drive))
     if drives < LEAST_DRIVES:
         notes.append(f"{drives} drive(s) say too little of how drives differ for intervals, {LEAST_DRIVES} are needed")
+    if several is not None:
+        errors[MODEL] |= least(several[0], states.waypoints, states.valid, _dt(config))
     feedback, rated = _rater_feedback(config, data, states, predicted, notes)
     if feedback:
         errors = {name: values | {RATER: feedback[name]} for name, values in errors.items()}
@@ -198,6 +209,19 @@ def predict(
     batches = (data.batch(part) for part in parts(rows, config.eval.batch_size))
     out = [policy.predict(waypoints.inputs(batch, config.data.anchor)) for batch in batches]
     return np.concatenate(out)[: len(rows)]
+
+
+def _modes_of(
+    config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"]
+) -> tuple[Float32[np.ndarray, "b m t 2"], Float32[np.ndarray, "b m"]] | None:
+    """All modes of frames, and their logits; None where there is one alone."""
+    if config.waypoints is None or config.waypoints.modes == 1:
+        return None
+    policy = WaypointPolicy(config, params)
+    batches = (data.batch(part) for part in parts(rows, config.eval.batch_size))
+    found = [policy.modes(waypoints.inputs(batch, config.data.anchor)) for batch in batches]
+    places, logits = (np.concatenate(part)[: len(rows)] for part in zip(*found, strict=True))
+    return places, logits
 
 
 def parts(rows: Int64[np.ndarray, " b"], size: int) -> list[Int64[np.ndarray, " size"]]:

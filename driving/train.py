@@ -156,7 +156,7 @@ def main(config: DrivingConfig, name: str) -> None:
             valid = data.tables.waypoint_valid[data.anchors]
             require_scored(scored(valid, config.data.waypoint_dt_s), config.data.path)
             task = EvaluatedWaypoints(config, data, folder.path)
-            ended = fit(config, task, folder, load=None if task.settings.weights is None else task.load)
+            ended = fit(config, task, folder, load=task.load if task.loads else None)
         if ended:
             write_report(folder.path)
 

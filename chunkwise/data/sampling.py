@@ -65,6 +65,8 @@ class Purpose(enum.Enum):
 
     DRIVING_ORDER = ("driving", None)
     """Order of the anchors: (seed, epoch)."""
+    MODE_ANCHORS = ("driving", 1)
+    """Where k-means over futures begins: (seed)."""
 
     STUDY_BOOTSTRAP = ("study", None)
     """Runs that are drawn with replacement: (groups of them)."""

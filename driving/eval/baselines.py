@@ -86,7 +86,7 @@ def train_blind(config: DrivingConfig, train: EgoStates, *, use_past: bool) -> A
 
     def predict(params: Any, motion: Array, past: Array, command: Array, known: Array) -> Array:
         out: Any = model.apply({"params": params}, *_nothing(len(motion)), motion, past, command, known)
-        return out
+        return out.most_probable()
 
     def loss(params: Any, key: Array) -> Array:
         pick, mirror = jax.random.split(key)
@@ -122,8 +122,12 @@ def _mlp(
     model: Any = make_model(blind_config(config, use_past=use_past))
     params = train_blind(config, train, use_past=use_past)
     seen = tuple(map(jnp.asarray, (held_out.motion, held_out.past, held_out.command, held_out.known)))
-    predict = jax.jit(lambda params, *seen: model.apply({"params": params}, *_nothing(len(seen[0])), *seen))
-    return np.asarray(predict(params, *seen))
+
+    def predict(params: Any, *seen: Array) -> Array:
+        out: Any = model.apply({"params": params}, *_nothing(len(seen[0])), *seen)
+        return out.most_probable()
+
+    return np.asarray(jax.jit(predict)(params, *seen))
 
 
 def _nothing(b: int) -> tuple[Array, Array]:

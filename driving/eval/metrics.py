@@ -1,6 +1,8 @@
 """How far predicted waypoints are from what was driven, with intervals over drives.
 
-ADE at h seconds is the mean distance over the steps up to h, FDE the distance at h. Samples whose steps up to h are not
+ADE at h seconds is the mean distance over the steps up to h, FDE the distance at h. Of several trajectories minADE is
+the least ADE at h of any of them, whatever their probabilities (MultiPath, arXiv:1910.05449): the trajectory may be
+another one at another h. Samples whose steps up to h are not
 all known are left out of both. Intervals are over drives, since frames of one drive are all but equal.
 """
 
@@ -51,6 +53,18 @@ def measures(
         out[f"ade_{seconds:.0f}s"] = np.where(known, distance[:, :steps].mean(axis=1), np.nan)
         out[f"fde_{seconds:.0f}s"] = np.where(known, distance[:, steps - 1], np.nan)
     return out
+
+
+def least(
+    modes: Float[np.ndarray, "b m t 2"],
+    truth: Float[np.ndarray, "b t 2"],
+    valid: Bool[np.ndarray, "b t"],
+    dt_s: float,
+) -> dict[str, Float[np.ndarray, " b"]]:
+    """min_ade_1s and so on, as `measures`, of several trajectories."""
+    each = [measures(modes[:, mode], truth, valid, dt_s) for mode in range(modes.shape[1])]
+    names = [name for name in each[0] if name.startswith("ade")]
+    return {f"min_{name}": np.min([one[name] for one in each], axis=0) for name in names}
 
 
 def score(values: Float[np.ndarray, " b"], drive: Int[np.ndarray, " b"]) -> Score:

@@ -83,12 +83,33 @@ class Predictor(nn.Module):
         return nn.Dense(d, kernel_init=KERNEL_INIT, name="down")(nn.gelu(x))
 
 
+class Modes(NamedTuple):
+    """Trajectories that the car may take, m of them."""
+
+    waypoints: Float[Array, "b m t 2"]
+    """In the vehicle frame, metres."""
+    logits: Float[Array, "b m"]
+    """Of their probabilities, by a softmax."""
+
+    def most_probable(self) -> Float[Array, "b t 2"]:
+        """Returns the trajectory that drives; of equally probable ones the first."""
+        if self.logits.shape[1] == 1:
+            return self.waypoints[:, 0]
+        return self.taken(jnp.argmax(self.logits, axis=-1))
+
+    def taken(self, mode: Int[Array, " b"]) -> Float[Array, "b t 2"]:
+        """Returns the trajectory of one mode a row."""
+        return jnp.take_along_axis(self.waypoints, mode[:, None, None, None], axis=1)[:, 0]
+
+
 class WaypointModel(nn.Module):
     """Future places of the car from what it sees, how it moves, and where the route goes.
 
     waypoints = constant turn rate and velocity + MLP(scene, speed, yaw rate, their changes, which are known, command)
 
     The MLP's last layer is zero at the start, so an untrained model is the blind formula and cameras only add to it.
+    Several modes have a last layer with an output for each, whose bias a run sets apart (driving/tasks/modes.py), and
+    one for their logits.
     """
 
     config: ModelConfig
@@ -100,7 +121,10 @@ class WaypointModel(nn.Module):
         if self.waypoints.use_cameras:
             self.encoder = SceneEncoder(self.config)
         self.trunk = MLP(self.waypoints.hidden_sizes[:-1], self.waypoints.hidden_sizes[-1])
-        self.out = nn.Dense(2 * self.steps, kernel_init=nn.initializers.zeros_init())
+        zeros, modes = nn.initializers.zeros_init(), self.waypoints.modes
+        self.out = nn.Dense(2 * self.steps * modes, kernel_init=zeros)
+        if modes > 1:
+            self.logits = nn.Dense(modes, kernel_init=zeros)
 
     def __call__(
         self,
@@ -110,8 +134,8 @@ class WaypointModel(nn.Module):
         past: Float[Array, "b p"],
         command: Int[Array, " b"],
         known_motion: Bool[Array, "b q"],
-    ) -> Float[Array, "b t 2"]:
-        """Waypoints in the vehicle frame, metres.
+    ) -> Modes:
+        """Predicts.
 
         Args:
           images: Of the anchor.
@@ -137,8 +161,10 @@ class WaypointModel(nn.Module):
                 known.append(known_motion[:, motion.shape[1] :].astype(jnp.float32))
         if self.waypoints.use_command:
             known.append(nn.one_hot(command, COMMANDS))
-        change = self.out(nn.gelu(self.trunk(jnp.concatenate(known, axis=-1))))
-        return start + change.reshape(-1, self.steps, 2)
+        hidden = nn.gelu(self.trunk(jnp.concatenate(known, axis=-1)))
+        change = self.out(hidden).reshape(-1, self.waypoints.modes, self.steps, 2)
+        logits = self.logits(hidden) if self.waypoints.modes > 1 else jnp.zeros((motion.shape[0], 1))
+        return Modes(start[:, None] + change, logits)
 
 
 def constant_turn(motion: Float[Array, "b 2"], steps: int, dt_s: float) -> Float[Array, "b t 2"]:

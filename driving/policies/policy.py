@@ -28,7 +28,7 @@ from driving.config import DrivingConfig
 from driving.data.episodes import ROUTE_COMMANDS
 from driving.data.images import FILTER
 from driving.data.tables import PAST_S
-from driving.model.heads import WaypointModel
+from driving.model.heads import Modes, WaypointModel
 from driving.tasks import waypoints
 
 
@@ -55,6 +55,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
         self._params = params
         model: Any = waypoints.make_model(config)  # Any: flax's modules hash, and their types do not say so
         self._program = _program(model)
+        self._modes_program = _modes_program(model)
 
     @property
     def spec(self) -> Spec:
@@ -101,6 +102,11 @@ class WaypointPolicy(policy.Policy[Prepared]):
     def predict(self, batch: Mapping[str, Any]) -> Float32[np.ndarray, "b t 2"]:
         """Returns the waypoints of a batch of `tasks.waypoints.inputs`, as `infer` does of an observation."""
         return np.asarray(self._compute({name: batch[name] for name in waypoints.INPUTS}))
+
+    def modes(self, batch: Mapping[str, Any]) -> tuple[Float32[np.ndarray, "b m t 2"], Float32[np.ndarray, "b m"]]:
+        """Returns all trajectories of a batch of `tasks.waypoints.inputs`, and their logits."""
+        found = self._modes_program(self._params, {name: batch[name] for name in waypoints.INPUTS})
+        return np.asarray(found.waypoints), np.asarray(found.logits)
 
     def _prepare(
         self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
@@ -224,6 +230,12 @@ _MOTION = (("speed_mps", "m/s", "speed"), ("yaw_rate_radps", "rad/s, to the left
 def _program(model: WaypointModel) -> Callable[[PyTree, Any], jax.Array]:
     """The compiled model: one for all policies and evaluations of a run."""
     return jax.jit(lambda params, batch: waypoints.predict(model, params, batch))
+
+
+@functools.cache
+def _modes_program(model: WaypointModel) -> Callable[[PyTree, Any], Modes]:
+    """As `_program`, of all modes."""
+    return jax.jit(lambda params, batch: waypoints.predict_modes(model, params, batch))
 
 
 def load(asked: Asked) -> WaypointPolicy:

@@ -24,13 +24,12 @@ from driving.config import DrivingConfig, WaypointConfig
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData
 from driving.data.tables import PAST_S
-from driving.model.heads import WaypointModel
-from driving.tasks import pretrain
+from driving.model.heads import Modes, WaypointModel
+from driving.tasks import modes, pretrain
+from driving.tasks.modes import distance, waypoint_loss
 
 INPUTS = ("images", "image_valid", "motion", "past_motion", "route_command", "known_motion")
 """What the model is given of a batch, in the order of its arguments."""
-SOFTENING = 0.1
-"""Metres below which the loss is a parabola rather than a distance, so that its gradient has no jump at 0."""
 
 
 class WaypointTask:
@@ -48,27 +47,36 @@ class WaypointTask:
         params = init_params(self.config, key)
         return TrainState.create(params, self._optimiser, ema=None if self.config.train.ema_decay is None else params)
 
+    @property
+    def loads(self) -> bool:
+        """Whether `load` has anything to put into a fresh state."""
+        return self.settings.weights is not None or self.settings.modes > 1
+
     def load(self, state: TrainState) -> TrainState:
-        """Puts the encoder of the pretraining `waypoints.weights` into a fresh state.
+        """Puts into a fresh state the encoder of the pretraining `waypoints.weights`, and sets several modes apart.
 
         Raises:
-          ConfigError: If it is no pretraining of the same model on the same cameras and image size.
+          ConfigError: If it is no pretraining of the same model on the same cameras and image size, or the training
+            split does not have as many different futures as modes.
           DataError: If it has no whole checkpoint.
         """
-        assert self.settings.weights is not None
-        encoder = read_encoder(Path(self.settings.weights), self.config)
-        # Copied: on the CPU device_put shares memory, and the state is going to be donated.
-        old = state.params["encoder"]
-        fresh = jax.tree.map(lambda new, old: jnp.copy(jax.device_put(new, old.sharding)), encoder, old)
-        ema = {**state.ema, "encoder": jax.tree.map(jnp.copy, fresh)} if state.ema else {}
-        return state.replace(params={**state.params, "encoder": fresh}, ema=ema)
+        parts: dict[str, Any] = {}
+        if self.settings.weights is not None:
+            parts["encoder"] = read_encoder(Path(self.settings.weights), self.config)
+        if self.settings.modes > 1:
+            bias = modes.anchors(self.data, self.config).reshape(-1)
+            parts["out"] = {**state.params["out"], "bias": bias}
+        return _with_parts(state, parts)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update."""
-        key = rngs.key(self.config.run.seed, "loss", state.step)  # draws nothing
+        key = rngs.key(self.config.run.seed, "loss", state.step)
+        weights = loss_weights(self.settings)
         gradient, metrics = gradients.gradient(
-            self._loss, {"loss": 1.0}, state.params, batch, key, self.config.train.grad_accum_steps
+            self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
+        if "loss" not in metrics:
+            metrics["loss"] = mean_of(gradients.weighted(metrics, weights))
         metrics["gradient_norm"] = mean_of(optax.tree.norm(gradient))
         frozen = ["encoder"] if self.settings.freeze and self.settings.use_cameras else []
         return state.apply_gradients(gradient, self._optimiser, frozen=frozen), metrics
@@ -77,12 +85,10 @@ class WaypointTask:
         params = all_gather_params(params)
         if self.settings.freeze and self.settings.use_cameras:
             params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
-        predicted = predict(self.model, params, batch)
-        loss = waypoint_loss(predicted, batch["waypoints"], batch["waypoint_valid"])
-        return loss.value(), {
-            "loss": loss,
-            "ade": mean_of(distance(predicted, batch["waypoints"]), batch["waypoint_valid"]),
-        }
+        predicted = predict_modes(self.model, params, batch)
+        losses = losses_of(predicted, batch["waypoints"], batch["waypoint_valid"])
+        errors = {"ade": mean_of(distance(predicted.most_probable(), batch["waypoints"]), batch["waypoint_valid"])}
+        return gradients.weighted(losses, loss_weights(self.settings)), losses | errors
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on."""
@@ -125,23 +131,38 @@ def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
 
 
 def predict(model: WaypointModel, params: PyTree, batch: Any) -> Float[Array, "b t 2"]:
-    """Waypoints of a batch from `inputs`."""
+    """Waypoints of a batch from `inputs`: those of the most probable mode."""
+    return predict_modes(model, params, batch).most_probable()
+
+
+def predict_modes(model: WaypointModel, params: PyTree, batch: Any) -> Modes:
+    """All modes of a batch from `inputs`."""
     predicted: Any = model.apply({"params": params}, *(batch[name] for name in INPUTS))
     return predicted
 
 
-def waypoint_loss(
-    predicted: Float[Array, "b t 2"], waypoints: Float[Array, "b t 2"], valid: Bool[Array, "b t"]
-) -> Mean:
-    """sqrt(d^2 + e^2) - e of the distance d, e = SOFTENING, over the steps that are known; the others weigh nothing."""
-    wanted = jnp.where(valid[..., None], waypoints, 0.0)
-    square = jnp.square(predicted - wanted).sum(-1)
-    return mean_of(jnp.sqrt(square + SOFTENING**2) - SOFTENING, valid)
+def losses_of(predicted: Modes, waypoints: Float[Array, "b t 2"], valid: Bool[Array, "b t"]) -> dict[str, Mean]:
+    """Means that the loss consists of, as `loss_weights` weighs them."""
+    if predicted.logits.shape[1] == 1:
+        return {"loss": waypoint_loss(predicted.waypoints[:, 0], waypoints, valid)}
+    return modes.losses(predicted, waypoints, valid)
 
 
-def distance(predicted: Float[Array, "b t 2"], waypoints: Float[Array, "b t 2"]) -> Float[Array, "b t"]:
-    """Metres between prediction and truth at each step; not to be differentiated."""
-    return jnp.linalg.norm(jax.lax.stop_gradient(predicted) - waypoints, axis=-1)
+def loss_weights(settings: WaypointConfig) -> dict[str, float]:
+    """Weights of the means of `losses_of`."""
+    return {"loss": 1.0} if settings.modes == 1 else {"trajectory": 1.0, "mode": settings.mode_weight}
+
+
+def _with_parts(state: TrainState, parts: dict[str, Any]) -> TrainState:
+    """A fresh state with parts of its weights, and of their average, replaced, by the first name of each."""
+
+    def put(new: Any, old: Any) -> Any:
+        # Copied: on the CPU device_put shares memory, and the state is going to be donated.
+        return jnp.copy(jax.device_put(new, old.sharding))
+
+    fresh = {name: jax.tree.map(put, part, state.params[name]) for name, part in parts.items()}
+    ema = {**state.ema, **jax.tree.map(jnp.copy, fresh)} if state.ema else {}
+    return state.replace(params={**state.params, **fresh}, ema=ema)
 
 
 def read_encoder(run: Path, config: DrivingConfig) -> PyTree:

@@ -134,7 +134,7 @@ def test_weights_and_their_average_begin_at_the_loaded_encoder(monkeypatch: pyte
     learnt = {"w": np.ones(3, np.float32)}
     monkeypatch.setattr(waypoints, "read_encoder", lambda folder, config: learnt)
     task = waypoints.WaypointTask.__new__(waypoints.WaypointTask)
-    vars(task).update(settings=SimpleNamespace(weights="pretraining"), config=None)
+    vars(task).update(settings=SimpleNamespace(weights="pretraining", modes=1), config=None)
 
     def fresh() -> dict[str, Any]:
         return {"encoder": {"w": jnp.zeros(3)}, "out": {"w": jnp.full(2, 5.0)}}
