@@ -2,16 +2,18 @@
 
 import chunkwise
 policy = chunkwise.load_policy("runs/qchunk-cube_single-...")     # of any package
+chunkwise.watch("runs/qchunk-cube_single-...")                    # in a notebook, while it trains
 """
 
 import sys
 import typing
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load_policy"]
+__all__ = ["__version__", "load_policy", "watch"]
 
 if typing.TYPE_CHECKING:
     from chunkwise.policies.load import load_policy
+    from chunkwise.reports.watch import watch
 
 if sys.argv[:1] == ["-m"]:  # a module of ours is about to be run; else `import chunkwise` imports nothing
     from chunkwise.config.programs import require_program
@@ -25,4 +27,8 @@ def __getattr__(name: str) -> typing.Any:
         from chunkwise.policies.load import load_policy
 
         return load_policy
+    if name == "watch":
+        from chunkwise.reports.watch import watch
+
+        return watch
     raise AttributeError(f"module 'chunkwise' has no attribute {name!r}")

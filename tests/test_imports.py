@@ -21,7 +21,7 @@ DATA_CODE = [
 GROUND = {"arrays", "errors", "files", "printable", "state"}
 """Modules and rooms of chunkwise that every room may stand on."""
 ARROWS: dict[str, set[str]] = {
-    "": {"policies", "config"},
+    "": {"policies", "config", "reports"},
     "__main__": {"cli"},
     "config": set(),
     "distributed": {"config"},

@@ -69,7 +69,7 @@ def page(runs: Mapping[str, RunRecord], *, beside: Path, refresh_s: int = 0, fil
         f"<title>{text(title)}</title><style>{style}</style>",
     ]
     about = "".join(_about(name, record) for name, record in runs.items())
-    data = json.dumps(_curves(runs), separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(curves(runs), separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head>{"".join(head)}</head><body><h1>{text(title)}</h1>{about}'
         f'<nav>{links}</nav>{body}<script type="application/json" id="data">{data}</script>'
@@ -101,8 +101,8 @@ def _results(lines: Sequence[Sequence[str]]) -> str:
     return f"{table(head, body)}{note}<details><summary>as Markdown and LaTeX</summary>{pasted}</details>"
 
 
-def _curves(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
-    """The numbers of the curves: {"keys": of the colours, "charts": [{"name", "smooth", "series": [...]}]}."""
+def curves(runs: Mapping[str, RunRecord]) -> dict[str, Any]:
+    """Returns the numbers of the curves: {"keys": of the colours, "charts": [{"name", "smooth", "series": [...]}]}."""
     several = len(runs) > 1
     charts: dict[tuple[bool, str], list[dict[str, Any]]] = {}
     for run, record in runs.items():
