@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from chunkwise.cli import command as cli
+from chunkwise.config.experiment import FleetConfig
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.envs import recorder
@@ -45,7 +46,13 @@ Driver = Callable[[Observation], np.ndarray]
 """Gives a plan, waypoints [t, 2], for what is observed, images among it."""
 
 
-def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], None] = print) -> None:
+def record(
+    config: RecordConfig,
+    path: str | Path,
+    *,
+    report: Callable[[str], None] = print,
+    fleet: FleetConfig | None = None,
+) -> None:
     """Records the episodes that `path` lacks; a dataset that is complete is left as it is.
 
     Episode e is a function of (config.seed, e), and of the weights of a run that drives. Its JSON appears when all its
@@ -56,6 +63,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
       config: What to record, and with how many processes.
       path: Folder of the dataset; made if missing.
       report: Takes one line of text at the start, at the end, and every 10 s where there is no terminal.
+      fleet: A Ray cluster on which the processes run; None: this machine.
 
     Raises:
       ConfigError: The folder holds another recording (the message names the field) or other files, MuJoCo is not
@@ -87,7 +95,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
         holds=(float(images), "images"),
         per_second=IMAGES_PER_SECOND,
     )
-    recorder.record(dataset, path, report=report)
+    recorder.record(dataset, path, report=report, fleet=fleet)
 
 
 def episode_path(path: Path, episode: int) -> Path:

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 
 from chunkwise.cli import command
+from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.envs.environment import task_sets
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of
-from chunkwise.envs.fleet import add_flag
 from chunkwise.envs.names import FORMS, split_name
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.policies.execution import add_flags, execution_of

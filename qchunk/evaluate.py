@@ -20,12 +20,13 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.data.sampling import Purpose, seed_of, seed_of_draw, words
+from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs import render
 from chunkwise.envs.collect import Collector, Draw, Job, Task
 from chunkwise.envs.environment import Observation
 from chunkwise.envs.evaluate import Evaluation
-from chunkwise.envs.fleet import add_flag, make_workers
+from chunkwise.envs.fleet import make_workers
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers
 from chunkwise.errors import ConfigError, RunError

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chunkwise.cli import command as cli
+from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs import recorder
 from chunkwise.envs.recorder import MetadataFiles, Recorder
 from qchunk.config import RecordConfig
@@ -22,7 +23,13 @@ MADE_BY = "qchunk.record"
 METADATA = MetadataFiles(unfinished="recording.json", finished="dataset.json")
 
 
-def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], None] = print) -> None:
+def record(
+    config: RecordConfig,
+    path: str | Path,
+    *,
+    report: Callable[[str], None] = print,
+    fleet: FleetConfig | None = None,
+) -> None:
     """Records the episodes that `path` lacks; a dataset that is complete is left as it is.
 
     Episode e is a function of (config.seed, e) and appears under its name only when it is whole, so that a recording
@@ -32,6 +39,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
       config: What to record, and with how many processes.
       path: Folder of the dataset; made if missing.
       report: Takes one line of text at the start, at the end, and every 10 s where there is no terminal.
+      fleet: A Ray cluster on which the processes run; None: this machine.
 
     Raises:
       ConfigError: If the folder holds another recording (the message names the field) or other episodes, the
@@ -44,7 +52,7 @@ def record(config: RecordConfig, path: str | Path, *, report: Callable[[str], No
     path = Path(path)
     if not (path / "dataset.json").exists():  # a wrong name must fail here, before a folder is made and workers start
         open_recorder(config)
-    recorder.record(_dataset(config, path), path, report=report)
+    recorder.record(_dataset(config, path), path, report=report, fleet=fleet)
 
 
 def episode_path(path: Path, episode: int) -> Path:

@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.cli.progress import Lines
+from chunkwise.distributed.jobs import MAX_DEATHS
 from chunkwise.envs.environment import Observation
-from chunkwise.envs.recorder import MAX_DEATHS
 from chunkwise.envs.rollout import Rollout, append_frames, save
 from chunkwise.envs.workers import Reset, Run, Start, Stretch, WorkerDiedError, Workers
 from chunkwise.errors import ConfigError, NonFiniteError, RunError

@@ -7,23 +7,22 @@ a recording that was stopped in any way goes on with exactly the missing episode
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import importlib.metadata
-import itertools
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from chunkwise.cli.progress import follow
+from chunkwise.config.experiment import FleetConfig
 from chunkwise.config.load import parsed
+from chunkwise.distributed.jobs import do_all
 from chunkwise.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
 from chunkwise.files.durable import give_name, make_folders, sweep, write_json
 from chunkwise.files.new_folder import new_folder
@@ -31,10 +30,9 @@ from chunkwise.files.strict_json import read_json
 
 Settings = TypeVar("Settings")
 
-MAX_DEATHS = 3
-"""Workers that one episode may cost before a recording, or a collection of rollouts, ends."""
+FLEET = "Processes on a Ray cluster: local, auto, ray://host:port (pip install 'chunkwise[fleet]')."
 
-Recorder = Callable[[int], None]
+Recorder = Callable[[int], object]
 """Plays one episode and writes it; an OSError means that it could not be written."""
 
 
@@ -150,18 +148,19 @@ class Dataset:
     """Of it, that one process records on one core of a desktop machine."""
 
 
-def record(dataset: Dataset, path: Path, *, report: Callable[[str], None]) -> None:
+def record(dataset: Dataset, path: Path, *, report: Callable[[str], None], fleet: FleetConfig | None = None) -> None:
     """Records the episodes that a folder lacks; a dataset that is complete is left as it is.
 
     Args:
       dataset: What to record.
-      path: Folder; made if missing.
+      path: Folder; made if missing. Every machine of a cluster has it under this name.
       report: Takes one line of text at the start, at the end, and every 10 s where there is no terminal.
+      fleet: Where the processes run; None: on this machine.
 
     Raises:
-      ConfigError: As `claim`.
+      ConfigError: As `claim`; there is no such cluster.
       BusyError: Another process records into the folder.
-      StorageError, RunError: As `share_out`.
+      StorageError, RunError: As `do_all`.
       PreemptedError: On SIGTERM.
     """
     make_folders(path)
@@ -171,13 +170,15 @@ def record(dataset: Dataset, path: Path, *, report: Callable[[str], None]) -> No
         missing = dataset.missing()
         processes = max(1, min(dataset.processes, len(missing)))
         amount, unit = dataset.holds
-        seconds = len(missing) * amount / (dataset.per_second * min(processes, os.cpu_count() or 1))
+        at_once = processes if fleet is not None else min(processes, os.cpu_count() or 1)
+        seconds = len(missing) * amount / (dataset.per_second * at_once)
         report(
             f"recording {len(missing)} of {dataset.episodes} {dataset.words}, into {path} with {processes} processes; "
             f"about {seconds:.0f} s on a desktop machine"
         )
         began = time.monotonic()
-        with sigterm_raises(path), contextlib.closing(share_out(missing, dataset.opener, processes)) as recorded:
+        recorded = do_all(missing, dataset.opener, workers=processes, fleet=fleet, name="episode")
+        with sigterm_raises(path), contextlib.closing(recorded):
             done = "recorded {count} of {total} episodes"
             for _ in follow(recorded, len(missing), "recording", done, rate=dataset.holds, say=report):
                 pass
@@ -247,101 +248,6 @@ def sigterm_raises(path: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def share_out(episodes: list[int], opener: Callable[[], Recorder], processes: int) -> Generator[int, None, None]:
-    """Yields each episode when it is on disk.
-
-    A worker gets its next one when it is done with the last; closing the generator ends the workers, and the death of
-    this process closes their pipes, which ends them too.
-
-    Args:
-      episodes: Numbers of those that are missing.
-      opener: Makes a worker's recorder; pickled.
-      processes: Workers.
-
-    Raises:
-      StorageError: An episode could not be written.
-      RunError: Several workers died in one episode, or a recorder failed.
-    """
-    context = multiprocessing.get_context("spawn")
-    waiting = iter(episodes)
-    busy: dict[Any, tuple[BaseProcess, int]] = {}
-    deaths: dict[int, int] = {}
-
-    def begin(episode: int) -> None:
-        here, there = context.Pipe()
-        worker = context.Process(target=_work, args=(there, opener), daemon=True)
-        worker.start()
-        there.close()
-        busy[here] = (worker, episode)
-        with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is received
-            here.send(episode)
-
-    idle: list[BaseProcess] = []
-    try:
-        for episode in itertools.islice(waiting, processes):
-            begin(episode)
-        while busy:
-            ready = wait(list(busy))
-            for pipe in [pipe for pipe in busy if pipe in ready]:
-                worker, episode = busy.pop(pipe)
-                try:
-                    failure = pipe.recv()
-                except (EOFError, OSError) as error:
-                    worker.join()
-                    deaths[episode] = deaths.get(episode, 0) + 1
-                    if deaths[episode] < MAX_DEATHS:
-                        print(f"\na worker died ({_exit_reason(worker.exitcode)}); episode {episode} is recorded again")
-                        begin(episode)
-                        continue
-                    raise RunError(
-                        f"{MAX_DEATHS} workers died while they recorded episode {episode} "
-                        f"({_exit_reason(worker.exitcode)}); run the same command again to record what is missing, "
-                        "with fewer processes if memory is short"
-                    ) from error
-                if failure is not None:
-                    idle.append(worker)
-                    raise failure
-                if (following := next(waiting, None)) is None:
-                    idle.append(worker)
-                else:
-                    busy[pipe] = (worker, following)
-                    with contextlib.suppress(OSError):
-                        pipe.send(following)
-                yield episode
-    finally:
-        workers = idle + [worker for worker, _ in busy.values()]
-        for worker in workers:
-            worker.kill()  # also one that has been stopped; episodes get their names when they are whole
-        for worker in workers:
-            worker.join()
-
-
-def _work(pipe: Connection, opener: Callable[[], Recorder]) -> None:
-    """Body of a worker: records each episode it is sent and answers None or the error, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends its workers
-    recorder = opener()
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent is done, or gone
-        while True:
-            pipe.send(_record_one(pipe.recv(), recorder))
-
-
-def _record_one(episode: int, recorder: Recorder) -> RunError | None:
-    """Plays and writes one episode; the error instead of raising it, since it has to travel."""
-    try:
-        recorder(episode)
-    except OSError as error:
-        return StorageError(f"episode {episode} could not be written: {error}")
-    except Exception as error:  # anything a simulator raises: unsent, the parent would only see that the worker died
-        return RunError(f"episode {episode} failed: {type(error).__name__}: {error}")
-    return None
-
-
-def _exit_reason(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}, its message is above"
-
-
 def command(kind: type[Settings], made: Any, record: Callable[[Settings, str], None]) -> int:
     """Records what a command line asked for; returns the exit code.
 
@@ -362,22 +268,26 @@ def command(kind: type[Settings], made: Any, record: Callable[[Settings, str], N
     return 0
 
 
-def command_line(kind: type[Settings], record: Callable[[Settings, str], None], program: str, about: str) -> int:
+def command_line(kind: type[Settings], record: Callable[..., None], program: str, about: str) -> int:
     """Reads settings and the folder from the process's command line, and records; returns the exit code.
 
     Args:
       kind: Class of the settings, a frozen dataclass of keywords.
-      record: Records settings into a folder.
+      record: Records settings into a folder; called with fleet= where the command line names a cluster.
       program: How the command is called.
       about: What it does, in a line.
     """
     import tyro
 
-    path = Annotated[str, tyro.conf.arg(help="Folder of the dataset.")]
-    made = dataclasses.make_dataclass("Command", [("path", path)], bases=(kind,), frozen=True, kw_only=True)
+    path = Annotated[str, tyro.conf.arg(help="Folder of the dataset; with --fleet on a disk that all nodes have.")]
+    fleet = Annotated[str | None, tyro.conf.arg(help=FLEET, metavar="ADDRESS")]
+    fields: list[Any] = [("path", path), ("fleet", fleet, None)]
+    made = dataclasses.make_dataclass("Command", fields, bases=(kind,), frozen=True, kw_only=True)
     try:
-        found = parsed(made, prog=program, description=about)
-    except ConfigError as error:
+        found: Any = parsed(made, prog=program, description=about)
+        if found.fleet is not None:
+            record = functools.partial(record, fleet=FleetConfig(address=found.fleet))
+    except (ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+        return ConfigError.exit_code
     return command(kind, found, record)

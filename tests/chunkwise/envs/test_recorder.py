@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 import json
-import multiprocessing
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,76 +17,14 @@ from chunkwise.envs.recorder import (
     locked,
     record,
     record_whole,
-    share_out,
     to_be_recorded,
 )
-from chunkwise.errors import BusyError, ConfigError, RunError, StorageError
+from chunkwise.errors import BusyError, ConfigError, StorageError
 from chunkwise.files.new_folder import new_folder
 from tests.chunkwise.calls import Calls
+from tests.chunkwise.distributed.test_jobs import opener
 
 METADATA = MetadataFiles(unfinished="_recording.json", finished="recording.json")
-
-
-def _recorder(folder: Path, episode: int) -> None:
-    if episode == 7:
-        raise OSError("no space")
-    if episode == 8:
-        raise ValueError("exploded")
-    if episode == 9:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if episode == 10 and not (folder / "died").exists():
-        (folder / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    if episode == 11 and len(died := list(folder.glob("died*"))) < 2:
-        (folder / f"died{len(died)}").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    (folder / str(episode)).write_text(str(episode**2))
-
-
-def opener(folder: Path) -> functools.partial[None]:
-    return functools.partial(_recorder, folder)
-
-
-def test_every_episode_is_recorded_once_by_any_number_of_workers(tmp_path: Path) -> None:
-    for processes in (1, 3):
-        (folder := tmp_path / str(processes)).mkdir()
-        done = list(share_out([0, 2, 3, 5], functools.partial(opener, folder), processes))
-        assert sorted(done) == [0, 2, 3, 5]
-        assert {path.name: path.read_text() for path in folder.iterdir()} == {"0": "0", "2": "4", "3": "9", "5": "25"}
-
-
-@pytest.mark.parametrize(
-    ("episode", "kind", "message"),
-    [
-        (7, StorageError, "episode 7 could not be written: no space"),
-        (8, RunError, "episode 8 failed: ValueError: exploded"),
-        (9, RunError, r"3 workers died while they recorded episode 9 \(killed by SIGKILL\)"),
-    ],
-)
-def test_what_stops_a_recording_is_said(tmp_path: Path, episode: int, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        list(share_out([episode], functools.partial(opener, tmp_path), 1))
-
-
-def test_an_episode_whose_worker_died_is_recorded_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sorted(share_out([0, 10, 2], functools.partial(opener, tmp_path), 2)) == [0, 2, 10]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "10", "2", "died"]
-    assert "a worker died (killed by SIGKILL); episode 10 is recorded again" in capsys.readouterr().out
-
-
-def test_two_deaths_in_one_episode_are_survived(tmp_path: Path) -> None:
-    assert list(share_out([11], functools.partial(opener, tmp_path), 1)) == [11]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["11", "died0", "died1"]
-
-
-def test_workers_that_were_stopped_end_with_the_recording(tmp_path: Path) -> None:
-    recording = share_out([0, 2, 3], functools.partial(opener, tmp_path), 1)
-    assert next(recording) == 0
-    (worker,) = multiprocessing.active_children()
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGSTOP)
-    recording.close()
-    assert worker.exitcode == -signal.SIGKILL
 
 
 def test_a_folder_is_claimed_for_one_recording(tmp_path: Path) -> None:
