@@ -23,6 +23,9 @@ AHEAD = CAMERAS[:3]
 MOTION_HZ = 10.0
 """How often a recorded drive says how the car moves, and how often one in closed loop is asked for a plan."""
 
+BRAKING_S, BRAKING_M = 2.0, 4.0
+"""A driver brakes whose way of so many seconds is so many metres shorter than at its speed."""
+
 Split = Literal["train", "val", "test", "all"]
 
 
@@ -90,6 +93,9 @@ class DataConfig(FilesConfig):
     """Shares of the recordings when a split is made; where the dataset states its own, of a part that it lacks."""
     episode_fraction: float = 1.0
     """Share of the training episodes that are used, at least one; a smaller share is a subset of a larger one."""
+    braking_repeats: int = 1
+    """How often an epoch shows a frame at which the driver brakes: its way of the next 2 s is 4 m shorter than at its
+    speed. Others come once."""
     augment: AugmentConfig = AugmentConfig()
     cache_mb: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Memory for decoded images, in units of 10^6 bytes; 0 decodes each time."""
@@ -97,12 +103,17 @@ class DataConfig(FilesConfig):
     """Threads that build batches ahead; 0 builds them where they are used."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "waypoint_steps", "waypoint_dt_s", "max_gap_s", "episode_fraction")
+        require_positive(self, "waypoint_steps", "waypoint_dt_s", "max_gap_s", "episode_fraction", "braking_repeats")
         require_non_negative(self, "tolerance_s", "min_cameras", "cache_mb", "read_threads")
         require_fraction(self, "val_fraction", "test_fraction", "episode_fraction")
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError(
                 "data.val_fraction and data.test_fraction leave nothing to train on; expected a sum below 1"
+            )
+        if self.braking_repeats > 1 and self.waypoint_steps * self.waypoint_dt_s < BRAKING_S:
+            raise ValueError(
+                f"data.braking_repeats is {self.braking_repeats}, and waypoints end before {BRAKING_S:g} s, over which "
+                "braking is told; raise data.waypoint_steps, or set braking_repeats to 1"
             )
         if not self.cameras or len(set(self.cameras)) < len(self.cameras):
             raise ValueError(f"data.cameras is {self.cameras}; expected at least one name, and none twice")
@@ -200,6 +211,22 @@ class ObjectiveConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ResidualConfig:
+    """What cameras add to waypoints that the other inputs alone would give (driving/model/heads.py)."""
+
+    width: int = 32
+    """Numbers a moment through which all that the cameras see has to go."""
+    dropout: float = 0.2
+    """Share of them that is left out in each training sample."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "width")
+        require_fraction(self, "dropout")
+        if self.dropout == 1:
+            raise ValueError("residual.dropout is 1; expected below 1, since something must be left")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class WaypointConfig:
     """Behaviour cloning of waypoints (driving/tasks/waypoints.py)."""
 
@@ -217,6 +244,12 @@ class WaypointConfig:
     without it go on without it."""
     use_command: bool = True
     """Where the route goes."""
+    use_moments: bool = False
+    """All of data.offsets_s, the images of earlier moments too; else those of the anchor alone."""
+    use_calibration: bool = False
+    """In which direction each token looks, by the cameras' matrices (driving/model/rays.py)."""
+    residual: ResidualConfig | None = None
+    """The other inputs predict, and what the cameras see is added to that. None: one network takes all of it."""
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Of the head."""
     modes: int = 1
@@ -231,6 +264,20 @@ class WaypointConfig:
             raise ValueError(
                 f"waypoints.mode_weight is {self.mode_weight} and waypoints.modes 1, whose probability is 1 whatever "
                 "is learnt; expected more modes, or mode_weight 1"
+            )
+        others = self.use_ego or self.use_past or self.use_command
+        for name, on in (("use_moments", self.use_moments), ("use_calibration", self.use_calibration)):
+            if on and not self.use_cameras:
+                raise ValueError(f"waypoints.{name} is true and use_cameras false: nothing is seen; switch one of them")
+        if self.residual is not None and not (self.use_cameras and others):
+            raise ValueError(
+                "waypoints.residual is what cameras add to what other inputs give; expected use_cameras, and one of "
+                "use_ego, use_past, use_command"
+            )
+        if self.use_calibration and self.freeze:
+            raise ValueError(
+                "waypoints.use_calibration is true and freeze too: what reads the rays is part of the encoder, is "
+                "fresh, and would never be trained; switch one of them off"
             )
         if not (self.use_cameras or self.use_ego or self.use_past or self.use_command):
             raise ValueError("waypoints.use_cameras, use_ego, use_past, use_command are all false; expected an input")
@@ -335,9 +382,24 @@ class DrivingConfig(ExperimentConfig):
                 "objective.temporal take their negatives from the whole batch: a part of it would have fewer. "
                 "Set train.grad_accum_steps to 1, lower train.batch_size, or spread the batch over more devices"
             )
+        moments = self.waypoints is not None and self.waypoints.use_moments
+        if moments and (len(self.data.offsets_s) < 2 or self.data.offsets_s[-1] > 0):
+            raise ValueError(
+                f"waypoints.use_moments is true and data.offsets_s is {self.data.offsets_s}; expected moments before "
+                "the anchor, for example (-0.4, 0.0): a car that drives knows none after it"
+            )
         paired = self.objective is not None and self.objective.temporal + self.objective.ego_motion > 0
         if paired and len(self.data.offsets_s) < 2:
             raise ValueError(
                 f"objective.temporal and objective.ego_motion compare two moments; data.offsets_s is "
                 f"{self.data.offsets_s}, expected for example (0.0, 0.5)"
             )
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Images that a waypoint model is given, moment by moment: front is the camera now, front@-0.4 as it was 0.4 s
+        before; empty where it sees none."""
+        if self.waypoints is None or not self.waypoints.use_cameras:
+            return ()
+        offsets = self.data.offsets_s if self.waypoints.use_moments else (0.0,)
+        return tuple(name if not offset else f"{name}@{offset:g}" for offset in offsets for name in self.data.cameras)

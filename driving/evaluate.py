@@ -207,7 +207,7 @@ def predict(
     """Waypoints of frames (rows of the index), metres."""
     policy = WaypointPolicy(config, params)
     batches = (data.batch(part) for part in parts(rows, config.eval.batch_size))
-    out = [policy.predict(waypoints.inputs(batch, config.data.anchor)) for batch in batches]
+    out = [policy.predict(waypoints.inputs(batch, config.data.anchor, config.waypoints)) for batch in batches]
     return np.concatenate(out)[: len(rows)]
 
 
@@ -219,7 +219,7 @@ def _modes_of(
         return None
     policy = WaypointPolicy(config, params)
     batches = (data.batch(part) for part in parts(rows, config.eval.batch_size))
-    found = [policy.modes(waypoints.inputs(batch, config.data.anchor)) for batch in batches]
+    found = [policy.modes(waypoints.inputs(batch, config.data.anchor, config.waypoints)) for batch in batches]
     places, logits = (np.concatenate(part)[: len(rows)] for part in zip(*found, strict=True))
     return places, logits
 

@@ -40,6 +40,8 @@ from driving.sim.noise import Noise
 
 MADE_BY = "driving.record"
 METADATA = MetadataFiles(unfinished="_recording.json", finished="_dataset.json")
+WAYPOINT_STEPS = 30
+"""Of the plans that are recorded: 3 s."""
 IMAGES_PER_SECOND = 90.0  # of one process on one core, for the estimate at the start
 
 Driver = Callable[[Observation], np.ndarray]
@@ -103,7 +105,9 @@ def episode_path(path: Path, episode: int) -> Path:
     return path / f"episode_{episode:05d}.json"
 
 
-def record_episode(config: RecordConfig, path: Path, episode: int, driver: Driver | None = None) -> None:
+def record_episode(
+    config: RecordConfig, path: Path, episode: int, driver: Driver | None = None, views: tuple[str, ...] = ()
+) -> None:
     """Drives, renders and writes one episode, the JSON last.
 
     Args:
@@ -111,23 +115,25 @@ def record_episode(config: RecordConfig, path: Path, episode: int, driver: Drive
       path: Folder of the dataset.
       episode: Number of the drive.
       driver: Plans from what is observed; None: the town's own driver's, which are what is recorded in any case.
+      views: That the driver sees besides the cameras of the config, such as front@-0.4.
     """
     from driving.sim.environment import TASK, WAYPOINT_DT_S, TownEnv
 
-    spec = EnvSpec(suite="town", task=TASK, cameras=config.cameras, image_size=config.image_size)
+    spec = EnvSpec(suite="town", task=TASK, cameras=(*config.cameras, *views), image_size=config.image_size)
     count, every = round(config.seconds * MOTION_HZ), round(MOTION_HZ / config.rate_hz)
     taken = images_taken(config, episode, -(-count // every))
     folder = path / "images" / episode_path(path, episode).stem
     make_folders(folder)
     noise = Noise(config.noise, generator(Purpose.PLAN_NOISE, config.seed, episode))
     frames = []
-    with contextlib.closing(TownEnv(spec, seconds=config.seconds, expert=True)) as env:
+    town = TownEnv(spec, seconds=config.seconds, waypoint_steps=WAYPOINT_STEPS, expert=True)
+    with contextlib.closing(town) as env:
         observed = env.reset(seed_of(Purpose.DRIVE, config.seed, episode))
         for i in range(count):
             images = env.images() if driver is not None or i % every == 0 else {}
             written = {} if i % every else _write_images(config, path, folder, i, images, taken[i // every])
             frames.append(_frame(i, observed, env.state(), written))
-            wanted = observed["expert_waypoints"] if driver is None else driver(observed | images)
+            wanted = observed["expert_waypoints"] if driver is None else _padded(driver(observed | images))
             step = env.step(env.clip(noise.disturbed(wanted.astype(np.float64)).ravel()))
             observed = step.observation
             if step.terminated:
@@ -142,6 +148,11 @@ def record_episode(config: RecordConfig, path: Path, episode: int, driver: Drive
     }
     sync_tree(folder)  # the JSON vouches for the images
     write_durably(episode_path(path, episode), json.dumps(episode_json))
+
+
+def _padded(plan: np.ndarray) -> np.ndarray:
+    """A driver's plan with as many waypoints as are recorded: it ends where it ended, and is followed as it was."""
+    return np.concatenate([plan, np.repeat(plan[-1:], WAYPOINT_STEPS - len(plan), axis=0)])
 
 
 def _write_images(
@@ -216,24 +227,26 @@ def _open(config: RecordConfig, path: Path, step: int | None) -> Recorder:
     from driving.eval.routes import plan_of
 
     policy = load_policy(config.driver, checkpoint="newest" if step is None else step)
-    return functools.partial(record_episode, config, path, driver=functools.partial(plan_of, policy))
+    seen = [name.removeprefix("image/") for name in policy.spec.observation if name.startswith("image/")]
+    views = tuple(name for name in seen if name not in config.cameras)
+    return functools.partial(record_episode, config, path, driver=functools.partial(plan_of, policy), views=views)
 
 
 def _require_driver(config: RecordConfig) -> tuple[int, str]:
     """Step and digest of the weights of the run that drives."""
     from chunkwise.policies.load import load_policy
     from driving.policies.policy import WaypointPolicy
-    from driving.sim.environment import WAYPOINT_DT_S, WAYPOINT_STEPS
+    from driving.sim.environment import WAYPOINT_DT_S
 
     assert config.driver is not None
     policy = load_policy(config.driver)
     if not isinstance(policy, WaypointPolicy):
         raise ConfigError(f"record.driver {config.driver}: expected a run of driving that learnt waypoints")
     data, spec = policy.config.data, policy.spec
-    if (data.waypoint_steps, data.waypoint_dt_s) != (WAYPOINT_STEPS, WAYPOINT_DT_S):
+    if data.waypoint_steps > WAYPOINT_STEPS or data.waypoint_dt_s != WAYPOINT_DT_S:
         raise ConfigError(
             f"record.driver {config.driver}: its plans are {data.waypoint_steps} waypoints, {data.waypoint_dt_s:g} s "
-            f"apart; expected {WAYPOINT_STEPS}, {WAYPOINT_DT_S:g} s apart, as they are recorded"
+            f"apart; expected at most {WAYPOINT_STEPS}, {WAYPOINT_DT_S:g} s apart, as they are recorded"
         )
     lacking = [name for name in data.cameras if f"image/{name}" in spec.observation and name not in config.cameras]
     if lacking:

@@ -25,7 +25,7 @@ from driving.data.validation import members, require_scored, scored
 from driving.record import MADE_BY, METADATA, record
 from driving.tasks.held_out import HeldOut, means_of
 from driving.tasks.pretrain import PretrainTask
-from driving.tasks.waypoints import INPUTS, WaypointTask, predict
+from driving.tasks.waypoints import WaypointTask, input_names, predict
 
 
 class EvaluatedPretrain(PretrainTask):
@@ -110,9 +110,11 @@ def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> WithoutData
         return WithoutData(updates=task, batch=batch, served=_no_policy, evaluated=lambda: held)
     past, steps = 2 * len(PAST_S), config.data.waypoint_steps
     task = WaypointTask(config, no_data)
+    assert config.waypoints is not None
+    views = cameras * (moments if config.waypoints.use_moments else 1)
     batch = {
-        "images": row("uint8", cameras, *size, 3),
-        "image_valid": row("bool", cameras),
+        "images": row("uint8", views, *size, 3),
+        "image_valid": row("bool", views),
         "motion": row("float32", 2),
         "past_motion": row("float32", past),
         "route_command": row("int32"),
@@ -121,9 +123,13 @@ def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> WithoutData
         "waypoint_valid": row("bool", steps),
     }
 
+    if config.waypoints.use_calibration:
+        batch |= {"intrinsics": row("float32", views, 3, 3), "extrinsics": row("float32", views, 4, 4)}
+        batch |= {"calibration_valid": row("bool", views)}
+
     def served(rows: int, dtype: Dtype) -> Call:
         require_float32("driving", dtype)
-        seen = {name: batch[name] for name in INPUTS}
+        seen = {name: batch[name] for name in input_names(task.settings)}
         return Call(function=functools.partial(predict, task.model), inputs=(_of(seen, rows),))
 
     evaluated = functools.partial(served, config.eval.batch_size, "float32")

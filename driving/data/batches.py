@@ -20,7 +20,7 @@ from chunkwise.data.stream import StreamConfig, batches_of_run, require_shares
 from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
-from driving.config import DataConfig, Split
+from driving.config import BRAKING_M, BRAKING_S, DataConfig, Split
 from driving.data.augment import Draws, augment, kept_cameras, mirror_order
 from driving.data.batch import Batch, Sample, collate
 from driving.data.calibration import Calibration, make_calibration
@@ -78,6 +78,22 @@ class DrivingData:
     """For each camera its partner on the other side; empty if nothing is mirrored."""
     notes: tuple[str, ...]
     """What a user should know: what is missing, masked or left out, with counts."""
+
+    @property
+    def drawn(self) -> Int64[np.ndarray, " d"]:
+        """Anchors as often as an epoch draws them: those at which the driver brakes data.braking_repeats times."""
+        more = self.config.braking_repeats - 1
+        if not more:
+            return self.anchors
+        return np.concatenate([self.anchors, np.tile(self.anchors[self.brakes(self.anchors)], more)])
+
+    def brakes(self, rows: Int64[np.ndarray, " b"]) -> Bool[np.ndarray, " b"]:
+        """Returns whether the driver brakes at some frames; false where speed or waypoints are not known so far."""
+        steps = round(BRAKING_S / self.config.waypoint_dt_s)
+        path = self.tables.waypoints[rows][:, :steps].astype(np.float64)
+        way = np.linalg.norm(np.diff(path, axis=1, prepend=0.0), axis=-1).sum(axis=1)
+        known = self.tables.speed_valid[rows] & self.tables.waypoint_valid[rows, :steps].all(axis=1)
+        return known & (self.tables.speed_mps[rows] * BRAKING_S - way > BRAKING_M)
 
     def batch(self, rows: Int64[np.ndarray, " b"], draws: Draws | None = None) -> Batch:
         """The samples anchored at some frames, as stored, or changed at random where `draws` says how.
@@ -270,7 +286,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     if not len(anchors):
         raise DataError(f"{path}: no frame is left to draw. {notes[-1]}")
     notes.append(f"{split}: {scored_note(scored(tables.waypoint_valid[anchors], config.waypoint_dt_s))}")
-    return DrivingData(
+    opened = DrivingData(
         config=config,
         split=split,
         index=index,
@@ -283,4 +299,10 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
         anchors=anchors,
         mirror=mirror,
         notes=tuple(notes),
+    )
+    if config.braking_repeats == 1:
+        return opened
+    braking = f"{int(opened.brakes(anchors).sum())} frames at which the driver brakes"
+    return dataclasses.replace(
+        opened, notes=(*notes, f"{split}: {braking} are drawn {config.braking_repeats} times an epoch")
     )

@@ -24,8 +24,8 @@ class Samples(Protocol):
     @property
     def config(self) -> DataConfig: ...
     @property
-    def anchors(self) -> Int64[np.ndarray, " a"]:
-        """Frames that samples may be anchored at."""
+    def drawn(self) -> Int64[np.ndarray, " d"]:
+        """Frames that samples are anchored at, each as often as an epoch draws it."""
         ...
 
     def batch(self, rows: Int64[np.ndarray, " b"], draws: Draws | None = None) -> Batch:
@@ -46,7 +46,7 @@ class StepBatches(grain.MapDataset[Batch]):
         super().__init__()
         self._data, self._seed, self._batch_size = data, seed, batch_size
         self._first, self._rows = shard * batch_size // shards, batch_size // shards
-        self._order = EpochOrder(data.anchors, Purpose.DRIVING_ORDER, seed)
+        self._order = EpochOrder(data.drawn, Purpose.DRIVING_ORDER, seed)
 
     def __len__(self) -> int:
         return ENDLESS

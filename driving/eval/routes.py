@@ -97,12 +97,14 @@ class _Policy(_Driver):
 def plan_of(policy: Policy[Any], seen: Mapping[str, Any]) -> Float32[np.ndarray, "t 2"]:
     """Returns the waypoints of a policy for one observation of the town, with the images of its cameras."""
     wanted = policy.spec.observation
-    cameras = [name.removeprefix("image/") for name in wanted if name.startswith("image/")]
-    given: dict[str, Any] = {"image": {name: seen[name] for name in cameras}} if cameras else {}
+    given: dict[str, Any] = {}
     for name in wanted:
+        kind, _, camera = name.partition("/")
         if name == "route_command":
             given[name] = ROUTE_COMMANDS[int(seen[name])]
-        elif not name.startswith("image/"):
+        elif camera:
+            given.setdefault(kind, {})[camera] = seen[camera if kind == "image" else name]
+        else:
             given[name] = seen[name].astype(np.float64)
     return policy.infer(given)["actions"]
 
@@ -160,7 +162,7 @@ def evaluate_run(
     found: dict[str, list[tuple[Rollout, Result]]] = {}
     for name, driver in drivers.items():
         seen = isinstance(driver, _Policy) and driver.policy is policy
-        spec = spec_of(config) if seen and policy.config.waypoints and policy.config.waypoints.use_cameras else _SPEC
+        spec = spec_of(config) if seen else _SPEC
         opener = functools.partial(open_town, spec, config, seconds=seconds, expert=name == EXPERT, measured=True)
         found[name] = play(opener, driver, episodes=episodes, seed=seed, workers=workers)
     result = table_of({name: [one for _, one in drives] for name, drives in found.items()})
@@ -198,7 +200,7 @@ def evaluate_run(
 
 def spec_of(config: DrivingConfig) -> EnvSpec:
     """Returns the town as a run's policy sees it."""
-    return dataclasses.replace(_SPEC, cameras=config.data.cameras, image_size=config.data.image_size)
+    return dataclasses.replace(_SPEC, cameras=config.views, image_size=config.data.image_size)
 
 
 _SPEC = EnvSpec(suite="town", task=TASK)

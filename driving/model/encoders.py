@@ -20,6 +20,9 @@ STEM = 4
 """Pixels along an edge of the patches with which the convolutional encoder begins."""
 TOKEN_WIDTH = 32
 """Width to which a token is brought before all tokens of a camera are concatenated: position survives, and cheaply."""
+RAY_WIDTH = 32
+"""Of what is made of a token's ray before it is added to the token."""
+ZEROS = nn.initializers.zeros_init()
 POSITION_INIT = nn.initializers.normal(0.02)
 
 
@@ -56,6 +59,7 @@ class SceneEncoder(nn.Module):
         images: UInt8[Array, "b k h w 3"] | Float[Array, "b k h w 3"],
         valid: Bool[Array, "b k"],
         hidden: Bool[Array, "b k gh gw"] | None = None,
+        looks: Float[Array, "b k gh gw 6"] | None = None,
     ) -> Features:
         """Encodes.
 
@@ -63,6 +67,7 @@ class SceneEncoder(nn.Module):
           images: RGB from 0 to 255.
           valid: Which cameras have an image.
           hidden: Tokens whose pixels are replaced by a learned mask token before anything mixes them, or None.
+          looks: Ray of each token (driving/model/rays.py), 0 where it is not known; None: the model reads none.
         """
         b, k, h, w, _ = images.shape
         seen = jnp.where(valid[:, :, None, None, None], images, jnp.zeros((), images.dtype))
@@ -73,6 +78,10 @@ class SceneEncoder(nn.Module):
         tokens = tokens.reshape(b, k, *tokens.shape[1:])
         camera = self.param("camera", POSITION_INIT, (k, tokens.shape[-1]))
         tokens = tokens + camera[None, :, None, None, :]
+        if looks is not None:
+            # Of a ray that is not known the bias alone is left; at the start nothing is added.
+            ray = nn.gelu(nn.Dense(RAY_WIDTH, kernel_init=KERNEL_INIT, name="ray")(looks))
+            tokens = tokens + nn.Dense(tokens.shape[-1], kernel_init=ZEROS, name="ray_out")(ray)
         narrow = nn.gelu(nn.Dense(TOKEN_WIDTH, kernel_init=KERNEL_INIT, name="narrow")(nn.gelu(tokens)))
         cameras = nn.Dense(self.config.camera_width, kernel_init=KERNEL_INIT, name="join")(narrow.reshape(b, k, -1))
         missing = self.param("missing", POSITION_INIT, (k, self.config.camera_width))

@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from chunkwise.models.layers import KERNEL_INIT, MLP
 from driving.config import ModelConfig, ObjectiveConfig, WaypointConfig
-from driving.model.encoders import Features, SceneEncoder
+from driving.model.encoders import Features, SceneEncoder, grid
+from driving.model.rays import rays
 
 SPEED_SCALE, YAW_RATE_SCALE = 10.0, 0.5
 """m/s and rad/s that become 1 at the input of the waypoint head."""
@@ -102,52 +103,83 @@ class Modes(NamedTuple):
         return jnp.take_along_axis(self.waypoints, mode[:, None, None, None], axis=1)[:, 0]
 
 
+class Calibration(NamedTuple):
+    """Of the cameras of a sample's images."""
+
+    intrinsics: Float[Array, "b v 3 3"]
+    """In pixels of the images."""
+    extrinsics: Float[Array, "b v 4 4"]
+    """Camera to vehicle."""
+    known: Bool[Array, "b v"]
+
+
 class WaypointModel(nn.Module):
     """Future places of the car from what it sees, how it moves, and where the route goes.
 
     waypoints = constant turn rate and velocity + MLP(scene, speed, yaw rate, their changes, which are known, command)
 
     The MLP's last layer is zero at the start, so an untrained model is the blind formula and cameras only add to it.
-    Several modes have a last layer with an output for each, whose bias a run sets apart (driving/tasks/modes.py), and
-    one for their logits.
+    With `waypoints.residual` there are two, and cameras only add to what is known without them:
+
+    waypoints = constant turn rate and velocity + MLP(what is known) + MLP(dropout(narrow(scene)), what is known)
+
+    whose last layers are zero at the start. Several modes have a last layer with an output for each, whose bias a run
+    sets apart (driving/tasks/modes.py), and one for their logits.
     """
 
     config: ModelConfig
     waypoints: WaypointConfig
     steps: int
     dt_s: float
+    moments: int = 1
+    """Whose images are given, the anchor last."""
 
     def setup(self) -> None:
         if self.waypoints.use_cameras:
             self.encoder = SceneEncoder(self.config)
         self.trunk = MLP(self.waypoints.hidden_sizes[:-1], self.waypoints.hidden_sizes[-1])
-        zeros, modes = nn.initializers.zeros_init(), self.waypoints.modes
+        zeros, modes, residual = nn.initializers.zeros_init(), self.waypoints.modes, self.waypoints.residual
         self.out = nn.Dense(2 * self.steps * modes, kernel_init=zeros)
         if modes > 1:
             self.logits = nn.Dense(modes, kernel_init=zeros)
+        if residual is not None:
+            self.narrow = nn.Dense(residual.width, kernel_init=KERNEL_INIT)
+            self.dropout = nn.Dropout(residual.dropout)
+            self.seeing = MLP(self.waypoints.hidden_sizes[:-1], self.waypoints.hidden_sizes[-1])
+            self.seen_out = nn.Dense(2 * self.steps * modes, kernel_init=zeros)
+            if modes > 1:
+                self.seen_logits = nn.Dense(modes, kernel_init=zeros)
 
     def __call__(
         self,
-        images: UInt8[Array, "b k h w 3"] | Float[Array, "b k h w 3"],
-        valid: Bool[Array, "b k"],
+        images: UInt8[Array, "b v h w 3"] | Float[Array, "b v h w 3"],
+        valid: Bool[Array, "b v"],
         motion: Float[Array, "b 2"],
         past: Float[Array, "b p"],
         command: Int[Array, " b"],
         known_motion: Bool[Array, "b q"],
+        calibration: Calibration | None = None,
+        *,
+        training: bool = False,
     ) -> Modes:
         """Predicts.
 
         Args:
-          images: Of the anchor.
-          valid: Which cameras have an image.
+          images: Of the k cameras at each of the moments, v = moments k, as DrivingConfig.views names them.
+          valid: Which of them there are.
           motion: Speed in m/s and yaw rate in rad/s; 0 where unknown.
           past: By how much speed, then yaw rate, differed at each of some moments before; 0 where unknown.
           command: Position in driving.data.episodes.ROUTE_COMMANDS.
           known_motion: Which numbers of `motion`, then of `past`, are known; q = 2 + p.
+          calibration: Of the images' cameras; None where the model does not read it.
+          training: Whether numbers are dropped, by the key "dropout".
         """
         known: list[Array] = []
+        scenes = None
         if self.waypoints.use_cameras:
-            known.append(nn.gelu(self.encoder(images, valid).scene))
+            scenes = self._scenes(images, valid, calibration)
+            if self.waypoints.residual is None:
+                known.append(scenes.reshape(scenes.shape[0], -1))
         start = jnp.zeros((motion.shape[0], self.steps, 2))
         if self.waypoints.use_ego:
             known.append(motion / jnp.array([[SPEED_SCALE, YAW_RATE_SCALE]], jnp.float32))
@@ -162,9 +194,32 @@ class WaypointModel(nn.Module):
         if self.waypoints.use_command:
             known.append(nn.one_hot(command, COMMANDS))
         hidden = nn.gelu(self.trunk(jnp.concatenate(known, axis=-1)))
-        change = self.out(hidden).reshape(-1, self.waypoints.modes, self.steps, 2)
+        change = self.out(hidden)
         logits = self.logits(hidden) if self.waypoints.modes > 1 else jnp.zeros((motion.shape[0], 1))
+        if self.waypoints.residual is not None:
+            assert scenes is not None
+            narrow = self.dropout(nn.gelu(self.narrow(scenes)), deterministic=not training)
+            seen = nn.gelu(self.seeing(jnp.concatenate([narrow.reshape(narrow.shape[0], -1), *known], axis=-1)))
+            change = change + self.seen_out(seen)
+            logits = logits + self.seen_logits(seen) if self.waypoints.modes > 1 else logits
+        change = change.reshape(-1, self.waypoints.modes, self.steps, 2)
         return Modes(start[:, None] + change, logits)
+
+    def _scenes(
+        self, images: Array, valid: Bool[Array, "b v"], calibration: Calibration | None
+    ) -> Float[Array, "b n s"]:
+        """What is seen at each moment."""
+        b, n = images.shape[0], self.moments
+
+        def by_moment(x: Array) -> Array:
+            return x.reshape(b * n, x.shape[1] // n, *x.shape[2:])
+
+        looks = None
+        if self.waypoints.use_calibration:
+            assert calibration is not None
+            size = (images.shape[2], images.shape[3])
+            looks = by_moment(rays(*calibration, size, grid(self.config, *size)))
+        return nn.gelu(self.encoder(by_moment(images), by_moment(valid), None, looks).scene).reshape(b, n, -1)
 
 
 def constant_turn(motion: Float[Array, "b 2"], steps: int, dt_s: float) -> Float[Array, "b t 2"]:

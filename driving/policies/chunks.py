@@ -37,7 +37,9 @@ class WaypointChunks:
     def chunk(self, episode: int, frame: int) -> Chunk:
         data, row = self._opened.row(episode, frame)
         with self._lock:
-            (waypoints,) = self._policy.predict(inputs(data.batch(np.array([row])), data.config.anchor))
+            (waypoints,) = self._policy.predict(
+                inputs(data.batch(np.array([row])), data.config.anchor, self._policy.config.waypoints)
+            )
         valid, driven = data.tables.waypoint_valid[row], data.tables.waypoints[row]
         notes = ()
         if valid.any():

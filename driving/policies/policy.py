@@ -61,8 +61,13 @@ class WaypointPolicy(policy.Policy[Prepared]):
     def spec(self) -> Spec:
         """What the run's model uses: entries that waypoints.use_* switch off are not asked for."""
         settings, data = self._settings, self.config.data
-        cameras = data.cameras if settings.use_cameras else ()
-        seen = {f"image/{name}": image_entry(name, data.image_size, may_be_none=True) for name in cameras}
+        views = self.config.views
+        seen = {f"image/{name}": image_entry(name, data.image_size, may_be_none=True) for name in views}
+        for name in data.cameras if settings.use_calibration else ():
+            for matrix, (shape, meaning) in _MATRICES.items():
+                seen[f"{matrix}/{name}"] = Entry(
+                    shape=shape, dtype="float64", unit="", meaning=f"camera {name}: {meaning}", may_be_none=True
+                )
 
         def number(unit: str, meaning: str, *shape: int) -> Entry:
             return Entry(shape=shape, dtype="float64", unit=unit, meaning=meaning, may_be_none=True)
@@ -92,8 +97,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
     @property
     def metadata(self) -> dict[str, Any]:
         """What a client should know, as plain values."""
-        cameras = self.config.data.cameras if self._settings.use_cameras else ()
-        return super().metadata | {"model": "waypoints", "cameras": list(cameras)}
+        return super().metadata | {"model": "waypoints", "cameras": list(self.config.views)}
 
     def digest(self) -> str:
         """Returns a SHA-256 of the weights."""
@@ -101,11 +105,11 @@ class WaypointPolicy(policy.Policy[Prepared]):
 
     def predict(self, batch: Mapping[str, Any]) -> Float32[np.ndarray, "b t 2"]:
         """Returns the waypoints of a batch of `tasks.waypoints.inputs`, as `infer` does of an observation."""
-        return np.asarray(self._compute({name: batch[name] for name in waypoints.INPUTS}))
+        return np.asarray(self._compute({name: batch[name] for name in waypoints.input_names(self._settings)}))
 
     def modes(self, batch: Mapping[str, Any]) -> tuple[Float32[np.ndarray, "b m t 2"], Float32[np.ndarray, "b m"]]:
         """Returns all trajectories of a batch of `tasks.waypoints.inputs`, and their logits."""
-        found = self._modes_program(self._params, {name: batch[name] for name in waypoints.INPUTS})
+        found = self._modes_program(self._params, {name: batch[name] for name in waypoints.input_names(self._settings)})
         return np.asarray(found.waypoints), np.asarray(found.logits)
 
     def _prepare(
@@ -124,6 +128,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
         inputs = {
             "images": images,
             "image_valid": valid,
+            **self._calibration(observation, rows, single),
             "motion": np.stack(now, axis=-1).astype(np.float32),
             "past_motion": np.concatenate(past, axis=-1).astype(np.float32),
             "route_command": self._command(observation, rows, single),
@@ -145,13 +150,14 @@ class WaypointPolicy(policy.Policy[Prepared]):
 
     def _images(self, observation: Mapping[str, Any], rows: int, single: bool) -> tuple[np.ndarray, np.ndarray]:
         data = self.config.data
-        images = np.zeros((rows, len(data.cameras), *data.image_size, 3), np.uint8)
-        valid = np.zeros((rows, len(data.cameras)), bool)
+        views = self.config.views or data.cameras
+        images = np.zeros((rows, len(views), *data.image_size, 3), np.uint8)
+        valid = np.zeros((rows, len(views)), bool)
         if not self._settings.use_cameras:
             return images, valid
         found = observations.images(
             observation,
-            data.cameras,
+            views,
             lambda image: resized(image, *data.image_size, filter=FILTER),
             rows=rows,
             single=single,
@@ -160,12 +166,46 @@ class WaypointPolicy(policy.Policy[Prepared]):
         for k, stack in enumerate(found.values()):
             if stack is not None:
                 images[:, k], valid[:, k] = stack, True
-        if rows and valid[0].sum() < data.min_cameras:
+        now = valid[:, -len(data.cameras) :]
+        if rows and now[0].sum() < data.min_cameras:
             raise DataError(
                 f"image: expected at least {data.min_cameras} cameras that are on, as in training "
-                f"(data.min_cameras), found {valid[0].sum()}"
+                f"(data.min_cameras), found {now[0].sum()}"
             )
         return images, valid
+
+    def _calibration(self, observation: Mapping[str, Any], rows: int, single: bool) -> dict[str, np.ndarray]:
+        """Matrices of the views' cameras, of which a camera's are the same at all moments; {} where they are not read.
+
+        The identity, and not known, where a number of either is None.
+        """
+        if not self._settings.use_calibration:
+            return {}
+        cameras, moments = self.config.data.cameras, len(self.config.views) // len(self.config.data.cameras)
+        matrices: dict[str, list[np.ndarray]] = {}
+        for matrix, (shape, _) in _MATRICES.items():
+            sent = observations.entry(observation, matrix)
+            if not isinstance(sent, Mapping) or set(sent) != set(cameras):
+                got = sorted(map(str, sent)) if isinstance(sent, Mapping) else type(sent).__name__
+                raise DataError(f"{matrix}: expected a dict with {list(cameras)}, found {got}")
+            for name in cameras:
+                found, there = observations.known_numbers(sent, name, shape, rows=rows, single=single)
+                whole = np.asarray(there.reshape(rows, -1).all(axis=1)).reshape(rows)
+                if matrix == "intrinsics" and (whole & (np.linalg.det(found) == 0)).any():
+                    raise DataError(
+                        f"intrinsics {name}: expected a matrix that can be inverted, found {found.tolist()}"
+                    )
+                matrices.setdefault(matrix, []).append(np.where(whole[:, None, None], found, np.eye(shape[0])))
+                matrices.setdefault(f"{matrix} known", []).append(whole)
+        known = np.logical_and(*(np.stack(matrices[f"{matrix} known"], axis=1) for matrix in _MATRICES))
+
+        def at_moments(one: np.ndarray) -> np.ndarray:
+            return np.concatenate([one] * moments, axis=1)
+
+        return {
+            **{matrix: at_moments(np.stack(matrices[matrix], axis=1)).astype(np.float32) for matrix in _MATRICES},
+            "calibration_valid": at_moments(known),
+        }
 
     def _motion(
         self, observation: Mapping[str, Any], name: str, rows: int, single: bool
@@ -198,12 +238,19 @@ class WaypointPolicy(policy.Policy[Prepared]):
     def exportable(self) -> Exportable:
         """Inputs: as the model sees them, `tasks.waypoints.inputs`; nothing is drawn."""
         data, past = self.config.data, len(_MOTION) * len(PAST_S)
+        views = len(self.config.views or data.cameras)
+        calibration: dict[str, tuple[tuple[int, ...], str]] = {
+            "intrinsics": ((views, 3, 3), "float32"),
+            "extrinsics": ((views, 4, 4), "float32"),
+            "calibration_valid": ((views,), "bool"),
+        }
         return Exportable(
             program=self._program,
             params=self._params,
             inputs={
-                "images": ((len(data.cameras), *data.image_size, 3), "uint8"),
-                "image_valid": ((len(data.cameras),), "bool"),
+                "images": ((views, *data.image_size, 3), "uint8"),
+                "image_valid": ((views,), "bool"),
+                **(calibration if self._settings.use_calibration else {}),
                 "motion": ((len(_MOTION),), "float32"),
                 "past_motion": ((past,), "float32"),
                 "route_command": ((), "int32"),
@@ -224,6 +271,13 @@ class WaypointPolicy(policy.Policy[Prepared]):
 
 _MOTION = (("speed_mps", "m/s", "speed"), ("yaw_rate_radps", "rad/s, to the left", "yaw rate"))
 """Entries of an observation that say how the car moves: name, unit, what it is."""
+
+
+_MATRICES = {
+    "intrinsics": ((3, 3), "pixels of the image at the size above, the upper left corner (0, 0)"),
+    "extrinsics": ((4, 4), "camera (x right, y down, z ahead) to the vehicle (x forward, y left, z up), metres"),
+}
+"""Entries of an observation that say how a camera looks: shape and meaning."""
 
 
 @functools.cache

@@ -4,11 +4,14 @@ An action is the waypoints of one plan, flattened: where the car is to be after 
 frame as it is now, x forward and y left. A step is 0.1 s: a controller follows the plan until the next one.
 
 Observations have the names of driving's policies: speed_mps, yaw_rate_radps, how both were at PAST_S before, and
-route_command as its number in ROUTE_COMMANDS; images by camera.
+route_command as its number in ROUTE_COMMANDS; images by camera. A camera may be asked for as it was some tenths of a
+second before, by a name such as front@-0.4; where cameras are asked for, their matrices are there as intrinsics/front
+and extrinsics/front.
 """
 
 import atexit
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from driving.data.tables import PAST_S, PAST_TOLERANCE_S
 from driving.data.targets import nearest_frames
 from driving.eval.closed_loop import OUTSIDE_M, Result, Trace, collisions, measure, outside
 from driving.sim.town import Town
-from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, STEP
+from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, STEP, Moment
 from driving.sim.vehicle import CONTROL_S, Controller
 
 SECONDS = 15.0
@@ -73,8 +76,7 @@ class TownEnv:
         """
         if spec.task != TASK:
             raise ConfigError(f"env.task is {spec.task!r}; expected {TASK!r}: town/{TASK}")
-        if unknown := sorted(set(spec.cameras) - set(CAMERAS)):
-            raise ConfigError(f"env.cameras has {', '.join(unknown)}; the town has {', '.join(CAMERAS)}")
+        self._views = {name: _view(name) for name in spec.cameras}
         self.action_dim = 2 * waypoint_steps
         self._spec, self._seconds = spec, seconds
         self._expert, self._measured = expert, measured
@@ -89,6 +91,8 @@ class TownEnv:
         self._car, self._controller = self._town.start(), Controller()
         self._past: list[tuple[float, float]] = []
         self._frames: list[dict[str, Any]] = []
+        self._moments: list[Moment] = []
+        self._shown: dict[tuple[str, int], UInt8[np.ndarray, "h w 3"]] = {}
         self._plan = np.zeros((self._steps, 2))
         self._note()
         for _ in range(_WARM_UP):
@@ -115,9 +119,19 @@ class TownEnv:
         return Step(self._observe(result), reward=reward, success=success, terminated=lost, truncated=late)
 
     def images(self) -> Observation:
-        if not self._spec.cameras:
+        if not self._views:
             return {}
-        return self._town_seen().render(self._town.moment(self._car), self._spec.cameras)
+        now = len(self._moments) - 1
+        wanted = {name: (camera, now - back) for name, (camera, back) in self._views.items()}
+        for frame in sorted({frame for _, frame in wanted.values()}):
+            cameras = [camera for camera, at in wanted.values() if at == frame and (camera, at) not in self._shown]
+            if cameras:
+                images = self._town_seen().render(self._moments[frame], tuple(cameras))
+                self._shown |= {(camera, frame): image for camera, image in images.items()}
+        found = {name: self._shown[place] for name, place in wanted.items()}
+        oldest = now - max(back for _, back in self._views.values())
+        self._shown = {(camera, at): image for (camera, at), image in self._shown.items() if at >= oldest}
+        return found
 
     def render(self, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
         """Renders the town from above, ahead up, with the car and its plan, beside the front camera's view."""
@@ -172,6 +186,7 @@ class TownEnv:
 
     def _note(self) -> None:
         car, moment = self._car, self._town.moment(self._car)
+        self._moments.append(moment)
         self._past.append((car.speed, car.yaw_rate))
         self._frames.append(
             {
@@ -204,12 +219,24 @@ class TownEnv:
             "past_yaw_rate_radps": past[near[-1], 1],
             "route_command": np.float32(ROUTE_COMMANDS.index(turn or "unknown")),
         }
+        seen |= self._matrices
         if self._expert:
             seen["expert_waypoints"] = self.expert_waypoints().astype(np.float32)
         if self._measured:
             count = len(dataclasses.fields(Result))
             seen["result"] = np.zeros(count) if result is None else dataclasses.astuple(result)
         return {name: np.asarray(value, np.float32) for name, value in seen.items()}
+
+    @functools.cached_property
+    def _matrices(self) -> dict[str, np.ndarray]:
+        """How the cameras look that are asked for."""
+        from driving.sim import scene
+
+        (fx, fy, cx, cy), found = scene.intrinsics(*self._spec.image_size), {}
+        for camera in dict.fromkeys(camera for camera, _ in self._views.values()):
+            found[f"intrinsics/{camera}"] = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
+            found[f"extrinsics/{camera}"] = scene.camera_to_vehicle(camera)
+        return found
 
     def _town_seen(self) -> Any:
         """The town's scene, made when the first image is asked for."""
@@ -231,3 +258,18 @@ class TownEnv:
             atexit.unregister(self._close_scene)
             self._scene.close()
             self._scene = None
+
+
+def _view(name: str) -> tuple[str, int]:
+    """Camera of a view's name, and steps by which it lies back. Raises ConfigError where there is no such view."""
+    camera, at, text = name.partition("@")
+    try:
+        steps = -float(text) / CONTROL_S if at else 0.0
+    except ValueError:
+        steps = np.nan
+    if camera not in CAMERAS or not 0 <= steps <= _WARM_UP or abs(steps - round(steps)) > 1e-6:
+        raise ConfigError(
+            f"env.cameras has {name}; the town has {', '.join(CAMERAS)}, also as they were some tenths of a second "
+            f"before, up to {_WARM_UP * CONTROL_S:g} s: front@-0.4"
+        )
+    return camera, round(steps)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +24,14 @@ from driving.config import DrivingConfig, WaypointConfig
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData
 from driving.data.tables import PAST_S
-from driving.model.heads import Modes, WaypointModel
+from driving.model.heads import Calibration, Modes, WaypointModel
 from driving.tasks import modes, pretrain
 from driving.tasks.modes import distance, waypoint_loss
 
 INPUTS = ("images", "image_valid", "motion", "past_motion", "route_command", "known_motion")
 """What the model is given of a batch, in the order of its arguments."""
+CALIBRATION = ("intrinsics", "extrinsics", "calibration_valid")
+"""The same of its calibration, where waypoints.use_calibration is on."""
 
 
 class WaypointTask:
@@ -62,7 +64,11 @@ class WaypointTask:
         """
         parts: dict[str, Any] = {}
         if self.settings.weights is not None:
-            parts["encoder"] = read_encoder(Path(self.settings.weights), self.config)
+            # What reads the rays was no part of a pretraining.
+            parts["encoder"] = {
+                **state.params["encoder"],
+                **read_encoder(Path(self.settings.weights), self.config),
+            }
         if self.settings.modes > 1:
             bias = modes.anchors(self.data, self.config).reshape(-1)
             parts["out"] = {**state.params["out"], "bias": bias}
@@ -81,11 +87,11 @@ class WaypointTask:
         frozen = ["encoder"] if self.settings.freeze and self.settings.use_cameras else []
         return state.apply_gradients(gradient, self._optimiser, frozen=frozen), metrics
 
-    def _loss(self, params: PyTree, batch: Any, _: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
+    def _loss(self, params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
         params = all_gather_params(params)
         if self.settings.freeze and self.settings.use_cameras:
             params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
-        predicted = predict_modes(self.model, params, batch)
+        predicted = predict_modes(self.model, params, batch, key)
         losses = losses_of(predicted, batch["waypoints"], batch["waypoint_valid"])
         errors = {"ade": mean_of(distance(predicted.most_probable(), batch["waypoints"]), batch["waypoint_valid"])}
         return gradients.weighted(losses, loss_weights(self.settings)), losses | errors
@@ -93,7 +99,7 @@ class WaypointTask:
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on."""
         batches = batches_of_run(self.data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
-        return (inputs(batch, self.config.data.anchor) for batch in batches)
+        return (inputs(batch, self.config.data.anchor, self.settings) for batch in batches)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Of the training split, with how the motion that the model is given was derived."""
@@ -103,24 +109,47 @@ class WaypointTask:
 def make_model(config: DrivingConfig) -> WaypointModel:
     """The model that a config describes."""
     assert config.waypoints is not None
-    return WaypointModel(config.model, config.waypoints, config.data.waypoint_steps, config.data.waypoint_dt_s)
+    data, settings = config.data, config.waypoints
+    moments = len(data.offsets_s) if settings.use_moments else 1
+    return WaypointModel(config.model, settings, data.waypoint_steps, data.waypoint_dt_s, moments)
+
+
+def input_names(settings: WaypointConfig) -> tuple[str, ...]:
+    """What a model is given of a batch."""
+    return (*INPUTS, *CALIBRATION) if settings.use_calibration else INPUTS
 
 
 def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
     """Fresh weights of the model that a config describes."""
-    k, (height, width) = len(config.data.cameras), config.data.image_size
+    assert config.waypoints is not None
+    (height, width), moments = config.data.image_size, len(config.data.offsets_s)
+    k = len(config.data.cameras) * (moments if config.waypoints.use_moments else 1)
     images = jnp.zeros((1, k, height, width, 3), jnp.uint8)
+    mounted = None
+    if config.waypoints.use_calibration:
+        rotation, pose = (jnp.broadcast_to(jnp.eye(n)[None, None], (1, k, n, n)) for n in (3, 4))
+        mounted = Calibration(rotation, pose, jnp.ones((1, k), bool))
     motion, past, command = jnp.zeros((1, 2)), jnp.zeros((1, 2 * len(PAST_S))), jnp.zeros(1, jnp.int32)
     known = jnp.ones((1, 2 + 2 * len(PAST_S)), bool)
-    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, past, command, known)["params"]
+    return make_model(config).init(key, images, jnp.ones((1, k), bool), motion, past, command, known, mounted)["params"]
 
 
-def inputs(batch: Batch, anchor: int) -> dict[str, np.ndarray]:
-    """What a waypoint model sees of a batch: its anchor moment. Motion is 0 where `known_motion` says it is unknown."""
+def inputs(batch: Batch, anchor: int, settings: WaypointConfig | None = None) -> dict[str, np.ndarray]:
+    """What a waypoint model sees of a batch: its anchor moment, and the images of others where waypoints.use_moments
+    says so. Motion is 0 where `known_motion` says it is unknown."""
+    settings = settings or WaypointConfig()
+    seen = slice(None) if settings.use_moments else slice(anchor, anchor + 1)
+
+    def views(name: Literal["images", "image_valid", "intrinsics", "extrinsics", "calibration_valid"]) -> np.ndarray:
+        shown = batch[name][:, seen]
+        return shown.reshape(shown.shape[0], -1, *shown.shape[3:])
+
+    calibration = {name: views(name) for name in CALIBRATION} if settings.use_calibration else {}
     known = (batch["speed_valid"][:, anchor], batch["yaw_rate_valid"][:, anchor])
     return {
-        "images": batch["images"][:, anchor],
-        "image_valid": batch["image_valid"][:, anchor],
+        "images": views("images"),
+        "image_valid": views("image_valid"),
+        **calibration,
         "motion": np.stack([batch["speed_mps"][:, anchor], batch["yaw_rate_radps"][:, anchor]], axis=-1),
         "past_motion": batch["past_motion"],
         "route_command": batch["route_command"],
@@ -135,9 +164,14 @@ def predict(model: WaypointModel, params: PyTree, batch: Any) -> Float[Array, "b
     return predict_modes(model, params, batch).most_probable()
 
 
-def predict_modes(model: WaypointModel, params: PyTree, batch: Any) -> Modes:
-    """All modes of a batch from `inputs`."""
-    predicted: Any = model.apply({"params": params}, *(batch[name] for name in INPUTS))
+def predict_modes(model: WaypointModel, params: PyTree, batch: Any, key: Key[Array, ""] | None = None) -> Modes:
+    """All modes of a batch from `inputs`; with a key as in training, where numbers are dropped."""
+    given: list[Any] = [batch[name] for name in INPUTS]
+    if model.waypoints.use_calibration:
+        given.append(Calibration(*(batch[name] for name in CALIBRATION)))
+    training = key is not None and model.waypoints.residual is not None
+    keys: Any = {"dropout": key} if training else None
+    predicted: Any = model.apply({"params": params}, *given, training=training, rngs=keys)
     return predicted
 
 

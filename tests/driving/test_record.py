@@ -139,7 +139,7 @@ def test_a_policy_may_drive_and_the_towns_driver_says_what_it_should_have_done(t
     ("policy", "said"),
     [
         ({}, "sees side_left; expected in record.cameras"),
-        ({"steps": 8}, "its plans are 8 waypoints, 0.1 s apart; expected 20, 0.1 s apart"),
+        ({"steps": 31}, "its plans are 31 waypoints, 0.1 s apart; expected at most 30, 0.1 s apart"),
         ({"kind": SimpleNamespace}, "expected a run of driving that learnt waypoints"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import simplejpeg
@@ -15,6 +16,7 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import export, runner
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
+from chunkwise.train.rngs import key
 from driving import evaluate, train
 from driving.config import (
     CAMERAS,
@@ -24,10 +26,14 @@ from driving.config import (
     EvalConfig,
     ModelConfig,
     ObjectiveConfig,
+    ResidualConfig,
     WaypointConfig,
 )
 from driving.data.batches import open_data
+from driving.data.episodes import ROUTE_COMMANDS
 from driving.policies.policy import WaypointPolicy
+from driving.tasks import waypoints
+from driving.tasks.waypoints import init_params
 from tests.chunkwise.policies.serving import ask, client, read, running
 from tests.driving.drives import SIZE, write_drive
 
@@ -203,3 +209,57 @@ def test_an_export_predicts_alike(drives: Path, run: Path, loaded: WaypointPolic
     act = runner.load(tmp_path / "out")
     one = {name: value[0] for name, value in prepared.inputs.items()}
     np.testing.assert_array_equal(act(one), loaded.infer(observation(drives, 3))["actions"])
+
+
+def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path: Path):
+    """What `infer` makes of an observation is what the model predicts of the dataset's own batch."""
+    seen: dict[str, Any] = {"use_moments": True, "use_calibration": True, "residual": ResidualConfig(width=4)}
+    settings = config_of(drives, tmp_path / "run")
+    data = dataclasses.replace(settings.data, offsets_s=(-0.25, 0.0))
+    settings = dataclasses.replace(settings, data=data, waypoints=WaypointConfig(hidden_sizes=(16,), **seen))
+    params: Any = jax.tree.map(np.asarray, init_params(settings, key(0, "init")))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: (x + 0.2 * rng.normal(size=x.shape)).astype(np.float32), params)
+    policy = WaypointPolicy(settings, params)
+    data = open_data(settings.data, "all")
+    row = int(data.anchors[3])
+    batch = data.batch(np.array([row]))
+    images = {}
+    for n, at in enumerate(("@-0.25", "")):
+        for k, name in enumerate(CAMERAS):
+            there = batch["image_valid"][0, n, k]
+            images[f"{name}{at}"] = batch["images"][0, n, k] if there else None
+    assert [name.removeprefix("image/") for name in policy.spec.observation if name.startswith("image/")] == [*images]
+    matrices = {
+        name: {camera: batch[name][0, 1, k] for k, camera in enumerate(CAMERAS)}
+        for name in ("intrinsics", "extrinsics")
+    }
+    past = batch["past_motion"][0].reshape(2, 3)
+    speed, rate = batch["speed_mps"][0, 1], batch["yaw_rate_radps"][0, 1]
+    known = batch["past_motion_valid"][0].reshape(2, 3)
+    before = [
+        [float(now - change) if there else None for change, there in zip(changes, knows, strict=True)]
+        for now, changes, knows in zip((speed, rate), past, known, strict=True)
+    ]
+    observation = {
+        "image": images,
+        **matrices,
+        "speed_mps": float(speed),
+        "yaw_rate_radps": float(rate),
+        "past_speed_mps": before[0],
+        "past_yaw_rate_radps": before[1],
+        "route_command": ROUTE_COMMANDS[int(batch["route_command"][0])],
+    }
+    expected = policy.predict(waypoints.inputs(batch, 1, settings.waypoints))[0]
+    np.testing.assert_allclose(policy.infer(observation)["actions"], expected, atol=1e-3)
+    moved = {**matrices["extrinsics"], "front": matrices["extrinsics"]["side_left"]}
+    assert np.abs(policy.infer(observation | {"extrinsics": moved})["actions"] - expected).max() > 0.01
+    unknown = {**matrices["extrinsics"], "front": None}
+    assert np.abs(policy.infer(observation | {"extrinsics": unknown})["actions"] - expected).max() > 0.01
+    for wrong, message in (
+        ({"extrinsics": {"front": np.eye(4)}}, "extrinsics: expected a dict with"),
+        ({"intrinsics": {**matrices["intrinsics"], "front": np.zeros((3, 3))}}, "that can be inverted"),
+        ({"intrinsics": {**matrices["intrinsics"], "front": np.eye(4)}}, r"front: expected numbers \[3, 3\]"),
+    ):
+        with pytest.raises(DataError, match=message):
+            policy.infer(observation | wrong)

@@ -13,6 +13,7 @@ from driving.data.episodes import ROUTE_COMMANDS
 from driving.eval.closed_loop import overlap
 from driving.sim.environment import TownEnv
 from driving.sim.roads import LANE
+from driving.sim.scene import camera_to_vehicle
 from driving.sim.town import START, Town, way_back
 from driving.sim.traffic import CAR_LENGTH, STEP
 from driving.sim.vehicle import Vehicle
@@ -262,3 +263,47 @@ def test_what_is_unknown_is_refused():
     with pytest.raises(ConfigError, match=r"has rear; the town has front, front_left"):
         make(dataclasses.replace(SPEC, cameras=("front", "rear")))
     assert isinstance(make(dataclasses.replace(SPEC, cameras=CAMERAS)), TownEnv)
+
+
+def test_a_camera_as_it_was_before(monkeypatch: pytest.MonkeyPatch):
+    """Whether anybody looked then or not; what was rendered is not rendered again."""
+    spec = dataclasses.replace(SPEC, cameras=("front@-0.4", "front"), image_size=(16, 24))
+    env, beside = TownEnv(spec), TownEnv(spec)
+    plan = straight(6.0)
+    try:
+        env.reset(5)
+        seen = [env.images()["front"]]
+    except ConfigError as error:
+        pytest.skip(str(error))
+    rendered: list[tuple[str, ...]] = []
+    town = env._town_seen()
+    show = town.render
+    monkeypatch.setattr(town, "render", lambda moment, cameras: rendered.append(cameras) or show(moment, cameras))
+    for _ in range(5):
+        env.step(plan)
+        seen.append(env.images()["front"])
+    np.testing.assert_array_equal(env.images()["front@-0.4"], seen[1])
+    assert rendered == [("front",)] * 8  # three of them of the second that the town's driver drives
+    assert not np.array_equal(seen[1], seen[5])
+    beside.reset(5)
+    for _ in range(5):
+        beside.step(plan)
+    late = beside.images()
+    np.testing.assert_array_equal(late["front"], seen[5])
+    np.testing.assert_array_equal(late["front@-0.4"], seen[1])
+    env.reset(6)
+    assert not np.array_equal(env.images()["front@-0.4"], seen[1])
+
+
+def test_matrices_of_the_cameras_that_are_asked_for_are_those_of_recorded_drives():
+    observed = TownEnv(dataclasses.replace(SPEC, cameras=("side_left", "side_left@-0.1"), image_size=(16, 24))).reset(1)
+    assert {name for name in observed if "/" in name} == {"intrinsics/side_left", "extrinsics/side_left"}
+    focal = 12 / np.tan(np.deg2rad(36))
+    np.testing.assert_allclose(observed["intrinsics/side_left"], [[focal, 0, 12], [0, focal, 8], [0, 0, 1]], rtol=1e-6)
+    np.testing.assert_allclose(observed["extrinsics/side_left"], camera_to_vehicle("side_left"), atol=1e-6)
+
+
+@pytest.mark.parametrize("view", ["rear", "front@0.1", "front@-0.05", "front@-1.5", "front@x", "front@"])
+def test_a_view_that_the_town_does_not_have_is_refused(view: str):
+    with pytest.raises(ConfigError, match=r"env\.cameras has .*; the town has front"):
+        TownEnv(dataclasses.replace(SPEC, cameras=(view,)))
