@@ -71,6 +71,16 @@ class RunConfig:
     )
     """Where the lines of metrics.jsonl go as well: TensorBoard's files in the run folder, W&B (offline with
     WANDB_MODE=offline), trackio. Each needs its package: pip install 'chunkwise[tb]', [wandb], [trackio]."""
+    profile: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
+    """Updates of which a trace is written into `profile` of the run folder, once the first ones are done; xprof and
+    TensorBoard show it. --profile N for short. 0: none."""
+
+    def __post_init__(self) -> None:
+        require_non_negative(self, "profile")
+        if self.profile and self.dry_run:
+            raise ValueError(
+                f"run.profile is {self.profile} and run.dry_run on, which makes no updates; expected 0, or no --dry-run"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from chunkwise.errors import ConfigError
 
 Config = TypeVar("Config", bound=ExperimentConfig)
 DEBUG = "configs/qchunk/debug.py"
+SHORT = {"--dry-run": "--run.dry-run", "--profile": "--run.profile"}
 
 
 def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE") -> tuple[ExperimentConfig, Path]:
@@ -39,12 +40,12 @@ def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE"
         f"Trains what a config describes; example: {example} (seconds on a laptop).\n"
         f"'{program} --help' lists every field of that config with its value;\n"
         "--print-config prints the config as it would be, as JSON; --dry-run opens the data, compiles, says what a\n"
-        "run would take, and trains nothing.\n"
+        "run would take, and trains nothing; --profile N traces N updates for xprof.\n"
         "FILE is Python and is executed: run only files that you trust.\n\n"
         "Exit codes: 0 done, 64 usage or config, 65 data or every checkpoint bad, 70 not finite, 73 run folder busy,\n"
         "74 storage failed, 75 stopped and saved, 76 another process ended, 78 not the config of the checkpoint."
     )
-    arguments = ["--run.dry-run" if argument == "--dry-run" else argument for argument in argv]
+    arguments = [SHORT.get(argument, argument) for argument in argv]
     show = "--print-config" in arguments
     arguments = [argument for argument in arguments if argument != "--print-config"]
     path = _take_config(arguments)

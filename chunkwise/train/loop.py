@@ -44,6 +44,7 @@ from chunkwise.train.compile_cache import keep_programs
 from chunkwise.train.interaction import Interaction, interact
 from chunkwise.train.metrics import Mean
 from chunkwise.train.run_dir import RunFolder
+from chunkwise.train.tracing import Tracing
 from chunkwise.train.update import jit_updates, stack
 
 # Calls that may be under way before the loop waits for the oldest: enough to hide the host's work, few enough that
@@ -141,8 +142,9 @@ class _Run:
         self.task = task
         self.folder = folder
         self.clock = Clock()
+        self.tracing = Tracing(folder.path, config.run.profile)
         self.began = time.perf_counter()
-        self.compiled: set[tuple[Any, ...]] = set()
+        self.compiled: set[str] = set()
         self.stop_agreed = False
         self.window: dict[str, list[float]] = {}
         self.in_flight: deque[tuple[int, dict[str, Mean], int, jax.Array | None]] = deque()
@@ -178,6 +180,7 @@ class _Run:
                     self._loop()
                 return self._finish()
         finally:
+            self.tracing.stop()
             self.checkpoints.close()
             if not callers:
                 gc.unfreeze()
@@ -328,11 +331,10 @@ class _Run:
         count = mesh_lib.put_same(np.int32(updates), self.everywhere)
         self.clock.charge("data", began)
         began = time.perf_counter()
-        leaves, structure = jax.tree.flatten(stacked)
-        shapes = (structure, *map(np.shape, leaves))
+        shapes = str(jax.tree.map(np.shape, stacked))
         if shapes not in self.compiled and not self._compile(on_device, count):
             return
-        with jax.transfer_guard("disallow"):
+        with self.tracing.call(self.step, updates, lambda: self.state), jax.transfer_guard("disallow"):
             self.state, metrics = self.jit_updates(self.state, on_device, count)
         if shapes not in self.compiled:
             self.compiled.add(shapes)
@@ -384,9 +386,7 @@ class _Run:
             self.stop_agreed |= bool(jax.device_get(stop))
         on_host = jax.device_get(metrics)
         for i in range(updates):
-            bad = [
-                name for name, mean in on_host.items() if not (np.isfinite(mean.sum[i]) and np.isfinite(mean.count[i]))
-            ]
+            bad = [name for name, mean in on_host.items() if not np.isfinite([mean.sum[i], mean.count[i]]).all()]
             if bad:
                 self._skip(first + i + 1, bad)
                 continue

@@ -13,6 +13,7 @@ tensorboard/, logger_id   of run.loggers, chunkwise/train/loggers.py
 dataset_files.gz chunkwise/files/dataset_files.py
 done.json        the line that a finished run prints
 report.html      its page, chunkwise/reports/report.py
+profile/         traces of run.profile, chunkwise/train/tracing.py
 """
 
 import contextlib

@@ -26,7 +26,7 @@ def test_a_checkpoint_without_a_list_of_files_is_compared_in_the_rest_and_that_i
 
 FREE = ResumeRules(always=("run.dir", "data.path", "checkpoint."), at_a_constant_rate=("train.steps",))
 EVERY_RUN = {
-    *("run.dir", "run.resume", "run.dry_run", "run.compile_cache", "run.loggers"),
+    *("run.dir", "run.resume", "run.dry_run", "run.compile_cache", "run.loggers", "run.profile"),
     *("train.updates_per_call", "train.log_every", "train.eval_every", "train.max_skipped"),
     *("mesh.", "checkpoint.", "eval.", "data.path", "data.read_threads"),
     *("data.verify", "data.allow_links_to", "data.limits."),
