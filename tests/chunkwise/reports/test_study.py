@@ -326,16 +326,27 @@ def test_a_run_that_another_process_has_open_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     processes = program.Processes()
-    codes, waits = [73, 73, 0], []
+    codes, waits = [73, 73, 73, 0], []
     monkeypatch.setattr(processes, "call", lambda *_: codes.pop(0))
     monkeypatch.setattr(processes.stopping, "wait", lambda seconds: waits.append(seconds))
     assert program._call(processes, ["x"], tmp_path / "log", "a/seed_0") == ""
-    assert waits == [5.0, 5.0]
+    assert waits == [5.0, 5.0, 5.0]
     assert capsys.readouterr().out.count("a/seed_0: another process has it open") == 1
     codes[:] = [73]
     monkeypatch.setattr(processes.stopping, "wait", lambda seconds: True)
     with pytest.raises(StopRequested):
         program._call(processes, ["x"], tmp_path / "log", "a/seed_0")
+
+
+@pytest.mark.parametrize(("failed", "code"), [({}, 0), ({"agent.horizon=1/seed_0": "ended with 74: error: x"}, 70)])
+def test_a_study_one_of_whose_runs_failed_writes_its_table_and_ends_with_70(
+    failed: dict[str, str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(program, "train_all", lambda *_: failed)
+    shown: list[str] = []
+    assert program.main(["debug", "--out", str(tmp_path)], show=shown.append) == code
+    assert json.loads((tmp_path / "table.json").read_text())["failed"] == failed
+    assert shown[0].count("ended with 74: error: x") == len(failed)
 
 
 def test_what_is_said_of_a_run_that_failed_is_its_error(tmp_path: Path):

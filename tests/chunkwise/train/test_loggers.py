@@ -127,6 +127,10 @@ def test_tensorboard_has_no_line_twice_after_a_resume_and_all_where_it_is_switch
     config = config_of(tmp_path, "tensorboard")
     with pytest.raises(KilledError):
         train(config, ToyTask(config, on_batch=kill_at(17)))  # saved at 12; 15 and 16 are made again
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert scalars(tmp_path / "tensorboard"), "what the killed run wrote is there"
+    # Names hold the second of the start: one of the same second would be overwritten, whoever removes the others.
+    events.rename(events.with_name("events.out.tfevents.1000000000.host"))
     train(config_of(tmp_path, "tensorboard", resume=True))
     assert scalars(tmp_path / "tensorboard") == in_metrics(tmp_path)
     late = tmp_path / "late"
@@ -158,7 +162,8 @@ def test_a_service_gets_the_lines_that_it_lacks_from_the_very_next_step_and_is_t
     opened = loggers.Loggers([name], tmp_path, {"width": 3}, rows[:2])
     assert made.finished == 0
     opened.close()
-    assert made.finished == 1
+    opened.close()
+    assert made.finished == 1, "what is closed is not closed again"
     again = loggers.Loggers([name], tmp_path, {"width": 3}, rows[:3])
     again.write(rows[3])
     again.close()
