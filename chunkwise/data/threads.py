@@ -20,10 +20,15 @@ against 32 ms), at 10 an eighth longer, but the pool may not be there in time; t
 def step_back() -> None:
     """Lowers the calling thread's priority for good, and that of the threads it starts, where threads have their own.
 
-    Linux alone gives each thread a niceness; elsewhere this would slow the whole process, and nothing is done.
+    It is counted from the main thread's: a process that was started with less priority may not take more, and a thread
+    that has stepped back already stays where it is. Linux alone gives each thread a niceness; elsewhere this would slow
+    the whole process, and nothing is done.
     """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BACKGROUND_NICENESS)
+        thread, lowest = threading.get_native_id(), 19
+        wanted = min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + BACKGROUND_NICENESS, lowest)
+        if wanted > os.getpriority(os.PRIO_PROCESS, thread):
+            os.setpriority(os.PRIO_PROCESS, thread, wanted)
 
 
 class Workers:

@@ -71,7 +71,8 @@ class PolicyChunks:
 
 
 def load_policy_of(arguments: argparse.Namespace) -> Any:
-    """Loads the policy that --policy names. Raises as `chunkwise.load_policy`."""
-    from chunkwise.policies.load import load_policy  # jax, which a page without a policy does not need
+    """Loads the policy that --policy and --checkpoint name. Raises as `chunkwise.load_policy`."""
+    from chunkwise.checkpoint.weights import which  # jax, which a page without a policy does not need
+    from chunkwise.policies.load import load_policy
 
-    return load_policy(arguments.policy, allow_code=arguments.allow_code)
+    return load_policy(arguments.policy, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)

@@ -34,6 +34,8 @@ def run(
         parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
     if arguments.allow_code is not None and arguments.policy is None:
         parser.error("--allow-code is for code that the run of --policy names; expected --policy RUN")
+    if arguments.checkpoint != "newest" and arguments.policy is None:
+        parser.error("--checkpoint says which policy of a run is asked; expected --policy RUN")
     if arguments.rerun is not None and (arguments.config, arguments.policy) != (None, None):
         parser.error("--rerun writes the recordings alone; expected neither --config nor --policy")
     try:
@@ -77,7 +79,10 @@ def _parser(package: str, description: str) -> argparse.ArgumentParser:
     )
     made.add_argument("dir", metavar="DIR", type=Path, help="a dataset, as `chunkwise inspect` takes it, or a run")
     made.add_argument("--config", metavar="X", help=f"of training: a file, or a name such as {package}/debug")
-    made.add_argument("--policy", metavar="RUN", type=Path, help="a run whose newest policy is asked at the cursor")
+    made.add_argument("--policy", metavar="RUN", type=Path, help="a run whose policy is asked at the cursor")
+    made.add_argument(
+        "--checkpoint", default="newest", metavar="WHICH", help="of --policy: newest, best, or the number of a step"
+    )
     made.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="code that the run of --policy names")
     made.add_argument("--rerun", metavar="FILE.rrd", type=Path, help="write a file of Rerun's viewer instead")
     made.add_argument("--port", type=int, default=0, help="of this machine; default: one that is free")

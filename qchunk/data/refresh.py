@@ -228,8 +228,8 @@ def _run(
     closing: threading.Event,
     future: Future[Loaded],
 ) -> None:
-    step_back()  # where cores are short, training comes first
     try:
+        step_back()  # where cores are short, training comes first
         ready = before is not None and before.done() and before.exception() is None
         future.set_result(load(number, before.result() if before is not None and ready else None, closing))
     except BaseException as error:  # raised where the pools are asked for

@@ -47,9 +47,11 @@ def served(recordings: Recordings, training: TrainingView | None = None) -> Iter
     with PageServer(View(recordings=recordings, training=training)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:  # else a test that fails waits for the thread
+            server.shutdown()
+            thread.join()
 
 
 def shown(tab: Tab, episode: int, frame: int) -> None:

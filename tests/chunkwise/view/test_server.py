@@ -25,9 +25,11 @@ def server() -> Iterator[PageServer]:
         made.survey.wait()
         thread = threading.Thread(target=made.serve_forever)
         thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
+        try:
+            yield made
+        finally:
+            made.shutdown()
+            thread.join()
 
 
 def test_the_page_and_its_headers(server: PageServer):

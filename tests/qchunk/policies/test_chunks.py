@@ -104,9 +104,26 @@ def test_the_command_refuses_what_has_no_effect(tmp_path: Path, capsys: pytest.C
     assert "is no run of this project (it has no config.json)" in capsys.readouterr().err
     for words, message in (
         (["--allow-code", "a:b"], "expected --policy RUN"),
+        (["--checkpoint", "best"], "--checkpoint says which policy of a run is asked; expected --policy RUN"),
         (["--agent.horizon", "3"], "fields of a config need --config"),
     ):
         with pytest.raises(SystemExit) as left:
             view.main([str(tmp_path / "set"), *words])
         assert left.value.code == 64
         assert message in capsys.readouterr().err
+
+
+def test_the_checkpoint_that_is_named_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recordings.dataset(tmp_path / "set", (7,))
+    asked: list[Any] = []
+
+    def loaded(run: Path, *, checkpoint: Any, allow_code: Any) -> Any:
+        asked.append((run, checkpoint))
+        raise DataError("enough")
+
+    monkeypatch.setattr("chunkwise.policies.load.load_policy", loaded)
+    words = [str(tmp_path / "set"), "--policy", "mine"]
+    for more in ([], ["--checkpoint", "best"], ["--checkpoint", "200"]):
+        assert view.main([*words, *more]) == 65
+    assert asked == [(Path("mine"), "newest"), (Path("mine"), "best"), (Path("mine"), 200)]
+    assert view.main([*words, "--checkpoint", "last"]) == 64
