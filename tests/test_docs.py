@@ -22,9 +22,12 @@ PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*ROOT.glob("
 FOREIGN = {
     "--account": "sbatch's",
     "--address": "ray's",
+    "--build-arg": "docker's",
     "--export": "sbatch's",
     "--generate": "ray's",
     "--head": "ray's",
+    "--include": "debootstrap's",
+    "--isolation": "buildah's",
     "--no-deps": "pip's",
     "--rm": "docker's",
     "--signal": "sbatch's",
@@ -32,6 +35,7 @@ FOREIGN = {
     "--tag": "docker's",
     "--to": "jupytext's",
     "--torch": "one of benchmarks/__main__.py, which makes them of the peers' names",
+    "--variant": "debootstrap's",
     "--xla_cpu_multi_thread_eigen": "XLA's",
     "--xla_dump_to": "XLA's",
 }
