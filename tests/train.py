@@ -26,7 +26,7 @@ SECONDS_A_BATCH = 0.03
 class World:
     """An interaction before every tenth update: it brings home the mean of the weights, in a file."""
 
-    start, every, averaged = 10, 10, True
+    start, every, averaged, together = 10, 10, True, False
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "world.json"

@@ -7,17 +7,30 @@ from jax.experimental import multihost_utils
 
 
 def to_host(tree: Any) -> Any:
-    """Whole arrays as numpy, on every process, wherever their parts lie; every process must call it."""
-    if jax.process_count() == 1:
-        return jax.device_get(tree)
-    return jax.tree.map(lambda leaf: multihost_utils.process_allgather(leaf, tiled=True), tree)
+    """Whole arrays as numpy, wherever their parts lie.
+
+    Every process must call it for arrays that lie on the devices of several; one that lies here whole is read alone.
+    """
+
+    def whole(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return jax.device_get(leaf)
+        return multihost_utils.process_allgather(leaf, tiled=True)
+
+    return jax.tree.map(whole, tree)
 
 
-def to_one_device(tree: Any) -> Any:
-    """Whole arrays on the first process's first device; None on the others. Every process must call it."""
+def to_one_device(tree: Any, *, everywhere: bool = False) -> Any:
+    """Copies of whole arrays on the first process's first device; None on the others. Every process must call it.
+
+    Args:
+      tree: The arrays.
+      everywhere: Whether each process gets a copy, on its own first device.
+    """
 
     def gather(leaf: jax.Array) -> Any:
         whole = to_host(leaf)
-        return jax.device_put(whole, jax.local_devices()[0]) if jax.process_index() == 0 else None
+        here = everywhere or jax.process_index() == 0
+        return jax.device_put(whole, jax.local_devices()[0]) if here else None
 
     return jax.tree.map(gather, tree)

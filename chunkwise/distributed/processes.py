@@ -42,7 +42,22 @@ def is_multiprocess() -> bool:
 
 def is_primary() -> bool:
     """Whether this is the process that writes and prints."""
-    return _jax().process_id == 0
+    return index() == 0
+
+
+def count() -> int:
+    """Processes of this run."""
+    return max(_jax().num_processes, 1)
+
+
+def index() -> int:
+    """This process's number, from 0 on."""
+    return _jax().process_id
+
+
+def next_call() -> int:
+    """Returns a number that no call had before; the same on every process that makes the same calls."""
+    return next(_calls)
 
 
 def broadcast_one_to_all(make: Callable[[], T]) -> T:
@@ -58,22 +73,52 @@ def broadcast_one_to_all(make: Callable[[], T]) -> T:
         return make()
     key = f"chunkwise/first/{next(_calls)}"
     if not is_primary():
-        kind, value = json.loads(_client().blocking_key_value_get(key, _WAIT_MS))
-        if kind == "value":
+        said, value = json.loads(_client().blocking_key_value_get(key, _WAIT_MS))
+        if said == "value":
             return value
-        raise getattr(errors, kind)(*value)
+        raise getattr(errors, said)(*value)
     try:
         value = make()
     except RunError as error:
-        _client().key_value_set(key, json.dumps([_kind(error), error.args]))
+        _client().key_value_set(key, json.dumps([kind(error), error.args]))
         raise
     _client().key_value_set(key, json.dumps(["value", value]))
     return value
 
 
-def _kind(error: RunError) -> str:
-    """The nearest class of chunkwise/errors.py: others may want more than a message."""
-    return next(kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+def kind(error: RunError) -> str:
+    """Names the nearest class of chunkwise/errors.py: others may want more than a message."""
+    return next(one.__name__ for one in type(error).__mro__ if getattr(errors, one.__name__, None) is one)
+
+
+def tell(key: str, text: str) -> None:
+    """Says something under a key, to whom it may concern."""
+    _client().key_value_set(key, text, allow_overwrite=True)
+
+
+def is_told(key: str) -> bool:
+    """Whether any process has said something under a key."""
+    from jax.errors import JaxRuntimeError
+
+    try:
+        _client().key_value_try_get(key)
+    except JaxRuntimeError as error:
+        if "NOT_FOUND" not in str(error):
+            raise
+        return False
+    return True
+
+
+def heard(key: str, seconds: float) -> str | None:
+    """Waits for what is said under a key; None if nothing is within so many seconds."""
+    from jax.errors import JaxRuntimeError
+
+    try:
+        return _client().blocking_key_value_get(key, int(1000 * seconds))
+    except JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        return None
 
 
 def run_on_primary(act: Callable[[], object]) -> None:

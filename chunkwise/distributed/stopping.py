@@ -209,6 +209,11 @@ def watched(unsaved: str = "stopped; what was finished before stands") -> Iterat
 _watch: Watch | None = None
 
 
+def is_requested() -> bool:
+    """Whether this process was asked to stop; False where nobody watches for it."""
+    return _watch is not None and _watch.requested is not None
+
+
 def say(text: str) -> None:
     """Prints a line without the lock of stdout's buffer, which the main thread may hold."""
     with contextlib.suppress(OSError, ValueError):

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from chunkwise.distributed.division import Division
+from chunkwise.distributed.stopping import is_requested
 from chunkwise.envs.collect import Actor, Collector, Job
 from chunkwise.envs.rollout import Rollout
-from chunkwise.errors import DataError
+from chunkwise.errors import DataError, StopRequested
 from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
@@ -158,6 +160,7 @@ def evaluate(
     init_hashes: Sequence[str] | None = None,
     guidance_scale: float | None = None,
     done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
+    division: Division | None = None,
 ) -> Evaluation:
     """Plays one episode for each job.
 
@@ -167,11 +170,14 @@ def evaluate(
       jobs: Numbered from 0.
       init_hashes: Of the initial state of each job, where a manifest says them.
       guidance_scale: That the actor uses; written down.
-      done: Called with each episode when it has ended.
+      done: Called with each episode that this process played when it has ended.
+      division: Divides the episodes among the processes of the run, all of which call this alike; None: this process
+        plays all of them.
 
     Raises:
       DataError: An episode began in another state.
       NonFiniteError: The policy gave NaN.
+      StopRequested: This process was asked to stop, or another that plays a part.
     """
     finished: dict[int, Rollout] = {}
 
@@ -185,20 +191,35 @@ def evaluate(
         done(job, rollout)
         finished[job.number] = rollout
 
-    collector.play(jobs, actor, ended)
-    several = len({rollout.task for rollout in finished.values()}) > 1
-    outcomes = tuple(
-        {
-            "seed": rollout.seed,
-            "init_hash": rollout.init_hash,
-            "success": rollout.success,
-            "length": rollout.length,
-            "reward": float(rollout.rewards.sum(dtype=np.float64)),
-        }
-        | ({"task": rollout.task} if several else {})
-        for _, rollout in sorted(finished.items())
+    several = len({job.task for job in jobs}) > 1
+
+    def play(stopping: Callable[[], bool]) -> list[Any] | None:
+        mine = [job for job in jobs if division is None or division.mine(job.number)]
+        if not collector.play(mine, actor, ended, stopping):
+            return None
+        return [(number, _outcome(rollout, several=several)) for number, rollout in finished.items()]
+
+    parts = [play(is_requested)] if division is None else division.work(play, is_requested)
+    if parts is None or None in parts:
+        raise StopRequested("the evaluation was broken off; what was finished before stands")
+    outcomes = dict(outcome for part in parts if part is not None for outcome in part)
+    return Evaluation(
+        step=actor.step,
+        weights=actor.weights,
+        guidance_scale=guidance_scale,
+        outcomes=tuple(outcomes[number] for number in sorted(outcomes)),
     )
-    return Evaluation(step=actor.step, weights=actor.weights, guidance_scale=guidance_scale, outcomes=outcomes)
+
+
+def _outcome(rollout: Rollout, *, several: bool) -> dict[str, Any]:
+    """What an evaluation keeps of an episode, with its task where there are several."""
+    return {
+        "seed": rollout.seed,
+        "init_hash": rollout.init_hash,
+        "success": rollout.success,
+        "length": rollout.length,
+        "reward": float(rollout.rewards.sum(dtype=np.float64)),
+    } | ({"task": rollout.task} if several else {})
 
 
 def compare_evaluations(a: Evaluation, b: Evaluation) -> Comparison:

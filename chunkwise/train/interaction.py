@@ -1,9 +1,12 @@
-"""The part of a run that meets a world between updates, and how several processes take part in it."""
+"""The parts of a run that meet a world, between updates and in evaluations, and how several processes take part."""
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from chunkwise.distributed import processes
+from chunkwise.distributed import host, processes
+from chunkwise.errors import RunError
 from chunkwise.state import TrainState
 
 Metrics = Mapping[str, Sequence[float]]
@@ -14,9 +17,10 @@ class Interaction(Protocol):
     """The part of a task that meets a world between updates: steps of an environment, rounds of rollouts.
 
     It keeps what it brings home in the run folder, and hands it to the task's `batches`, which the loop asks for the
-    next batch only afterwards. Of several processes the first acts, with step and weights alone, on its first device;
-    the others `rewind` to its position. Both must be functions of seed, step and weights alone; then a run that was
-    killed ends as one that was not, and nothing depends on the number of updates in a call.
+    next batch only afterwards. Of several processes all act together, or the first acts alone and the others `rewind`
+    to its position; whoever acts has step and weights alone, on its first device. Both must be functions of seed, step
+    and weights alone; then a run that was killed ends as one that was not, and nothing depends on the number of updates
+    in a call.
     """
 
     @property
@@ -32,6 +36,11 @@ class Interaction(Protocol):
     @property
     def averaged(self) -> bool:
         """Whether it acts with the moving average of the weights where one is kept, and not with those that train."""
+        ...
+
+    @property
+    def together(self) -> bool:
+        """Whether all processes act, each its part, and come home with the same: metrics, position, None."""
         ...
 
     def interact(self, state: TrainState, step: int, stopping: Callable[[], bool]) -> Metrics | None:
@@ -58,10 +67,31 @@ class Interaction(Protocol):
 
     def rewind(self, position: dict[str, Any] | None) -> None:
         """Goes back to a position, and drops whatever came later; None: everything. Called first of all, and on all
-        but the first of several processes, where nothing may be written, after each `interact`.
+        but the first of several processes, where nothing may be written, after each `interact` of the first alone.
 
         Raises:
           DataError: What the position refers to is missing or damaged.
+        """
+        ...
+
+
+@runtime_checkable
+class Evaluated(Protocol):
+    """A task, as evaluation sees it."""
+
+    def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+        """As of the task."""
+        ...
+
+
+@runtime_checkable
+class EvaluatedTogether(Evaluated, Protocol):
+    """A task whose evaluation all processes do together."""
+
+    def help_evaluate(self, state: TrainState, *, final: bool) -> None:
+        """Does the part of a process that is not the first, while that one is in `evaluate`.
+
+        Both raise StopRequested, on all processes, where any of them was asked to stop.
         """
         ...
 
@@ -73,21 +103,27 @@ def interact(
     stopping: Callable[[], bool],
     unless_stopped: Callable[[Callable[[], Metrics | None]], Metrics | None],
 ) -> Metrics | None:
-    """Calls `interact` of the first process; the others wait, and then read what it brought home.
+    """Calls `interact` of the first process, and the others read what it brought home; or of all of them.
 
     Args:
       interaction: Of this process.
-      state: Needed on the first process alone.
-      step: As in `Interaction.interact`.
-      stopping: As there; the first process asks its own.
+      state: As in `Interaction.interact`; every process must come with it.
+      step: As there.
+      stopping: As there; each process that acts asks its own.
       unless_stopped: Calls what it is given, and returns None where that raises StopRequested; ends the run in its
         place where it is in a simulator's step that does not end, and so does not ask.
 
     Returns:
       The metrics, on every process; None if it was broken off.
+
+    Raises:
+      RunError: Processes that acted together came home with different things.
     """
     if not processes.is_multiprocess():
         return unless_stopped(lambda: interaction.interact(state, step, stopping))
+    state = weights_of(state, everywhere=interaction.together)
+    if interaction.together:
+        return _together(interaction, step, unless_stopped(lambda: interaction.interact(state, step, stopping)))
 
     def act() -> dict[str, Any] | None:
         metrics = unless_stopped(lambda: interaction.interact(state, step, stopping))
@@ -99,3 +135,57 @@ def interact(
     if not processes.is_primary():
         interaction.rewind(found["position"])
     return found["metrics"]
+
+
+def _together(interaction: Interaction, step: int, metrics: Metrics | None) -> Metrics | None:
+    """Compares what all processes came home with."""
+    came = None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
+    found = processes.gather(json.dumps(came, sort_keys=True))
+    if differing := [index for index, text in enumerate(found) if text != found[0]]:
+        raise RunError(
+            f"step {step}: processes 0 and {differing[0]} came from acting with different things, so what they train "
+            f"on differs: {found[0]:.300} and {found[differing[0]]:.300}"
+        )
+    return metrics
+
+
+def weights_of(state: TrainState, *, everywhere: bool) -> TrainState:
+    """Step and weights of several processes' state whole, on the first one's first device, or each one's."""
+    return host.to_one_device(state.replace(opt_state={}, target={}, ema={}), everywhere=everywhere)
+
+
+def evaluate(
+    task: Evaluated,
+    state: TrainState,
+    *,
+    final: bool,
+    stopping: Callable[[], bool],
+    unless_stopped: Callable[[Callable[[], Any], float], Any],
+) -> dict[str, float] | None:
+    """Calls `evaluate` of the first process, with the others' help where the task takes it.
+
+    Args:
+      task: Of this process.
+      state: With the weights that are evaluated.
+      final: As of `evaluate`.
+      stopping: Whether this process was asked to stop.
+      unless_stopped: As in `interact`, with the seconds after which a request to stop breaks off what is called.
+
+    Returns:
+      The metrics, on every process; None if it was broken off.
+    """
+    together = processes.is_multiprocess() and isinstance(task, EvaluatedTogether)
+    if processes.is_multiprocess():
+        state = weights_of(state, everywhere=together)
+    # Of processes that wait for one another none may leave alone; they ask one another whether to stop.
+    patience = math.inf if together else 0.0
+    if isinstance(task, EvaluatedTogether) and together and not processes.is_primary():
+        unless_stopped(lambda: task.help_evaluate(state, final=final), patience)
+
+    def act() -> dict[str, float] | None:
+        if stopping() and not together:  # it came a moment ago, and is not agreed on yet
+            return None
+        metrics = unless_stopped(lambda: task.evaluate(state, final=final), patience)
+        return None if metrics is None else {name: float(value) for name, value in metrics.items()}
+
+    return processes.broadcast_one_to_all(act)

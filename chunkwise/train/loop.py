@@ -8,9 +8,9 @@ and what an `Interaction` brought from the world before it.
 In several processes each runs this loop over its own rows of the same global batches. What decides where the loop goes
 is the same in all of them: the step, the metrics (sums over all devices), and requests to stop, which travel with the
 updates: every call sums a flag over the processes, and a set one is acted on where that call's metrics are collected,
-by all at the same step. Only the first process writes files, prints, and evaluates, on its first device, with the
-whole weights, while the others wait; so what is evaluated must fit there. So it is with interactions: the first
-process acts, the others read what it brought home (chunkwise/train/interaction.py).
+by all at the same step. Only the first process writes files and prints. It evaluates and acts between updates, alone
+while the others wait, or all do together: with the whole weights on the first device of each that does, so they must
+fit there (chunkwise/train/interaction.py).
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ from chunkwise.checkpoint.reader import Progress
 from chunkwise.cli.progress import ProgressLine
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.saved import fingerprint, flatten, resume_rules
-from chunkwise.distributed import host, processes, stopping
+from chunkwise.distributed import processes, stopping
 from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
 from chunkwise.train import dry_run, machine, provenance, rngs
 from chunkwise.train import sharding as mesh_lib
 from chunkwise.train.clock import Clock
 from chunkwise.train.compile_cache import keep_programs
-from chunkwise.train.interaction import Interaction, interact
+from chunkwise.train.interaction import Interaction, evaluate, interact
 from chunkwise.train.metrics import Mean
 from chunkwise.train.run_dir import RunFolder
 from chunkwise.train.tracing import Tracing
@@ -82,7 +82,8 @@ class Task(Protocol):
         With train.ema_decay the weights are the moving average, here and in an interaction that wants it.
 
         A function of the state alone, so that a repetition after a kill gives the same. Of several processes only the
-        first is asked, with step and weights alone, on its first device.
+        first is asked, with step and weights alone, on its first device; the others are where there is `help_evaluate`
+        (chunkwise/train/interaction.py).
         """
         ...
 
@@ -305,8 +306,6 @@ class _Run:
             return True
         began = time.perf_counter()
         state = self.state.averaged() if self.interaction.averaged else self.state
-        if processes.is_multiprocess():
-            state = host.to_one_device(state.replace(opt_state={}, target={}, ema={}))
         metrics = interact(self.interaction, state, self.step, self._requested, self._unless_stopped)
         self.stop_agreed |= metrics is None
         self.interacted = metrics is not None
@@ -430,10 +429,8 @@ class _Run:
         if not due or self.evaluated or self._stopping:
             return
         began = time.perf_counter()
-        state = self.state.averaged()
-        if processes.is_multiprocess():
-            state = host.to_one_device(state.replace(opt_state={}, target={}, ema={}))
-        metrics = processes.broadcast_one_to_all(lambda: self._evaluate(state, final))
+        state, ask, work = self.state.averaged(), self._requested, self._unless_stopped
+        metrics = evaluate(self.task, state, final=final, stopping=ask, unless_stopped=work)
         self.clock.charge("evaluate", began)
         if metrics is None:
             self.stop_agreed = True
@@ -442,13 +439,6 @@ class _Run:
             self.folder.log(self.step, "eval", metrics)
             self.evaluation = finite_metrics(metrics, self.config.checkpoint.keep_best)
         self.evaluated = True
-
-    def _evaluate(self, state: TrainState, final: bool) -> dict[str, float] | None:
-        """Metrics of the weights; None if a request to stop broke the evaluation off."""
-        if self._requested():  # it came a moment ago, and is not agreed on yet
-            return None
-        metrics = self._unless_stopped(lambda: self.task.evaluate(state, final=final), patience=0.0)
-        return None if metrics is None else {name: float(value) for name, value in metrics.items()}
 
     def _progress(self) -> Progress:
         """What to remember beside the arrays."""

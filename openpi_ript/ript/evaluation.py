@@ -5,6 +5,7 @@ import functools
 from pathlib import Path
 
 from chunkwise.data.sampling import Purpose, seed_of, words
+from chunkwise.distributed.division import Division
 from chunkwise.envs import environment, render
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Job
@@ -75,6 +76,7 @@ def evaluate(
     guidance_scale: float | None,
     folder: Path,
     keep: int = 0,
+    division: Division | None = None,
 ) -> Evaluation:
     """Plays one episode from each of the first initial states of a manifest.
 
@@ -86,11 +88,13 @@ def evaluate(
       guidance_scale: That the actor uses; written down.
       folder: Gets the first `keep` rollouts, as episode_<number>.npz, and the rollout at which a policy failed.
       keep: Rollouts that are written.
+      division: Divides the episodes among the processes of the run; None: this process plays all of them.
 
     Raises:
       ConfigError: There are not equally many episodes of each task.
       DataError: An episode began in another state than the manifest says, or the environment is another.
       NonFiniteError: The policy gave NaN.
+      StopRequested: This process was asked to stop, or another that plays a part.
     """
     suite, names = collector.config.suite, _names(collector)
     if (suite, names) != (manifest.suite, manifest.task) or len(manifest.states) < episodes:
@@ -122,6 +126,7 @@ def evaluate(
         init_hashes=[state.init_hash for state in states],
         guidance_scale=guidance_scale,
         done=done,
+        division=division,
     )
 
 

@@ -82,7 +82,7 @@ class RolloutRecordings:
         by_round: dict[str, list[int]] = defaultdict(list)
         for number, place in enumerate(self.places):
             by_round[place.round].append(number)
-        taught: dict[int, list[Group]] = {}
+        taught: dict[int, list[Group[Rollout]]] = {}
         for numbers in by_round.values():
             told: dict[int, EpisodeSummary] = {}
             outcomes: dict[int, Rollout] = {}
@@ -149,7 +149,7 @@ class RolloutRecordings:
         step: int,
         told: Mapping[int, EpisodeSummary],
         outcomes: Mapping[int, Rollout],
-        taught: dict[int, list[Group]],
+        taught: dict[int, list[Group[Rollout]]],
     ) -> Iterator[tuple[int, EpisodeSummary]]:
         """The episodes of a round with their advantages and labels, as training had them in the round's first update.
 

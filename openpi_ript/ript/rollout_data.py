@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64, UInt8
@@ -18,15 +19,35 @@ from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.robots.adapter import OWN, Adapter
 
 
+@runtime_checkable
+class Ended(Protocol):
+    """What became of a rollout; a Rollout is one, too."""
+
+    @property
+    def success(self) -> bool: ...
+    @property
+    def length(self) -> int:
+        """Actions that were executed."""
+        ...
+
+    @property
+    def init_hash(self) -> str:
+        """Of the simulator's initial state."""
+        ...
+
+
+E = TypeVar("E", bound=Ended)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
-    """Rollouts from one initial state."""
+class Group(Generic[E]):
+    """Rollouts from one initial state, or what became of them."""
 
     state: int
     """Number of the initial state."""
     files: list[str]
     """Where each rollout lies, inside its round's folder."""
-    rollouts: list[Rollout]
+    rollouts: list[E]
 
     def __post_init__(self) -> None:
         hashes = {rollout.init_hash for rollout in self.rollouts}
@@ -80,7 +101,7 @@ def labels_of(success: Float64[np.ndarray, " n"], group: Int64[np.ndarray, " n"]
     return Labels(raw=raw, weight=weight, optimality=optimality, replaced=replaced)
 
 
-def teaches(group: Group, config: RolloutConfig, *, by_value: bool) -> bool:
+def teaches(group: Group[E], config: RolloutConfig, *, by_value: bool) -> bool:
     """Whether a group is trained on: with a signal, for rejection sampling with a success, all for a value.
 
     Args:
@@ -111,7 +132,9 @@ class RolloutImages:
         return {key: shown(observations[name][frame]) for key, name in self.cameras.items()}
 
 
-def training_data(data: TrainingData, groups: Sequence[Group], env: EnvConfig, config: RolloutConfig) -> TrainingData:
+def training_data(
+    data: TrainingData, groups: Sequence[Group[Rollout]], env: EnvConfig, config: RolloutConfig
+) -> TrainingData:
     """Windows of every start of rollouts, labelled by their advantages.
 
     guided: leave-one-out inside each group, then shaped over all rollouts (config.advantage).

@@ -11,23 +11,21 @@ a folder named after step and weights, and a run that was killed takes those it 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from chunkwise.data.sampling import Purpose, generator, seed_of, words
-from chunkwise.envs.collect import Job
-from chunkwise.envs.rollout import Rollout, load, save
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.data.sampling import Purpose, generator
+from chunkwise.envs.rollout import load
+from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
-from openpi_ript.ript.candidates import candidates
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.passes import Passes, passes_over
+from openpi_ript.ript.playing import Outcome, Plan, Player
 from openpi_ript.ript.rollout_data import Group, teaches, training_data
 
 
@@ -64,15 +62,16 @@ class Ript:
           config: Of the run; `rollout` and `env` are set.
           data: The dataset of the supervised updates, whose transforms and statistics serve rollouts too.
           folder: The run's, which gets `rollouts/`.
-          collector: Plays rollouts.
+          collector: Plays this process's rollouts.
           policy: Gets the weights of each round.
         """
         assert config.rollout is not None
         assert config.env is not None
         self._config, self._rollout, self._env = config, config.rollout, config.env
         self._data, self._folder = data, folder / "rollouts"
-        self._collector, self._policy = collector, policy
-        self._actor: Actor = ExploringPolicy(policy) if self._rollout.objective == "ppo" else policy
+        self._policy = policy
+        actor: Actor = ExploringPolicy(policy) if self._rollout.objective == "ppo" else policy
+        self._player = Player(config, self._folder, collector, actor)
         self._tasks = collector.tasks
         self._shares: dict[str, float] = {}
         self._rounds: list[Round] = []
@@ -88,6 +87,11 @@ class Ript:
     def every(self) -> int:
         """Updates of a round."""
         return self._rollout.updates
+
+    @property
+    def together(self) -> bool:
+        """Every process plays a part of the rollouts, on its own machine."""
+        return True
 
     @property
     def averaged(self) -> bool:
@@ -106,9 +110,14 @@ class Ript:
         if self._rollout.dataset_share == 1:
             return {}
         self._policy.use(state.params, step)
-        folder = self._folder / f"step_{step:08d}-{self._policy.weights[:12]}"
         resting = [rest for rest in self._resting if step - rest.step < self._rollout.retry_after]
-        groups = self._collect(step, folder, {rest.state for rest in resting}, stopping)
+        plan = Plan(
+            step=step,
+            folder=f"step_{step:08d}-{self._policy.weights[:12]}",
+            resting={rest.state for rest in resting},
+            shares=self._shares,
+        )
+        groups = self._player.play(plan, stopping)
         self._policy.release()
         if groups is None:
             return None
@@ -138,7 +147,7 @@ class Ript:
         }
         by_value = self._data.returns is not None
         useful = [group.files for group in groups if teaches(group, self._rollout, by_value=by_value)]
-        new = Round(step=step, folder=folder.name, groups=useful)
+        new = Round(step=step, folder=plan.folder, groups=useful)
         rounds = self._remembered(new, solved=all(successes))
         if not rounds:
             print(
@@ -223,35 +232,12 @@ class Ript:
         self._rounds = [Round(**one) for one in position["rounds"]]
         self._training = self._load(self._rounds)
 
-    def _collect(self, step: int, folder: Path, resting: set[int], stopping: Callable[[], bool]) -> list[Group] | None:
-        """Groups in waves of as many as are still wanted, None if stopped."""
-        settings = self._rollout
-        todo = candidates(
-            settings.tasks,
-            seed=self._config.run.seed,
-            step=step,
-            states=settings.initial_states,
-            shares=[self._shares.get(task.name, 0.5) for task in self._tasks],
-            resting=resting,
-            most=settings.max_groups,
-        )
-        enough = math.ceil(settings.early_stop * settings.groups)
-        groups: list[Group] = []
-        while todo and (found := sum(group.mixed for group in groups)) < enough:
-            wave = todo[: settings.groups - found]
-            del todo[: len(wave)]
-            played = self._play(step, folder, wave, len(groups), stopping)
-            if played is None:
-                return None
-            groups += played
-        return groups
-
     @property
     def _states(self) -> int:
         """Initial states of all tasks."""
         return self._rollout.initial_states * len(self._tasks)
 
-    def _of_tasks(self, groups: list[Group]) -> dict[str, list[float]]:
+    def _of_tasks(self, groups: list[Group[Outcome]]) -> dict[str, list[float]]:
         """Successes of the rollouts of each task that was played, in the tasks' order."""
         places = sorted({group.state // self._rollout.initial_states for group in groups})
         return {
@@ -263,52 +249,6 @@ class Ript:
             ]
             for place in places
         }
-
-    def _play(
-        self, step: int, folder: Path, wave: list[int], first: int, stopping: Callable[[], bool]
-    ) -> list[Group] | None:
-        """The rollouts of some initial states: from disk as far as they lie there."""
-        seed, size = self._config.run.seed, self._rollout.size
-        jobs = [
-            Job(
-                number=(first + i) * size + k,
-                seed=seed_of(Purpose.ROLLOUT_SCENE, seed, state),
-                draw=tuple(words(Purpose.ROLLOUT_ACTION, seed, step, state, k)),
-                path=folder / f"state_{state:05d}-{k:02d}.npz",
-                task=self._tasks[state // self._rollout.initial_states].name,
-            )
-            for i, state in enumerate(wave)
-            for k in range(size)
-        ]
-        finished: dict[Path, Rollout] = {}
-        for job in jobs:
-            if job.path.exists():
-                finished[job.path] = self._reload(job)
-
-        def done(job: Job, rollout: Rollout) -> None:
-            save(job.path, rollout)
-            finished[job.path] = rollout
-
-        missing = [job for job in jobs if job.path not in finished]
-        if not self._collector.collect(missing, self._actor, done, stopping):
-            return None
-        paths = [job.path for job in jobs]
-        return [
-            Group(
-                state=state,
-                files=[path.name for path in paths[i * size : (i + 1) * size]],
-                rollouts=[finished[path] for path in paths[i * size : (i + 1) * size]],
-            )
-            for i, state in enumerate(wave)
-        ]
-
-    def _reload(self, job: Job) -> Rollout:
-        rollout = load(job.path)
-        found = (rollout.seed, rollout.draw, rollout.step, rollout.weights)
-        expected = (job.seed, job.draw, self._policy.step, self._policy.weights)
-        if found != expected:
-            raise DataError(f"{job.path}: expected the rollout of {expected}, found {found}; delete the folder")
-        return rollout
 
     def _remembered(self, new: Round, *, solved: bool) -> list[Round]:
         """Returns those of the newest `replay_rounds` rounds that have something to train on.

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from chunkwise.arrays import NumpyTree
+from chunkwise.distributed import processes
+from chunkwise.distributed.division import Division
+from chunkwise.envs.evaluate import Evaluation
 from chunkwise.state import TrainState
 from chunkwise.train.metrics import Mean
 from openpi_ript.config.experiment import OpenpiRiptConfig
@@ -29,6 +32,7 @@ class RiptTask(SupervisedTask):
         self.collector = Collector(config.env, allow_code=True, fleet=config.fleet)
         self.policy = ActingPolicy(config, data.stats, allow_code=True)
         self.folder = folder
+        self._division = Division()
         self.ript: Ript | None = None
         self._ppo: Ppo | None = None
         if config.rollout is not None:
@@ -66,28 +70,50 @@ class RiptTask(SupervisedTask):
         Before that, the loss on the demonstrations that data.holdout keeps.
         """
         metrics = self._held_out_loss(state)
-        settings, env, rollout = self.config.eval, self.config.env, self.config.rollout
-        if settings is None or env is None:
+        if self.config.eval is None or self.config.env is None:
             return metrics
-        step = int(state.step)
-        self.policy.use(state.params, step)
-        folder = self.folder / f"evaluations/step_{step:08d}"
-        videos = min(settings.videos, settings.final_episodes) if final else 0
+        result, folder = self._played(state, final=final), self._folder_of(state)
+        result.save(folder.with_suffix(".json"))
+        print(f"\nstep {int(state.step)}: {result}", flush=True)
+        if videos := self._videos(final=final):
+            write_video(self.collector, folder, folder.with_suffix(".mp4"), episodes=videos)
+        return metrics | result.metrics()
+
+    def help_evaluate(self, state: TrainState, *, final: bool) -> None:
+        """Plays this process's part of the episodes."""
+        if self.config.eval is not None and self.config.env is not None:
+            self._played(state, final=final)
+
+    def _played(self, state: TrainState, *, final: bool) -> Evaluation:
+        """An episode from each held-out initial state, played by all processes together."""
+        settings, rollout = self.config.eval, self.config.rollout
+        assert settings is not None
+        manifest = processes.primary_then_all(
+            lambda: manifest_of(
+                self.collector, self.folder / MANIFEST, seed=settings.seed, episodes=settings.final_episodes
+            )
+        )
+        self.policy.use(state.params, int(state.step))
         result = evaluate(
             self.collector,
             ExploringPolicy(self.policy) if rollout and rollout.evaluated_with_noise else self.policy,
-            manifest_of(self.collector, self.folder / MANIFEST, seed=settings.seed, episodes=settings.final_episodes),
+            manifest,
             episodes=settings.final_episodes if final else settings.episodes,
             guidance_scale=None if self.config.guidance is None else self.config.guidance.scale,
-            folder=folder,
-            keep=videos,
+            folder=self._folder_of(state),
+            keep=self._videos(final=final),
+            division=self._division,
         )
         self.policy.release()
-        result.save(folder.with_suffix(".json"))
-        print(f"\nstep {step}: {result}", flush=True)
-        if videos:
-            write_video(self.collector, folder, folder.with_suffix(".mp4"), episodes=videos)
-        return metrics | result.metrics()
+        return result
+
+    def _folder_of(self, state: TrainState) -> Path:
+        return self.folder / f"evaluations/step_{int(state.step):08d}"
+
+    def _videos(self, *, final: bool) -> int:
+        """Episodes of the video of an evaluation."""
+        settings = self.config.eval
+        return min(settings.videos, settings.final_episodes) if final and settings is not None else 0
 
     def finish(self) -> None:
         """Ends the workers."""

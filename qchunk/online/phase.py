@@ -79,6 +79,11 @@ class Online:
         """The moving average acts, as it does in evaluations."""
         return True
 
+    @property
+    def together(self) -> bool:
+        """The first process acts: one step of one environment comes after another."""
+        return False
+
     def interact(
         self, state: TrainState, step: int, stopping: Callable[[], bool]
     ) -> Mapping[str, Sequence[float]] | None:

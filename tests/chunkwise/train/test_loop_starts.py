@@ -90,7 +90,7 @@ def test_a_save_carries_the_evaluation_of_its_own_weights(tmp_path: Path, monkey
 @pytest.mark.parametrize("primary", [True, False])
 def test_others_read_what_the_first_process_brought_home(primary: bool, monkeypatch: pytest.MonkeyPatch):
     class World:
-        start, every, averaged = 0, 1, False
+        start, every, averaged, together = 0, 1, False, False
         rewound: list[Any] = []  # noqa: RUF012
 
         def interact(self, state: Any, step: int, stopping: Callable[[], bool]) -> Any:

@@ -344,15 +344,17 @@ def test_only_the_last_evaluation_of_a_run_keeps_rollouts_and_shows_them(
     monkeypatch.setattr(ript, "manifest_of", lambda *_, **__: None)
     monkeypatch.setattr(ript, "write_video", lambda *_, episodes: shown.append(episodes))
     settings = SimpleNamespace(videos=5, final_episodes=3, episodes=2, seed=0)
-    task = SimpleNamespace(
+    task: Any = object.__new__(ript.RiptTask)
+    vars(task).update(
         config=SimpleNamespace(eval=settings, env=point(), guidance=None, rollout=None),
         policy=SimpleNamespace(use=lambda *_: None, release=lambda: None),
         _held_out_loss=lambda _: {},
         collector=None,
         folder=tmp_path,
+        _division=None,
     )
     state = TrainState(step=4, params={}, opt_state={}, target={})
     for final in (False, True):
-        ript.RiptTask.evaluate(task, state, final=final)  # pyright: ignore[reportArgumentType]
+        task.evaluate(state, final=final)
     assert (kept, shown) == ([0, 3], [3])
     assert asked == [2, 3], "eval.episodes during training, eval.final_episodes at its end"

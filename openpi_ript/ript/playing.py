@@ -1,0 +1,183 @@
+"""How the rollouts of a round are played: by all processes of the run, each rollout by one of them, written as a file.
+
+    rollouts/step_00000300-<weights>/state_00017-03.npz    a rollout, whole or not there
+    rollouts/step_00000300-<weights>/round.json            what became of all of them, once all are there
+
+A rollout is played by the process whose index is the rollout's number modulo the processes. What it does depends on its
+seeds, the weights and the rows of a batch, so that files and outcomes are the same for any number of processes. Those
+that lie there already, from before a kill, are taken and not played again.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from chunkwise.data.sampling import Purpose, seed_of, words
+from chunkwise.distributed import processes
+from chunkwise.distributed.division import Division
+from chunkwise.envs.collect import Job
+from chunkwise.envs.rollout import Rollout, load, save
+from chunkwise.errors import DataError
+from chunkwise.files.durable import make_folders, write_json
+from chunkwise.files.strict_json import read_json
+from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.ript.candidates import candidates
+from openpi_ript.ript.collect import Actor, Collector
+from openpi_ript.ript.rollout_data import Group
+
+MANIFEST = "round.json"
+"""File of a round's folder."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a rollout."""
+
+    success: bool
+    length: int
+    """Actions that were executed."""
+    init_hash: str
+    """Of the simulator's initial state."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What decides a round beside seed and weights."""
+
+    step: int
+    """Updates before the round's own; with the seed it decides every draw."""
+    folder: str
+    """Name of the round's folder."""
+    resting: Collection[int]
+    """Initial states that are not tried."""
+    shares: Mapping[str, float]
+    """Of each task that was played, of successes then."""
+
+
+class Player:
+    """Plays rounds."""
+
+    def __init__(self, config: OpenpiRiptConfig, folder: Path, collector: Collector, actor: Actor) -> None:
+        """Plays nothing yet.
+
+        Args:
+          config: Of the run; `rollout` is set.
+          folder: Of all rounds.
+          collector: Plays this process's rollouts.
+          actor: The policy, which has the weights of a round while it is played.
+        """
+        assert config.rollout is not None
+        self._seed, self._settings = config.run.seed, config.rollout
+        self._folder, self._collector, self._actor = folder, collector, actor
+        self._division = Division()
+
+    def play(self, plan: Plan, stopping: Callable[[], bool]) -> list[Group[Outcome]] | None:
+        """Plays a round, in waves of as many groups as are still wanted, and returns them; None if stopped.
+
+        Raises:
+          DataError: A file that lies there is another rollout, or the processes do not see one another's files.
+          RunError: As the collector raises, on all processes.
+        """
+        settings = self._settings
+        todo = candidates(
+            settings.tasks,
+            seed=self._seed,
+            step=plan.step,
+            states=settings.initial_states,
+            shares=[plan.shares.get(task.name, 0.5) for task in self._collector.tasks],
+            resting=plan.resting,
+            most=settings.max_groups,
+        )
+        enough = math.ceil(settings.early_stop * settings.groups)
+        groups: list[Group[Outcome]] = []
+        while todo and (found := sum(group.mixed for group in groups)) < enough:
+            wave = todo[: settings.groups - found]
+            del todo[: len(wave)]
+            played = self._wave(plan, wave, len(groups), stopping)
+            if played is None:
+                return None
+            groups += played
+        self._agree(plan, groups)
+        return groups
+
+    def _wave(
+        self, plan: Plan, wave: list[int], first: int, stopping: Callable[[], bool]
+    ) -> list[Group[Outcome]] | None:
+        """The rollouts of some initial states."""
+        size = self._settings.size
+        jobs = [
+            Job(
+                number=(first + i) * size + k,
+                seed=seed_of(Purpose.ROLLOUT_SCENE, self._seed, state),
+                draw=tuple(words(Purpose.ROLLOUT_ACTION, self._seed, plan.step, state, k)),
+                path=self._folder / plan.folder / f"state_{state:05d}-{k:02d}.npz",
+                task=self._collector.tasks[state // self._settings.initial_states].name,
+            )
+            for i, state in enumerate(wave)
+            for k in range(size)
+        ]
+        parts = self._division.work(lambda stopping: self._part(jobs, stopping), stopping)
+        if parts is None:
+            return None
+        outcomes = {name: Outcome(**told) for part in parts for name, told in part.items()}
+        names = [job.path.name for job in jobs]
+        return [
+            Group(state=state, files=files, rollouts=[outcomes[name] for name in files])
+            for i, state in enumerate(wave)
+            for files in [names[i * size : (i + 1) * size]]
+        ]
+
+    def _part(self, jobs: list[Job], stopping: Callable[[], bool]) -> dict[str, Any] | None:
+        """This process's rollouts of a wave, from disk as far as they lie there: outcomes by file; None if stopped."""
+        # Nobody looks for another's file before it is there: a network's file system may go on saying that it is not.
+        jobs = [job for job in jobs if self._division.mine(job.number)]
+        outcomes = {job.path.name: _outcome(self._reload(job)) for job in jobs if job.path.exists()}
+
+        def done(job: Job, rollout: Rollout) -> None:
+            save(job.path, rollout)
+            outcomes[job.path.name] = _outcome(rollout)
+
+        missing = [job for job in jobs if job.path.name not in outcomes]
+        return outcomes if self._collector.collect(missing, self._actor, done, stopping) else None
+
+    def _reload(self, job: Job) -> Rollout:
+        rollout = load(job.path, outcome_only=True)
+        found = (rollout.seed, rollout.draw, rollout.step, rollout.weights)
+        expected = (job.seed, job.draw, self._actor.step, self._actor.weights)
+        if found != expected:
+            raise DataError(f"{job.path}: expected the rollout of {expected}, found {found}; delete the folder")
+        return rollout
+
+    def _agree(self, plan: Plan, groups: list[Group[Outcome]]) -> None:
+        """Has the first process write what became of the round, and every process compare it."""
+        path = self._folder / plan.folder / MANIFEST
+        told = {
+            "step": plan.step,
+            "policy_step": self._actor.step,
+            "weights": self._actor.weights,
+            "groups": [
+                {
+                    "state": group.state,
+                    "rollouts": [
+                        {"file": name, **dataclasses.asdict(outcome)}
+                        for name, outcome in zip(group.files, group.rollouts, strict=True)
+                    ],
+                }
+                for group in groups
+            ],
+        }
+        if processes.is_primary():
+            make_folders(path.parent)  # where all states rest there was nothing to play
+            write_json(path, told)
+        self._division.work(lambda _: True)
+        if not processes.is_primary() and read_json(path) != told:
+            raise DataError(
+                f"{path}: expected what the first process wrote, found another file; all processes must "
+                "see one folder in run.dir"
+            )
+
+
+def _outcome(rollout: Rollout) -> dict[str, Any]:
+    return dataclasses.asdict(Outcome(success=rollout.success, length=rollout.length, init_hash=rollout.init_hash))
