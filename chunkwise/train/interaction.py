@@ -3,12 +3,13 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from chunkwise.distributed import host, processes
 from chunkwise.errors import RunError
 from chunkwise.state import TrainState
 
+T = TypeVar("T")
 Metrics = Mapping[str, Sequence[float]]
 
 
@@ -179,8 +180,6 @@ def evaluate(
         state = weights_of(state, everywhere=together)
     # Of processes that wait for one another none may leave alone; they ask one another whether to stop.
     patience = math.inf if together else 0.0
-    if isinstance(task, EvaluatedTogether) and together and not processes.is_primary():
-        unless_stopped(lambda: task.help_evaluate(state, final=final), patience)
 
     def act() -> dict[str, float] | None:
         if stopping() and not together:  # it came a moment ago, and is not agreed on yet
@@ -188,4 +187,24 @@ def evaluate(
         metrics = unless_stopped(lambda: task.evaluate(state, final=final), patience)
         return None if metrics is None else {name: float(value) for name, value in metrics.items()}
 
+    if not isinstance(task, EvaluatedTogether) or not together:
+        return processes.broadcast_one_to_all(act)
+    if processes.is_primary():
+        act = _done(act)  # now: inside the broadcast, which is a call itself, calls of the others would meet other ones
+    else:
+        unless_stopped(lambda: task.help_evaluate(state, final=final), patience)
     return processes.broadcast_one_to_all(act)
+
+
+def _done(act: Callable[[], T]) -> Callable[[], T]:
+    """Calls `act`; returns what gives its result, or raises its RunError."""
+    try:
+        value = act()
+    except RunError as error:
+        failed = error
+
+        def fail() -> T:
+            raise failed
+
+        return fail
+    return lambda: value
