@@ -28,6 +28,7 @@ FOREIGN = {
     "--head": "ray's",
     "--include": "debootstrap's",
     "--isolation": "buildah's",
+    "--logdir": "xprof's",
     "--no-deps": "pip's",
     "--rm": "docker's",
     "--signal": "sbatch's",

@@ -120,7 +120,23 @@ CHIPS = {
     # NVIDIA L4: 121 TFLOP/s, TF32 60, 24 GB at 300 GB/s, PCIe 4.0 x 16
     "l4": _gpu("NVIDIA L4", 24 * GB, (8, 9), cores=58, bandwidth=300, teraflops=(121, 60), link=32),
 }
+KINDS = {
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+}
+"""What jax calls a TPU."""
 EXAMPLES = ("v5p:2x2x2", "v5e:2x4", "v6e:4x4", "h100:8", "h200:8", "rtx4090:1", "l4:1", "cpu:8")
+
+
+def chip_of(kind: str) -> Chip | None:
+    """Returns the figures of a device that is here by what jax calls its kind; None where they are not listed."""
+    told = f'device_description_str: "{kind}"'
+    named = [chip for chip in CHIPS.values() if told in chip.gpu]
+    return named[0] if named else CHIPS.get(KINDS.get(kind, ""))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
