@@ -9,6 +9,7 @@ finds RIPT's groups again. Images become PNG. The same rollouts give the same by
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,7 +112,7 @@ def convert(
     require_own_code(config.env, allow_code=allow_env == code_of(config.env))
     paths = find_rollouts(run, first_step)
     if fps is None:
-        world = make(config.env, allow_code=allow_env == code_of(config.env))
+        world = make(dataclasses.replace(config.env, initial_states=""), allow_code=allow_env == code_of(config.env))
         fps = world.fps
         world.close()
     done = "converted {count} of {total} rollouts"

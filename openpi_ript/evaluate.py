@@ -3,15 +3,18 @@
     python -m openpi_ript.evaluate run RUN [--episodes 100] [--manifest FILE] [--guidance-scale 1.0] [--video 9]
                                         [--how realtime] [--execute 8] [--delay 2] [--allow-env my_sim:Env]
                                         [--env metaworld/push-v3] [--prompt "push the puck to the goal"]
+                                        [--initial-states FILE.npz]
     python -m openpi_ript.evaluate compare A.json B.json
 
 The first writes RUN/evaluations/step_<n>.json (or --out), on the initial states of RUN/manifest.json unless another
 manifest is given; with --env in another environment, or in one of the run's tasks, with initial states of its own; with
+--initial-states on the first ones of a file, of which no groups of the run may have begun in any; with
 --video a grid of the first episodes, successes framed green, failures red.
 """
 
 import argparse
 import dataclasses
+import hashlib
 import re
 import sys
 from pathlib import Path
@@ -21,12 +24,14 @@ from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.envs.environment import task_sets
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of
 from chunkwise.envs.names import FORMS, split_name
-from chunkwise.errors import ConfigError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.files.budget import read_bytes
 from chunkwise.policies.execution import add_flags, execution_of
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.make import ALLOWED, code_of
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
+from openpi_ript.ript.starts import Starts
 
 
 def initial_states(collector: Collector, own: Path, given: Path | None, *, seed: int, episodes: int) -> Manifest:
@@ -61,7 +66,42 @@ def environment_of(config: EnvConfig, name: str, prompt: str | None, python: str
         prompts={},
         steps={},
         max_steps=config.steps.get(task, config.max_steps),
+        initial_states="",
     )
+
+
+def published(env: EnvConfig, path: Path, own: Path) -> tuple[EnvConfig, Path]:
+    """Returns settings for an evaluation in a file's initial states, and a manifest that is named after its content.
+
+    Raises:
+      ConfigError: The environment cannot begin in given states.
+      DataError: The file cannot be read.
+    """
+    try:
+        found = dataclasses.replace(env, initial_states=str(path))
+        name = hashlib.sha256(read_bytes(path)).hexdigest()[:12]
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except OSError as error:
+        raise DataError(f"--initial-states {path}: cannot be read: {error.strerror}") from error
+    return found, own.with_stem(f"{own.stem}-{name}")
+
+
+def require_unseen(env: EnvConfig, own: EnvConfig, episodes: int, groups: int) -> None:
+    """Raises ConfigError where an evaluation in published states would begin in one that the run's groups began in.
+
+    Args:
+      env: In which it is evaluated.
+      own: Of the run.
+      episodes: Of all tasks.
+      groups: Initial states of each task from which the run's groups were taken.
+    """
+    if not env.initial_states:
+        return
+    same = own.initial_states and (
+        env.initial_states == own.initial_states or read_bytes(env.initial_states) == read_bytes(own.initial_states)
+    )
+    Starts(env).require_apart(episodes, groups if same else 0)
 
 
 def evaluate_run(arguments: argparse.Namespace) -> None:
@@ -82,6 +122,8 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         raise ConfigError("--prompt: expected --env, the environment that it is for")
     elif arguments.python:
         raise ConfigError("--python: expected --env, the environment that it is for")
+    if arguments.initial_states is not None:
+        env, own = published(env, arguments.initial_states, own)
     execute = arguments.execute
     if arguments.how in (None, "every") and execute is None:
         execute = env.execute
@@ -98,10 +140,12 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     if scale is None and config.guidance is not None:
         scale = config.guidance.scale
     episodes = arguments.episodes or config.eval.final_episodes
+    require_unseen(env, config.env, episodes, 0 if config.rollout is None else config.rollout.initial_states)
     try:
         manifest = initial_states(collector, own, arguments.manifest, seed=config.eval.seed, episodes=episodes)
-        names = ("env", "how", "execute", "delay")
-        settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+        names = ("env", "initial_states", "how", "execute", "delay")
+        given = {name: getattr(arguments, name) for name in names}
+        settings = {k: v.name if isinstance(v, Path) else v for k, v in given.items() if v is not None}
         out: Path = arguments.out or file_of(run, step, settings)
         result = evaluate(
             collector,
@@ -135,6 +179,7 @@ def main(argv: list[str]) -> int:
     run.add_argument("--env", metavar="NAME", help=f"in place of the run's: {FORMS}")
     run.add_argument("--prompt", help="the task of --env in words; default: the run's for that task, or its suite's")
     run.add_argument("--python", default="", metavar="PATH", help="interpreter that runs --env module:factory")
+    run.add_argument("--initial-states", type=Path, metavar="FILE.npz", help="published states in which it begins")
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
     add_flags(run, "env.execute actions of each chunk")
     add_flag(run)

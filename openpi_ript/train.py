@@ -10,7 +10,8 @@ import numpy as np
 
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, MismatchError
+from chunkwise.files.budget import read_bytes
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.train.ahead import Call, Dtype, WithoutData, of_rows, require_known
@@ -23,7 +24,7 @@ from openpi_ript.data.norm import stats_json
 from openpi_ript.data.point import record
 from openpi_ript.model.pi0 import Observation
 from openpi_ript.policies.policy import sample_steps, sampler
-from openpi_ript.policies.saved import NORM_STATS, TOKENIZER
+from openpi_ript.policies.saved import INITIAL_STATES, NORM_STATS, TOKENIZER
 from openpi_ript.tasks.held_out import means_of
 from openpi_ript.tasks.supervised import Imitation, SupervisedTask
 from openpi_ript.tasks.value_labels import ValueLabels
@@ -37,6 +38,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
             "data.norm_stats": config.data.norm_stats,
             "tokenizer": config.tokenizer,
             "weights": config.weights,
+            "env.initial_states": (config.env and config.env.initial_states) or None,
         }
     )
     with RunFolder(config, name) as folder:
@@ -51,9 +53,22 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
             folder.kept[NORM_STATS] = stats_json(data.stats, data.stats_source).encode()
         task, interaction = _make_task(config, data, folder.path)
         folder.kept[TOKENIZER] = Path(config.tokenizer).read_bytes()  # a run's policy needs nothing but its folder
+        if config.env is not None and config.env.initial_states:
+            folder.kept[INITIAL_STATES] = _same_states(config.env.initial_states, folder.path / INITIAL_STATES)
         print(task.describe(), flush=True)
         if fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction):
             write_report(folder.path)
+
+
+def _same_states(given: str, kept: Path) -> bytes:
+    """The file of initial states. Raises MismatchError if it is not the one that the run keeps since it began."""
+    content = read_bytes(given)
+    if kept.is_file() and read_bytes(kept) != content:
+        raise MismatchError(
+            f"env.initial_states {given}: not the file that the run began with, which lies in {kept}; name that one, "
+            "or start anew in another folder"
+        )
+    return content
 
 
 def without_data(config: OpenpiRiptConfig, sizes: Mapping[str, int]) -> WithoutData:

@@ -34,6 +34,8 @@ SUITES = {
 """Suites by name, and the factory of each; its packages are imported when it is called."""
 OTHER_PYTHON = "chunkwise.envs.other_python:OtherPythonEnv"
 """In place of the factory where an environment has a Python of its own."""
+BEGINNING_IN = "chunkwise.envs.initial_states:beginning_in"
+"""What has an environment begin in published states."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,9 @@ class EnvSpec:
     """Whether the reward is -1 until the whole task is done, then 0, in place of the suite's own (OGBench alone)."""
     success_timing: Literal["pre", "post"] = "pre"
     """Whether reward and success are judged before an action or after it (OGBench alone; pre: as it does itself)."""
+    initial_states: str = ""
+    """An .npz file of published states in which episodes begin (chunkwise/envs/initial_states.py); empty: the suite
+    draws them."""
     python: str = ""
     """Interpreter that runs `module:factory`, where its simulator needs other versions; empty: this one."""
     allow_code: bool = False
@@ -163,7 +168,10 @@ def make(spec: EnvSpec, task: str = "") -> Environment:
             f"{spec.suite}: expected an environment, found {type(env).__name__} without {', '.join(missing)}; "
             "chunkwise/envs/environment.py says what each is"
         )
-    return env
+    if not spec.initial_states:
+        return env
+    beginning_in = trust.import_named(BEGINNING_IN, what="a function of an environment, a file and a task")
+    return beginning_in(env, spec.initial_states, spec.task)
 
 
 def task_sets(suite: str) -> dict[str, tuple[str, ...]]:

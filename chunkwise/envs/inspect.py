@@ -159,6 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--env", required=True, metavar="NAME", help=FORMS)
     parser.add_argument("--python", default="", metavar="PATH", help="interpreter that runs module:factory")
+    parser.add_argument("--initial-states", default="", metavar="FILE.npz", help="published states to begin in")
     parser.add_argument("--steps", type=int, default=200, help="random steps; default: 200")
     parser.add_argument("--seed", type=int, default=0, help="of the first reset and of the actions")
     parser.add_argument("--camera", nargs="+", default=[], metavar="NAME", help="images, by the suite's names")
@@ -173,7 +174,11 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError("--image needs --camera, the names of what it shows")
         size = (found.image_size[0], found.image_size[1])
         spec = dataclasses.replace(
-            spec_named(found.env), cameras=tuple(found.camera), image_size=size, python=found.python
+            spec_named(found.env),
+            cameras=tuple(found.camera),
+            image_size=size,
+            python=found.python,
+            initial_states=found.initial_states,
         )
         with told(f"the environment {found.env} failed"):
             report, images = inspect(found.env, spec, seed=found.seed, steps=found.steps)

@@ -16,6 +16,8 @@ from openpi_ript.config.ppo import PpoConfig
 
 SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robomimic", "robosuite")
 STATE_FUNCTIONS = ("concatenate", "axis_angle")
+RESTORABLE = ("libero", "metaworld", "robomimic", "robosuite")
+"""Suites that can begin in a given state."""
 QUATERNION = "quat"
 """End of the names of arrays that are quaternions."""
 MAX_ENVS = 1024
@@ -50,6 +52,9 @@ class EnvConfig:
     """Steps after which an episode that has not succeeded has failed."""
     steps: dict[str, int] = dataclasses.field(default_factory=dict)
     """In place of `max_steps` for some of `tasks`, by name."""
+    initial_states: str = dataclasses.field(default="", metadata=FREE_ON_RESUME)
+    """An .npz file of published states in which episodes begin (chunkwise/envs/initial_states.py): evaluations in its
+    first rows of each task, groups of rollouts in its last. The run keeps a copy. Empty: states are drawn by seeds."""
     state: tuple[str, ...] = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
     """Arrays of an observation of which the policy's state is made."""
     state_function: str = "concatenate"
@@ -85,6 +90,12 @@ class EnvConfig:
         for name in ("num_envs", "rows"):
             if (count := getattr(self, name)) > MAX_ENVS:
                 raise ValueError(f"env.{name} is {count}; expected at most {MAX_ENVS}")
+        if self.initial_states and (self.python or (self.suite in SUITES and self.suite not in RESTORABLE)):
+            raise ValueError(
+                f"env.initial_states is {self.initial_states!r}, env.suite {self.suite!r} and env.python "
+                f"{self.python!r}; expected one of {', '.join(RESTORABLE)}, or module:factory with reset_to(state) in "
+                "this Python, or no initial states"
+            )
         if not all(0 < side <= MAX_SIDE for side in self.image_size):
             raise ValueError(f"env.image_size is {self.image_size}; expected two numbers from 1 to {MAX_SIDE}")
         if self.rendering == "fast" and self.suite not in ("robosuite", "libero"):

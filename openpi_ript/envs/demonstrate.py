@@ -87,7 +87,8 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     provenance |= {"rendering": env.rendering} if shown else {}
 
     def write(root: Path) -> str:
-        worlds = [make(env, task.name, allow_code=True) for task in tasks]
+        drawn = dataclasses.replace(env, initial_states="")  # the published ones are for groups and evaluations
+        worlds = [make(drawn, task.name, allow_code=True) for task in tasks]
         successes: list[bool] = []
 
         def episodes() -> Iterator[Recorded]:

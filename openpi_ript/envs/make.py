@@ -28,6 +28,7 @@ def spec_of(config: EnvConfig, *, allow_code: bool = False) -> EnvSpec:
         cameras=tuple(sorted(set(config.cameras.values()))),
         image_size=config.image_size,
         rendering=config.rendering,
+        initial_states=config.initial_states,
         python=config.python,
         allow_code=allow_code,
     )

@@ -25,13 +25,16 @@ PYTORCH = "model.safetensors"
 """Weights in a folder that openpi's converter or LeRobot wrote."""
 TOKENIZER = "tokenizer.model"
 """Copy of the tokenizer in a run's folder."""
+INITIAL_STATES = "initial_states.npz"
+"""Copy of env.initial_states in a run's folder, where it has any."""
 
 
 def read_config(folder: Path) -> OpenpiRiptConfig:
-    """The config with which a run was started; the tokenizer is the run's own copy.
+    """The config with which a run was started; the tokenizer and the initial states are the run's own copies.
 
     Raises:
-      ConfigError: If config.json is missing, damaged, or of another package or version; or there is no tokenizer.
+      ConfigError: If config.json is missing, damaged, or of another package or version; or there is no tokenizer, or
+        no initial states although it began in some.
       DataError: If links lead out of the folder.
     """
     config = saved.read_config(folder, OpenpiRiptConfig)
@@ -41,7 +44,16 @@ def read_config(folder: Path) -> OpenpiRiptConfig:
             f"{folder}: expected the run's tokenizer in {TOKENIZER}, found none. Its config names "
             f"{config.tokenizer!r}, which is not read from here; if that is PaliGemma's, copy it there"
         )
-    return dataclasses.replace(config, tokenizer=str(own))
+    config = dataclasses.replace(config, tokenizer=str(own))
+    if config.env is None or not config.env.initial_states:
+        return config
+    states = folder / INITIAL_STATES
+    if not states.is_file():
+        raise ConfigError(
+            f"{folder}: expected the run's initial states in {INITIAL_STATES}, found none. Its config names "
+            f"{config.env.initial_states!r}, which is not read from here; if it is that file, copy it there"
+        )
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, initial_states=str(states)))
 
 
 def is_run(folder: Path) -> bool:

@@ -14,27 +14,31 @@ from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports.run_record import clip_of
 from openpi_ript.ript.collect import Actor, Collector
+from openpi_ript.ript.starts import Starts
 
 MANIFEST = "manifest.json"
 """File of initial states, in a run's folder."""
 
 
 def make_manifest(collector: Collector, *, seed: int, episodes: int) -> Manifest:
-    """Draws initial states, of one task after the other, and looks at them in the simulator.
+    """Draws initial states, of one task after the other, or takes the first published ones, and looks at them in the
+    simulator.
 
     A longer manifest begins as a shorter one does.
 
     Raises:
-      ConfigError: There are not equally many of each task.
+      ConfigError: There are not equally many of each task, or more than are published.
     """
-    tasks = collector.tasks
+    tasks, starts = collector.tasks, Starts(collector.config)
     _require_even(episodes, len(tasks))
     states = []
     for number in range(episodes):
         task = tasks[number % len(tasks)].name
         job = Job(
             number=number,
-            seed=seed_of(Purpose.RIPT_EVALUATION, seed, number),
+            seed=starts.held_out(task, number // len(tasks))
+            if starts.published
+            else seed_of(Purpose.RIPT_EVALUATION, seed, number),
             draw=tuple(words(Purpose.RIPT_EVALUATION, seed, number)),
             path=Path(f"initial_state_{number:04d}"),
             task=task,

@@ -26,6 +26,7 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.ript.candidates import candidates
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.rollout_data import Group
+from openpi_ript.ript.starts import Starts
 
 MANIFEST = "round.json"
 """File of a round's folder."""
@@ -63,14 +64,19 @@ class Player:
         """Plays nothing yet.
 
         Args:
-          config: Of the run; `rollout` is set.
+          config: Of the run; `rollout` and `env` are set.
           folder: Of all rounds.
           collector: Plays this process's rollouts.
           actor: The policy, which has the weights of a round while it is played.
+
+        Raises:
+          DataError: The file of env.initial_states is bad.
         """
         assert config.rollout is not None
+        assert config.env is not None
         self._seed, self._settings = config.run.seed, config.rollout
         self._folder, self._collector, self._actor = folder, collector, actor
+        self._starts = Starts(config.env)
         self._division = Division()
 
     def play(self, plan: Plan, stopping: Callable[[], bool]) -> list[Group[Outcome]] | None:
@@ -106,14 +112,17 @@ class Player:
         self, plan: Plan, wave: list[int], first: int, stopping: Callable[[], bool]
     ) -> list[Group[Outcome]] | None:
         """The rollouts of some initial states."""
-        size = self._settings.size
+        size, known = self._settings.size, self._collector.tasks
+        tasks = [known[state // self._settings.initial_states].name for state in wave]
         jobs = [
             Job(
                 number=(first + i) * size + k,
-                seed=seed_of(Purpose.ROLLOUT_SCENE, self._seed, state),
+                seed=self._starts.of_group(tasks[i], state % self._settings.initial_states)
+                if self._starts.published
+                else seed_of(Purpose.ROLLOUT_SCENE, self._seed, state),
                 draw=tuple(words(Purpose.ROLLOUT_ACTION, self._seed, plan.step, state, k)),
                 path=self._folder / plan.folder / f"state_{state:05d}-{k:02d}.npz",
-                task=self._collector.tasks[state // self._settings.initial_states].name,
+                task=tasks[i],
             )
             for i, state in enumerate(wave)
             for k in range(size)

@@ -18,6 +18,7 @@ from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
 from openpi_ript.ript.round import Ript
+from openpi_ript.ript.starts import Starts
 from openpi_ript.tasks.ppo import Ppo, is_ppo, ppo_inputs
 from openpi_ript.tasks.supervised import SupervisedTask
 
@@ -26,8 +27,16 @@ class RiptTask(SupervisedTask):
     """Supervised updates, then rounds of rollouts where `rollout` is set; evaluation in the environment."""
 
     def __init__(self, config: OpenpiRiptConfig, data: TrainingData, folder: Path) -> None:
-        """Starts no environment yet. Raises ConfigError if the tokenizer is missing."""
+        """Starts no environment yet.
+
+        Raises:
+          ConfigError: The tokenizer is missing, or fewer initial states are published than evaluations and groups need.
+          DataError: The file of initial states is bad.
+        """
         assert config.env is not None
+        assert config.eval is not None
+        most = max(config.eval.episodes, config.eval.final_episodes)
+        Starts(config.env).require_apart(most, 0 if config.rollout is None else config.rollout.initial_states)
         super().__init__(config, data, tasks_of(config.env))
         self.collector = Collector(config.env, allow_code=True, fleet=config.fleet)
         self.policy = ActingPolicy(config, data.stats, allow_code=True)

@@ -9,7 +9,7 @@ in their env_args; `lift`, `can` and `square` are the names of its datasets. As 
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.robosuite import RobosuiteEnv
@@ -39,6 +39,11 @@ class RobomimicEnv(RobosuiteEnv):
     def reset(self, seed: int) -> Observation:
         self._steps = 0
         return super().reset(seed)
+
+    def reset_to(self, state: Float64[np.ndarray, " d"]) -> Observation:
+        """Starts an episode in a row of a file's `states`, as RobosuiteEnv."""
+        self._steps = 0
+        return super().reset_to(state)
 
     def step(self, action: Float32[np.ndarray, " a"]) -> Step:
         step = super().step(action)

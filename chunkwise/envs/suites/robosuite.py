@@ -4,6 +4,9 @@ Actions are 7 numbers in [-1, 1]: displacement of the gripper (1 is 5 cm), rotat
 closed). robosuite 1.5 draws its initial states from numpy's global generator, so a reset seeds that; the simulation is
 then reset as a whole, warm start included, and the controllers with their goals are made anew, and a rollout repeats to
 the bit. Success ends an episode for whoever steps the environment; the environment itself goes on.
+
+In LIBERO's scenes objects fall onto the table at first. So a reset there ends with ten steps in which the arm rests
+with open fingers, as openpi's client for LIBERO waits for them; they count as none of the episode's.
 """
 
 import importlib
@@ -30,7 +33,13 @@ HAND = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
 """Arrays that every observation has, and their widths: position (m), rotation (x, y, z, w), fingers."""
 _GENERATOR = threading.Lock()
 """Held while numpy's global generator is seeded and drawn from: Q-chunking's environments live in threads."""
+PLACED_IN_MODEL = {"Door": "door stands"}
+"""Tasks of robosuite whose resets change the model itself, which is no part of a state."""
 NEVER = 1_000_000  # steps; whoever steps the environment ends the episode
+SETTLING = 10
+"""Steps of LIBERO's scenes before an episode begins: num_steps_wait of openpi's examples/libero/main.py."""
+RESTING = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
+"""The action in those: nothing moves, the fingers are open."""
 TASK_SETS = {
     name: tuple(f"{name}/{number}" for number in range(size))
     for name, size in {
@@ -85,6 +94,40 @@ class RobosuiteEnv:
         return len(self._env.action_spec[0])
 
     def reset(self, seed: int) -> Observation:
+        return self._settled(self._placed(seed))
+
+    def reset_to(self, state: Float64[np.ndarray, " d"]) -> Observation:
+        """Starts an episode in a state as `sim.get_state().flatten()` gives it: time, positions, velocities.
+
+        What such a state does not tell, as where LIBERO's furniture stands, is that of seed 0.
+
+        Raises:
+          ConfigError: It has another number of values than the simulation, or tells too little of the task.
+        """
+        if self._spec.task in PLACED_IN_MODEL:
+            raise ConfigError(
+                f"{self._spec.task}: an initial state cannot say where its {PLACED_IN_MODEL[self._spec.task]}, which "
+                "robosuite places in the model; leave initial_states empty"
+            )
+        self._placed(0)
+        sim = self._env.sim
+        parts = 1, len(sim.data.qpos), len(sim.data.qvel)
+        if state.shape != (sum(parts),):
+            raise ConfigError(
+                f"{self._spec.task}: expected an initial state of {sum(parts)} numbers (time, {parts[1]} positions, "
+                f"{parts[2]} velocities), found {list(state.shape)}; are they of this task, and of the same version?"
+            )
+        sim.set_state_from_flattened(state)
+        sim.forward()
+        for robot in self._env.robots:  # whose joints are pulled back to where they began
+            whole = getattr(robot, "composite_controller", None)
+            for part in [robot.controller] if whole is None else whole.part_controllers.values():  # the former in 1.4
+                part.update(force=True)
+                part.update_initial_joints(part.joint_pos)
+        return self._settled(self._env._get_observations(force_update=True))
+
+    def _placed(self, seed: int) -> dict[str, Any]:
+        """Resets the simulation by a seed; returns what it shows."""
         with _GENERATOR:
             np.random.seed(seed)  # noqa: NPY002  (the generator that robosuite draws from)
             seeded = getattr(self._env, "seed", None)
@@ -95,6 +138,12 @@ class RobosuiteEnv:
         if self._fast and self._simplified is not self._env.sim:  # LIBERO makes a new one at every reset
             self._simplified = self._env.sim
             _simplify(self._simplified)
+        return shown
+
+    def _settled(self, shown: dict[str, Any]) -> Observation:
+        """What is seen once everything lies where it falls."""
+        for _ in range(SETTLING if self._spec.suite == "libero" else 0):
+            shown = self._env.step(RESTING.astype(np.float64))[0]
         return self._observe(shown)
 
     def state(self) -> Float64[np.ndarray, " q"]:
@@ -205,11 +254,21 @@ def _libero_task(task: str) -> Any:
     return suites[suite]().get_task(int(number))
 
 
-def _libero(task: str, renders: bool) -> Any:
-    """A LIBERO task by suite and number, its initial states drawn from the task's own regions.
+def published_file(task: str) -> Path:
+    """Returns the file of a LIBERO task's published initial states, by suite and number.
 
-    LIBERO's published initial states are pickles, which are not read here.
+    Raises:
+      ConfigError: LIBERO is not installed, or has no such task.
     """
+    if not task.startswith("libero_"):
+        raise ConfigError(f"{task}: expected TASK=FILE; only LIBERO's package brings initial states of its tasks")
+    chosen = _libero_task(task)
+    libero: Any = importlib.import_module("libero.libero")
+    return Path(libero.get_libero_path("init_states")) / chosen.problem_folder / chosen.init_states_file
+
+
+def _libero(task: str, renders: bool) -> Any:
+    """A LIBERO task by suite and number, its initial states drawn from the task's own regions, or given."""
     chosen = _libero_task(task)
     libero: Any = importlib.import_module("libero.libero")
     bddl = Path(libero.get_libero_path("bddl_files")) / chosen.problem_folder / chosen.bddl_file
