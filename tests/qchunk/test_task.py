@@ -51,3 +51,8 @@ def test_the_last_evaluation_has_its_own_number_of_episodes(
     assert task.evaluate(state, final=final) == {"policy/success": 1.0}
     assert asked == [episodes]
     assert saved == [tmp_path / "evaluations/step_00000010.json"]
+
+
+def test_a_resume_is_told_by_the_content_of_all_files():
+    dataset = SimpleNamespace(fingerprint="episodes", files=SimpleNamespace(digest=lambda: "files"))
+    assert bare(dataset=dataset).data_fingerprint() == {"manifest": "episodes", "files": "files"}

@@ -386,3 +386,32 @@ def test_a_reader_that_declines_every_file_is_named(tmp_path: Path):
     assert text.endswith(
         f"no episode is left to train on. The reader {__name__}:takes_nothing returned None for each of 2 files."
     )
+
+
+def test_an_episode_that_is_exchanged_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While it is indexed, and while a pool reads it; nothing was done to what was read before."""
+    path, other = dataset(tmp_path / "data", (7, 12)), write(tmp_path / "other.hdf5", arrays(7, 5), success=True)
+    episodes = source(path)
+    with pytest.raises(DataError, match=r"episode_0\.hdf5"), episodes.images(0):
+        other.replace(path / "episode_0.hdf5")
+    examine = aloha.examine
+
+    def exchange(root: Path, file: Path, *more: Any, **hashes: Any) -> Any:
+        report = examine(root, file, *more, **hashes)
+        write(file, arrays(7, 6), success=True)
+        return report
+
+    monkeypatch.setattr(aloha, "examine", exchange)
+    assert "episode_0.hdf5" in refused(path)
+
+
+def test_the_files_of_a_dataset_are_told_before_any_is_judged_and_normalisation_is_one_of_them(tmp_path: Path):
+    path, stats = dataset(tmp_path / "data", (7, 12)), tmp_path / "norm_stats.json"
+    (path / "episode_0.hdf5").write_bytes(b"no HDF5")
+    told: list[str] = []
+    for text in ("{}", "{ }"):
+        stats.write_text(text)
+        with pytest.raises(DataError, match=r"episode_0\.hdf5"):
+            open_dataset(config(path, norm_stats=str(stats)), check=lambda files: told.append(files.digest()))
+    assert len(set(told)) == 2, "other statistics are another dataset"
+    assert index.dataset_files(DataConfig(path=str(path))).digest() not in told
