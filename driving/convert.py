@@ -2,22 +2,25 @@
 
     python -m driving.convert SOURCE OUT [--format waymo_v2|waymo_v1|waymo_e2e|nuscenes|lerobot] [--camera A=B] ...
 
-OUT appears when all of it is there; a bad source is refused with one list of everything that is wrong with it.
+OUT appears when all of it is there; a bad source is refused with one list of everything that is wrong with it, or is
+converted without what is bad (--on-bad skip). By --workers N processes, or on a --fleet; given again after a kill, the
+command goes on. The result is the same.
 """
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from chunkwise.cli import command
 from chunkwise.data import convert as driver
-from chunkwise.data.convert import NOTHING_WRITTEN, Formats, Pairs
-from chunkwise.data.problems import refuse
+from chunkwise.data.convert import Formats, Joined, Pairs
+from chunkwise.data.parts import Part
+from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files.strict_json import read_json
-from driving.converters.episode_writer import ConvertSettings, EpisodeWriter
+from driving.converters.episode_writer import ConvertSettings, Counts, EpisodeWriter, file_name, taken
 from driving.converters.lerobot import LerobotConverter
 from driving.converters.nuscenes import NuscenesConverter
 from driving.converters.waymo_tfrecord import WaymoTfrecordConverter
@@ -35,12 +38,16 @@ class Converter(Protocol):
         """Files, scenes or episodes that are converted one after another."""
         ...
 
-    def convert(self, unit: str, writer: EpisodeWriter) -> None:
-        """Converts one unit; what is wrong with it is noted in the writer."""
+    def files(self, unit: str) -> list[Path]:
+        """What a unit is read from."""
         ...
 
-    def finish(self, writer: EpisodeWriter) -> None:
-        """Writes what had to wait for the last unit."""
+    def convert(self, unit: str, writer: EpisodeWriter) -> Counts | None:
+        """Converts one unit; what is wrong with it is noted in the writer.
+
+        Returns:
+          Its records, of which the bad ones are left out; None where a problem costs the unit.
+        """
         ...
 
 
@@ -76,33 +83,66 @@ def detect(source: Path) -> Format:
 
 
 class _Conversion:
-    """Units of one source; what is wrong with any of them is known, and refused, at the end."""
+    """Units of one source: each is a part, and so is what it says of drives that go on in others."""
+
+    looks = False
 
     def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
         self._settings = settings
         self._converter = _CONVERTERS[kind](source, settings)
-        self._counts: dict[str, int] = {}
+        self._units = self._converter.units
 
     @property
-    def units(self) -> Sequence[object]:
-        return self._converter.units
+    def units(self) -> Sequence[str]:
+        return self._units
 
-    def write(self, folder: Path) -> Iterator[None]:
-        writer = EpisodeWriter(folder, images=self._settings.images)
-        for unit in self._converter.units:
-            self._converter.convert(unit, writer)
-            yield
-        self._converter.finish(writer)
-        if writer.problems:
-            raise refuse(writer.problems, NOTHING_WRITTEN)
-        self._counts = {"episodes": writer.episodes, "frames": writer.frames, "images": writer.image_count}
+    def files(self, unit: int) -> Sequence[Path]:
+        return self._converter.files(self._units[unit])
 
-    def about(self) -> Mapping[str, Any]:
-        return self._counts
+    def look(self, unit: int) -> Part:
+        raise NotImplementedError
 
-    def summary(self, out: Path) -> str:
-        words = ", ".join(f"{count} {name[:-1]}(s)" for name, count in self._counts.items())
-        return f"wrote {words} into {out}; python -m driving.validate {out} looks at every image"
+    def settle(self, looks: Mapping[int, Part]) -> tuple[Any, Mapping[int, Sequence[Problem]]]:
+        raise NotImplementedError
+
+    def write(self, unit: int, folder: Path, known: Any) -> Part:
+        writer, name = EpisodeWriter(folder, images=self._settings.images), self._units[unit]
+        counts = self._converter.convert(name, writer)
+        if counts is None:
+            counts = Counts(read=1, bad=int(bool(writer.problems)))
+            for drive, _ in writer.claims.values() if counts.bad else ():
+                writer.discard(drive)
+        said = {"claims": writer.claims, "drives": writer.drives, "images": writer.images}
+        if isinstance(self._converter, WaymoTfrecordConverter):
+            said["fragments"] = self._converter.fragments()
+        return Part(said=said, problems=tuple(writer.problems), read=counts.read, bad=counts.bad)
+
+    def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
+        writer = EpisodeWriter(folder, images=False)
+        fragments = {number: part.said.get("fragments") or {} for number, part in parts.items()}
+        bad, left_out = 0, {number: set[str]() for number in parts}
+        if isinstance(self._converter, WaymoTfrecordConverter):
+            bad, drives = self._converter.join(fragments, writer)
+            left_out |= {number: {f"images/{file_name(drive)}" for drive in names} for number, names in drives.items()}
+        drives, images = dict(writer.drives), 0
+        claims: dict[str, tuple[str, str]] = {}
+        for number, part in sorted(parts.items()):
+            for name, (drive, source) in part.said["claims"].items():
+                if drive in fragments[number]:
+                    pass  # it is joined above
+                elif name in claims and name in part.said["drives"]:
+                    writer.problem(source, drive, *taken(drive, claims[name]))
+                    bad += part.said["drives"][name] if part.read > 1 else 1
+                    left_out[number] |= {f"{name}.json", f"images/{name}"}
+                elif name in part.said["drives"]:
+                    claims[name] = drive, source
+                    drives[name] = part.said["drives"][name]
+            kept = (n for name, n in part.said["images"].items() if f"images/{name}" not in left_out[number])
+            images += sum(kept)
+        counts = {"episodes": len(drives), "frames": sum(drives.values()), "images": images}
+        words = ", ".join(f"{count} {name[:-1]}(s)" for name, count in counts.items())
+        summary = f"wrote {words} into {{out}}; python -m driving.validate {{out}} looks at every image"
+        return Joined(problems=writer.problems, bad=bad, left_out=left_out, about=counts, summary=summary)
 
     def close(self) -> None:
         """Nothing stays open between units."""
@@ -170,7 +210,7 @@ FORMATS = Formats(
 
 
 convert = functools.partial(driver.convert, FORMATS)
-"""Converts a dataset, as (source, out, *, format, settings, report) of chunkwise/data/convert.py."""
+"""Converts a dataset, as (source, out, *, format, settings, jobs, report) of chunkwise/data/convert.py."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,4 +220,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, "stopped; the same command goes on with what is missing")

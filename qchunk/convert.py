@@ -3,12 +3,13 @@
     python -m qchunk.convert SOURCE OUT [--format robomimic|d4rl|ogbench|lerobot] [--camera KEY=NAME] ...
 
 Writes OUT/episode_<i:05d>.hdf5 and OUT/dataset.json, which says what they were made from. OUT appears when all of it is
-there; a bad source is refused with one list of everything that is wrong with it.
+there; a bad source is refused with one list of everything that is wrong with it, or is converted without what is bad
+(--on-bad skip). By --workers N processes, or on a --fleet; given again after a kill, the command goes on.
 """
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +17,8 @@ import h5py
 
 from chunkwise.cli import command
 from chunkwise.data import convert as driver
-from chunkwise.data.convert import NOTHING_WRITTEN, Formats, Pairs
+from chunkwise.data.convert import Formats, Joined, Pairs
+from chunkwise.data.parts import Part
 from chunkwise.data.problems import Problem, refuse
 from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
@@ -76,66 +78,73 @@ def detect(source: Path) -> Format:
 
 
 class _Conversion:
-    """Episodes of one source; all of them are read and judged before anything is written."""
+    """Episodes of one source; all of them are read and judged before any is written."""
+
+    looks = True
 
     def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
         self._source, self._settings = source, settings
         self._reader = _READERS[kind](source, settings)
-        try:
-            self._labels = _judge(self._reader)
-        except BaseException:
-            self._reader.close()
-            raise
+        self._files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
 
     @property
-    def units(self) -> Sequence[object]:
-        return range(len(self._reader))
+    def units(self) -> Sequence[str]:
+        return [f"episode {index}" for index in range(len(self._reader))]
 
-    def write(self, folder: Path) -> Iterator[None]:
-        for index in range(len(self._reader)):
-            reading = self._reader.read(index)
-            if reading.recording is None:
-                raise refuse(reading.problems, "The source changed while it was converted.")
-            write_episode(
-                folder / f"episode_{index:05d}.hdf5",
-                reading.recording,
-                success=self._labels.label(reading.recording.success, reading.recording.reward),
-                images=self._settings.images,
-                quality=self._settings.quality,
-            )
-            yield
+    def files(self, unit: int) -> Sequence[Path]:
+        return self._files
 
-    def about(self) -> Mapping[str, Any]:
-        return {
+    def look(self, unit: int) -> Part:
+        reading, rule = self._reader.read(unit), SuccessRule()
+        recording = reading.recording
+        if recording is None or reading.problems:
+            return Part(problems=reading.problems, bad=1)
+        rule.see(recording.success, recording.reward)
+        return Part(said={"id": recording.id, "widths": _widths(recording), "facts": rule.facts})
+
+    def settle(self, looks: Mapping[int, Part]) -> tuple[Any, Mapping[int, Sequence[Problem]]]:
+        """Widths that are not those of most episodes, and what the rewards of the others say of success."""
+        numbers = {part.said["id"]: number for number, part in looks.items()}
+        problems: dict[int, list[Problem]] = {}
+        for problem in check_widths({part.said["id"]: part.said["widths"] for part in looks.values()}):
+            problems.setdefault(numbers[problem.file], []).append(problem)
+        rule = SuccessRule()
+        for number, part in looks.items():
+            if number not in problems:
+                rule.add(**part.said["facts"])
+        return rule.facts, problems
+
+    def write(self, unit: int, folder: Path, known: Any) -> Part:
+        reading, labels = self._reader.read(unit), _rule(known)
+        if reading.recording is None:
+            raise refuse(reading.problems, "The source changed while it was converted.")
+        write_episode(
+            folder / f"episode_{unit:05d}.hdf5",
+            reading.recording,
+            success=labels.label(reading.recording.success, reading.recording.reward),
+            images=self._settings.images,
+            quality=self._settings.quality,
+        )
+        return Part(said={"facts": known})
+
+    def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
+        good = [part for part in parts.values() if not part.bad]
+        labels = _rule(good[0].said["facts"]) if good else SuccessRule()
+        about = {
             "source_sha256": content_hash(self._source) if self._source.is_file() else None,
-            "labels": str(self._labels),
-            "episodes": len(self._reader),
+            "labels": str(labels),
+            "episodes": len(good),
             "about_the_source": self._reader.describe(),
         }
-
-    def summary(self, out: Path) -> str:
-        return f"wrote {len(self._reader)} episode(s) into {out}; labels: {self._labels}"
+        return Joined(about=about, summary=f"wrote {len(good)} episode(s) into {{out}}; labels: {labels}")
 
     def close(self) -> None:
         self._reader.close()
 
 
-def _judge(reader: Reader) -> SuccessRule:
-    """Reads every episode once, refuses a source with problems, and finds out what its rewards say of success."""
-    problems: list[Problem] = []
-    widths: dict[str, dict[str, str]] = {}
+def _rule(facts: Mapping[str, bool]) -> SuccessRule:
     rule = SuccessRule()
-    for index in range(len(reader)):
-        reading = reader.read(index)
-        problems += reading.problems
-        recording = reading.recording
-        if recording is None:
-            continue
-        widths[recording.id] = _widths(recording)
-        rule.see(recording.success, recording.reward)
-    problems += check_widths(widths)
-    if problems:
-        raise refuse(problems, NOTHING_WRITTEN)
+    rule.add(**facts)
     return rule
 
 
@@ -199,7 +208,7 @@ FORMATS = Formats(
 
 
 convert = functools.partial(driver.convert, FORMATS)
-"""Converts a dataset, as (source, out, *, format, settings, report) of chunkwise/data/convert.py."""
+"""Converts a dataset, as (source, out, *, format, settings, jobs, report) of chunkwise/data/convert.py."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,4 +218,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, "stopped; the same command goes on with what is missing")

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from chunkwise.errors import DataError
 from chunkwise.printable import printable
 
+MAX_SKIPPED = 0.01
+"""Share of bad episodes, or records, up to which `on_bad` skip leaves them out."""
 SHOWN = 10
 """Lines of problems that a message has; the rest is counted."""
 _LONGEST_KEY = 300

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chunkwise.errors import BusyError, StorageError
@@ -12,10 +12,14 @@ from chunkwise.files.durable import make_folders, publish
 
 
 @contextlib.contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
+def new_folder(out: Path, *, keep: Callable[[Path], bool] = lambda _: False) -> Iterator[Path]:
     """Yields a scratch folder beside `out`, which becomes `out` at the end of the block; on an error it is removed.
 
     Its name is always the same, so that what a kill leaves, which may be hundreds of GB, is removed by the next one.
+
+    Args:
+      out: Folder to make; does not exist.
+      keep: Whether what is in the scratch folder stays, for the block to go on with: at its start, and on an error.
 
     Raises:
       BusyError: Another process is making the same folder.
@@ -26,12 +30,13 @@ def new_folder(out: Path) -> Iterator[Path]:
         make_folders(out.parent)
         with _locked(scratch, out):
             try:
-                for left in list(scratch.iterdir()):
+                for left in [] if keep(scratch) else list(scratch.iterdir()):
                     shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
                 yield scratch
                 publish(scratch, out)
             except BaseException:
-                shutil.rmtree(scratch, ignore_errors=True)
+                if not keep(scratch):
+                    shutil.rmtree(scratch, ignore_errors=True)
                 raise
     except OSError as error:
         raise StorageError(f"{out} could not be written: {error}") from error

@@ -3,6 +3,7 @@
 Images are written as they are read, so that a drive's JPEG files are never in memory together.
 """
 
+import collections
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,15 @@ class ConvertSettings(convert.ConvertSettings):
     """nuscenes: all camera frames (12 Hz) instead of the key frames (2 Hz)."""
     state: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """lerobot: quantity to KEY:INDEX or KEY:INDEX:FACTOR."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counts:
+    """Records of a file."""
+
+    read: int
+    bad: int
+    """Of these, left out with a problem."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,12 +114,12 @@ class EpisodeWriter:
         """Writes into `root`, which exists; without `images` no image is written."""
         self._root, self._images = root, images
         self.problems: list[Problem] = []
-        self.episodes = 0
-        self.frames = 0
-        self.image_count = 0
-        self._claims: dict[str, tuple[str, str]] = {}  # name of a file to drive and source
+        self.claims: dict[str, tuple[str, str]] = {}
+        """Name of a drive's file, without ending, to the drive and its source."""
+        self.drives: dict[str, int] = {}
+        """Frames of the episodes that are written, by the name of the file."""
         self._refused: set[tuple[str, str]] = set()
-        self._written: set[Path] = set()
+        self._written: dict[Path, None] = {}  # in order
 
     def problem(self, file: str, key: str, expected: str, found: str) -> None:
         """Notes what is wrong; the conversion goes on, to find the rest, and is refused at its end."""
@@ -122,12 +132,10 @@ class EpisodeWriter:
         """
         reason = _wrong_name(drive)
         if reason is None:
-            first, of = self._claims.setdefault(file_name(drive), (drive, source))
+            first, of = self.claims.setdefault(file_name(drive), (drive, source))
             if (first, of) == (drive, source):
                 return True
-            reason = "each drive once", f"it is also in {of}"
-            if first != drive:
-                reason = "names that differ as names of files", f"{first!r} in {of}: both are {file_name(drive)}.json"
+            reason = taken(drive, (first, of))
         if (drive, source) not in self._refused:
             self._refused.add((drive, source))
             self.problem(source, drive if len(drive) <= MAX_NAME and drive.isprintable() else repr(drive[:40]), *reason)
@@ -161,34 +169,57 @@ class EpisodeWriter:
         if path in self._written:
             self.problem(source, "", "one image of each camera at a time", f"a second one for {path.name}")
             return None
-        self._written.add(path)
+        self._written[path] = None
         file = self._root / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
-        self.image_count += 1
         return path.as_posix()
 
-    def add_drive(self, drive: Drive, *, source: str) -> None:
-        """Writes one episode; what is wrong with it becomes a problem.
+    @property
+    def images(self) -> dict[str, int]:
+        """Images of each episode, by the name of its file."""
+        return collections.Counter(path.parts[1] for path in self._written)
+
+    @property
+    def image_count(self) -> int:
+        """Images that are written."""
+        return len(self._written)
+
+    def discard_images(self, *, of: str | None = None, after: int = 0) -> None:
+        """Removes images: those of an episode, by the name of its file, or all but the first so many."""
+        doomed = [path for path in list(self._written)[after:] if of is None or path.parts[1] == of]
+        for path in doomed:
+            del self._written[path]
+            (self._root / path).unlink()
+
+    def discard(self, drive: str) -> None:
+        """Removes what was written of a drive, which keeps its claim."""
+        name = file_name(drive)
+        self.discard_images(of=name)
+        (self._root / f"{name}.json").unlink(missing_ok=True)
+        self.drives.pop(name, None)
+
+    def add_drive(self, drive: Drive, *, source: str) -> bool:
+        """Writes one episode; what is wrong with it becomes a problem, and it is not written then.
 
         Args:
           drive: The episode, with the paths of its images.
           source: File of the dataset, for problems.
         """
         if not self.claim(drive.id, source):
-            return
+            return False
         if not drive.frames:
             self.problem(source, drive.id, "at least 1 frame", "none")
-            return
+            return False
         name = file_name(drive.id)
         tree, where = _tree(drive, name), f"{source}, {drive.id}"
         problems = schema_problems(tree, source=where) or parse(tree, source=where)[1]
         self.problems += problems
         if problems:
-            return
+            return False
         write_episode(self._root / f"{name}.json", tree)
-        self.episodes += 1
-        self.frames += len(drive.frames)
+        self.drives[name] = len(drive.frames)
+        return True
 
 
 def camera_names(camera_map: Mapping[str, str], settings: ConvertSettings) -> dict[str, str]:
@@ -217,6 +248,17 @@ def file_name(text: str) -> str:
     """
     name = re.sub(r"[^A-Za-z0-9._-]", "_", text)
     return (name if name and name[0] not in "._" else f"drive{name}")[:MAX_NAME]
+
+
+def taken(drive: str, by: tuple[str, str]) -> tuple[str, str]:
+    """What is expected of a drive, and what was found, where the name of its file is that of another drive and source.
+
+    That other one may be the same drive of another source.
+    """
+    other, source = by
+    if other == drive:
+        return "each drive once", f"it is also in {source}"
+    return "names that differ as names of files", f"{other!r} in {source}: both are {file_name(drive)}.json"
 
 
 def _wrong_name(drive: str) -> tuple[str, str] | None:

@@ -77,6 +77,7 @@ class LerobotConverter:
           ConfigError: A column, quantity or camera is unknown, or nothing says where the state is.
         """
         root = source.resolve()
+        self._sources = sorted(path for path in root.rglob("*") if path.is_file())
         self._meta = read_meta(root, bounds=Bounds(root, settings.allow_links_to))
         self._quality, self._images = settings.quality, settings.images
         known = _is_l2d(self._meta)
@@ -113,8 +114,8 @@ class LerobotConverter:
         drive = Drive(id=name, dataset=self._meta.root.name, scene_id=name, split=None, frames=frames)
         writer.add_drive(drive, source=unit)
 
-    def finish(self, writer: EpisodeWriter) -> None:
-        """Nothing is left."""
+    def files(self, unit: str) -> list[Path]:
+        return self._sources
 
     def _cameras(self, episode: int, frame: int, name: str, writer: EpisodeWriter) -> dict[str, DriveCamera]:
         if not self._images:

@@ -94,6 +94,7 @@ class NuscenesConverter:
         tables = _version_folder(source)
         self._root = tables.parent.resolve()
         self._version = tables.name
+        self._table_files = [tables / f"{name}.json" for name in _TABLES]
         rows = {name: _read_table(tables / f"{name}.json", keys) for name, keys in _TABLES.items()}
         self._scenes = {row["name"]: row for row in rows["scene"].values()}
         if len(self._scenes) < len(rows["scene"]):
@@ -135,8 +136,9 @@ class NuscenesConverter:
         )
         writer.add_drive(drive, source=source)
 
-    def finish(self, writer: EpisodeWriter) -> None:
-        """Nothing is left: a scene is whole."""
+    def files(self, unit: str) -> list[Path]:
+        """The tables; images that a scene names are taken for what they were."""
+        return self._table_files
 
     def _camera_rows(self, rows: Mapping[str, Row]) -> Mapping[str, list[Row]]:
         """Rows of cameras by sample, in time; raises DataError for tokens that lead nowhere."""

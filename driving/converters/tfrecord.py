@@ -15,30 +15,43 @@ from chunkwise.files import budget
 from driving.converters.refused import Refused
 
 
-def read_records(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Payload of each record, and words that say where it is.
+class Rest(Refused):
+    """A file that cannot be read from some place on."""
+
+    lost = 1
+    """Records that are there, as far as the size of those before tells."""
+
+
+def read_records(path: Path) -> Iterator[tuple[str, bytes | Refused]]:
+    """Payload of each record, or what is wrong with it, and words that say where it is.
 
     Raises:
-      Refused: The file cannot be read, is cut short, or a checksum is wrong; names the record and its byte. A length
-        is believed only after its checksum and the file's size agree with it, so a damaged one allocates nothing.
+      Rest: The file cannot be read, is cut short, or the checksum of a length is wrong; names the record and its byte.
+        What comes after cannot be found. A length is believed only after its checksum and the file's size agree with
+        it, so a damaged one allocates nothing.
     """
-    offset = number = 0
+    offset = number = size = 0
     try:
         with budget.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             while offset < size:
                 where = f"{path.name}: record {number} at byte {offset}"
-                payload = _read_record(file, size - offset, where)
-                yield where, payload
-                offset += 12 + len(payload) + 4
+                try:
+                    length = _read_length(file, size - offset, where)
+                except Refused as error:
+                    rest = Rest(where, "", error.problem.expected, error.problem.found)
+                    rest.lost = max(1, round(number * (size - offset) / offset)) if offset else 1
+                    raise rest from error
+                yield where, _read_payload(file, length, where)
+                offset += 12 + length + 4
                 number += 1
     except OSError as error:
         where = f"{path.name}: record {number} at byte {offset}"
-        raise Refused(where, "", "a readable file", error.strerror or str(error)) from error
+        raise Rest(where, "", "a readable file", error.strerror or str(error)) from error
 
 
-def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
-    """The payload at the file's position; `left` bytes are left in the file."""
+def _read_length(file: BinaryIO, left: int, where: str) -> int:
+    """Bytes of the payload of the record at the file's position; `left` bytes are left in the file."""
     header = file.read(12)
     if len(header) < 12:
         raise Refused(where, "", "a header of 12 bytes", f"{len(header)}: the file is cut short")
@@ -47,8 +60,15 @@ def _read_record(file: BinaryIO, left: int, where: str) -> bytes:
     if length + 4 > left - 12:
         raise Refused(where, "", f"{length + 4} more bytes", f"{left - 12}: the file is cut short")
     budget.require("record_mib", length, where)
+    return length
+
+
+def _read_payload(file: BinaryIO, length: int, where: str) -> bytes | Refused:
     payload = file.read(length)
-    _compare(where, "payload", payload, struct.unpack("<I", file.read(4))[0])
+    try:
+        _compare(where, "payload", payload, struct.unpack("<I", file.read(4))[0])
+    except Refused as error:  # its length is right: the next record begins behind it
+        return error
     return payload
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from chunkwise.errors import DataError
-from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
+from driving.converters.episode_writer import ConvertSettings, Counts, Drive, EpisodeWriter, camera_names
 from driving.converters.protobuf import Message
 from driving.converters.refused import Refused
-from driving.converters.tfrecord import read_records
+from driving.converters.tfrecord import Rest, read_records
 from driving.converters.trajectory import Pose
 from driving.converters.waymo_frames import (
     CAMERA_MAP,
@@ -29,11 +29,10 @@ from driving.converters.waymo_frames import (
     valid_pose,
     valid_velocity,
 )
+from driving.converters.waymo_segments import Segment, as_tree, of_tree, segment_of
 from driving.data.history import History
 from driving.data.rater import MAX_SCORE, Rated
 
-OFFICIAL = {"train": "training", "val": "validation", "test": "testing"}
-"""How names of files and folders begin, and what Perception's folders call the split."""
 E2E_STEP_S = 0.25
 E2E_STEPS = 20
 UNRATED = -1.0
@@ -58,28 +57,95 @@ class WaymoTfrecordConverter:
         self._files = {str(path.relative_to(base)): path for path in files}
         if not self._files:
             raise DataError(f"{source}: expected files *.tfrecord or *.tfrecord-*, found none")
-        self._segments: dict[str, _Segment] = {}
+        self._segments: dict[str, Segment] = {}
 
     @property
     def units(self) -> list[str]:
         return sorted(self._files)
 
-    def convert(self, unit: str, writer: EpisodeWriter) -> None:
+    def files(self, unit: str) -> list[Path]:
+        return [self._files[unit]]
+
+    def convert(self, unit: str, writer: EpisodeWriter) -> Counts:
+        """Converts the records of a file; of an end-to-end one, what `fragments` says is left to `join`."""
+        self._segments.clear()
+        read = bad = 0
         try:
             for where, payload in read_records(self._files[unit]):
+                problems, images = len(writer.problems), writer.image_count
+                read += 1
+                found = None
                 try:
-                    self._add(where, payload, unit, writer)
+                    if isinstance(payload, Refused):
+                        raise payload
+                    found = self._frame(where, payload, unit, writer)
                 except Refused as error:
                     writer.problems.append(error.problem)
-        except Refused as error:  # what comes after damage in the framing cannot be found
+                if found is None or len(writer.problems) > problems:
+                    bad += 1
+                    writer.discard_images(after=images)
+                else:
+                    name, calibrations, frame = found
+                    segment = self._segments.setdefault(name, Segment(unit, where))
+                    segment.add(calibrations, [frame])
+        except Rest as error:  # what comes after damage in the framing cannot be found
             writer.problems.append(error.problem)
+            read, bad = read + error.lost, bad + error.lost
         if not self._end_to_end:
-            self.finish(writer)
+            bad += self._write(self._segments, writer)
+        return Counts(read=read, bad=bad)
 
-    def finish(self, writer: EpisodeWriter) -> None:
-        """Writes the episodes whose frames have all been seen."""
-        for name, segment in sorted(self._segments.items()):
-            for time in repeated(segment.frames):
+    def fragments(self) -> dict[str, Any]:
+        """What the file that was converted last has of each segment, as JSON values; nothing where it has it all."""
+        if not self._end_to_end:
+            return {}
+        return {name: as_tree(segment) for name, segment in sorted(self._segments.items())}
+
+    def join(
+        self, fragments: Mapping[int, Mapping[str, Any]], writer: EpisodeWriter
+    ) -> tuple[int, dict[int, set[str]]]:
+        """Writes the episodes whose frames are spread over files.
+
+        Args:
+          fragments: Of each unit.
+          writer: Without images, which are written already.
+
+        Returns:
+          Records that are bad, and by unit the drives whose images there are left out.
+        """
+        bad = 0
+        segments: dict[str, Segment] = {}
+        where: dict[str, list[int]] = {}
+        left_out: dict[int, set[str]] = {number: set() for number in fragments}
+        for number, trees in sorted(fragments.items()):
+            for name, tree in trees.items():
+                one = of_tree(tree)
+                first = segments.get(name)
+                if first is not None and first.split != one.split:
+                    found = f"{first.split!r} in {first.source}, {one.split!r} here"
+                    writer.problem(one.where, name, "a segment in files of one split", found)
+                elif writer.claim(name, one.source if first is None else first.source):
+                    if first is None:
+                        segments[name] = one
+                    else:
+                        first.add(one.calibrations, one.frames)
+                    where.setdefault(name, []).append(number)
+                    continue
+                bad += len(one.frames)
+                left_out[number].add(name)
+        for name, segment in segments.items():
+            if lost := self._write({name: segment}, writer):
+                bad += lost
+                for number in where[name]:
+                    left_out[number].add(name)
+        return bad, left_out
+
+    def _write(self, segments: Mapping[str, Segment], writer: EpisodeWriter) -> int:
+        """Writes the episodes of segments whose frames have all been seen; returns frames of those that are bad."""
+        bad = 0
+        for name, segment in sorted(segments.items()):
+            twice = repeated(segment.frames)
+            for time in twice:
                 writer.problem(segment.source, name, "each frame once", f"timestamp {time} twice")
             drive = Drive(
                 id=name,
@@ -90,10 +156,15 @@ class WaymoTfrecordConverter:
                 waypoint_dt_s=E2E_STEP_S if self._end_to_end else None,
                 waypoint_steps=E2E_STEPS if self._end_to_end else None,
             )
-            writer.add_drive(drive, source=segment.source)
-        self._segments.clear()
+            if not writer.add_drive(drive, source=segment.source) or twice:
+                bad += len(segment.frames)
+                writer.discard(name)
+        return bad
 
-    def _add(self, where: str, payload: bytes, unit: str, writer: EpisodeWriter) -> None:
+    def _frame(
+        self, where: str, payload: bytes, unit: str, writer: EpisodeWriter
+    ) -> tuple[str, dict[str, Calibration], WaymoFrame] | None:
+        """Segment, calibrations and frame of a record; None for a segment that is another file's."""
         record = Message(payload, where)
         message = record.message(1) if self._end_to_end else record
         context = None if message is None else message.message(1)
@@ -101,15 +172,15 @@ class WaymoTfrecordConverter:
         time = None if message is None else message.integer(2)
         if message is None or context is None or not name or time is None:
             raise Refused(where, "", "context.name and timestamp_micros", "none; is the format right?")
-        segment_name = _segment_of(name) if self._end_to_end else name
-        segment = self._segments.get(segment_name) or _Segment(unit)
-        if segment.split != _split_of(unit):
-            found = f"{segment.split!r} in {segment.source}, {_split_of(unit)!r} here"
-            raise Refused(where, segment_name, "a segment in files of one split", found)
-        if not writer.claim(segment_name, segment.source):
-            return
-        self._segments[segment_name] = segment
-        segment.calibrations |= _calibrations(context, where)
+        segment_name = segment_of(name) if self._end_to_end else name
+        if not writer.claim(segment_name, unit):
+            return None
+        if segment_name in self._segments and time in (f.timestamp_micros for f in self._segments[segment_name].frames):
+            writer.problem(unit, segment_name, "each frame once", f"timestamp {time} twice")
+            return None
+        calibrations = _calibrations(context, where)
+        known = self._segments[segment_name].calibrations if segment_name in self._segments else {}
+        sizes = {camera: one.size for camera, one in {**known, **calibrations}.items()}
         frame = WaymoFrame(
             timestamp_micros=time,
             pose=None if self._end_to_end else _pose(message.message(3), where),
@@ -124,8 +195,8 @@ class WaymoTfrecordConverter:
                 continue
             if camera in frame.images:
                 raise Refused(where, "images[].name", "each camera once in a frame", f"a second {camera}")
-            frame.images[camera] = self._image(image, where, segment_name, time, camera, segment, writer)
-        segment.frames.append(frame)
+            frame.images[camera] = self._image(image, where, segment_name, time, camera, sizes.get(camera), writer)
+        return segment_name, calibrations, frame
 
     def _image(
         self,
@@ -134,19 +205,18 @@ class WaymoTfrecordConverter:
         segment_name: str,
         time: int,
         camera: str,
-        segment: "_Segment",
+        size: tuple[int, int] | None,
         writer: EpisodeWriter,
     ) -> WaymoImage:
         data = image.data(2)
         if data is None:
             raise Refused(where, "images[].image", f"an image of {camera}", "none")
-        calibration = segment.calibrations.get(camera)
         path = writer.add_image(
             segment_name,
             f"{time}_{self._names[camera]}",
             data,
             source=f"{where}, {camera}",
-            size=None if calibration is None else calibration.size,
+            size=size,
         )
         time_s = exposure_time(image.number(5), image.number(7), image.number(8))
         if self._end_to_end:  # whose poses are the identity: its worlds are taken away
@@ -157,31 +227,6 @@ class WaymoTfrecordConverter:
             pose=_pose(image.message(3), f"{where}, {camera}"),
             velocity=_velocity(image.message(4), f"{where}, {camera}"),
         )
-
-
-class _Segment:
-    """What has been seen of one segment."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.split = _split_of(source)
-        self.frames: list[WaymoFrame] = []
-        self.calibrations: dict[str, Calibration] = {}
-
-
-def _segment_of(name: str) -> str:
-    """An E2E frame is named <segment>-<number of the frame>."""
-    segment, dash, number = name.rpartition("-")
-    return segment if dash and number.isdecimal() else name
-
-
-def _split_of(unit: str) -> str | None:
-    """Split that a file is of by its own name (training_2025...tfrecord-00000-of-00263) or a folder's (validation/)."""
-    for part in reversed(Path(unit).parts):
-        for split in OFFICIAL:
-            if part.startswith(split):
-                return OFFICIAL[split]
-    return None
 
 
 def _velocity(velocity: Message | None, where: str) -> tuple[float, float, float] | None:

@@ -84,8 +84,11 @@ class WaymoV2Converter:
         )
         writer.add_drive(drive, source=unit)
 
-    def finish(self, writer: EpisodeWriter) -> None:
-        """Nothing is left: a segment is one file a component."""
+    def files(self, unit: str) -> list[Path]:
+        file = self._files[unit]
+        return [
+            file.parent.parent / name / file.name for name in ("camera_image", "vehicle_pose", "camera_calibration")
+        ]
 
     def _calibrations(self, path: Path, writer: EpisodeWriter) -> dict[str, Calibration]:
         columns = [CAMERA, *(f"{CALIBRATION}.intrinsic.{name}" for name in ("f_u", "f_v", "c_u", "c_v"))]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from chunkwise.data.problems import Problem, list_problems, refuse
+from chunkwise.data.problems import MAX_SKIPPED, Problem, list_problems, refuse
 from chunkwise.errors import DataError
 from driving.config import DataConfig, Split
 from driving.data import split as splits
@@ -18,8 +18,6 @@ SCORED_S = (1.0, 2.0, 3.0, 5.0)
 """Seconds ahead at which waypoints are compared, as far as they reach."""
 LEAST_SCORED = 0.01
 """Share of the windows that must be known as far as the nearest of SCORED_S to learn waypoints from."""
-MAX_SKIPPED = 0.01
-"""Largest share of bad episodes that on_bad=skip drops."""
 
 
 def without_bad(index: Index | None, problems: list[Problem], config: DataConfig, notes: list[str]) -> Index:

@@ -41,6 +41,16 @@ class SuccessRule:
     def __init__(self) -> None:
         self._named, self._sparse, self._solved, self._rewarded = False, True, False, False
 
+    @property
+    def facts(self) -> dict[str, bool]:
+        """What was seen, for `add` of another one."""
+        return {"named": self._named, "sparse": self._sparse, "solved": self._solved, "rewarded": self._rewarded}
+
+    def add(self, named: bool, sparse: bool, solved: bool, rewarded: bool) -> None:
+        """Takes in the facts of another one, which saw other episodes."""
+        self._named, self._sparse = self._named or named, self._sparse and sparse
+        self._solved, self._rewarded = self._solved or solved, self._rewarded or rewarded
+
     def see(self, success: bool | None, reward: Float64[np.ndarray, " T"] | None) -> None:
         """Takes in what an episode says of its success itself, and its rewards."""
         self._named = self._named or success is not None

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from chunkwise.data.episodes import EpisodeSource
-from chunkwise.data.problems import Problem, list_problems, refuse
+from chunkwise.data.problems import MAX_SKIPPED, Problem, list_problems, refuse
 from chunkwise.data.threads import Workers
 from chunkwise.errors import DataError
 from chunkwise.files import budget, cache
@@ -30,8 +30,6 @@ from qchunk.data.selection import Selection, select
 
 INDEX_VERSION = 5
 SECONDS_BETWEEN_LINES = 10.0
-MAX_SKIPPED = 0.01
-"""Largest share of bad episodes that on_bad=skip drops."""
 
 
 def open_source(data: DataConfig, *, files: Files | None = None) -> tuple[EpisodeSource, tuple[str, ...]]:

@@ -97,7 +97,9 @@ def test_settings_that_cannot_be(tmp_path: Path):
             convert(source, tmp_path / "out", settings=settings(**changes))
 
 
-def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_while_writing_keeps_what_was_written_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     source = robomimic(tmp_path / "a.hdf5")
     write, count = convert_module.write_episode, 0
 
@@ -111,7 +113,14 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(convert_module, "write_episode", full_disk)
     with pytest.raises(StorageError, match=r"could not be written: .*No space left"):
         convert(source, tmp_path / "out")
-    assert sorted(os.listdir(tmp_path)) == ["a.hdf5"]
+    assert sorted(os.listdir(tmp_path)) == [".out.part", "a.hdf5"]
+    convert(source, tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == ["a.hdf5", "out"]
+    episodes = len(list((tmp_path / "out").glob("*.hdf5")))
+    assert count == episodes + 1, "of those that were written none is written again"
+    convert(source, tmp_path / "other")
+    for path in (tmp_path / "out").iterdir():
+        assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
 
 
 def test_a_damaged_image_is_refused_and_leaves_nothing(tmp_path: Path):

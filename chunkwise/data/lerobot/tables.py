@@ -12,12 +12,9 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int, Int64
 
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, EpisodeMeta, Feature, LeRobotMeta
-from chunkwise.data.problems import Problem, refuse
+from chunkwise.data.problems import MAX_SKIPPED, Problem, refuse
 from chunkwise.errors import DataError, one_line
 from chunkwise.files.parquet import open_parquet, read_columns
-
-MAX_SKIPPED = 0.01
-"""Share of bad episodes up to which `on_bad="skip"` goes on."""
 
 _INDEX_COLUMNS = ("episode_index", "frame_index", "timestamp", "task_index")
 

@@ -2,14 +2,20 @@ import argparse
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chunkwise.data import convert as driver
-from chunkwise.data.convert import ConvertSettings, Formats, Pairs
+from chunkwise.data.convert import ConvertSettings, Formats, Joined, Pairs
+from chunkwise.data.parts import Part, PartFolder
+from chunkwise.data.problems import Problem
 from chunkwise.errors import ConfigError, DataError
 
 
@@ -19,29 +25,61 @@ class Settings(ConvertSettings):
 
 
 class Lines:
-    """A text file of which each line becomes a file; "bad" is refused."""
+    """A text file of which each word becomes a file; "bad" is refused, "odd" when it is looked at, "torn" when joined.
 
-    closed = 0
+    Where a file "stop" lies beside it, the word "last" ends the process as a power cut would.
+    """
+
+    closed = written = 0
+    looks = True
 
     def __init__(self, kind: str, source: Path, settings: Settings) -> None:
-        self._lines, self._loud = source.read_text().split(), settings.loud
+        self._source, self._words, self._loud = source, source.read_text().split(), settings.loud
 
     @property
-    def units(self) -> Sequence[object]:
-        return self._lines
+    def units(self) -> Sequence[str]:
+        return self._words
 
-    def write(self, folder: Path) -> Iterator[None]:
-        for number, line in enumerate(self._lines):
-            if line == "bad":
-                raise DataError("a bad line")
-            (folder / f"{number}.txt").write_text(line.upper() if self._loud else line)
-            yield
+    def files(self, unit: int) -> Sequence[Path]:
+        return [self._source.with_suffix(f".{unit}")]
 
-    def about(self) -> Mapping[str, Any]:
-        return {"lines": len(self._lines)}
+    def look(self, unit: int) -> Part:
+        if self._words[unit] == "odd":
+            raise DataError("an odd word")
+        return Part(said={"length": len(self._words[unit])})
 
-    def summary(self, out: Path) -> str:
-        return f"wrote {len(self._lines)} lines into {out}"
+    def settle(self, looks: Mapping[int, Part]) -> tuple[Any, Mapping[int, Sequence[Problem]]]:
+        wide = {
+            n: [Problem(file="a", row=n, expected="9 letters", found="more")]
+            for n, x in looks.items()
+            if x.said["length"] > 9
+        }
+        return sum(look.said["length"] for n, look in looks.items() if n not in wide), wide
+
+    def write(self, unit: int, folder: Path, known: Any) -> Part:
+        word = self._words[unit]
+        if word == "bad":
+            (folder / "half").touch()
+            raise DataError("a bad word")
+        if word == "last" and self._source.with_name("stop").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "many":
+            return Part(read=100, bad=1, problems=(Problem(file="a", row=7, expected="good", found="not"),))
+        Lines.written += 1
+        (folder / f"{unit}.txt").write_text(word.upper() if self._loud else f"{word} of {known}")
+        return Part(said={"word": word})
+
+    def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
+        (folder / "all.txt").write_text(" ".join(part.said.get("word", "-") for part in parts.values()))
+        torn = [n for n, part in parts.items() if part.said.get("word") == "torn"]
+        problems = [Problem(file="a", row=n, expected="a whole word", found="torn") for n in torn]
+        return Joined(
+            problems=problems,
+            bad=len(torn),
+            left_out={n: {f"{n}.txt"} for n in torn},
+            about={"lines": len(parts)},
+            summary=f"wrote {len(parts)} lines into {{out}}",
+        )
 
     def close(self) -> None:
         Lines.closed += 1
@@ -77,7 +115,7 @@ def test_a_dataset_and_what_it_was_made_from(tmp_path: Path, capsys: pytest.Capt
     words = ("--loud", "--camera", "a=1", "--camera", "b=2=3", "--camera", "a=4", "--allow-links-to", tmp_path)
     assert run(tmp_path / "a.up", out, *words) == 0
     assert f"wrote 2 lines into {out}" in capsys.readouterr().out
-    assert [path.read_text() for path in sorted(out.glob("*.txt"))] == ["X", "Y"]
+    assert {path.name: path.read_text() for path in out.glob("*.txt")} == {"0.txt": "X", "1.txt": "Y", "all.txt": "x y"}
     assert json.loads((out / "about.json").read_text()) == {
         "made_by": "tests.lines",
         "format": "capital",
@@ -88,13 +126,108 @@ def test_a_dataset_and_what_it_was_made_from(tmp_path: Path, capsys: pytest.Capt
     assert Lines.closed == closed + 1
 
 
-def test_a_bad_source_leaves_nothing_and_is_closed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "a").write_text("x bad")
+def test_a_bad_source_leaves_what_is_good_for_the_next_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Repaired, it is converted as if it had never been bad, and nothing that was good is written again."""
+    (tmp_path / "a").write_text("x bad y bad")
     closed = Lines.closed
     assert run(tmp_path / "a", tmp_path / "out") == 65
-    assert capsys.readouterr().err == "a bad line\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    found = capsys.readouterr().err
+    assert "2 problem(s):\n  bad: expected data that can be read, found a bad word; the same in bad" in found
+    assert "--on-bad skip" in found
+    assert "nothing was written" in found
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.part", "a"]
     assert Lines.closed == closed + 1
+    (tmp_path / "a").write_text("x one y two")
+    written = Lines.written
+    assert run(tmp_path / "a", tmp_path / "out") == 0
+    assert Lines.written == written + 2, "the sum of all lengths is what it was"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out"]
+    (tmp_path / "b").write_text("bad")
+    assert run(tmp_path / "b", tmp_path / "none") == 65
+    assert not list(tmp_path.glob(".*")), "of a source without anything good nothing is left"
+
+
+def test_what_is_bad_is_left_out_up_to_a_hundredth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """One that is bad in itself, one when it is looked at, one beside the others, one when all are there."""
+    (tmp_path / "a").write_text("one bad odd toolongaword two torn")
+    monkeypatch.setattr(driver, "MAX_SKIPPED", 4 / 6)
+    assert run(tmp_path / "a", tmp_path / "out", "--on-bad", "skip") == 0
+    said = capsys.readouterr().out
+    assert "skipped a: row 5: expected a whole word, found torn" in said
+    assert "skipped bad: expected data that can be read, found a bad word" in said
+    about = json.loads((tmp_path / "out/about.json").read_text())
+    assert (about["skipped"]["bad"], about["skipped"]["of"], len(about["skipped"]["problems"])) == (4, 6, 4)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"0.txt", "4.txt", "all.txt", "about.json"}
+    assert (tmp_path / "out/0.txt").read_text() == "one of 13"
+    monkeypatch.undo()
+    (tmp_path / "a").write_text("many x")  # 99 records and a bad one, and a good one
+    assert run(tmp_path / "a", tmp_path / "most", "--on-bad", "skip") == 0
+    assert json.loads((tmp_path / "most/about.json").read_text())["skipped"]["of"] == 101
+    for words in ("many bad", "many torn", "many odd", "many toolongaword"):
+        (tmp_path / "a").write_text(words)
+        assert run(tmp_path / "a", tmp_path / "more", "--on-bad", "skip") == 65
+        assert "; --on-bad skip leaves out at most 1%" in capsys.readouterr().err
+    assert not (tmp_path / "more").exists()
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path):
+    (tmp_path / "a").write_text("one two three four five")
+    for workers in ("1", "2"):
+        assert run(tmp_path / "a", tmp_path / f"out{workers}", "--workers", workers) == 0
+    files = sorted(path.name for path in (tmp_path / "out1").iterdir())
+    assert len(files) == 7
+    for name in files:
+        assert (tmp_path / "out1" / name).read_bytes() == (tmp_path / "out2" / name).read_bytes()
+    assert run(tmp_path / "a", tmp_path / "none", "--workers", "0") == 64
+
+
+def test_killed_in_the_middle_it_goes_on_with_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a").write_text("one two last four")
+    (tmp_path / "stop").touch()
+    line = f"from {__name__} import run; run({str(tmp_path / 'a')!r}, {str(tmp_path / 'out')!r})"
+    died = subprocess.run([sys.executable, "-c", line], cwd=Path(__file__).parents[3], check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "stop").unlink()
+    (tmp_path / ".out.part/.jobs/parts/000000.half").mkdir()
+    written = Lines.written
+    assert run(tmp_path / "a", tmp_path / "out") == 0
+    assert "2 of 4 are there already" in capsys.readouterr().out
+    assert Lines.written == written + 2
+    assert run(tmp_path / "a", tmp_path / "whole") == 0
+    assert len(list((tmp_path / "out").iterdir())) == 6
+    for path in (tmp_path / "out").iterdir():
+        assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("change", ["settings", "file", "nothing"])
+def test_killed_while_files_are_moved_it_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+):
+    (tmp_path / "a.up").write_text("one two three")
+    taken = PartFolder.take
+
+    def take(self: PartFolder, number: int, names: Any, out: Path) -> None:
+        taken(self, number, names, out)
+        if number == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartFolder, "take", take)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "a.up", tmp_path / "out")
+    assert (tmp_path / ".out.part/1.txt").exists()
+    words = ["--loud"] if change == "settings" else []
+    if change == "file":
+        (tmp_path / "a.2").touch()
+        assert run(tmp_path / "a.up", tmp_path / "out") == 74
+    assert run(tmp_path / "a.up", tmp_path / "out", *words) == 0
+    texts = {path.name: path.read_text() for path in (tmp_path / "out").glob("?.txt")}
+    whole = {"0.txt": "one of 11", "1.txt": "two of 11", "2.txt": "three of 11"}
+    assert texts == ({"0.txt": "ONE", "1.txt": "TWO", "2.txt": "THREE"} if words else whole)
 
 
 @pytest.mark.parametrize(

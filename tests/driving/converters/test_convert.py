@@ -142,10 +142,10 @@ def test_every_drive_that_is_counted_is_found_and_every_other_is_a_problem(tmp_p
         for name in names:
             frames = [DriveFrame(time_s=i / 10, cameras={}, pose=(0.0, 0.0, 0.0)) for i in range(2)]
             drive = Drive(id=name, dataset="d", scene_id="s", split=None, frames=frames)
-            writer.add_drive(drive, source=f"file {len(writer.problems) + writer.episodes}")
-        found = episode_names(Path(folder), Bounds(Path(folder))) if writer.episodes else []
-        assert len(found) == writer.episodes
-        assert len(names) == writer.episodes + len({p.file for p in writer.problems})
+            writer.add_drive(drive, source=f"file {len(writer.problems) + len(writer.drives)}")
+        found = episode_names(Path(folder), Bounds(Path(folder))) if writer.drives else []
+        assert len(found) == len(writer.drives)
+        assert len(names) == len(writer.drives) + len({p.file for p in writer.problems})
         assert sorted(load_episode(Path(folder) / name).id for name in found) == sorted(
             name.removesuffix(".json") for name in found
         )
