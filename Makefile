@@ -19,6 +19,8 @@ $(ENV)/.ready: requirements.lock requirements-robosuite.lock requirements-metawo
 	@$(INSTALL) -r requirements-robosuite.lock
 	@$(INSTALL) -r requirements-metaworld.lock
 	@$(INSTALL) -r requirements-openpi-client.lock
+	@printf '%s\n' '#!/bin/sh' 'PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" exec "$(CURDIR)/$(BIN)/python" -m chunkwise "$$@"' > $(BIN)/chunkwise
+	@chmod +x $(BIN)/chunkwise
 	@touch $@
 
 quickstart: env  ## records a dataset, trains Q-chunking, evaluates it in the simulator

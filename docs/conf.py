@@ -104,7 +104,7 @@ def as_restructured_text(lines: list[str]) -> list[str]:
     made: list[str] = []
     section = code = item = False
     for line in lines:
-        indented = line.startswith(" ")
+        indented = bool(line.strip()) and line.startswith(" ")
         if line.strip() and not indented:
             section, item = bool(SECTION.match(line)), bool(ITEM.match(line))
             if code:

@@ -153,6 +153,7 @@ def test_exit_codes_are_those_of_the_classes():
         (["y is", "    r + d * v", "", "with d"], ["y is", "", "::", "", "    r + d * v", "", "", "with d"]),
         (["Args:", "  x: Of |x|."], ["Args:", r"  x: Of \|x\|."]),
         (["- one", "  goes on"], ["- one", "  goes on"]),
+        (["Ends with its own line.", "    "], ["Ends with its own line.", "    "]),
     ],
 )
 def test_docstrings_are_read_as_they_are_written(written: list[str], made: list[str]):

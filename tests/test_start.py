@@ -1,5 +1,6 @@
 """The commands of the pages for those who begin, as the pages give them, with fewer updates."""
 
+import functools
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import chunkwise
 from tests.test_docs import PAGES, ROOT
 
 
@@ -48,6 +50,36 @@ def finish(process: "subprocess.Popen[str]") -> str:
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return said
+
+
+STUB = """#!/bin/sh
+[ "$1" = -m ] || exit 0
+mkdir -p .venv/bin
+ln -s {python} .venv/bin/python
+"""
+
+
+def test_the_environment_of_a_clone_has_the_command_of_the_pages(tmp_path: Path):
+    """From another folder, from a clone whose path has a space, beside what PYTHONPATH named; nothing is installed."""
+    clone, other = tmp_path / "my clone", tmp_path / "other"
+    for folder in (clone, other):
+        folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "chunkwise", *(file.name for file in ROOT.glob("requirements*.lock"))):
+        (clone / name).symlink_to(ROOT / name)
+    stub = tmp_path / "python"
+    stub.write_text(STUB.format(python=sys.executable))
+    stub.chmod(0o755)
+    subprocess.run(["make", "-s", "env", f"PYTHON={stub}", "INSTALL=true"], cwd=clone, check=True, timeout=60)
+    (other / "mine.py").write_text("")
+    (other / "elsewhere").mkdir()
+    code = "import chunkwise, os, sys; print(os.path.dirname(os.path.dirname(chunkwise.__file__))); import mine"
+    program = (clone / ".venv/bin/chunkwise").read_text().replace("-m chunkwise", f"-c '{code}'")
+    (clone / ".venv/bin/where").write_text(program)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(other)}
+    run = functools.partial(subprocess.run, cwd=other / "elsewhere", env=environment, capture_output=True, text=True)
+    assert run(["sh", clone / ".venv/bin/where"]).stdout.strip() == str(clone)
+    said = run([clone / ".venv/bin/chunkwise", "--version"])
+    assert said.stdout.strip().endswith(chunkwise.__version__), said.stderr
 
 
 @pytest.mark.slow
