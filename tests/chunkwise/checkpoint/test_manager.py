@@ -372,8 +372,9 @@ def test_a_save_that_failed_anywhere_succeeds_at_the_next_attempt(
     assert digest(found[0], {}) == digest(make_state(7), {})
 
 
-def test_of_a_failed_save_asyncio_logs_nothing_and_of_the_rest_all():
+def test_of_a_failed_save_asyncio_logs_nothing_and_of_the_rest_all(tmp_path: Path):
     """What tensorstore raised at a full disk, without its name, was printed after the run's last word."""
+    opened(tmp_path).close()  # from the first on that a process opens
     quota = "RESOURCE_EXHAUSTED: Error writing \"params.w/c/0\" in OCDBT database: No space left [os_error_code='28']"
     for error, shown in ((ValueError(quota), False), (ValueError("of somebody else"), True)):
         info = (ValueError, error, None)
