@@ -151,6 +151,21 @@ def test_kills_and_survives_as_it_should(toy: Path, tmp_path: Path):
     assert (toy / "chunkwise" / "toy.py").read_text().count("a > b") == 1
 
 
+def test_a_test_that_needs_another_before_it_judges_nothing(toy: Path, tmp_path: Path):
+    name = "tests/test_order.py"
+    first, second = f"{name}::test_first", f"{name}::test_second"
+    (toy / name).write_text(
+        "seen = []\n\n\ndef test_first():\n    seen.append(1)\n\n\ndef test_second():\n    assert seen\n"
+    )
+    timings = {name: Timing(0.0, False, {first: 0.2, second: 0.1})}  # so the second comes first
+    files = ["chunkwise/toy.py", name, "tests/conftest.py", "pyproject.toml"]
+    with (
+        Runner(toy, tmp_path / "cache", 1, files=files, preload=False) as runner,
+        pytest.raises(SystemExit, match=f"{second} fails by itself on the unchanged program"),
+    ):
+        runner.judge([(of_toy("a > b", "a >= b"), [name])], timings)
+
+
 def test_the_table_leaves_out_what_is_equivalent_alone():
     killed, survived = Verdict(True, "a test", 1.0), Verdict(False, "", 1.0)
     same, slow = {"reason": "equivalent", "why": ""}, {"reason": "speed", "why": ""}

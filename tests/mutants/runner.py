@@ -24,7 +24,7 @@ QUICK = 1.0
 """Seconds; slower tests come after the quick ones of all files."""
 UNKNOWN = 60.0
 """Seconds that are taken for a file of which nothing is known."""
-PASSED, NO_TESTS = 0, 5  # pytest's exit codes
+PASSED, NOT_FOUND, NO_TESTS = 0, 4, 5  # pytest's exit codes
 SOURCES = ("chunkwise", "qchunk", "openpi_ript", "driving", "configs", "launch.py", "tests")
 
 
@@ -169,6 +169,7 @@ class Runner:
         self._files = _files_of(root) if files is None else files
         self._digests = {file: hashlib.sha256((root / file).read_bytes()).hexdigest() for file in self._files}
         self._temporary = tempfile.TemporaryDirectory(prefix="mutants-")
+        self._sound: set[str] = set()
         self._pool = ThreadPoolExecutor(workers)
         self._trees: queue.Queue[Tree] = queue.Queue()
         self._all: list[Tree] = []
@@ -259,18 +260,35 @@ class Runner:
         seconds_of = {test: seconds for file in tests for test, seconds in timings[file].tests.items()}
         ranks = {test: (int(seconds > QUICK), seconds) for test, seconds in seconds_of.items()}
         total = 0.0
-        with self._tree() as tree, tree.changed(mutant):
-            for phase in PHASES:
-                files = order if phase == "not slow" else [test for test in order if timings[test].slow]
-                if not files:
-                    continue
-                answer = tree.pytest(files, phase, limit, ranks)
+        for phase in PHASES:
+            files = order if phase == "not slow" else [test for test in order if timings[test].slow]
+            if not files:
+                continue
+            with self._tree() as tree:
+                with tree.changed(mutant):
+                    answer = tree.pytest(files, phase, limit, ranks)
                 total += answer.seconds
                 if answer.code == "timeout":
                     return Verdict(True, "timeout", total)
                 if answer.code not in (PASSED, NO_TESTS):
-                    return Verdict(True, _first_failure(answer.log) or f"exit code {answer.code}", total)
+                    by = _first_failure(answer.log) or f"exit code {answer.code}"
+                    self._require_sound(tree, by, phase)
+                    return Verdict(True, by, total)
         return Verdict(False, " ".join(order), total)
+
+    def _require_sound(self, tree: Tree, test: str, phase: str) -> None:
+        """SystemExit if a test that saw a fault fails by itself without one: it may need what tests before it leave,
+        and mutants are given the quick ones first."""
+        if "::" not in test or test in self._sound:
+            return
+        answer = tree.pytest([test], phase, 1200, {})
+        if answer.code == NOT_FOUND:  # the name of its parameters holds a bracket
+            answer = tree.pytest([test.partition("[")[0]], phase, 1200, {})
+        if answer.code not in (PASSED, NO_TESTS):
+            raise SystemExit(
+                f"{test} fails by itself on the unchanged program, so it cannot judge:\n{answer.log[-3000:]}"
+            )
+        self._sound.add(test)
 
     @contextlib.contextmanager
     def _tree(self) -> Iterator[Tree]:
