@@ -60,6 +60,8 @@ class Purpose(enum.Enum):
     """Order in which initial states are tried: (seed, update)."""
     CHUNK_ORDER = ("openpi_ript", 6)
     """Order of a round's chunks in one pass over them: (seed, update of the round, pass)."""
+    EXPLORATION = ("openpi_ript", 7)
+    """Offset of a rollout's actions: (seed, update, initial state, number in its group)."""
     SERVED_ACTION = ("served policies", None)
     """Noise of a policy: (seed, length of the draw's name, its words, row)."""
 

@@ -63,6 +63,8 @@ class Job:
     """Names the rollout in errors; where it is written, if it is."""
     task: str = ""
     """Name of one of the collector's tasks; empty: the first."""
+    offset: tuple[float, ...] = ()
+    """Added to every action that the policy gives, before it is clipped and executed; empty: nothing."""
 
 
 @runtime_checkable
@@ -347,6 +349,8 @@ class Collector:
             if not np.isfinite(chunks[row]).all():
                 raise self._non_finite(slot, actor)
             stretch = slot.plan.stretch(np.asarray(chunks[row], np.float32))
+            if slot.job.offset:
+                stretch = stretch + np.array(slot.job.offset, np.float32)
             self._asked_at[i] = time.monotonic()
             self.workers.submit(i, Run(np.ascontiguousarray(stretch[: slot.left])))
         self._inferences += 1
@@ -364,6 +368,7 @@ class Collector:
             success=bool(slot.stretches and slot.stretches[-1].success[-1]),
             seed=slot.job.seed,
             draw=slot.job.draw,
+            offset=slot.job.offset,
             init_hash=slot.init_hash,
             prompt=slot.task.prompt,
             task=slot.task.name,

@@ -37,6 +37,8 @@ class Rollout:
     """Of the environment's reset: with it `actions` repeat the episode to the bit."""
     draw: tuple[int, ...]
     """Seeds the policy's noise."""
+    offset: tuple[float, ...] = ()
+    """What was added to each of the policy's actions, before they were clipped; empty where nothing was."""
     init_hash: str
     """Of the simulator's initial state."""
     prompt: str
@@ -85,7 +87,7 @@ def load(path: Path, *, outcome_only: bool = False) -> Rollout:
         arrays: dict[str, Any] = read_npz(path, ("facts", *_ARRAYS) if outcome_only else None)
         facts: dict[str, Any] = parse_json(str(arrays.pop("facts")), source=f"{path}: facts")
         observations, notes = _taken(arrays, "observation/"), _taken(arrays, "note/")
-        facts |= {"draw": tuple(facts["draw"])}
+        facts |= {"draw": tuple(facts["draw"]), "offset": tuple(facts.get("offset", ()))}
         parts: dict[str, Any] = {"observations": observations, "notes": notes} | arrays | facts
         rollout = Rollout(**parts)
         _require_types(rollout)
@@ -118,6 +120,7 @@ def _require_types(rollout: Rollout) -> None:
     numbers = {"seed": rollout.seed, "step": rollout.step} | {f"draw {n}": seed for n, seed in enumerate(rollout.draw)}
     wrong += [name for name, value in numbers.items() if type(value) is not int]
     wrong += [] if isinstance(rollout.success, bool) else ["success"]
+    wrong += [] if all(type(number) is float for number in rollout.offset) else ["offset"]
     if wrong:
         raise TypeError(f"{', '.join(wrong)} of another type or shape")
 

@@ -34,7 +34,16 @@ from openpi_ript.config.experiment import (
     toy,
 )
 from openpi_ript.config.ppo import PpoConfig
-from openpi_ript.config.rollouts import MAX_ENVS, MAX_SIDE, DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
+from openpi_ript.config.rollouts import (
+    MAX_ENVS,
+    MAX_SIDE,
+    DemonstrateConfig,
+    EnvConfig,
+    EvalConfig,
+    ExplorationConfig,
+    HindsightConfig,
+    RolloutConfig,
+)
 from openpi_ript.config.value import ValueConfig
 
 __all__ = [
@@ -56,8 +65,10 @@ __all__ = [
     "DemonstrateConfig",
     "EnvConfig",
     "EvalConfig",
+    "ExplorationConfig",
     "GemmaConfig",
     "GuidanceConfig",
+    "HindsightConfig",
     "LoraConfig",
     "ModelConfig",
     "Normalization",

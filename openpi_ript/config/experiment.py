@@ -415,6 +415,8 @@ class OpenpiRiptConfig(ExperimentConfig):
             raise ValueError("rollout.objective is 'guided' and guidance is None; set guidance, or take 'rejection'")
         if rollout is not None and rollout.objective == "ppo":
             self._check_ppo()
+        if rollout is not None:
+            self._check_trying(env, rollout)
         if rollout is not None and self.data.advantage is not None:
             raise ValueError(
                 "rollout is set and data.advantage too; before the first round the dataset is imitated as it is, so "
@@ -423,6 +425,19 @@ class OpenpiRiptConfig(ExperimentConfig):
         if rollout is not None and rollout.start >= self.train.steps:
             raise ValueError(
                 f"rollout.start is {rollout.start} and train.steps {self.train.steps}; expected updates after it"
+            )
+
+    def _check_trying(self, env: EnvConfig, rollout: RolloutConfig) -> None:
+        """What exploration and hindsight need of the rest."""
+        if rollout.exploration is not None and len(rollout.exploration.deviation) != self.data.robot.action_dim:
+            raise ValueError(
+                f"rollout.exploration.deviation has {len(rollout.exploration.deviation)} numbers and "
+                f"data.robot.action_dim is {self.data.robot.action_dim}; expected one for each number of an action"
+            )
+        if rollout.hindsight is not None and rollout.hindsight.goal not in env.state:
+            raise ValueError(
+                f"rollout.hindsight.goal is {rollout.hindsight.goal!r} and env.state {env.state}; expected it among "
+                "them: a policy that does not see the goal cannot learn from another one"
             )
 
     def _check_ppo(self) -> None:

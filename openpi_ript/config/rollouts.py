@@ -131,6 +131,53 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class HindsightConfig:
+    """A rollout that failed, taken for one of the goal that it did reach (hindsight experience replay,
+    arXiv:1707.01495). It asks more of a simulator than success: that a goal is a place, and whose."""
+
+    reached: dict[str, str]
+    """Of a task, by its name, the array of its observations whose first numbers are to come to the goal, e.g. hand for
+    reach-v3; rollouts of other tasks stay failures."""
+    radius: dict[str, float]
+    """How near counts as there, of the same tasks, in the goal's units."""
+    goal: str = "goal"
+    """The array that says where the goal is; the policy sees it in env.state."""
+
+    def __post_init__(self) -> None:
+        if not self.reached or self.reached.keys() != self.radius.keys():
+            raise ValueError(
+                f"rollout.hindsight.reached names {sorted(self.reached)} and rollout.hindsight.radius "
+                f"{sorted(self.radius)}; expected the same tasks, at least one"
+            )
+        if min(self.radius.values()) <= 0:
+            raise ValueError(f"rollout.hindsight.radius is {self.radius}; expected numbers above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExplorationConfig:
+    """Rollouts that are led elsewhere: an offset of its own is added to all actions of each of them. What is trained on
+    is what was executed."""
+
+    deviation: tuple[float, ...]
+    """Standard deviation of the offset to each number of an action, in its units; 0: none."""
+    each: float = 1.0
+    """Probability that such a number has one."""
+    share: float = 0.5
+    """Share of the rollouts of each group that explore, the last ones of it. The others act as the policy says; by them
+    alone a task's share of successes is told."""
+    below: float = 1.0
+    """Share of successes from which on a task's rollouts explore no more; a task that was not played yet has 0.5."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "each", "share", "below")
+        require_fraction(self, "each", "share", "below")
+        if min(self.deviation, default=0) < 0 or not any(self.deviation):
+            raise ValueError(
+                f"rollout.exploration.deviation is {self.deviation}; expected numbers of 0 or above, one of them above"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
     """RIPT's rounds (arXiv:2505.17016): groups of rollouts from one initial state each, then updates on them."""
 
@@ -157,6 +204,10 @@ class RolloutConfig:
     replay_rounds: int = 1
     """Newest rounds whose rollouts are drawn from, as far as they have something to learn from. Where none has, the
     updates imitate the dataset."""
+    rows: Literal["frames", "tasks"] = "frames"
+    """How the rows of a batch are drawn from rollouts. frames: every frame alike, so that a task counts by how many of
+    its frames there are, and a failure, which lasts up to the limit, for more than a success. tasks: first the task,
+    all alike, then, where it has both, positive rollouts or the others, then one of their frames."""
     dataset_share: float = 0.0
     """Share of the rows of each batch that are of the dataset, imitated, while the others are of rollouts. With 1 no
     rollouts are played and imitation goes on: the control of an experiment."""
@@ -166,6 +217,10 @@ class RolloutConfig:
     rollouts are sampled with noise, and what was sampled becomes more or less likely by its advantage."""
     ppo: PpoConfig = dataclasses.field(default_factory=PpoConfig)
     """Of the objective ppo."""
+    exploration: ExplorationConfig | None = None
+    """Rollouts that try other actions than the policy's; None: none do."""
+    hindsight: HindsightConfig | None = None
+    """Failed rollouts that are imitated as successes at the goals that they reached (rejection alone); None: none."""
     advantage: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     """How advantages become weights; rollouts are always compared inside their group, and groups of equal outcomes
     never drawn."""
@@ -180,7 +235,22 @@ class RolloutConfig:
             raise ValueError(f"rollout.max_groups is {self.max_groups}; expected at least rollout.groups {self.groups}")
         if self.advantage != dataclasses.replace(self.advantage, group_by="init_hash", uniform_groups="keep"):
             raise ValueError("rollout.advantage: expected group_by 'init_hash' and uniform_groups 'keep', the defaults")
+        if self.hindsight is not None and self.objective != "rejection":
+            raise ValueError(
+                f"rollout.hindsight is set and rollout.objective {self.objective!r}, which compares rollouts by what "
+                "they were to do; expected 'rejection', or None"
+            )
+        if self.exploration is not None and not 0 < self.explorers < self.size:
+            raise ValueError(
+                f"rollout.exploration.share is {self.exploration.share}, {self.explorers} of the {self.size} rollouts "
+                "of a group; expected 1 or more of both kinds"
+            )
         self._check_ppo()
+
+    @property
+    def explorers(self) -> int:
+        """Rollouts of a group that explore, where its task does."""
+        return 0 if self.exploration is None else round(self.exploration.share * self.size)
 
     @property
     def evaluated_with_noise(self) -> bool:
@@ -200,6 +270,16 @@ class RolloutConfig:
             raise ValueError(
                 f"rollout.replay_rounds is {self.replay_rounds} and rollout.objective 'ppo', which trains on what the "
                 "weights of this round did; expected 1"
+            )
+        if self.exploration is not None:
+            raise ValueError(
+                "rollout.exploration is set and rollout.objective 'ppo', to which an action is what the policy sampled "
+                "and for which rollout.ppo.noise explores; expected None"
+            )
+        if self.rows != "frames":
+            raise ValueError(
+                f"rollout.rows is {self.rows!r} and rollout.objective 'ppo', which passes over all chunks; expected "
+                "'frames'"
             )
         if self.dataset_share not in (0, 1):
             raise ValueError(

@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkwise.data.sampling import Purpose, seed_of, words
+import numpy as np
+
+from chunkwise.data.sampling import Purpose, generator, seed_of, words
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
 from chunkwise.envs.collect import Job
@@ -30,6 +32,8 @@ from openpi_ript.ript.starts import Starts
 
 MANIFEST = "round.json"
 """File of a round's folder."""
+UNPLAYED = 0.5
+"""Share of successes of a task that was not played yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,7 @@ class Player:
             seed=self._seed,
             step=plan.step,
             states=settings.initial_states,
-            shares=[plan.shares.get(task.name, 0.5) for task in self._collector.tasks],
+            shares=[plan.shares.get(task.name, UNPLAYED) for task in self._collector.tasks],
             resting=plan.resting,
             most=settings.max_groups,
         )
@@ -107,6 +111,23 @@ class Player:
             groups += played
         self._agree(plan, groups)
         return groups
+
+    def offset(self, plan: Plan, state: int, k: int) -> tuple[float, ...]:
+        """Returns what is added to the actions of a rollout; nothing where it does not explore.
+
+        Args:
+          plan: Of its round.
+          state: Number of the initial state among those of all tasks.
+          k: Number in its group.
+        """
+        settings = self._settings.exploration
+        share = plan.shares.get(self._collector.tasks[state // self._settings.initial_states].name, UNPLAYED)
+        if settings is None or k < self._settings.size - self._settings.explorers or share >= settings.below:
+            return ()
+        rng = generator(Purpose.EXPLORATION, self._seed, plan.step, state, k)
+        deviation = np.array(settings.deviation)
+        drawn = rng.normal(size=len(deviation)) * deviation * (rng.random(len(deviation)) < settings.each)
+        return tuple(drawn.tolist())
 
     def _wave(
         self, plan: Plan, wave: list[int], first: int, stopping: Callable[[], bool]
@@ -123,6 +144,7 @@ class Player:
                 draw=tuple(words(Purpose.ROLLOUT_ACTION, self._seed, plan.step, state, k)),
                 path=self._folder / plan.folder / f"state_{state:05d}-{k:02d}.npz",
                 task=tasks[i],
+                offset=self.offset(plan, state, k),
             )
             for i, state in enumerate(wave)
             for k in range(size)
@@ -153,8 +175,8 @@ class Player:
 
     def _reload(self, job: Job) -> Rollout:
         rollout = load(job.path, outcome_only=True)
-        found = (rollout.seed, rollout.draw, rollout.step, rollout.weights)
-        expected = (job.seed, job.draw, self._actor.step, self._actor.weights)
+        found = (rollout.seed, rollout.draw, rollout.offset, rollout.step, rollout.weights)
+        expected = (job.seed, job.draw, job.offset, self._actor.step, self._actor.weights)
         if found != expected:
             raise DataError(f"{job.path}: expected the rollout of {expected}, found {found}; delete the folder")
         return rollout

@@ -17,6 +17,7 @@ from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import DataError
 from chunkwise.view.source import EpisodeContent, EpisodeSummary
 from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
+from openpi_ript.ript.hindsight import knows
 from openpi_ript.ript.rollout_data import Group, labels_of, teaches
 
 FOLDER = "rollouts"
@@ -176,7 +177,11 @@ class RolloutRecordings:
                 for number in numbers:
                     own = _of(self.places[number], found)
                     yield number, dataclasses.replace(told[number], label="not drawn", problems=(own,))
-        taught[step] = [group for group in groups.values() if teaches(group, self._settings, by_value=by_value)]
+        taught[step] = [
+            group
+            for group in groups.values()
+            if teaches(group, self._settings, task=group.rollouts[0].task, by_value=by_value)
+        ]
         oldest = step - self._settings.updates * (self._settings.replay_rounds - 1)
         for earlier in [one for one in taught if one < oldest]:
             del taught[earlier]
@@ -188,20 +193,26 @@ class RolloutRecordings:
                     label = "by a value"
                 yield number, dataclasses.replace(told[number], label=label, advantage=advantage)
 
-    def _weights(self, groups: Sequence[Group]) -> dict[int, tuple[str, float]]:
+    def _weights(self, groups: Sequence[Group]) -> dict[int, tuple[str, float | None]]:
         """Label and advantage of each rollout that is trained on, by its id."""
         pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
+        by_hindsight: dict[int, tuple[str, float | None]] = {}
         if self._settings.objective == "rejection":
+            by_hindsight = {
+                id(rollout): ("drawn in hindsight, if it reached another goal", None)
+                for _, rollout in pairs
+                if not rollout.success and knows(self._settings.hindsight, rollout.task)
+            }
             pairs = [(number, rollout) for number, rollout in pairs if rollout.success]
         if not pairs:
-            return {}
+            return by_hindsight
         success = np.array([rollout.success for _, rollout in pairs], np.float64)
         found = labels_of(success, np.array([number for number, _ in pairs], np.int64), self._settings)
         words = [
             f"{Optimality(label).name.lower()}, weight {weight:.2f}"
             for label, weight in zip(found.optimality.tolist(), found.weight.tolist(), strict=True)
         ]
-        return {
+        return by_hindsight | {
             id(rollout): (word, raw) for (_, rollout), word, raw in zip(pairs, words, found.raw.tolist(), strict=True)
         }
 

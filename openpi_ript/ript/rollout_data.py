@@ -1,8 +1,8 @@
 """Rollouts as training data: the same table, windows, masks and transforms as a dataset's. No jax here."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64, UInt8
@@ -16,6 +16,7 @@ from openpi_ript.data.advantage import label, process, rloo
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.transforms import Rollouts, ToRipt
 from openpi_ript.envs.layer_4 import policy_state
+from openpi_ript.ript.hindsight import in_hindsight, knows
 from openpi_ript.robots.adapter import OWN, Adapter
 
 
@@ -101,19 +102,30 @@ def labels_of(success: Float64[np.ndarray, " n"], group: Int64[np.ndarray, " n"]
     return Labels(raw=raw, weight=weight, optimality=optimality, replaced=replaced)
 
 
-def teaches(group: Group[E], config: RolloutConfig, *, by_value: bool) -> bool:
-    """Whether a group is trained on: with a signal, for rejection sampling with a success, all for a value.
+def teaches(group: Group[E], config: RolloutConfig, *, task: str, by_value: bool) -> bool:
+    """Whether a group is trained on: with a signal, for rejection sampling with a success, all for a value. One of a
+    task that hindsight knows may turn out to hold nothing.
 
     Args:
       group: Of one initial state.
       config: The objective.
+      task: Name of the group's.
       by_value: Whether chunks are labelled by a value.
     """
     if by_value:
         return True
     if config.objective == "rejection":
-        return any(rollout.success for rollout in group.rollouts)
+        return knows(config.hindsight, task) or any(rollout.success for rollout in group.rollouts)
     return group.mixed
+
+
+def imitated(rollouts: Iterable[tuple[int, Rollout]], config: RolloutConfig) -> list[tuple[int, Rollout]]:
+    """Returns what rejection sampling imitates: successes, and what hindsight makes of failures; with their numbers."""
+    chosen = [
+        (number, rollout if rollout.success or config.hindsight is None else in_hindsight(rollout, config.hindsight))
+        for number, rollout in rollouts
+    ]
+    return [(number, rollout) for number, rollout in chosen if rollout is not None and rollout.success]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,11 +146,11 @@ class RolloutImages:
 
 def training_data(
     data: TrainingData, groups: Sequence[Group[Rollout]], env: EnvConfig, config: RolloutConfig
-) -> TrainingData:
-    """Windows of every start of rollouts, labelled by their advantages.
+) -> TrainingData | None:
+    """Windows of every start of rollouts, labelled by their advantages; None where there is nothing to imitate.
 
     guided: leave-one-out inside each group, then shaped over all rollouts (config.advantage).
-    rejection: the successful rollouts alone, all positive with weight 1.
+    rejection: the successful rollouts alone, and what hindsight makes successes, all positive with weight 1.
     ppo: leave-one-out inside each group, as they are.
 
     Args:
@@ -150,7 +162,9 @@ def training_data(
     adapter = data.to_openpi.adapter
     pairs = [(number, rollout) for number, group in enumerate(groups) for rollout in group.rollouts]
     if config.objective == "rejection":
-        pairs = [(number, rollout) for number, rollout in pairs if rollout.success]
+        pairs = imitated(pairs, config)
+    if not pairs:
+        return None
     rollouts = [rollout for _, rollout in pairs]
     reward = np.array([rollout.success for rollout in rollouts], np.float64)
     labels = labels_of(reward, np.array([number for number, _ in pairs]), config)
@@ -196,3 +210,28 @@ def training_data(
         notes=(),
         returns=data.returns and data.returns.of_rollouts(),
     )
+
+
+def drawn_rows(
+    training: TrainingData, count: int, law: Literal["frames", "tasks"], rng: np.random.Generator
+) -> list[int]:
+    """Returns rows of rollouts for a batch, with replacement (RolloutConfig.rows). What the policy is told in the same
+    words is one task.
+
+    Args:
+      training: From `training_data`.
+      count: How many.
+      law: How they are drawn.
+      rng: Draws them.
+    """
+    if law == "frames":
+        return rng.choice(training.rows, count).tolist()
+    of_episode = training.to_ript.rollouts.optimality == Optimality.POSITIVE
+    positive = of_episode[training.episodes_of(training.rows)]
+    told = training.table.columns["task_index"][training.rows]
+    pools = [
+        [training.rows[(told == task) & side] for side in (positive, ~positive) if ((told == task) & side).any()]
+        for task in np.unique(told)
+    ]
+    chosen = [pools[place] for place in rng.integers(len(pools), size=count)]
+    return [int(rng.choice(sides[rng.integers(len(sides))])) for sides in chosen]

@@ -26,7 +26,7 @@ from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.passes import Passes, passes_over
 from openpi_ript.ript.playing import Outcome, Plan, Player
-from openpi_ript.ript.rollout_data import Group, teaches, training_data
+from openpi_ript.ript.rollout_data import Group, drawn_rows, teaches, training_data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,9 @@ class Ript:
           folder: The run's, which gets `rollouts/`.
           collector: Plays this process's rollouts.
           policy: Gets the weights of each round.
+
+        Raises:
+          ConfigError: Hindsight names a task that is not played.
         """
         assert config.rollout is not None
         assert config.env is not None
@@ -73,10 +76,18 @@ class Ript:
         actor: Actor = ExploringPolicy(policy) if self._rollout.objective == "ppo" else policy
         self._player = Player(config, self._folder, collector, actor)
         self._tasks = collector.tasks
+        self._check_hindsight()
         self._shares: dict[str, float] = {}
         self._rounds: list[Round] = []
         self._resting: list[Rest] = []
         self._training: TrainingData | Passes | None = None
+
+    def _check_hindsight(self) -> None:
+        """Raises ConfigError if hindsight names a task that is not played."""
+        names = {task.name for task in self._tasks}
+        wrong = set(self._rollout.hindsight.reached) - names if self._rollout.hindsight is not None else set[str]()
+        if wrong:
+            raise ConfigError(f"rollout.hindsight.reached names {sorted(wrong)}; env has the tasks {sorted(names)}")
 
     @property
     def start(self) -> int:
@@ -134,7 +145,7 @@ class Ript:
             f"{len(groups)} groups hold both outcomes, {len(resting)} initial states rest",
             flush=True,
         )
-        of_tasks = self._of_tasks(groups)
+        of_tasks = self._of_tasks(groups, plan)
         self._shares |= {name: (sum(won) + 1) / (len(won) + 2) for name, won in of_tasks.items()}
         if len(self._tasks) > 1:
             print("  " + ", ".join(f"{name} {sum(won):.0f}/{len(won)}" for name, won in of_tasks.items()), flush=True)
@@ -146,7 +157,11 @@ class Ript:
             "rollouts/resting_states": [float(len(resting))],
         }
         by_value = self._data.returns is not None
-        useful = [group.files for group in groups if teaches(group, self._rollout, by_value=by_value)]
+        useful = [
+            group.files
+            for group in groups
+            if teaches(group, self._rollout, task=self._task_of(group), by_value=by_value)
+        ]
         new = Round(step=step, folder=plan.folder, groups=useful)
         rounds = self._remembered(new, solved=all(successes))
         if not rounds:
@@ -200,8 +215,9 @@ class Ript:
         rng = generator(Purpose.ROLLOUT_ROWS, self._config.run.seed, step)
         size = self._config.train.batch_size
         imitated = round(self._rollout.dataset_share * size)
-        parts = ((training, size - imitated), (self._data, imitated))
-        return [(of, int(row)) for of, count in parts for row in rng.choice(of.rows, count)]
+        rows = drawn_rows(training, size - imitated, self._rollout.rows, rng)
+        demonstrated = rng.choice(self._data.rows, imitated).tolist()
+        return [(training, row) for row in rows] + [(self._data, row) for row in demonstrated]
 
     def position(self) -> dict[str, Any]:
         """The rounds that are trained on, by their files, and the initial states that rest.
@@ -237,17 +253,23 @@ class Ript:
         """Initial states of all tasks."""
         return self._rollout.initial_states * len(self._tasks)
 
-    def _of_tasks(self, groups: list[Group[Outcome]]) -> dict[str, list[float]]:
-        """Successes of the rollouts of each task that was played, in the tasks' order."""
-        places = sorted({group.state // self._rollout.initial_states for group in groups})
+    def _task_of(self, group: Group[Outcome]) -> str:
+        """Name of a group's task."""
+        return self._tasks[group.state // self._rollout.initial_states].name
+
+    def _of_tasks(self, groups: list[Group[Outcome]], plan: Plan) -> dict[str, list[float]]:
+        """Successes of the rollouts of each task that was played, in the tasks' order, without those that explored."""
+        played = {self._task_of(group) for group in groups}
         return {
-            self._tasks[place].name: [
+            task.name: [
                 float(rollout.success)
                 for group in groups
-                if group.state // self._rollout.initial_states == place
-                for rollout in group.rollouts
+                if self._task_of(group) == task.name
+                for k, rollout in enumerate(group.rollouts)
+                if not self._player.offset(plan, group.state, k)
             ]
-            for place in places
+            for task in self._tasks
+            if task.name in played
         }
 
     def _remembered(self, new: Round, *, solved: bool) -> list[Round]:
@@ -276,10 +298,8 @@ class Ript:
             for one in rounds
             for files in one.groups
         ]
-        if not groups:
-            return None
-        training = training_data(self._data, groups, self._env, self._rollout)
-        if self._rollout.objective != "ppo":
+        training = training_data(self._data, groups, self._env, self._rollout) if groups else None
+        if training is None or self._rollout.objective != "ppo":
             return training
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         return passes_over(training, rollouts, self._config, rounds[-1].step)

@@ -1,8 +1,9 @@
 """Meta-World's 50 tasks: a Sawyer arm whose hand is moved through space and whose fingers open and close.
 
 Actions are 4 numbers in [-1, 1]: displacement of the hand (1 is 1 cm), and the fingers' effort (-1 open, 1 closed).
-An observation has two arrays. `state` is Meta-World's own, 39 numbers with the goal visible: hand (m), fingers, two
-objects with their rotations, the same of the step before, the goal (m); `hand` is its first four.
+`state` of an observation is Meta-World's own, 39 numbers with the goal visible: hand (m), fingers, two objects with
+their rotations, the same of the step before, the goal (m). The others are parts of it: `hand`, its first four numbers;
+`object`, place and quaternion of the first object; `other_object`, those of the second, or zeros; `goal`.
 
 Meta-World places objects and goal in the model itself, and so leaves a trace of one episode in the next; here model and
 environment are put back as they were made before each reset, so that two resets agree to the bit.
@@ -25,6 +26,8 @@ from chunkwise.errors import ConfigError
 
 FPS = 80  # environment steps a second of simulated time
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
+PARTS = {"hand": slice(4), "object": slice(4, 11), "other_object": slice(11, 18), "goal": slice(36, 39)}
+"""Parts of the state that an observation shows by themselves."""
 UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")
 """Cameras that hang head down in Meta-World's model; their images are turned by 180 degrees."""
 # Without multisampling and with small shadow maps an image of 84 x 84 takes 10 ms in software.
@@ -226,7 +229,7 @@ class MetaworldEnv:
 
     def _observation(self, state: Float[np.ndarray, " 39"]) -> Observation:
         shown = state.astype(np.float32)
-        return {"state": shown, "hand": shown[:4].copy()}
+        return {"state": shown} | {name: shown[part].copy() for name, part in PARTS.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Rollouts as files: given back whole, and refused by name when they are damaged."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,17 @@ def test_what_the_policy_noted_of_its_chunks_is_given_back(tmp_path: Path):
     save(tmp_path / "z.npz", dataclasses.replace(make_rollout(), notes={"chain": np.array(["a"])}))
     with pytest.raises(DataError, match="chain of another type or shape"):
         load(tmp_path / "z.npz")
+
+
+def test_an_offset_is_kept_and_files_of_before_there_was_any_are_read(tmp_path: Path):
+    path = tmp_path / "x.npz"
+    save(path, dataclasses.replace(make_rollout(), offset=(0.5, -0.25)))
+    assert load(path).offset == (0.5, -0.25)
+    arrays = dict(np.load(path))
+    facts = json.loads(str(arrays["facts"]))
+    assert facts.pop("offset") == [0.5, -0.25]
+    np.savez(path, **arrays | {"facts": np.array(json.dumps(facts))})
+    assert load(path).offset == ()
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "pickled", "short"])

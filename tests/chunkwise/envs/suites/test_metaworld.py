@@ -56,6 +56,21 @@ def test_a_rollout_repeats_to_the_bit_whatever_was_before(door: MetaworldEnv):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_parts_of_the_state_are_shown_by_themselves(door: MetaworldEnv):
+    door.reset(1)
+    seen = door.step(np.array([1, 0, 0, 1], np.float32)).observation
+    inner = door._env
+    np.testing.assert_allclose(seen["hand"][:3], inner.get_endeff_pos(), atol=1e-6)
+    np.testing.assert_allclose(seen["object"][:3], inner._get_pos_objects(), atol=1e-6)
+    np.testing.assert_allclose(seen["object"][3:], inner._get_quat_objects(), atol=1e-6)
+    np.testing.assert_allclose(seen["goal"], inner._target_pos, atol=1e-6)
+    assert not seen["other_object"].any(), "a door is one object"
+    assert {name: len(part) for name, part in seen.items()} == {
+        "state": 39, "hand": 4, "object": 7, "other_object": 7, "goal": 3
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("task", [*PROMPTS])
 def test_every_task_resets_alike_after_another_episode(task: str):
     env = made(task)
