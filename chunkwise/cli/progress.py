@@ -4,12 +4,17 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from chunkwise.printable import printable
 
 # A log file of a long run stays readable: at most a line every so many seconds.
 SECONDS_BETWEEN_LINES = 10.0
@@ -88,6 +93,28 @@ def counting(
                 bar.update(task, advance=1, speed=lines.advance(silent=not bar.disable))
 
         yield advance
+
+
+@contextlib.contextmanager
+def live_table(columns: Sequence[str], rows: Callable[[], Sequence[Sequence[str]]]) -> Iterator[None]:
+    """Shows a table below what is printed, anew each second, on a terminal; elsewhere nothing.
+
+    Args:
+      columns: Their names.
+      rows: Gives the texts of each row; called from another thread.
+    """
+    if not sys.stdout.isatty():
+        yield
+        return
+
+    def table() -> Table:
+        found = Table(*columns)
+        for row in rows():
+            found.add_row(*(Text(printable(text)) for text in row))  # no markup: these are names of the user's
+        return found
+
+    with Live(get_renderable=table, console=Console(), refresh_per_second=1, vertical_overflow="ellipsis"):
+        yield
 
 
 class ProgressLine:

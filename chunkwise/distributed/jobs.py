@@ -42,6 +42,7 @@ def do_all(
     workers: int | None,
     fleet: FleetConfig | None = None,
     name: str = "job",
+    cores: int = 1,
 ) -> Generator[tuple[int, Any], None, None]:
     """Yields each job's number and answer when it is done.
 
@@ -53,6 +54,7 @@ def do_all(
       workers: How many at a time; None: one on this machine, as many as a cluster has cores.
       fleet: Where; without an address, processes of this machine.
       name: Of a job, for messages.
+      cores: That a worker takes on a cluster.
 
     Raises:
       StorageError: A job could not write.
@@ -61,7 +63,7 @@ def do_all(
     """
     if fleet is None or fleet.address is None:
         return _in_processes(numbers, opener, workers or 1, name)
-    return _on_a_cluster(numbers, opener, workers, fleet.address, name)
+    return _on_a_cluster(numbers, opener, workers, fleet.address, name, cores)
 
 
 def _in_processes(
@@ -152,22 +154,23 @@ class _Worker:
 
 
 def _on_a_cluster(
-    numbers: Sequence[int], opener: Callable[[], Worker], workers: int | None, address: str, name: str
+    numbers: Sequence[int], opener: Callable[[], Worker], workers: int | None, address: str, name: str, cores: int
 ) -> Generator[tuple[int, Any], None, None]:
     with connected(address):
         import ray
         from ray.exceptions import RayError
 
-        cores = int(ray.cluster_resources().get("CPU", 0))
-        if cores < 1:
-            raise ConfigError(f"fleet.address is {address}: expected a cluster with cores, found none alive")
-        settings: Any = {"num_cpus": 1, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        alive = [one["Resources"].get("CPU", 0.0) for one in ray.nodes() if one["Alive"]]
+        room = sum(int(found) // cores for found in alive)
+        if not room:
+            raise ConfigError(f"fleet.address is {address}: expected a machine with {cores} core(s), found {alive}")
+        settings: Any = {"num_cpus": cores, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
         actors: Any = ray.remote(**settings)(_Worker)
         waiting = iter(numbers)
         busy: dict[Any, tuple[Any, int]] = {}
         deaths: Counter[int] = Counter()
         try:
-            for number in itertools.islice(waiting, min(workers or cores, cores)):
+            for number in itertools.islice(waiting, min(workers or room, room)):
                 actor = actors.remote(opener, name)
                 busy[actor.do.remote(number)] = (actor, number)
             while busy:

@@ -3,13 +3,17 @@
     chunkwise study quickstart --dry-run
     chunkwise study quickstart --out studies/quickstart --workers 2
 
-Every run is an ordinary one, in a process of its own with its share of the cores. Given again, the same command skips
-what is finished and goes on with what is not. A run that fails is reported, and the others go on.
+Every run is an ordinary one, in a process of its own with its share of the cores: of this machine, of a Ray cluster
+(--fleet) or of Slurm (--slurm). Given again, the same command skips what is finished and goes on with what is not. A
+run that fails is reported, and the others go on.
 """
 
+import argparse
 import concurrent.futures
 import contextlib
+import functools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,19 +24,24 @@ from pathlib import Path
 
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
-from chunkwise.config.saved import fingerprint, flatten, read_flat, resume_rules, without_younger
+from chunkwise.cli.progress import live_table
 from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
 from chunkwise.distributed.cores import cores
+from chunkwise.distributed.jobs import do_all
+from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, one_line
-from chunkwise.files.durable import make_folders
-from chunkwise.files.strict_json import read_json
+from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.printable import say
 from chunkwise.reports import study_table
+from chunkwise.reports.study_fleet import StudyWorker, script, submit
+from chunkwise.reports.study_progress import COLUMNS, is_complete, is_finished, rows
 
 ASK_AGAIN = 0.2
 """Seconds between two looks at a process."""
 BUSY_SECONDS = 5.0
 """Between two tries for a run that another process has open: one of an earlier start of the study."""
+WATCH_SECONDS = 2.0
+"""Between two looks at runs that are trained elsewhere."""
 
 
 class Processes:
@@ -64,24 +73,22 @@ class Processes:
         return process.returncode
 
 
-def is_finished(run: Run, out: Path) -> bool:
-    """Whether a run came to its last update, with the config that the study has now."""
-    folder = out / run.folder
-    if not (folder / "done.json").is_file():
-        return False
-    done = read_json(folder / "done.json")
-    rules = resume_rules(type(run.config))
-    saved = fingerprint(read_flat(folder), rules)
-    now = without_younger(fingerprint(flatten(run.config), rules), saved, rules)
-    # Another config is refused by the run itself, which says how they differ.
-    return saved == now and isinstance(done, dict) and done.get("step") == run.config.train.steps
+def train_all(
+    study: StudyConfig, runs: Sequence[Run], out: Path, workers: int, failed: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Trains, and evaluates, what is not finished; returns what is said of runs that failed, by folder.
 
-
-def train_all(study: StudyConfig, runs: Sequence[Run], out: Path, workers: int) -> dict[str, str]:
-    """Trains, and evaluates, what is not finished; returns what is said of runs that failed, by folder."""
+    Args:
+      study: The study.
+      runs: Those to train.
+      out: Folder of the study.
+      workers: Runs at once.
+      failed: Returned, and filled meanwhile.
+    """
+    failed = {} if failed is None else failed
     shares = _shares(workers)
     free, lock = list(shares), threading.Lock()
-    processes, failed = Processes(), {}
+    processes = Processes()
 
     def one(run: Run) -> None:
         with lock:
@@ -166,33 +173,102 @@ def _shares(workers: int) -> list[set[int]]:
     return [set(usable[i * each : (i + 1) * each]) for i in range(workers)]
 
 
-def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = print) -> int:
-    """Command line; returns the exit code: 70 where a run failed."""
-    parser = Parser(
-        prog="chunkwise study",
-        description="Trains a config over a grid of overrides and seeds, and compares the runs.",
-        epilog="example: chunkwise study quickstart --out studies/quickstart --workers 2",
-    )
-    parser.add_argument("study", help="a name of configs/studies, or a file with get_study()")
-    parser.add_argument("--out", type=Path, help="folder of the runs and the table; default: studies/<name>")
-    parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="runs at once, the cores divided among them"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list the commands, and what is finished; train nothing")
-    arguments = parser.parse_args(argv)
+def train_on_fleet(
+    runs: Sequence[Run],
+    out: Path,
+    command: Sequence[str],
+    numbers: Sequence[int],
+    places: argparse.Namespace,
+    failed: dict[str, str],
+) -> None:
+    """Trains, and evaluates, runs on a Ray cluster.
+
+    Args:
+      runs: Of the study.
+      out: Its folder.
+      command: Its command, without places.
+      numbers: Of the runs that are not complete.
+      places: With the command line's fleet, workers and cores.
+      failed: Is filled with what is said of runs that failed, by folder.
+    """
+    worker = StudyWorker(command=tuple(command), folder=os.getcwd(), cores=places.cores)
+    say(f"{len(numbers)} of {len(runs)} runs on the cluster, {places.cores} core(s) each")
+    trained = do_all(numbers, worker, workers=places.workers, fleet=places.fleet, name="run", cores=places.cores)
+    with contextlib.closing(trained):
+        for number, (code, said) in trained:
+            folder = runs[number].folder
+            if code:
+                failed[folder] = said.removeprefix(f"{folder}: ") or f"ended with {code}"
+            say(f"{folder}: {failed.get(folder, 'finished')}", error=bool(code))
+
+
+def watch(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
+    """Returns once all runs are complete; on a terminal they are shown, elsewhere there is a line when one ends."""
+    known = -1
+    with live_table(COLUMNS, functools.partial(rows, study, runs, out, {})):
+        while (done := sum(is_complete(study, run, out) for run in runs)) < len(runs):
+            if done != known:
+                say(f"{done} of {len(runs)} runs are finished")
+                known = done
+            time.sleep(WATCH_SECONDS)
+
+
+def _is_left(study: StudyConfig, run: Run, out: Path) -> bool:
+    """Whether a run is to be given to a worker; it says itself what is wrong with a folder that cannot be read."""
     try:
-        if arguments.workers < 1:
-            raise ConfigError(f"--workers is {arguments.workers}; expected at least 1")
+        return not is_complete(study, run, out)
+    except RunError:
+        return True
+
+
+def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int], places: argparse.Namespace) -> None:
+    """Writes the script of an array of Slurm, and submits it, or shows it."""
+    text = script(name, command, out, numbers, workers=places.workers, cores=places.cores)
+    if places.dry_run:
+        print(text, end="")
+        return
+    make_folders(out / "logs")
+    path = out / "slurm.sh"
+    write_durably(path, text)
+    array, table = submit(path, shlex.split(places.sbatch), command)
+    say(f"{path}: {len(numbers)} runs are the array {array}, and job {table} writes the table behind it")
+    say(f"{shlex.join([*command, '--watch'])} shows how far they are")
+
+
+def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = print) -> int:
+    """Command line; returns the exit code: 70 where a run failed, with --only that of the run."""
+    arguments = _parser().parse_args(argv)
+    try:
+        _require_places(arguments)
         study, name = read_study(arguments.study)
         runs = runs_of(study)
         out = Path(os.path.abspath(arguments.out or Path("studies") / name))
+        file = os.path.abspath(arguments.study) if arguments.study.endswith(".py") else arguments.study
+        command = [sys.executable, "-m", "chunkwise", "study", file, "--out", str(out)]
+        if arguments.only is not None:
+            if not 0 <= arguments.only < len(runs):
+                raise ConfigError(f"--only is {arguments.only}; expected 0 to {len(runs) - 1}")
+            failed = train_all(study, [runs[arguments.only]], out, 1)
+            return _code_of(next(iter(failed.values()))) if failed else 0
+        left = [number for number, run in enumerate(runs) if _is_left(study, run, out)]
+        if arguments.slurm and left:
+            _submit(name, command, out, left, arguments)
+            return 0
         if arguments.dry_run:
             done = sum(is_finished(run, out) for run in runs)
             show("\n".join([f"OUT={shlex.quote(str(out))}", *study_table.commands(study, runs)]))
             show(f"# {done} of {len(runs)} runs are finished")
             return 0
         make_folders(out)
-        failed = train_all(study, runs, out, arguments.workers)
+        failed: dict[str, str] = {}
+        if arguments.watch:
+            watch(study, runs, out)
+        elif arguments.fleet is not None and left:
+            with live_table(COLUMNS, functools.partial(rows, study, runs, out, failed)):
+                train_on_fleet(runs, out, command, left, arguments, failed)
+        elif not (arguments.table or arguments.slurm or arguments.fleet):
+            with live_table(COLUMNS, functools.partial(rows, study, runs, out, failed)):
+                failed |= train_all(study, runs, out, arguments.workers or 1, failed)
         found = study_table.write(study, runs, out, failed)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -200,6 +276,52 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
     show(study_table.markdown(found))
     show(f"{out / 'table.md'}, table.json, curves.png")
     return RunError.exit_code if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="chunkwise study",
+        description="Trains a config over a grid of overrides and seeds, and compares the runs.",
+        epilog="example: chunkwise study quickstart --out studies/quickstart --workers 2",
+    )
+    parser.add_argument("study", help="a name of configs/studies, or a file with get_study()")
+    parser.add_argument("--out", type=Path, help="folder of the runs and the table; default: studies/<name>")
+    at_once = "runs at once; default: 1, the cores divided among them; on a --fleet and --slurm as many as have room"
+    parser.add_argument("--workers", type=int, metavar="N", help=at_once)
+    add_flag(parser, "runs")
+    parser.add_argument("--slurm", action="store_true", help="submit the runs as an array; --dry-run shows its script")
+    options = "options for sbatch, in one word: '--partition gpu --gres gpu:1 --time 12:00:00'"
+    parser.add_argument("--sbatch", metavar="OPTIONS", default="", help=options)
+    parser.add_argument(
+        "--cores", type=int, default=1, metavar="K", help="of a run on a --fleet or --slurm; default: 1"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the commands, and what is finished; train nothing")
+    parser.add_argument("--watch", action="store_true", help="train nothing; show the runs until all are finished")
+    parser.add_argument("--table", action="store_true", help="train nothing; write the table of what is there")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="train one run, counted from 0; write no table")
+    return parser
+
+
+def _require_places(arguments: argparse.Namespace) -> None:
+    """Refuses what cannot be, or would have no effect."""
+    for name in ("workers", "cores"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ConfigError(f"--{name} is {value}; expected at least 1")
+    chosen = [name for name in ("fleet", "slurm", "watch", "table") if getattr(arguments, name)]
+    chosen += [] if arguments.only is None else ["only"]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]}: choose one of them")
+    if arguments.cores != 1 and chosen[:1] not in (["fleet"], ["slurm"]):
+        raise ConfigError("--cores is for --fleet and --slurm; else the cores are divided among --workers")
+    if arguments.sbatch and not arguments.slurm:
+        raise ConfigError("--sbatch is for --slurm")
+
+
+def _code_of(why: str) -> int:
+    """Exit code of a run of which `_call` says why it failed; a folder that cannot be read has none of its own."""
+    found = re.match(r"ended with (-?[0-9]+): ", why)
+    code = int(found[1]) if found else RunError.exit_code
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""The runs of a study as jobs of a Ray cluster, and as an array of Slurm: each is `chunkwise study ... --only N`.
+
+What a study needs is in its folder, which all machines have under the same name; so is what its runs leave.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from chunkwise.distributed.cores import cores
+from chunkwise.errors import ConfigError
+
+MAX_RESTARTS = 100
+"""How often Slurm queues a run again that was stopped, or whose machine was lost."""
+_LEASH = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execvp(sys.argv[1], sys.argv[1:])"
+"""Program that becomes the command behind it, which gets SIGTERM when its parent ends: Linux's PR_SET_PDEATHSIG."""
+_SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --array={array}
+#SBATCH --cpus-per-task={cores}
+#SBATCH --output={log}
+#SBATCH --open-mode=append
+#SBATCH --signal=TERM@120
+#SBATCH --requeue
+# A run of a study each. Stopped ahead of the time limit, or with its machine lost, it is queued again, and goes on.
+set -u
+srun --kill-on-bad-exit=0 {command} --only "$SLURM_ARRAY_TASK_ID"
+code=$?
+case $code in
+  75 | 76 | 134)
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+      exec scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+    fi
+    ;;
+esac
+exit $code
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudyWorker:
+    """Trains runs on a machine of a cluster, each on cores of its own; pickled to it."""
+
+    command: Sequence[str]
+    """Of the study, without --only."""
+    folder: str
+    """In which the study was started."""
+    cores: int
+
+    def __call__(self) -> Callable[[int], tuple[int, str]]:
+        """Opens it there."""
+        return self.train
+
+    def train(self, number: int) -> tuple[int, str]:
+        """Trains a run; returns its exit code, and the last line that it said."""
+        with own_cores(self.cores) as mine:
+            os.sched_setaffinity(0, mine)  # which the process inherits
+            words = [sys.executable, "-c", _LEASH, *self.command, "--only", str(number)]
+            done = subprocess.run(
+                words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            )
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        return done.returncode, lines[-1] if lines else ""
+
+
+@contextlib.contextmanager
+def own_cores(count: int, folder: Path | None = None) -> Iterator[set[int]]:
+    """Yields so many cores of this machine that no other caller has; all of them where too few are left.
+
+    Args:
+      count: Cores.
+      folder: Of the locks, one a core; the kernel lets go of those of a process that ends.
+    """
+    folder = folder or Path(tempfile.gettempdir()) / f"chunkwise-cores-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        mine: set[int] = set()
+        for core in cores():
+            if len(mine) == count:
+                break
+            lock = stack.enter_context(open(folder / str(core), "wb"))
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                mine.add(core)
+        yield mine if len(mine) == count else set(cores())
+
+
+def script(
+    name: str, command: Sequence[str], out: Path, numbers: Sequence[int], *, workers: int | None, cores: int
+) -> str:
+    """Returns the script of an array of Slurm.
+
+    Args:
+      name: Of the study.
+      command: Of the study, without --only.
+      out: Its folder.
+      numbers: Of the runs that are not complete, ascending.
+      workers: Runs at once; None: as many as Slurm finds room for.
+      cores: Of each.
+    """
+    at_once = "" if workers is None else f"%{workers}"
+    return _SCRIPT.format(
+        name=shlex.quote(f"study-{name}"),
+        array=_ranges(numbers) + at_once,
+        cores=cores,
+        log=shlex.quote(str(out / "logs/slurm-%A-%a.txt")),
+        command=shlex.join(command),
+        restarts=MAX_RESTARTS,
+    )
+
+
+def submit(path: Path, options: Sequence[str], command: Sequence[str]) -> tuple[str, str]:
+    """Submits a script's array, and behind it a job that writes the study's table; returns both jobs' numbers.
+
+    Args:
+      path: The script.
+      options: For sbatch, such as --partition.
+      command: Of the study.
+
+    Raises:
+      ConfigError: There is no sbatch, or it refuses.
+    """
+    array = _sbatch([*options, str(path)])
+    table = shlex.join([*command, "--table"])
+    log = str(path.parent / "slurm-table-%j.txt")
+    behind = [f"--dependency=afterany:{array}", "--job-name=study-table", f"--output={log}", "--wrap", table]
+    return array, _sbatch([*options, *behind])
+
+
+def _sbatch(words: Sequence[str]) -> str:
+    """Returns the number of a job."""
+    try:
+        done = subprocess.run(["sbatch", "--parsable", *words], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ConfigError("--slurm: expected Slurm's sbatch on this machine, found none") from error
+    if done.returncode or not done.stdout.strip():
+        raise ConfigError(f"sbatch ended with {done.returncode}: {' '.join((done.stderr or done.stdout).split())}")
+    return done.stdout.strip().split(";")[0]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0-2,5: numbers as Slurm writes them."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

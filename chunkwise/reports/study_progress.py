@@ -1,0 +1,82 @@
+"""How far the runs of a study are, read from their folders: wherever they are trained."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chunkwise.config.saved import fingerprint, flatten, read_flat, resume_rules, without_younger
+from chunkwise.config.study import Run, StudyConfig
+from chunkwise.errors import RunError, one_line
+from chunkwise.files.strict_json import read_json
+from chunkwise.reports import study_table
+
+COLUMNS = ("run", "state", "updates", "score")
+_TAIL = 1 << 16
+"""Bytes of a file of metrics that are read for its last line."""
+
+
+def is_finished(run: Run, out: Path) -> bool:
+    """Whether a run came to its last update, with the config that the study has now."""
+    folder = out / run.folder
+    if not (folder / "done.json").is_file():
+        return False
+    done = read_json(folder / "done.json")
+    rules = resume_rules(type(run.config))
+    saved = fingerprint(read_flat(folder), rules)
+    now = without_younger(fingerprint(flatten(run.config), rules), saved, rules)
+    # Another config is refused by the run itself, which says how they differ.
+    return saved == now and isinstance(done, dict) and done.get("step") == run.config.train.steps
+
+
+def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
+    """Whether nothing is left to do: a run is finished, and evaluated where its study says so."""
+    if not is_finished(run, out):
+        return False
+    return study.evaluate is None or study_table.evaluated_step(out / run.folder) == run.config.train.steps
+
+
+def rows(
+    study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]
+) -> list[tuple[str, str, str, str]]:
+    """Returns what COLUMNS name, of each run.
+
+    Args:
+      study: The study.
+      runs: Its runs.
+      out: Its folder.
+      failed: By a run's folder what is said of it.
+    """
+    return [(run.folder, *_row(study, run, out, failed.get(run.folder))) for run in runs]
+
+
+def _row(study: StudyConfig, run: Run, out: Path, failed: str | None) -> tuple[str, str, str]:
+    folder, steps = out / run.folder, run.config.train.steps
+    try:
+        if failed is None and is_finished(run, out):
+            state = "finished" if is_complete(study, run, out) else "to be evaluated"
+            found = study_table.score(folder, study, study.policies[0])
+            return state, f"{steps}/{steps}", "" if found is None else f"{found['score']:.3g}"
+    except RunError as error:
+        failed = one_line(error)
+    step = _last_step(folder / "metrics.jsonl")
+    begun = "waiting" if step is None else "begun"
+    return failed or begun, f"{step or 0}/{steps}", ""
+
+
+def _last_step(metrics: Path) -> int | None:
+    """Returns the update of the last whole line; None where there is none, as while a run compiles."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines[:-1]):
+        try:
+            step = json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):  # the first of the tail may be half a line
+            continue
+        if isinstance(step, int):
+            return step
+    return None

@@ -1,0 +1,234 @@
+"""Runs of a study on other machines: against stand-ins for Slurm's commands, and, long, on a Ray of this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkwise.config.study import StudyConfig, runs_of
+from chunkwise.distributed.cores import cores
+from chunkwise.reports import study as program
+from chunkwise.reports import study_fleet, study_progress
+from tests.chunkwise.reports.test_study import ROOT, STUDY
+
+SRUN = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+echo "scontrol $*"
+"""
+RECORDS = """#!/bin/bash
+printf '%s\\n' "$*" >> "$LOG"
+echo "41$(wc -l < "$LOG");cluster"
+"""
+ENDS = """#!/bin/bash
+printf '%s\\n' "$*" >> "$LOG"
+exit $CODE
+"""
+PLAYS = """#!/bin/bash
+# Plays an array's tasks one after another, or the command of --wrap; says the job's number.
+[[ $1 == --parsable ]] && shift
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --wrap) shift; bash -c "$1" > /dev/null 2>&1 ;;
+    -*) ;;
+    *) for i in $(sed -n 's/^#SBATCH --array=//p' "$1" | sed 's/%.*//; s/,/ /g'); do
+         for n in $(seq ${i%-*} ${i#*-}); do SLURM_ARRAY_TASK_ID=$n bash "$1" >> "$LOG" 2>&1; done
+       done ;;
+  esac
+  shift
+done
+echo 7
+"""
+
+
+@pytest.fixture
+def stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the PATH for commands, with srun and scontrol in it; what they are given is in its file log."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(folder / "log"))
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+        put(folder, name, text)
+    return folder
+
+
+def put(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
+def write_study(folder: Path) -> str:
+    (folder / "mine.py").write_text(STUDY)
+    return str(folder / "mine.py")
+
+
+def test_the_script_of_an_array_and_its_submission(
+    stands_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    put(stands_in, "sbatch", RECORDS)
+    out = tmp_path / "the out"
+    words = [write_study(tmp_path), "--out", str(out), "--slurm", "--cores", "3", "--workers", "2"]
+    monkeypatch.setattr(
+        program, "is_complete", lambda study, run, out: run.folder.endswith("learning-rate=1e-3/seed_4")
+    )
+    assert program.main([*words, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert not out.exists()
+    assert "#SBATCH --array=0,2-3%2\n" in text
+    assert "#SBATCH --cpus-per-task=3\n" in text
+    assert f"#SBATCH --output='{out}/logs/slurm-%A-%a.txt'\n" in text
+    assert program.main([*words, "--sbatch", "--partition gpu --comment 'a b'"]) == 0
+    assert (out / "slurm.sh").read_text() == text
+    array, table = (stands_in / "log").read_text().splitlines()
+    assert array == f"--parsable --partition gpu --comment a b {out}/slurm.sh"
+    assert table.startswith("--parsable --partition gpu --comment a b --dependency=afterany:411 ")
+    assert table.endswith(f"--out '{out}' --table")
+    assert "3 runs are the array 411, and job 412 writes the table behind it" in capsys.readouterr().out
+    put(stands_in, "sbatch", "#!/bin/bash\necho invalid partition >&2; exit 1\n")
+    assert program.main(words) == 64
+    assert "sbatch ended with 1: invalid partition" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"), [(0, 0, False), (65, 0, False), (75, 3, True), (134, 0, True), (76, 100, False)]
+)
+def test_a_run_that_was_stopped_is_queued_again(
+    stands_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, restarts: int, again: bool
+):
+    fake = put(stands_in, "python", ENDS)
+    monkeypatch.setenv("CODE", str(code))
+    for name, value in {
+        "SLURM_ARRAY_TASK_ID": "5",
+        "SLURM_ARRAY_JOB_ID": "70",
+        "SLURM_RESTART_COUNT": str(restarts),
+    }.items():
+        monkeypatch.setenv(name, value)
+    text = study_fleet.script("x", [str(fake), "study"], tmp_path, [5], workers=None, cores=1)
+    done = subprocess.run(["bash", str(put(stands_in, "it.sh", text))], capture_output=True, text=True, check=False)
+    assert (stands_in / "log").read_text() == "study --only 5\n"
+    assert (done.stdout, done.returncode) == (("scontrol requeue 70_5\n", 0) if again else ("", code))
+
+
+def test_one_run_ends_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+    for why, code in (
+        ("ended with 65: error: bad", 65),
+        ("ended with -6: x", 134),
+        ("done.json: expected", 70),
+        ("", 0),
+    ):
+        monkeypatch.setattr(program, "_one", lambda _, run, *__, why=why: asked.append(run.seed) or why)
+        assert program.main([write_study(tmp_path), "--out", str(tmp_path / "out"), "--only", "3"]) == code
+    assert asked == [4] * 4
+    assert not (tmp_path / "out/table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--only", "4"], "--only is 4; expected 0 to 3"),
+        (["--only", "-1"], "--only is -1; expected 0 to 3"),
+        (["--slurm", "--fleet", "local"], "--fleet and --slurm: choose one of them"),
+        (["--cores", "2"], "--cores is for --fleet and --slurm"),
+        (["--cores", "0", "--slurm"], "--cores is 0; expected at least 1"),
+        (["--workers", "0"], "--workers is 0; expected at least 1"),
+        (["--sbatch", "-p x"], "--sbatch is for --slurm"),
+        (["--slurm"], "expected Slurm's sbatch on this machine, found none"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str):
+    assert program.main([write_study(tmp_path), "--out", str(tmp_path / "out"), *words]) == 64
+    assert text in capsys.readouterr().err
+
+
+def test_cores_are_one_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 5, 7, 8})
+    with study_fleet.own_cores(2, tmp_path) as first, study_fleet.own_cores(2, tmp_path) as second:
+        assert (first, second) == ({1, 2}, {5, 7})
+        with study_fleet.own_cores(2, tmp_path) as third:
+            assert third == {1, 2, 5, 7, 8}, "one is left, which is too few"
+        with study_fleet.own_cores(1, tmp_path) as fourth:
+            assert fourth == {8}
+    with study_fleet.own_cores(3, tmp_path) as again:
+        assert again == {1, 2, 5}
+
+
+def test_how_far_runs_are(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2))
+    runs = runs_of(study)
+    steps = runs[0].config.train.steps
+    folder = tmp_path / runs[1].folder
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 7, "x": 1}\n{"step": 9')
+    found = study_progress.rows(study, runs, tmp_path, {runs[2].folder: "ended with 65: error"})
+    assert found == [
+        (runs[0].folder, "waiting", f"0/{steps}", ""),
+        (runs[1].folder, "begun", f"7/{steps}", ""),
+        (runs[2].folder, "ended with 65: error", f"0/{steps}", ""),
+    ]
+
+
+def test_the_leash_ends_a_run_with_its_worker(tmp_path: Path):
+    """As when Ray kills an actor: SIGTERM, so that the run saves."""
+    mark = tmp_path / "stopped"
+    ends = f"(pathlib.Path({str(mark)!r}).touch(), sys.exit(0))"
+    run = f"import pathlib, signal, sys, time; signal.signal(15, lambda *_: {ends})"
+    run += f"; pathlib.Path({str(tmp_path / 'began')!r}).touch(); time.sleep(600)"
+    words = [sys.executable, "-c", study_fleet._LEASH, sys.executable, "-c", run]
+    worker = subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({words!r})"])
+    until = time.monotonic() + 60
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    worker.kill()
+    worker.wait()
+    while not mark.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def tables(folder: Path) -> list[str]:
+    return [(folder / name).read_text() for name in ("table.json", "table.md")]
+
+
+@pytest.mark.long
+def test_slurm_trains_what_processes_train_and_only_what_is_left(stands_in: Path, tmp_path: Path):
+    put(stands_in, "sbatch", PLAYS)
+    words = [sys.executable, "-m", "chunkwise", "study", write_study(tmp_path), "--out"]
+    subprocess.run([*words, str(tmp_path / "here"), "--workers", "2"], cwd=ROOT, check=True, capture_output=True)
+    done = subprocess.run([*words, str(tmp_path / "there"), "--only", "1"], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([*words, str(tmp_path / "there"), "--slurm"], cwd=ROOT, check=True, capture_output=True)
+    assert "#SBATCH --array=0,2-3\n" in (tmp_path / "there/slurm.sh").read_text(), done
+    assert tables(tmp_path / "there") == tables(tmp_path / "here")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_cluster_trains_what_processes_train_also_after_a_kill(tmp_path: Path):
+    pytest.importorskip("ray", reason="without Ray (the extra fleet) there is no cluster")
+    words = [sys.executable, "-m", "chunkwise", "study", write_study(tmp_path), "--out"]
+    here, there = tmp_path / "here", tmp_path / "there"
+    share = str(max(1, len(cores()) // 2))
+    subprocess.run([*words, str(here), "--workers", "2"], cwd=ROOT, check=True, capture_output=True)
+    place = [*words, str(there), "--fleet", "local", "--workers", "2", "--cores", share]
+    killed = subprocess.Popen(place, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    while not list(there.glob("*/seed_*/done.json")):
+        assert killed.poll() is None
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    again = subprocess.run(place, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert tables(there) == tables(here)
+    starts = [json.loads(line) for path in there.glob("*/seed_*/starts.jsonl") for line in path.open()]
+    assert 4 <= len(starts) <= 7, "the finished one is not started again"
