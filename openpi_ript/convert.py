@@ -5,26 +5,30 @@
 Every rollout that the run's rounds played becomes an episode, in the order of step and initial state: state and images
 as the policy saw them, actions as executed, the outcome in the last frame, the prompt as its task. The column
 `initial_state` is the seed of the environment's reset, so that `data.init_key initial_state` with `data.advantage`
-finds RIPT's groups again. Images become PNG. The same rollouts give the same bytes.
+finds RIPT's groups again. Images become PNG. The same rollouts give the same bytes, by any number of --workers or on a
+--fleet; given again after a kill, the command goes on.
 """
 
 import argparse
 import dataclasses
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
-from chunkwise.cli.progress import follow
+from chunkwise.data.convert import Jobs, Joined, add_job_options, build
+from chunkwise.data.parts import Part
+from chunkwise.data.problems import Problem, refuse
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import ConfigError, DataError, RunError
-from chunkwise.files.new_folder import new_folder
 from chunkwise.files.trust import require_own_files
 from openpi_ript.config.experiment import OpenpiRiptConfig
-from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
+from openpi_ript.data.lerobot_writer import Recorded, features_of, write_episode, write_meta
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
 from openpi_ript.policies.saved import read_config
@@ -81,8 +85,9 @@ def convert(
     fps: int | None = None,
     allow_env: str | None = None,
     allow_code: str | None = None,
+    jobs: Jobs | None = None,
 ) -> int:
-    """Writes the dataset; returns the number of episodes.
+    """Writes the dataset; returns the number of rollouts.
 
     Args:
       run: Folder of a run with rounds of rollouts.
@@ -91,6 +96,7 @@ def convert(
       fps: Frames a second of the simulation; None asks the environment.
       allow_env: `code_of` the run's env, where it is code that the user trusts.
       allow_code: data.robot.adapter of the run, where it is code that the user trusts.
+      jobs: By how many processes, where, and what becomes of rollouts that are bad.
 
     Raises:
       ConfigError: `out` exists, or the run has no environment.
@@ -107,24 +113,96 @@ def convert(
     config = read_config(run)
     if config.env is None:
         raise ConfigError(f"{run}: expected a run with env, found one that never acted")
-    named = config.data.robot.adapter
-    adapter = find_adapter(named, allow_code=allow_code == named)
+    _adapter(config, allow_code)
     require_own_code(config.env, allow_code=allow_env == code_of(config.env))
     paths = find_rollouts(run, first_step)
     if fps is None:
         world = make(dataclasses.replace(config.env, initial_states=""), allow_code=allow_env == code_of(config.env))
         fps = world.fps
         world.close()
-    done = "converted {count} of {total} rollouts"
-
-    def episodes() -> Iterator[Recorded]:
-        for path in follow(paths, len(paths), "converting", done, rate=None, say=print):
-            yield recorded(load(path), config, path, adapter)
-
     made = {"made_by": "openpi_ript.convert: rollouts of a policy", "env": config.env.suite, "task": config.env.task}
-    with new_folder(out) as scratch:
-        write_lerobot(scratch, episodes(), fps=fps, robot=config.env.suite, provenance=made, names={})
+    build(
+        functools.partial(_Conversion, run.absolute(), first_step, fps, allow_code, made),
+        out,
+        about=made,
+        identity={"run": str(run.resolve()), "first_step": first_step, "fps": fps},
+        description=None,
+        done="converted {count} of {total} rollouts",
+        jobs=jobs or Jobs(),
+        report=print,
+    )
     return len(paths)
+
+
+def _adapter(config: OpenpiRiptConfig, allow_code: str | None) -> Adapter:
+    named = config.data.robot.adapter
+    return find_adapter(named, allow_code=allow_code == named)
+
+
+class _Conversion:
+    """The rollouts of a run; an episode's number and rows depend on all before it, so they are looked at first."""
+
+    looks = True
+
+    def __init__(
+        self, run: Path, first_step: int, fps: int, allow_code: str | None, provenance: Mapping[str, Any]
+    ) -> None:
+        self._config, self._fps, self._provenance = read_config(run), fps, provenance
+        self._adapter = _adapter(self._config, allow_code)
+        self._paths = find_rollouts(run, first_step)
+
+    @property
+    def units(self) -> Sequence[str]:
+        return [f"{path.parent.name}/{path.name}" for path in self._paths]
+
+    def files(self, unit: int) -> Sequence[Path]:
+        return [self._paths[unit]]
+
+    def look(self, unit: int) -> Part:
+        episode = self._recorded(unit)
+        length = len(next(iter(episode.columns.values())))
+        return Part(said={"length": length, "task": episode.task, "features": features_of(episode, {})})
+
+    def settle(self, looks: Mapping[int, Part]) -> tuple[Any, Mapping[int, Sequence[Problem]]]:
+        """Number, first row and task of each; one with other features than the first is a problem."""
+        known, problems = dict[str, list[int]](), dict[int, list[Problem]]()
+        tasks: dict[str, int] = {}
+        first = next((look.said["features"] for look in looks.values()), None)
+        start = 0
+        for number, look in looks.items():
+            if look.said["features"] != first:
+                wrong = Problem(file=self.units[number], expected=f"{first}", found=f"{look.said['features']}")
+                problems[number] = [wrong]
+                continue
+            task = tasks.setdefault(look.said["task"], len(tasks))
+            known[str(number)] = [len(known), start, task]
+            start += look.said["length"]
+        return known, problems
+
+    def write(self, unit: int, folder: Path, known: Any) -> Part:
+        episode = self._recorded(unit)
+        (index, start, task), features = known[str(unit)], features_of(episode, {})
+        write_episode(folder, episode, features, fps=self._fps, index=index, start=start, task=task)
+        length = len(next(iter(episode.columns.values())))
+        row = {"episode_index": index, "tasks": [episode.task], "length": length}
+        return Part(said={"row": row, "features": features})
+
+    def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
+        if changed := [problem for part in parts.values() for problem in part.problems]:
+            raise refuse(changed, "The rollouts changed while they were converted.")
+        rows = [part.said["row"] for part in parts.values()]
+        tasks = list(dict.fromkeys(row["tasks"][0] for row in rows))
+        assert self._config.env is not None
+        robot, features = self._config.env.suite, parts[min(parts)].said["features"]
+        write_meta(folder, rows, tasks, features, fps=self._fps, robot=robot, provenance=self._provenance)
+        return Joined(summary=f"wrote {len(rows)} episodes into {{out}}")
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    def _recorded(self, unit: int) -> Recorded:
+        path = self._paths[unit]
+        return recorded(load(path), self._config, path, self._adapter)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,27 +216,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fps", type=int, help="frames a second; by default the environment is asked")
     parser.add_argument("--allow-env", metavar="MODULE:FACTORY", help=f"{ALLOWED} of the run, that you trust")
     parser.add_argument("--allow-code", metavar="MODULE:FACTORY", help="data.robot.adapter of the run, that you trust")
+    add_job_options(parser)
     found = parser.parse_args(argv)
     try:
+        jobs = Jobs(workers=found.workers, fleet=found.fleet, on_bad=found.on_bad)
         if found.fps is not None and found.fps < 1:
             raise ConfigError(f"--fps is {found.fps}; expected at least 1")
-        count = convert(
+        convert(
             found.run,
             found.out,
             first_step=found.first_step,
             fps=found.fps,
             allow_env=found.allow_env,
             allow_code=found.allow_code,
+            jobs=jobs,
         )
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     print(
-        f"wrote {count} episodes to {found.out}\nnext: python -m openpi_ript.inspect {found.out}, then train on it "
+        f"next: python -m openpi_ript.inspect {found.out}, then train on it "
         f"with --data.path {found.out} --data.init-key {INITIAL_STATE}"
     )
     return 0
 
 
 if __name__ == "__main__":
-    command.run(main)
+    command.run(main, "stopped; the same command goes on with what is missing")

@@ -313,7 +313,8 @@ class _Run:
     def _made(self, numbers: Sequence[int], known: Any, done: str) -> dict[int, tuple[Part, tuple[str, ...]]]:
         """Makes parts that are not there."""
         folder = self.folder.open()
-        keys = {n: key_of(self._conversion.units[n], self._stamp(n), known) for n in numbers}
+        units, shared = self._conversion.units, key_of(known)
+        keys = {n: key_of(units[n], self._stamp(n), shared) for n in numbers}
         found = {number: folder.find(number, keys[number]) for number in numbers}
         # One with a problem is made again: its source may have been repaired, or a limit raised.
         missing = [n for n, one in found.items() if one is None or (one[0].problems and not self.folder.is_merging)]

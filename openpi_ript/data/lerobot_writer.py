@@ -68,20 +68,58 @@ def write_lerobot(
     start = 0
     for index, episode in enumerate(episodes):
         length = len(next(iter(episode.columns.values())))
-        features = features or _features(episode, names)
+        features = features or features_of(episode, names)
         tasks += [episode.task] * (episode.task not in tasks)
-        file = root / DATA_PATH.format(episode_chunk=index // EPISODES_A_CHUNK, episode_index=index)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        table = _table(episode, features, fps=fps, index=index, start=start, task=tasks.index(episode.task))
-        pq.write_table(table, file)
+        write_episode(root, episode, features, fps=fps, index=index, start=start, task=tasks.index(episode.task))
         rows.append({"episode_index": index, "tasks": [episode.task], "length": length})
         start += length
+    write_meta(root, rows, tasks, features, fps=fps, robot=robot, provenance=provenance)
+
+
+def write_episode(
+    root: Path, episode: Recorded, features: Mapping[str, Any], *, fps: int, index: int, start: int, task: int
+) -> None:
+    """Writes the table of one episode.
+
+    Args:
+      root: Folder of the dataset.
+      episode: What it holds.
+      features: Of the dataset.
+      fps: Frames a second.
+      index: Of the episode, from 0.
+      start: Frames of all episodes before it.
+      task: Number of its task.
+    """
+    file = root / DATA_PATH.format(episode_chunk=index // EPISODES_A_CHUNK, episode_index=index)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(_table(episode, features, fps=fps, index=index, start=start, task=task), file)
+
+
+def write_meta(
+    root: Path,
+    rows: Sequence[Mapping[str, Any]],
+    tasks: Sequence[str],
+    features: Mapping[str, Any],
+    *,
+    fps: int,
+    robot: str,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Writes the files of a dataset besides its tables.
+
+    Args:
+      root: Folder of the dataset.
+      rows: Of episodes.jsonl: episode_index, tasks and length of each.
+      tasks: In the order of their numbers.
+      features: Of the dataset.
+      fps, robot, provenance: As of `write_lerobot`.
+    """
     info = {
         "codebase_version": "v2.1",
         "robot_type": robot,
         "synthetic": json.loads(json.dumps(provenance)),
         "total_episodes": len(rows),
-        "total_frames": start,
+        "total_frames": sum(row["length"] for row in rows),
         "total_tasks": len(tasks),
         "total_videos": 0,
         "total_chunks": -(-len(rows) // EPISODES_A_CHUNK),
@@ -128,7 +166,8 @@ def train_tokenizer(sentences: Sequence[str]) -> bytes:
     return model.getvalue()
 
 
-def _features(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def features_of(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns the features of info.json, those that every dataset has included."""
     channels = ["height", "width", "channels"]
     features: dict[str, Any] = {
         camera: {"dtype": "image", "shape": list(images[0].shape), "names": channels}

@@ -1,6 +1,7 @@
 """Rollouts of a run as a LeRobot dataset: what was seen, done and reached, and RIPT's groups again."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 
 from chunkwise.cli import verbs
+from chunkwise.data import convert as driver
+from chunkwise.data.convert import Jobs
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.envs.rollout import load, save
 from chunkwise.errors import DataError
@@ -81,11 +84,26 @@ def test_every_rollout_is_an_episode_and_groups_are_found_again(run: Path, tmp_p
 
 
 def test_the_same_rollouts_give_the_same_bytes_and_later_rounds_alone(run: Path, tmp_path: Path):
-    for name in "ab":
-        convert.convert(run, tmp_path / name, fps=7)
+    for name, workers in (("a", 1), ("b", 2)):
+        convert.convert(run, tmp_path / name, fps=7, jobs=Jobs(workers=workers))
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert convert.convert(run, tmp_path / "late", first_step=5, fps=7) == 3
     assert read_meta(tmp_path / "late").fps == 7
+
+
+def test_a_bad_rollout_is_named_or_left_out_and_the_others_are_numbered_without_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/rollouts/step_00000004-abc/state_00000-01.npz").write_bytes(b"torn")
+    with pytest.raises(DataError, match=r"1 problem(.|\n)*state_00000-01\.npz"):
+        convert.convert(tmp_path / "run", tmp_path / "out", fps=7)
+    monkeypatch.setattr(driver, "MAX_SKIPPED", 1 / 6)
+    convert.convert(tmp_path / "run", tmp_path / "out", fps=7, jobs=Jobs(on_bad="skip"))
+    (tmp_path / "run/rollouts/step_00000004-abc/state_00000-01.npz").unlink()
+    convert.convert(tmp_path / "run", tmp_path / "without", fps=7)
+    assert files(tmp_path / "out") == files(tmp_path / "without")
+    assert len(read_meta(tmp_path / "out").episodes) == 5
 
 
 def test_what_cannot_be_converted_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -202,6 +202,7 @@ def tables(folder: Path) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_slurm_trains_what_processes_train_and_only_what_is_left(stands_in: Path, tmp_path: Path):
     put(stands_in, "sbatch", PLAYS)
     words = [sys.executable, "-m", "chunkwise", "study", write_study(tmp_path), "--out"]
