@@ -21,6 +21,8 @@ from chunkwise.reports.page import curves
 from chunkwise.reports.run_record import CONFIG, RunRecord, read_run
 
 MOST_CHARTS = 6
+MOST_COLUMNS = 4
+"""Of the results; report.html has all."""
 MOST_WARNINGS = 3
 QUIET_S = 60
 """Seconds without a line in metrics.jsonl or timing.jsonl after which that is said."""
@@ -141,7 +143,7 @@ def live(record: RunRecord, *, quiet_s: float = 0.0) -> dict[str, str]:
         parts.append(f"no news for {_duration(quiet_s)}")
     said = ", ".join(parts)
     rows = results.rows_of_results({name: record})
-    lines = results.texts(rows, results.columns_of(rows)) if rows else []
+    lines = [line[1:] for line in results.texts(rows, results.columns_of(rows)[:MOST_COLUMNS])] if rows else []
     warnings = record.warnings[-MOST_WARNINGS:]
     plain = [f"{name}: {said}", *([results.plain(lines)] if lines else []), *warnings]
     bar = f'<div style="width:{100 * share:.1f}%;height:100%;background:#3d9357"></div>'
@@ -210,7 +212,6 @@ def _chart(chart: Mapping[str, Any]) -> str:
         drawn.append(f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>')  # all that is seen of a single point
         label = f"{one['key']} " if len(series) > 1 else ""
         said.append(f'<span style="color:{colour}">{text(label)}{one["y"][-1]:.4g}</span>')
-    return (
-        f'<div><small>{text(chart["name"])} {" ".join(said)}</small><br><svg width="{WIDTH}" height="{HEIGHT}" '
-        f'style="border:1px solid #8884">{"".join(drawn)}</svg></div>'
-    )
+    title = f"<small>{text(chart['name'])} {' '.join(said)}</small>"
+    size = f'width="{WIDTH}" height="{HEIGHT}" style="border:1px solid #8884"'
+    return f'<div style="width:{WIDTH + 2}px">{title}<br><svg {size}>{"".join(drawn)}</svg></div>'
