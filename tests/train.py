@@ -43,6 +43,9 @@ class World:
     def position(self) -> dict[str, Any]:
         return {"count": len(self.numbers)}
 
+    def close(self) -> None:
+        pass
+
     def rewind(self, position: dict[str, Any] | None) -> None:
         count = 0 if position is None else position["count"]
         self.numbers = json.loads(self.path.read_text())[:count] if count else []

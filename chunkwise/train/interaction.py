@@ -75,6 +75,10 @@ class Interaction(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Ends what goes on beside the updates; called last of all, however the run ends."""
+        ...
+
 
 @runtime_checkable
 class Evaluated(Protocol):

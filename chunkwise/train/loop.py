@@ -182,6 +182,8 @@ class _Run:
                 return self._finish()
         finally:
             self.tracing.stop()
+            if self.interaction is not None:
+                self.interaction.close()
             self.checkpoints.close()
             if not callers:
                 gc.unfreeze()

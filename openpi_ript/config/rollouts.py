@@ -208,6 +208,10 @@ class RolloutConfig:
     """How the rows of a batch are drawn from rollouts. frames: every frame alike, so that a task counts by how many of
     its frames there are, and a failure, which lasts up to the limit, for more than a success. tasks: first the task,
     all alike, then, where it has both, positive rollouts or the others, then one of their frames."""
+    staleness: Literal[0, 1] = 0
+    """Rounds of updates by which the weights that play are behind. With 1 the next round is played, with the weights of
+    this round's begin, while this round's updates are made, on a copy on the first device; a run gives the same
+    rollouts whichever is faster."""
     dataset_share: float = 0.0
     """Share of the rows of each batch that are of the dataset, imitated, while the others are of rollouts. With 1 no
     rollouts are played and imitation goes on: the control of an experiment."""
@@ -280,6 +284,11 @@ class RolloutConfig:
             raise ValueError(
                 f"rollout.rows is {self.rows!r} and rollout.objective 'ppo', which passes over all chunks; expected "
                 "'frames'"
+            )
+        if self.staleness:
+            raise ValueError(
+                f"rollout.staleness is {self.staleness} and rollout.objective 'ppo', which compares the weights that "
+                "train with those of this round; expected 0"
             )
         if self.dataset_share not in (0, 1):
             raise ValueError(

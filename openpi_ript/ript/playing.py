@@ -129,6 +129,33 @@ class Player:
         drawn = rng.normal(size=len(deviation)) * deviation * (rng.random(len(deviation)) < settings.each)
         return tuple(drawn.tolist())
 
+    def recorded(self, plan: Plan, policy_step: int, weights: str) -> list[Group[Outcome]] | None:
+        """Returns a round that is on disk as a whole, without a look at its rollouts; None if it is not.
+
+        Raises:
+          DataError: What lies there is another round.
+        """
+        path = self._folder / plan.folder / MANIFEST
+        if not path.exists():
+            return None
+        told = read_json(path)
+        found = tuple(told.get(name) for name in ("step", "policy_step", "weights"))
+        if found != (plan.step, policy_step, weights):
+            raise DataError(
+                f"{path}: expected the round {(plan.step, policy_step, weights)}, found {found}; delete the folder"
+            )
+        try:
+            return [
+                Group(
+                    state=group["state"],
+                    files=[rollout.pop("file") for rollout in group["rollouts"]],
+                    rollouts=[Outcome(**rollout) for rollout in group["rollouts"]],
+                )
+                for group in told["groups"]
+            ]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: expected the groups of a round, found {type(error).__name__}: {error}") from error
+
     def _wave(
         self, plan: Plan, wave: list[int], first: int, stopping: Callable[[], bool]
     ) -> list[Group[Outcome]] | None:

@@ -7,14 +7,17 @@ rollouts all end alike carries no signal and is not trained on. An initial state
 rests for `retry_after` updates, and is tried again then; one that none solved is not spared. Rounds older than
 `replay_rounds` are let go of. Where that leaves nothing to learn from, as when all states are solved, the updates of
 the round imitate the dataset. Everything is a function of the seed, the step and the weights: a round's rollouts lie in
-a folder named after step and weights, and a run that was killed takes those it finds there and plays the others.
+a folder named after step and weights, and a run that was killed takes those it finds there and plays the others. With
+rollout.staleness 1 a round is played with the weights of the round before, while that one is trained on (ahead.py).
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.rollout import load
 from chunkwise.errors import ConfigError
@@ -23,10 +26,14 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
+from openpi_ript.ript.ahead import Ahead, copied
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.passes import Passes, passes_over
 from openpi_ript.ript.playing import Outcome, Plan, Player
 from openpi_ript.ript.rollout_data import Group, drawn_rows, teaches, training_data
+
+SETTLE = 0.1
+"""Seconds between two looks at a round that is played beside the updates."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ class Rest:
     """Its number among those of all tasks: the task's place times rollout.initial_states, and its own."""
     init_hash: str
     step: int
-    """Updates behind the policy that showed it."""
+    """Updates before the round that showed it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +88,7 @@ class Ript:
         self._rounds: list[Round] = []
         self._resting: list[Rest] = []
         self._training: TrainingData | Passes | None = None
+        self._ahead: Ahead | None = None
 
     def _check_hindsight(self) -> None:
         """Raises ConfigError if hindsight names a task that is not played."""
@@ -120,18 +128,17 @@ class Ript:
         """
         if self._rollout.dataset_share == 1:
             return {}
-        self._policy.use(state.params, step)
-        resting = [rest for rest in self._resting if step - rest.step < self._rollout.retry_after]
-        plan = Plan(
-            step=step,
-            folder=f"step_{step:08d}-{self._policy.weights[:12]}",
-            resting={rest.state for rest in resting},
-            shares=self._shares,
-        )
-        groups = self._player.play(plan, stopping)
-        self._policy.release()
+        came = self._ahead
+        if came is None:  # staleness 0, or the first round of all
+            self._policy.use(state.params, step)
+            plan = self._plan(step, self._policy.weights, self._resting, self._shares)
+            groups = self._player.play(plan, stopping)
+            self._policy.release()
+        else:
+            plan, groups = came.plan, came.wait(stopping)
         if groups is None:
             return None
+        resting = self._still(step, self._resting)
         alike = [group for group in groups if not group.mixed]
         resting += [
             Rest(state=group.state, init_hash=group.init_hash, step=step)
@@ -146,7 +153,7 @@ class Ript:
             flush=True,
         )
         of_tasks = self._of_tasks(groups, plan)
-        self._shares |= {name: (sum(won) + 1) / (len(won) + 2) for name, won in of_tasks.items()}
+        shares = self._shares | {name: (sum(won) + 1) / (len(won) + 2) for name, won in of_tasks.items()}
         if len(self._tasks) > 1:
             print("  " + ", ".join(f"{name} {sum(won):.0f}/{len(won)}" for name, won in of_tasks.items()), flush=True)
         metrics = {f"rollouts/success/{name}": won for name, won in of_tasks.items() if len(self._tasks) > 1}
@@ -171,7 +178,17 @@ class Ript:
                 "the dataset",
                 flush=True,
             )
-        self._resting, self._rounds, self._training = resting, rounds, self._load(rounds)
+        training = self._load(rounds)
+        ahead = self._begin(state, step, resting, shares) if self._rollout.staleness else None
+        self._resting, self._shares, self._rounds, self._training, self._ahead = (
+            resting,
+            shares,
+            rounds,
+            training,
+            ahead,
+        )
+        if came is not None:
+            came.forget()
         if isinstance(self._training, Passes):
             print(f"step {step}: {self._training.describe()}", flush=True)
         return {name: values for name, values in metrics.items() if values}
@@ -228,7 +245,7 @@ class Ript:
             "rounds": [dataclasses.asdict(one) for one in self._rounds],
             "resting": [dataclasses.asdict(one) for one in self._resting],
             "shares": self._shares,
-        }
+        } | ({} if self._ahead is None else {"ahead": self._ahead.record()})
 
     def rewind(self, position: dict[str, Any] | None) -> None:
         """Loads the rollouts of the rounds that were trained on. Those of a round that was cut off stay on disk, and
@@ -247,6 +264,44 @@ class Ript:
         self._shares = dict(position.get("shares", {}))  # earlier versions knew one task
         self._rounds = [Round(**one) for one in position["rounds"]]
         self._training = self._load(self._rounds)
+        if self._rollout.staleness and position.get("ahead") is not None:
+            told = position["ahead"]
+            plan = self._plan(told["step"], told["weights"], self._resting, self._shares)
+            self._ahead = Ahead(plan, told["policy_step"], told["weights"], self._folder)
+            self._ahead.begin(self._player, self._policy, None, play=plan.step < self._config.train.steps)
+
+    def settled(self, stopping: Callable[[], bool]) -> bool | None:
+        """Waits until no round is played beside the updates; None if stopped before."""
+        while self._ahead is not None and not self._ahead.settled:
+            if stopping():
+                return None
+            time.sleep(SETTLE)
+        return True
+
+    def close(self) -> None:
+        """Ends the round that is played beside the updates."""
+        if self._ahead is not None:
+            self._ahead.end()
+
+    def _still(self, step: int, resting: Sequence[Rest]) -> list[Rest]:
+        """Those that rest at a step."""
+        return [rest for rest in resting if step - rest.step < self._rollout.retry_after]
+
+    def _plan(self, step: int, weights: str, resting: Sequence[Rest], shares: Mapping[str, float]) -> Plan:
+        return Plan(
+            step=step,
+            folder=f"step_{step:08d}-{weights[:12]}",
+            resting={rest.state for rest in self._still(step, resting)},
+            shares=shares,
+        )
+
+    def _begin(self, state: TrainState, step: int, resting: Sequence[Rest], shares: Mapping[str, float]) -> Ahead:
+        """Has the next round played with these weights, if an update comes to need it."""
+        params, following = copied(state.params), step + self.every
+        weights = tree_digest(params)
+        ahead = Ahead(self._plan(following, weights, resting, shares), step, weights, self._folder)
+        ahead.begin(self._player, self._policy, params, play=following < self._config.train.steps)
+        return ahead
 
     @property
     def _states(self) -> int:

@@ -7,7 +7,9 @@ from typing import Any
 from chunkwise.arrays import NumpyTree
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
+from chunkwise.distributed.stopping import is_requested
 from chunkwise.envs.evaluate import Evaluation
+from chunkwise.errors import StopRequested
 from chunkwise.state import TrainState
 from chunkwise.train.metrics import Mean
 from openpi_ript.config.experiment import OpenpiRiptConfig
@@ -94,7 +96,12 @@ class RiptTask(SupervisedTask):
             self._played(state, final=final)
 
     def _played(self, state: TrainState, *, final: bool) -> Evaluation:
-        """An episode from each held-out initial state, played by all processes together."""
+        """An episode from each held-out initial state, played by all processes together.
+
+        A round that is played beside the updates uses the same policy and environments, and comes to its end before.
+        """
+        if self.ript is not None and self._division.work(self.ript.settled, is_requested) is None:
+            raise StopRequested("the evaluation was broken off; what was finished before stands")
         settings, rollout = self.config.eval, self.config.rollout
         assert settings is not None
         manifest = processes.primary_then_all(

@@ -130,6 +130,9 @@ class Online:
         self._queue = deque(np.array(action, np.float32) for action in position["queue"])
         self._commit()
 
+    def close(self) -> None:
+        """Nothing goes on beside the updates."""
+
     def _commit(self) -> None:
         """Takes note of where the interaction stands."""
         queue = [action.tolist() for action in self._queue]

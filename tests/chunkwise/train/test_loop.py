@@ -327,6 +327,9 @@ class World:
     def position(self) -> dict[str, Any]:
         return {"count": len(self.numbers)}
 
+    def close(self) -> None:
+        pass
+
     def rewind(self, position: dict[str, Any] | None) -> None:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         self.numbers = [float(line) for line in lines[: 0 if position is None else position["count"]]]

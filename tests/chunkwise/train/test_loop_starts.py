@@ -99,6 +99,9 @@ def test_others_read_what_the_first_process_brought_home(primary: bool, monkeypa
         def position(self) -> dict[str, Any]:
             return {"count": 7}
 
+        def close(self) -> None:
+            pass
+
         def rewind(self, position: Any) -> None:
             self.rewound.append(position)
 

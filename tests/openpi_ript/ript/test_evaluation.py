@@ -352,6 +352,7 @@ def test_only_the_last_evaluation_of_a_run_keeps_rollouts_and_shows_them(
         collector=None,
         folder=tmp_path,
         _division=None,
+        ript=None,
     )
     state = TrainState(step=4, params={}, opt_state={}, target={})
     for final in (False, True):

@@ -18,8 +18,8 @@ OPTIONS = ["--rollout.start", "100", "--train.steps", "140", "--train.eval-every
 OPTIONS += ["--checkpoint.every", "10", "--eval.final-episodes", "3"]
 
 
-def kill_when(folder: Path, moment: Callable[[], bool]) -> None:
-    process = kill.launch(CONFIG, folder, OPTIONS)
+def kill_when(folder: Path, moment: Callable[[], bool], options: list[str]) -> None:
+    process = kill.launch(CONFIG, folder, options)
     while not moment():
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.001)
@@ -32,18 +32,20 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.long
-def test_killed_while_collecting_and_while_training(tmp_path: Path):
-    digest = kill.finish(CONFIG, tmp_path / "a", OPTIONS)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_killed_while_collecting_and_while_training(tmp_path: Path, staleness: int):
+    options = [*OPTIONS, "--rollout.staleness", str(staleness)]
+    digest = kill.finish(CONFIG, tmp_path / "a", options)
     rounds = sorted({path.parent.name for path in files(tmp_path / "a")})
     assert [int(name[5:13]) for name in rounds] == [100, 120]
 
-    kill_when(tmp_path / "b", lambda: len(files(tmp_path / "b")) >= 3)
+    kill_when(tmp_path / "b", lambda: len(files(tmp_path / "b")) >= 3, options)
     found = files(tmp_path / "b")
     written = [path.stat().st_mtime_ns for path in found]
     line = '"step": 120, "split": "train"'
-    kill_when(tmp_path / "b", lambda: line in (tmp_path / "b/metrics.jsonl").read_text())
+    kill_when(tmp_path / "b", lambda: line in (tmp_path / "b/metrics.jsonl").read_text(), options)
     assert [path.stat().st_mtime_ns for path in found] == written, "they were taken as they lay there"
-    assert kill.finish(CONFIG, tmp_path / "b", OPTIONS) == digest
+    assert kill.finish(CONFIG, tmp_path / "b", options) == digest
     assert kill.written(tmp_path / "b") == kill.written(tmp_path / "a")
 
     manifest = Manifest.load(tmp_path / "b/manifest.json")
