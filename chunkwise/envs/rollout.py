@@ -1,23 +1,30 @@
 """Rollouts on disk, one npz file each: what was seen, done and reached, enough to audit, replay and train on.
 
 The arrays of observations lie under `observation/<name>`, T + 1 rows: the frame before each action, and the last one.
-What the policy noted of its chunks lies under `note/<name>`, a row for each chunk.
+Images are packed frame by frame (frames.py): `frames/<name>`, `ends/<name>`, and the shape of a frame in `facts`. What
+the policy noted of its chunks lies under `note/<name>`, a row for each chunk.
 Pickle is never read or written; zip's checksums tell a damaged file.
 """
 
+import concurrent.futures
 import dataclasses
 import json
+import math
+import threading
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.envs.environment import Observation
+from chunkwise.envs.frames import Frames, mapped, pack
 from chunkwise.errors import DataError
+from chunkwise.files import budget
 from chunkwise.files.durable import make_folders, write_durably
-from chunkwise.files.npz import read_npz
+from chunkwise.files.npz import read_npz, stored_bytes
 from chunkwise.files.strict_json import parse_json
 
 _ARRAYS = ("actions", "rewards")
@@ -27,8 +34,8 @@ _ARRAYS = ("actions", "rewards")
 class Rollout:
     """One finished episode of a policy."""
 
-    observations: Mapping[str, np.ndarray]
-    """By name, T + 1 rows; {} where only the outcome was wanted."""
+    observations: Mapping[str, Any]
+    """By name, T + 1 rows, images as Frames where they are read by frame; {} where only the outcome was wanted."""
     actions: Float32[np.ndarray, "T a"]
     """As executed."""
     rewards: Float32[np.ndarray, " T"]
@@ -60,7 +67,14 @@ class Rollout:
 
 def save(path: Path, rollout: Rollout) -> None:
     """Writes a rollout; the file appears under its name only when it is complete and on disk."""
-    arrays = {f"observation/{name}": value for name, value in rollout.observations.items()}
+    arrays: dict[str, np.ndarray] = {}
+    shapes: dict[str, list[int]] = {}
+    for name, value in rollout.observations.items():
+        if value.dtype == np.uint8 and value.ndim == 4:
+            arrays[f"frames/{name}"], arrays[f"ends/{name}"] = pack(np.asarray(value))
+            shapes[name] = list(value.shape[1:])
+        else:
+            arrays[f"observation/{name}"] = value
     arrays |= {f"note/{name}": value for name, value in rollout.notes.items()}
     arrays |= {name: getattr(rollout, name) for name in _ARRAYS}
     facts = {
@@ -68,24 +82,79 @@ def save(path: Path, rollout: Rollout) -> None:
         for field in dataclasses.fields(rollout)
         if field.name not in ("observations", "notes", *_ARRAYS)
     }
-    everything: dict[str, Any] = {"facts": np.array(json.dumps(facts))} | arrays
+    facts |= {"frames": shapes} if shapes else {}
     make_folders(path.parent)
-    write_durably(path, lambda file: np.savez_compressed(file, **everything))
+    write_durably(path, lambda file: _write(file, {"facts": np.array(json.dumps(facts))} | arrays))
 
 
-def load(path: Path, *, outcome_only: bool = False) -> Rollout:
+def _write(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a .npz file; what is compressed already is stored."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            info = zipfile.ZipInfo(f"{name}.npy")  # of 1980: the bytes do not depend on the clock
+            info.compress_type = zipfile.ZIP_STORED if name.startswith("frames/") else zipfile.ZIP_DEFLATED
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+
+
+class Writer:
+    """Writes rollouts by a thread, so that whoever plays goes on; leave its block to have all on disk."""
+
+    def __init__(self, waiting: int = 4) -> None:
+        """Starts nothing yet.
+
+        Args:
+          waiting: Rollouts that are kept in memory for the thread; for one more `save` waits.
+        """
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        self._room = threading.Semaphore(waiting)
+        self._written: list[concurrent.futures.Future[None]] = []
+
+    def save(self, path: Path, rollout: Rollout) -> None:
+        """Has a rollout written. Raises what the writing of an earlier one raised."""
+        for future in [future for future in self._written if future.done()]:
+            self._written.remove(future)
+            future.result()
+        self._room.acquire()
+        self._written.append(self._thread.submit(self._save, path, rollout))
+
+    def _save(self, path: Path, rollout: Rollout) -> None:
+        try:
+            save(path, rollout)
+        finally:
+            self._room.release()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self._thread.shutdown()
+        if kind is None:
+            for future in self._written:
+                future.result()
+
+
+def load(path: Path, *, outcome_only: bool = False, by_frame: bool = False) -> Rollout:
     """Reads a rollout.
 
     Args:
       path: The file.
       outcome_only: Read no observations and no notes, which are most of the file.
+      by_frame: Leave images in the file, as Frames; those of earlier versions' files are read.
 
     Raises:
       DataError: If the file is missing, damaged, or no rollout.
     """
     try:
-        arrays: dict[str, Any] = read_npz(path, ("facts", *_ARRAYS) if outcome_only else None)
+        places = stored_bytes(path) if by_frame and not outcome_only else {}
+        left = {name for name, (offset, _) in places.items() if name.startswith("frames/") and offset >= 0}
+        names = ("facts", *_ARRAYS) if outcome_only else set(places) - left if by_frame else None
+        arrays: dict[str, Any] = read_npz(path, names)
         facts: dict[str, Any] = parse_json(str(arrays.pop("facts")), source=f"{path}: facts")
+        shapes = facts.pop("frames", {})
+        if not outcome_only:
+            arrays |= {name: mapped(path, *places[name]) for name in left}
+            arrays |= _images(path, arrays, shapes, by_frame=by_frame)
         observations, notes = _taken(arrays, "observation/"), _taken(arrays, "note/")
         facts |= {"draw": tuple(facts["draw"]), "offset": tuple(facts.get("offset", ()))}
         parts: dict[str, Any] = {"observations": observations, "notes": notes} | arrays | facts
@@ -102,6 +171,22 @@ def load(path: Path, *, outcome_only: bool = False) -> Rollout:
     if len(chunks) > 1:
         raise DataError(f"{path}: expected a note of each chunk under every name, found {sorted(chunks)} of them")
     return rollout
+
+
+def _images(path: Path, arrays: dict[str, Any], shapes: dict[str, Any], *, by_frame: bool) -> dict[str, Any]:
+    """The images of a file under their names as observations; what they were packed in is taken out."""
+    found: dict[str, Any] = {}
+    spent = budget.Spent(str(path), path.stat().st_size)
+    for name, shape in shapes.items():
+        if len(shape) != 3 or not all(type(side) is int and side > 0 for side in shape):
+            raise ValueError(f"frames of {name} of shape {shape}")
+        budget.require("image_pixels", math.prod(shape) // min(shape[2], 4), f"{path}: {name}", "pixels")
+        packed, ends = arrays.pop(f"frames/{name}"), arrays.pop(f"ends/{name}")
+        frames = Frames(packed, ends, tuple(shape), f"{path}: {name}")
+        if not by_frame:
+            spent.add(math.prod(frames.shape), name)
+        found[f"observation/{name}"] = frames if by_frame else np.asarray(frames)
+    return found
 
 
 def _taken(arrays: dict[str, Any], prefix: str) -> dict[str, Any]:

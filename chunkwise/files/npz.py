@@ -22,6 +22,8 @@ MAX_HEADER = 1 << 16
 """Bytes of an array's header; numpy writes 128 and reads at most 10,000, after it has allocated what is declared."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a bound
 _PIECE = 1 << 20
+_LOCAL = 30
+"""Bytes of the header before a member, up to its name; the last four are the lengths of name and extra field."""
 _BAD_HEADER = (
     ValueError,
     TypeError,
@@ -50,6 +52,39 @@ def read_npz(path: str | Path, names: Collection[str] | None = None) -> dict[str
     """
     with budget.open_file(path) as file:
         return _read(file, os.fstat(file.fileno()).st_size, str(path), names)
+
+
+def stored_bytes(path: str | Path) -> dict[str, tuple[int, int]]:
+    """Where the uncompressed arrays of bytes of a .npz file lie, as offset and size by name; all of its names else.
+
+    An array that is compressed, or of another dtype or more dimensions, has the offset -1.
+
+    Raises:
+      OSError: It cannot be read.
+      DataError: It is no .npz file, or damaged; the arrays themselves are not looked at.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    try:
+        with budget.open_file(path) as file, zipfile.ZipFile(file) as archive:
+            end = os.fstat(file.fileno()).st_size
+            for info in archive.infolist():
+                place = (-1, 0)
+                if info.compress_type == zipfile.ZIP_STORED and not info.flag_bits & 1:
+                    with archive.open(info) as stream:
+                        shape, _, dtype = _header(stream, f"{path}: {info.filename}")
+                        header = stream.tell()
+                    file.seek(info.header_offset)
+                    local = file.read(_LOCAL)
+                    name, extra = struct.unpack("<HH", local[-4:])
+                    begin = info.header_offset + _LOCAL + name + extra + header
+                    if dtype == np.uint8 and len(shape) == 1 and shape[0] == info.file_size - header:
+                        place = (begin, shape[0])
+                        if begin + shape[0] > end:
+                            raise DataError(f"{path}: {info.filename}: expected it within the file, which ends before")
+                found[info.filename.removesuffix(".npy")] = place
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, ValueError) as error:
+        raise DataError(f"{path}: expected a whole .npz file, found {error}") from error
+    return found
 
 
 def parse_npz(content: bytes, *, source: str) -> dict[str, np.ndarray]:

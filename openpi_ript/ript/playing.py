@@ -20,7 +20,7 @@ from chunkwise.data.sampling import Purpose, generator, seed_of, words
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
 from chunkwise.envs.collect import Job
-from chunkwise.envs.rollout import Rollout, load, save
+from chunkwise.envs.rollout import Rollout, Writer, load
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
@@ -193,12 +193,15 @@ class Player:
         jobs = [job for job in jobs if self._division.mine(job.number)]
         outcomes = {job.path.name: _outcome(self._reload(job)) for job in jobs if job.path.exists()}
 
-        def done(job: Job, rollout: Rollout) -> None:
-            save(job.path, rollout)
-            outcomes[job.path.name] = _outcome(rollout)
-
         missing = [job for job in jobs if job.path.name not in outcomes]
-        return outcomes if self._collector.collect(missing, self._actor, done, stopping) else None
+        with Writer() as writer:
+
+            def done(job: Job, rollout: Rollout) -> None:
+                writer.save(job.path, rollout)
+                outcomes[job.path.name] = _outcome(rollout)
+
+            finished = self._collector.collect(missing, self._actor, done, stopping)
+        return outcomes if finished else None
 
     def _reload(self, job: Job) -> Rollout:
         rollout = load(job.path, outcome_only=True)

@@ -349,7 +349,11 @@ class Ript:
     def _load(self, rounds: Sequence[Round]) -> TrainingData | Passes | None:
         """Reads the rollouts of the rounds, and prepares their windows, or of one the passes over its chunks."""
         groups = [
-            Group(state=-1, files=files, rollouts=[load(self._folder / one.folder / name) for name in files])
+            Group(
+                state=-1,
+                files=files,
+                rollouts=[load(self._folder / one.folder / name, by_frame=True) for name in files],
+            )
             for one in rounds
             for files in one.groups
         ]

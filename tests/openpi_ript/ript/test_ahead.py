@@ -56,6 +56,7 @@ class Run:
         self.ript = Ript(config, self.data, folder, self.collector, self.policy)
 
     def interact(self, *steps: int) -> Any:
+        told: Any = None
         for step in steps:
             params = params_of(step)
             told = self.ript.interact(TrainState(step=step, params=params, opt_state={}, target={}), step, no)
@@ -133,7 +134,7 @@ def test_a_longer_run_is_the_same_as_one_that_was_made_longer(root: Path, tmp_pa
     assert longer.ript.position() == whole.ript.position()
 
 
-def test_what_is_lost_and_what_goes_wrong_is_told(root: Path, tmp_path: Path):
+def test_what_is_lost_and_what_goes_wrong_is_told(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = Run(root, tmp_path, steps=6)
     run.interact(2)
     position = run.ript.position()
@@ -148,13 +149,13 @@ def test_what_is_lost_and_what_goes_wrong_is_told(root: Path, tmp_path: Path):
 
     file.write_bytes(content)
     broken = Run(root, tmp_path)
-    broken.collector.collect = lambda *_: (_ for _ in ()).throw(NonFiniteError("NaN"))
+    monkeypatch.setattr(broken.collector, "collect", lambda *_: (_ for _ in ()).throw(NonFiniteError("NaN")))
     broken.ript.rewind(position)
     with pytest.raises(NonFiniteError, match="NaN"):
         broken.interact(6)
 
 
-def test_a_round_that_goes_on_can_be_left(root: Path, tmp_path: Path):
+def test_a_round_that_goes_on_can_be_left(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """By a request to stop while the loop waits for it, and at the end of the run."""
     run, asked = Run(root, tmp_path), threading.Event()
     run.interact(2)
@@ -168,7 +169,7 @@ def test_a_round_that_goes_on_can_be_left(root: Path, tmp_path: Path):
         return False
 
     slow = Run(root, tmp_path)
-    slow.collector.collect = endless
+    monkeypatch.setattr(slow.collector, "collect", endless)
     for path in (*(run.folder / name_of(6, 2)).glob("*.npz"), run.folder / name_of(6, 2) / MANIFEST):
         path.unlink()
     slow.ript.rewind(position)
