@@ -10,6 +10,7 @@ give the same bytes; those of the old commit are not compared. Ratios are of the
 
 import argparse
 import hashlib
+import resource
 import statistics
 import struct
 import subprocess
@@ -55,14 +56,15 @@ def digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def convert(tree: Path, source: Path, *options: str) -> tuple[float, str]:
-    """Seconds of one conversion by the code of a tree, and the digest of what it wrote."""
+def convert(tree: Path, source: Path, *options: str) -> tuple[float, float, str]:
+    """Seconds of one conversion by the code of a tree, its processor's seconds, and the digest of what it wrote."""
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         out = Path(folder) / "out"
         words = [sys.executable, "-m", "driving.convert", str(source), str(out), "--format", "waymo_v1", *options]
-        began = time.perf_counter()
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(words, cwd=tree, check=True, stdout=subprocess.DEVNULL)
-        return time.perf_counter() - began, digest(out)
+        took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, digest(out)
 
 
 def main() -> None:
@@ -81,6 +83,7 @@ def main() -> None:
     if found.old is not None:
         cases["old"] = found.old.resolve(), ()
     seconds: dict[str, list[float]] = {name: [] for name in cases}
+    busy: dict[str, list[float]] = {name: [] for name in cases}
     digests = set[str]()
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "training"
@@ -88,15 +91,20 @@ def main() -> None:
         print(f"{found.files * found.frames} records in {found.files} files, {size / 1e6:.0f} MB")
         for _ in range(found.rounds):
             for name, (tree, options) in cases.items():
-                took, made = convert(tree, source, *options)
+                took, used, made = convert(tree, source, *options)
                 seconds[name].append(took)
+                busy[name].append(used)
                 digests |= {made} if tree == ROOT else set()
     if len(digests) != 1:
         raise SystemExit("the bytes depend on the number of processes")
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     first = medians["old"] if found.old is not None else next(iter(medians.values()))
     for name, median in medians.items():
-        print(f"{name:<14} {median:6.2f} s, {size / 1e6 / median:5.0f} MB/s: {first / median:.2f} times as fast")
+        used = statistics.median(busy[name])
+        print(
+            f"{name:<14} {median:6.2f} s, {size / 1e6 / median:5.0f} MB/s: {first / median:.2f} times as fast", end=""
+        )
+        print(f"; {used:.2f} s of processors")
 
 
 if __name__ == "__main__":
