@@ -4,12 +4,15 @@ import dataclasses
 import functools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chunkwise.cli.progress import follow
+from chunkwise.config.experiment import FleetConfig
+from chunkwise.envs import recorder
 from chunkwise.envs.recorder import (
     Dataset,
     MetadataFiles,
@@ -204,3 +207,48 @@ def test_lines_tell_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         "recorded 2 of 4 episodes, 5 frames a second, 12 s left",
         "recorded 4 of 4 episodes, 4 frames a second, 0 s left",
     ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wish:
+    episodes: int = 3
+
+
+def test_a_recording_on_a_cluster_is_asked_for_by_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Any] = []
+
+    def record_it(wish: Wish, path: str, **more: Any) -> None:
+        asked.append((wish.episodes, path, more))
+
+    for words, code in (["--fleet", "local"], 0), ([], 0), (["--fleet", "lokal"], 64):
+        monkeypatch.setattr("sys.argv", ["record", "--path", "x", "--episodes", "5", *words])
+        assert recorder.command_line(Wish, record_it, "record", "Records.") == code
+    assert asked == [(5, "x", {"fleet": FleetConfig(address="local")}), (5, "x", {})]
+    assert "fleet.address is 'lokal'; expected auto, local" in capsys.readouterr().err
+
+
+def test_a_recording_goes_where_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def do_all(numbers: list[int], *_: Any, **more: Any) -> Iterator[tuple[int, None]]:
+        seen.append((numbers, more))
+        yield from ((number, None) for number in numbers)
+
+    monkeypatch.setattr(recorder, "do_all", do_all)
+    dataset = Dataset(
+        made_by="test",
+        metadata=METADATA,
+        packages=(),
+        settings={},
+        episodes=4,
+        processes=3,
+        missing=lambda: [1, 2, 3],
+        opener=functools.partial(opener, tmp_path),
+        words="drives",
+        holds=(1.0, "images"),
+        per_second=10.0,
+    )
+    record(dataset, tmp_path / "set", report=lambda _: None, fleet=FleetConfig(address="auto"))
+    assert seen == [([1, 2, 3], {"workers": 3, "fleet": FleetConfig(address="auto"), "name": "episode"})]
