@@ -73,12 +73,12 @@ class PartFolder:
         """Returns a part and the names of its files; None where it is missing, or was made for another key."""
         try:
             tree = json.loads((self._folder(number) / "part.json").read_text())
-        except FileNotFoundError:
+            if tree.pop("key") != key:
+                return None
+            names, problems = tuple(tree.pop("files")), tuple(Problem(**one) for one in tree.pop("problems"))
+            return Part(**tree, problems=problems), names
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):  # missing, or damaged since
             return None
-        if tree.pop("key") != key:
-            return None
-        names = tuple(tree.pop("files"))
-        return Part(**{**tree, "problems": tuple(Problem(**one) for one in tree["problems"])}), names
 
     def take(self, number: int, names: Collection[str], out: Path) -> None:
         """Moves files of a part into the dataset; those that a former start moved are there."""
@@ -106,7 +106,7 @@ class Parts:
         """
         self._scratch, self.path = scratch, scratch / JOBS
         file, job = self.path / "job.json", json.loads(json.dumps(job))
-        if not file.is_file() or json.loads(file.read_text()) != job:
+        if _read(file) != job:
             self.remove()
             self.path.mkdir()
             write_json(file, job)
@@ -132,6 +132,14 @@ class Parts:
         """Removes everything below the scratch folder."""
         for left in list(self._scratch.iterdir()):
             shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+
+
+def _read(file: Path) -> Any:
+    """A JSON value; None where there is none."""
+    try:
+        return json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def has_parts(scratch: Path) -> bool:

@@ -191,11 +191,13 @@ def test_killed_in_the_middle_it_goes_on_with_what_is_missing(tmp_path: Path, ca
     assert died.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     (tmp_path / "stop").unlink()
-    (tmp_path / ".out.part/.jobs/parts/000000.half").mkdir()
+    parts = tmp_path / ".out.part/.jobs/parts"
+    (parts / "000000.half").mkdir()
+    (parts / "000001/part.json").write_text('{"key": "da')
     written = Lines.written
     assert run(tmp_path / "a", tmp_path / "out") == 0
-    assert "2 of 4 are there already" in capsys.readouterr().out
-    assert Lines.written == written + 2
+    assert "1 of 4 are there already" in capsys.readouterr().out
+    assert Lines.written == written + 3
     assert run(tmp_path / "a", tmp_path / "whole") == 0
     assert len(list((tmp_path / "out").iterdir())) == 6
     for path in (tmp_path / "out").iterdir():

@@ -1,6 +1,5 @@
 """Runs of a study on other machines: against stand-ins for Slurm's commands, and, long, on a Ray of this machine."""
 
-import json
 import os
 import signal
 import subprocess
@@ -202,7 +201,7 @@ def tables(folder: Path) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_slurm_trains_what_processes_train_and_only_what_is_left(stands_in: Path, tmp_path: Path):
     put(stands_in, "sbatch", PLAYS)
     words = [sys.executable, "-m", "chunkwise", "study", write_study(tmp_path), "--out"]
@@ -214,7 +213,7 @@ def test_slurm_trains_what_processes_train_and_only_what_is_left(stands_in: Path
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_cluster_trains_what_processes_train_also_after_a_kill(tmp_path: Path):
     pytest.importorskip("ray", reason="without Ray (the extra fleet) there is no cluster")
     words = [sys.executable, "-m", "chunkwise", "study", write_study(tmp_path), "--out"]
@@ -231,5 +230,5 @@ def test_a_cluster_trains_what_processes_train_also_after_a_kill(tmp_path: Path)
     again = subprocess.run(place, cwd=ROOT, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     assert tables(there) == tables(here)
-    starts = [json.loads(line) for path in there.glob("*/seed_*/starts.jsonl") for line in path.open()]
+    starts = [line for path in there.glob("*/seed_*/starts.jsonl") for line in path.read_text().splitlines()]
     assert 4 <= len(starts) <= 7, "the finished one is not started again"
