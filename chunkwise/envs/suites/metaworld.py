@@ -3,7 +3,8 @@
 Actions are 4 numbers in [-1, 1]: displacement of the hand (1 is 1 cm), and the fingers' effort (-1 open, 1 closed).
 `state` of an observation is Meta-World's own, 39 numbers with the goal visible: hand (m), fingers, two objects with
 their rotations, the same of the step before, the goal (m). The others are parts of it: `hand`, its first four numbers;
-`object`, place and quaternion of the first object; `other_object`, those of the second, or zeros; `goal`.
+`object`, place and quaternion of the first object; `other_object`, those of the second, or zeros; `before`, all these
+at the step before; `goal`.
 
 Meta-World places objects and goal in the model itself, and so leaves a trace of one episode in the next; here model and
 environment are put back as they were made before each reset, so that two resets agree to the bit.
@@ -26,7 +27,13 @@ from chunkwise.errors import ConfigError
 
 FPS = 80  # environment steps a second of simulated time
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
-PARTS = {"hand": slice(4), "object": slice(4, 11), "other_object": slice(11, 18), "goal": slice(36, 39)}
+PARTS = {
+    "hand": slice(4),
+    "object": slice(4, 11),
+    "other_object": slice(11, 18),
+    "before": slice(18, 36),
+    "goal": slice(36, 39),
+}
 """Parts of the state that an observation shows by themselves."""
 UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")
 """Cameras that hang head down in Meta-World's model; their images are turned by 180 degrees."""

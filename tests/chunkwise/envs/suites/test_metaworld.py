@@ -57,7 +57,7 @@ def test_a_rollout_repeats_to_the_bit_whatever_was_before(door: MetaworldEnv):
 
 @pytest.mark.filterwarnings("ignore")
 def test_parts_of_the_state_are_shown_by_themselves(door: MetaworldEnv):
-    door.reset(1)
+    first = door.reset(1)
     seen = door.step(np.array([1, 0, 0, 1], np.float32)).observation
     inner = door._env
     np.testing.assert_allclose(seen["hand"][:3], inner.get_endeff_pos(), atol=1e-6)
@@ -65,8 +65,10 @@ def test_parts_of_the_state_are_shown_by_themselves(door: MetaworldEnv):
     np.testing.assert_allclose(seen["object"][3:], inner._get_quat_objects(), atol=1e-6)
     np.testing.assert_allclose(seen["goal"], inner._target_pos, atol=1e-6)
     assert not seen["other_object"].any(), "a door is one object"
+    parts = [first[name] for name in ("hand", "object", "other_object")]
+    np.testing.assert_array_equal(seen["before"], np.concatenate(parts))
     assert {name: len(part) for name, part in seen.items()} == {
-        "state": 39, "hand": 4, "object": 7, "other_object": 7, "goal": 3
+        "state": 39, "hand": 4, "object": 7, "other_object": 7, "before": 18, "goal": 3
     }  # fmt: skip
 
 
