@@ -1,5 +1,7 @@
 """What is said of long work, and how often."""
 
+import io
+
 import pytest
 
 from chunkwise.cli import progress
@@ -73,3 +75,27 @@ def test_of_many_tasks_the_line_has_the_mean_and_their_number(seconds: list[floa
         "policy/success 0.49 (each of 50: metrics.jsonl)  rollouts/success 0.25  rollouts/success/one 0.25  "
         "policy/success_low 0.4  loss/a 1"
     )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_table_is_shown_on_a_terminal_alone_and_names_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def rows() -> list[tuple[str, str]]:
+        asked.append(1)
+        return [("[red]a\x1b[2J", "7/30")]
+
+    for stdout, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr("sys.stdout", stdout)
+        monkeypatch.setenv("TERM", "xterm")
+        with progress.live_table(("run", "updates"), rows):
+            pass
+        text = stdout.getvalue()
+        assert ("[red]a\\x1b[2J" in text and "7/30" in text and "updates" in text) == shown
+        assert "\x1b[2J" not in text
+        assert bool(asked) == shown
+        asked.clear()
