@@ -322,14 +322,14 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemonstrateConfig:
-    """Demonstrations of a scripted policy (robosuite's Lift, Meta-World, or an environment's own `expert()`), written
-    where data.path does not exist."""
+    """Demonstrations of a scripted policy (robosuite's Lift, Stack, Door, NutAssemblySquare, PickPlaceCan; Meta-World;
+    an environment's own `expert()`), written where data.path does not exist."""
 
     episodes: int = 60
     """Of all tasks together, one task after the other."""
     noise: tuple[float, ...] = (0.2,)
-    """Standard deviation of what is added to the actions, of one episode after another; 1 is 5 cm or 0.5 rad in Lift,
-    1 cm in Meta-World."""
+    """Standard deviation of what is added to the actions, of one episode after another; 1 is 5 cm or 0.5 rad in
+    robosuite, 1 cm in Meta-World."""
     seed: int = 0
     keep_failures: bool = True
     """Whether episodes that did not succeed are kept."""

@@ -1,10 +1,11 @@
 """Demonstrations by a script with noisy hands, written as a LeRobot dataset.
 
-An environment that has `expert()` brings its script, as every task of Meta-World does; for robosuite's Lift it is here.
+An environment that has `expert()` brings its script, as every task of Meta-World does; those of robosuite's tasks are
+in scripts.py. What is recorded is what was executed, noise included.
 
-Lift's script sees where the cube is: it goes above it with open fingers, down to it, closes them, and lifts. What is
-recorded is what was executed, noise included. Without noise every episode succeeds, in about 35 steps; with 0.2 (1 cm,
-0.1 rad a step) 43 of 50 did within 60 steps, with 0.3 3 of 6 within 100.
+Lift's script sees where the cube is: it goes above it with open fingers, down to it, closes them, and lifts. Without
+noise every episode succeeds, in about 35 steps; with 0.2 (1 cm, 0.1 rad a step) 43 of 50 did within 60 steps, with 0.3
+3 of 6 within 100. docs/ript.md has the figures of the others.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 
 from chunkwise.cli.progress import follow
 from chunkwise.data.sampling import Purpose, generator
@@ -27,41 +28,9 @@ from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, tra
 from openpi_ript.data.point import TOKENIZER
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make, tasks_of
+from openpi_ript.envs.scripts import SCRIPTS, Script
 
-Script = Callable[[Observation], Float64[np.ndarray, " a"]]
-"""An expert of one episode: the next action, before noise."""
-LIFT = ("robosuite", "Lift")
-METRES = 0.05
-"""What an action of 1 moves the gripper by in one step, as OSC_POSE is set up."""
-ABOVE = 0.05
-"""Height (m) above the cube at which the gripper comes over it."""
-NEAR = 0.012
-"""Distance (m) from a goal that counts as there."""
-CLOSING = 6
-"""Steps for which the fingers close before the arm lifts."""
-GAIN = 0.6
-"""Share of the way to the goal that an action asks for."""
-
-
-class LiftScript:
-    """One episode's plan."""
-
-    def __init__(self) -> None:
-        self._lowering = False
-        self._closed = 0
-
-    def __call__(self, observation: Observation) -> Float64[np.ndarray, "7"]:
-        """The next action, before noise."""
-        hand, cube = observation["robot0_eef_pos"].astype(float), observation["cube_pos"].astype(float)
-        way = cube - hand
-        self._lowering = self._lowering or bool(np.linalg.norm(way[:2]) < NEAR)
-        if self._lowering and (self._closed or abs(way[2]) < NEAR):
-            self._closed += 1
-        goal = cube if self._lowering else cube + np.array([0, 0, ABOVE])
-        if self._closed > CLOSING:
-            goal = hand + np.array([0, 0, METRES])
-        move = np.zeros(3) if 0 < self._closed <= CLOSING else np.clip(GAIN * (goal - hand) / METRES, -1, 1)
-        return np.concatenate([move, np.zeros(3), [1.0 if self._closed else -1.0]])
+ROBOSUITE = "robosuite"
 
 
 def demonstrate(config: OpenpiRiptConfig) -> None:
@@ -77,8 +46,8 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     assert env is not None
     tasks = tasks_of(env)
     names = ", ".join(task.name for task in tasks)
-    lift = (env.suite, names) == LIFT
-    of = "robosuite's Lift" if lift else f"{env.suite} {names}"
+    panda = env.suite == ROBOSUITE
+    of = "robosuite's Lift" if panda and names == "Lift" else f"{env.suite} {names}"
     shown = {key: env.cameras[name] for name, key in config.data.cameras.items()}
     provenance: dict[str, Any] = {"made_by": f"openpi_ript.envs.demonstrate: a script in {of}"}
     provenance |= dataclasses.asdict(settings)
@@ -104,8 +73,8 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
 
         for world, task in zip(worlds, tasks, strict=True):
             require_script(world, env.suite, task)
-        parts = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]} if lift else {}
-        robot = "panda" if lift else env.suite
+        parts = {"action": ["x", "y", "z", "roll", "pitch", "yaw", "gripper"]} if panda else {}
+        robot = "panda" if panda else env.suite
         write_lerobot(root, episodes(), fps=worlds[0].fps, robot=robot, provenance=provenance, names=parts)
         for world in worlds:
             world.close()
@@ -117,13 +86,14 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
 
 def require_script(world: Environment, suite: str, task: Task) -> Callable[[], Script]:
     """Returns what makes the script of one episode. Raises ConfigError if there is none for the environment."""
-    if (suite, task.name) == LIFT:
-        return LiftScript
+    if suite == ROBOSUITE and task.name in SCRIPTS:
+        return SCRIPTS[task.name]
     expert = getattr(world, "expert", None)
     if expert is None:
         raise ConfigError(
-            f"demonstrate: there is no script for {suite} {task.name}; expected robosuite's Lift, a task of "
-            "metaworld, or an environment with a method expert(), which returns a function from observation to action"
+            f"demonstrate: there is no script for {suite} {task.name}; expected robosuite's {', '.join(SCRIPTS)}, a "
+            "task of metaworld, or an environment with a method expert(), which returns a function from observation to "
+            "action"
         )
     return expert
 
@@ -137,8 +107,8 @@ def play(
       world: The environment.
       suite: Its suite.
       task: What is to be done, and in how many steps.
-      noise: Standard deviation of what is added to each number of an action but the last, the gripper's; in Lift in
-        units of 5 cm and 0.5 rad, in Meta-World of 1 cm.
+      noise: Standard deviation of what is added to each number of an action but the last, the gripper's; in robosuite
+        in units of 5 cm and 0.5 rad, in Meta-World of 1 cm.
       rng: Draws initial state and noise.
     """
     observed = world.reset(int(rng.integers(1 << 32)))

@@ -21,7 +21,8 @@ from openpi_ript.config.experiment import (
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.tokenizer import PromptTokenizer
 from openpi_ript.envs import demonstrate as demonstrate_lib
-from openpi_ript.envs.demonstrate import METRES, demonstrate, play
+from openpi_ript.envs.demonstrate import demonstrate, play
+from openpi_ript.envs.scripts import METRES
 from tests.openpi_ript.small_run import make_dataset, small_config, supervised
 
 STATE = ("robot0_eef_pos", "robot0_gripper_qpos", "cube_pos")
@@ -148,8 +149,8 @@ def test_an_environment_brings_its_own_script():
 
 def test_without_a_script_it_says_what_has_one(config: OpenpiRiptConfig):
     assert config.env is not None
-    with pytest.raises(ConfigError, match=r"no script for robosuite Stack; expected .* method expert\(\)"):
-        demonstrate(dataclasses.replace(config, env=dataclasses.replace(config.env, task="Stack")))
+    with pytest.raises(ConfigError, match=r"no script for robosuite TwoArmLift; expected .* method expert\(\)"):
+        demonstrate(dataclasses.replace(config, env=dataclasses.replace(config.env, task="TwoArmLift")))
 
 
 def test_several_tasks_are_demonstrated_one_after_the_other(config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch):
