@@ -1,12 +1,15 @@
 """Writes the rollouts of a run as a LeRobot dataset (v2.1), which trains here and opens in LeRobot.
 
-    python -m openpi_ript.convert RUN OUT [--first-step 400] [--fps 20] [--allow-env my_sim:Env]
+    python -m openpi_ript.convert RUN OUT [--first-step 400] [--fps 20] [--layer-4] [--allow-env my_sim:Env]
 
 Every rollout that the run's rounds played becomes an episode, in the order of step and initial state: state and images
 as the policy saw them, actions as executed, the outcome in the last frame, the prompt as its task. The column
 `initial_state` is the seed of the environment's reset, so that `data.init_key initial_state` with `data.advantage`
 finds RIPT's groups again. Images become PNG. The same rollouts give the same bytes, by any number of --workers or on a
 --fleet; given again after a kill, the command goes on.
+
+With --layer-4 OUT/layer_4/episode_<number>.npz is the same episode as layer 4 of the data specification, with the
+advantage of each rollout in its group (openpi_ript/ript/layer_4.py): as the environment shows it, before any adapter.
 """
 
 import argparse
@@ -32,6 +35,7 @@ from openpi_ript.data.lerobot_writer import Recorded, features_of, write_episode
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
 from openpi_ript.policies.saved import read_config
+from openpi_ript.ript.layer_4 import FOLDER, advantages_of, layer_4, save_layer_4
 from openpi_ript.robots.adapter import OWN, Adapter, find_adapter
 
 INITIAL_STATE = "initial_state"
@@ -83,6 +87,7 @@ def convert(
     *,
     first_step: int = 0,
     fps: int | None = None,
+    as_layer_4: bool = False,
     allow_env: str | None = None,
     allow_code: str | None = None,
     jobs: Jobs | None = None,
@@ -94,6 +99,7 @@ def convert(
       out: Folder to make; it must not exist.
       first_step: Updates behind the first round that is taken.
       fps: Frames a second of the simulation; None asks the environment.
+      as_layer_4: Whether layer 4 is written too.
       allow_env: `code_of` the run's env, where it is code that the user trusts.
       allow_code: data.robot.adapter of the run, where it is code that the user trusts.
       jobs: By how many processes, where, and what becomes of rollouts that are bad.
@@ -122,10 +128,10 @@ def convert(
         world.close()
     made = {"made_by": "openpi_ript.convert: rollouts of a policy", "env": config.env.suite, "task": config.env.task}
     build(
-        functools.partial(_Conversion, run.absolute(), first_step, fps, allow_code, made),
+        functools.partial(_Conversion, run.absolute(), first_step, fps, allow_code, made, as_layer_4),
         out,
         about=made,
-        identity={"run": str(run.resolve()), "first_step": first_step, "fps": fps},
+        identity={"run": str(run.resolve()), "first_step": first_step, "fps": fps, "layer_4": as_layer_4},
         description=None,
         done="converted {count} of {total} rollouts",
         jobs=jobs or Jobs(),
@@ -145,11 +151,18 @@ class _Conversion:
     looks = True
 
     def __init__(
-        self, run: Path, first_step: int, fps: int, allow_code: str | None, provenance: Mapping[str, Any]
+        self,
+        run: Path,
+        first_step: int,
+        fps: int,
+        allow_code: str | None,
+        provenance: Mapping[str, Any],
+        as_layer_4: bool,
     ) -> None:
         self._config, self._fps, self._provenance = read_config(run), fps, provenance
         self._adapter = _adapter(self._config, allow_code)
         self._paths = find_rollouts(run, first_step)
+        self._labels = advantages_of(self._paths, self._config.rollout) if as_layer_4 else []
 
     @property
     def units(self) -> Sequence[str]:
@@ -183,6 +196,8 @@ class _Conversion:
         episode = self._recorded(unit)
         (index, start, task), features = known[str(unit)], features_of(episode, {})
         write_episode(folder, episode, features, fps=self._fps, index=index, start=start, task=task)
+        if self._labels:
+            self._write_layer_4(unit, folder / FOLDER / f"episode_{index:06d}.npz")
         length = len(next(iter(episode.columns.values())))
         row = {"episode_index": index, "tasks": [episode.task], "length": length}
         return Part(said={"row": row, "features": features})
@@ -200,6 +215,14 @@ class _Conversion:
     def close(self) -> None:
         """Nothing stays open."""
 
+    def _write_layer_4(self, unit: int, path: Path) -> None:
+        data, (advantage, optimality) = self._config.data, self._labels[unit]
+        rollout, size = load(self._paths[unit]), data.image_size
+        save_layer_4(
+            path,
+            layer_4(rollout, horizon=data.horizon, advantage=advantage, optimality=optimality, image_size=size),
+        )
+
     def _recorded(self, unit: int) -> Recorded:
         path = self._paths[unit]
         return recorded(load(path), self._config, path, self._adapter)
@@ -214,6 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to make; it must not exist")
     parser.add_argument("--first-step", type=int, default=0, metavar="N", help="rounds from this update on; default: 0")
     parser.add_argument("--fps", type=int, help="frames a second; by default the environment is asked")
+    parser.add_argument("--layer-4", action="store_true", help="write layer 4 of the data specification too")
     parser.add_argument("--allow-env", metavar="MODULE:FACTORY", help=f"{ALLOWED} of the run, that you trust")
     parser.add_argument("--allow-code", metavar="MODULE:FACTORY", help="data.robot.adapter of the run, that you trust")
     add_job_options(parser)
@@ -227,6 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found.out,
             first_step=found.first_step,
             fps=found.fps,
+            as_layer_4=found.layer_4,
             allow_env=found.allow_env,
             allow_code=found.allow_code,
             jobs=jobs,

@@ -1,12 +1,29 @@
-"""Rollouts as layer 4 of the data specification."""
+"""Rollouts as layer 4 of the data specification, in memory and as files: an .npz an episode, without pickle.
+
+observations/agentview_image            uint8 [n, h, w, 3]       the other camera and the robot's arrays alike
+actions, action_is_pad                  float32 [n, t, a], bool [n, t]: the window that begins at each observation
+task, success, optimality, total_reward                          of the episode
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from chunkwise.data.images import resize_with_pad
-from chunkwise.envs.rollout import Rollout
+from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import DataError
+from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.npz import read_npz
+from openpi_ript.config.rollouts import RolloutConfig
 from openpi_ript.data.batch import EpisodeRecord, Observation
-from openpi_ript.envs.layer_4 import IMAGES
+from openpi_ript.envs.layer_4 import IMAGES, LAYER_4
+from openpi_ript.ript.rollout_data import labels_of
+
+FOLDER = "layer_4"
+"""Of such files, beside the LeRobot dataset of the same episodes."""
+_SEEN = (*IMAGES, *LAYER_4)
 
 
 def layer_4(
@@ -48,3 +65,71 @@ def layer_4(
         "optimality": optimality,
         "total_reward": advantage,
     }
+
+
+def advantages_of(paths: Sequence[Path], config: RolloutConfig | None) -> list[tuple[float, int]]:
+    """Returns the processed advantage of each rollout and its label.
+
+    The advantage is leave-one-out among the rollouts of the same round and initial state, and shaped over those of the
+    round; with the objective ppo it is left as it is. A group that ended alike has 0, and the label none.
+
+    Args:
+      paths: Files of a run's rollouts.
+      config: The advantages' shaping.
+
+    Raises:
+      DataError: A file is bad, or the run's config has no rounds.
+    """
+    if config is None:
+        raise DataError("layer 4: expected a run with rollout in its config, whose groups tell the advantages")
+    found: dict[Path, tuple[float, int]] = {}
+    kind = "ppo" if config.objective == "ppo" else "guided"
+    for folder in dict.fromkeys(path.parent for path in paths):
+        round_of = [path for path in paths if path.parent == folder]
+        states = [path.stem.rpartition("-")[0] for path in round_of]
+        group = np.array([states.index(state) for state in states], np.int64)
+        success = np.array([load(path, outcome_only=True).success for path in round_of], np.float64)
+        labels = labels_of(success, group, config, objective=kind)
+        told = zip(round_of, labels.weight.tolist(), labels.optimality.tolist(), strict=True)
+        found |= {path: (weight, optimality) for path, weight, optimality in told}
+    return [found[path] for path in paths]
+
+
+def save_layer_4(path: Path, episode: EpisodeRecord) -> None:
+    """Writes an episode; the file appears under its name only when it is complete and on disk."""
+    seen: list[Any] = list(episode["observations"])
+    arrays: dict[str, Any] = {f"observations/{name}": np.stack([one[name] for one in seen]) for name in _SEEN}
+    arrays |= {name: np.stack(episode[name]) for name in ("actions", "action_is_pad")}
+    arrays |= {name: np.array(episode[name]) for name in ("task", "success", "optimality", "total_reward")}
+    make_folders(path.parent)
+    write_durably(path, lambda file: np.savez_compressed(file, **arrays))
+
+
+def load_layer_4(path: Path) -> EpisodeRecord:
+    """Reads an episode that `save_layer_4` wrote.
+
+    Raises:
+      DataError: The file is missing, damaged, or no such episode.
+    """
+    try:
+        arrays = read_npz(path)
+        rows = len(arrays["actions"])
+        seen = {name: arrays[f"observations/{name}"] for name in _SEEN}
+        lengths = {len(value) for value in (*seen.values(), arrays["action_is_pad"])}
+        if lengths != {rows}:
+            raise DataError(f"{path}: expected {rows} rows, a window's each, found {sorted(lengths)}")
+        observations: list[Any] = [
+            {name: value[t].tolist() if name == "robot0_eef_quat" else value[t] for name, value in seen.items()}
+            for t in range(rows)
+        ]
+        return {
+            "observations": observations,
+            "actions": list(arrays["actions"]),
+            "action_is_pad": list(arrays["action_is_pad"]),
+            "task": str(arrays["task"]),
+            "success": bool(arrays["success"]),
+            "optimality": int(arrays["optimality"]),
+            "total_reward": float(arrays["total_reward"]),
+        }
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: expected an episode of layer 4, found {type(error).__name__}: {error}") from error

@@ -82,21 +82,29 @@ class Labels:
     """As `advantage.process` has it."""
 
 
-def labels_of(success: Float64[np.ndarray, " n"], group: Int64[np.ndarray, " n"], config: RolloutConfig) -> Labels:
+def labels_of(
+    success: Float64[np.ndarray, " n"],
+    group: Int64[np.ndarray, " n"],
+    config: RolloutConfig,
+    *,
+    objective: Literal["guided", "rejection", "ppo"] | None = None,
+) -> Labels:
     """Labels rollouts that are trained on together by their advantages, as `training_data` says.
 
     Args:
       success: 1 or 0.
       group: Number of each one's group.
       config: The objective, and the advantages' shaping.
+      objective: In place of the config's.
     """
+    objective = objective or config.objective
     raw = np.ones(len(success))
     weight, replaced = raw.astype(np.float32), dict[str, int]()
     optimality = np.full(len(success), Optimality.POSITIVE, np.int32)
-    if config.objective != "rejection":
+    if objective != "rejection":
         raw = rloo(success, group)
         weight = raw.astype(np.float32)
-        if config.objective == "guided":
+        if objective == "guided":
             weight, replaced = process(raw, config.advantage)
         optimality = label(raw)
     return Labels(raw=raw, weight=weight, optimality=optimality, replaced=replaced)

@@ -16,9 +16,18 @@ from chunkwise.envs.rollout import load, save
 from chunkwise.errors import DataError
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript import convert
-from openpi_ript.config.experiment import AdvantageConfig, DataConfig, EvalConfig, RobotConfig, toy
+from openpi_ript.config.experiment import (
+    AdvantageConfig,
+    DataConfig,
+    EvalConfig,
+    Optimality,
+    RobotConfig,
+    RolloutConfig,
+    toy,
+)
 from openpi_ript.data.dataset import open_data
 from openpi_ript.policies.saved import TOKENIZER
+from openpi_ript.ript.layer_4 import load_layer_4
 from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, small_config
 from tests.openpi_ript.toy_rollouts import make_rollout, point
@@ -36,6 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     robot = RobotConfig(state_dim=2, target_state_dim=4, action_dim=3)
     data = DataConfig(path=str(root), robot=robot, cameras=CAMERAS, horizon=8, image_size=(28, 28))
     acting: dict[str, Any] = {"env": point(cameras=SHOWN), "eval": EvalConfig(), "guidance": None}
+    acting["rollout"] = RolloutConfig(start=0, updates=1, groups=1, max_groups=1, objective="rejection")
     config = small_config(root, folder / "run", data=data, model=toy("pi0"), **acting)
     with RunFolder(config, "test"):
         pass
@@ -166,3 +176,57 @@ def test_an_adapter_that_the_run_brought_has_to_be_allowed(
     assert convert.main([str(run), str(tmp_path / "out")]) == 64
     assert f"data.robot.adapter is '{name}', which would import" in capsys.readouterr().err
     assert convert.main([str(run), str(tmp_path / "out"), "--allow-code", name]) == 0
+
+
+def test_layer_4_lies_beside_the_dataset_and_says_the_same(run: Path, tmp_path: Path, capsys: Any):
+    out, plain = tmp_path / "out", tmp_path / "plain"
+    assert convert.main([str(run), str(out), "--layer-4"]) == 0
+    convert.convert(run, plain)
+    both = files(out)
+    written = sorted(name for name in both if name.startswith("layer_4/"))
+    assert written == [f"layer_4/episode_{number:06d}.npz" for number in range(6)]
+    assert {name: content for name, content in both.items() if name not in written} == files(plain)
+    # Leave-one-out: of one success in three, 1 - 0 and 0 - 1/2; of two, 1 - 1/2 and 0 - 1. The mean of each round is 0
+    # and the deviation the root of 1/2; softplus of what is divided by it.
+    expected = [1, -0.5, -0.5, 0.5, 0.5, -1]
+    config = convert.read_config(run)
+    for name, path, advantage in zip(written, convert.find_rollouts(run), expected, strict=True):
+        rollout, episode = load(path), load_layer_4(out / name)
+        assert (episode["task"], episode["success"]) == (rollout.prompt, rollout.success)
+        assert episode["total_reward"] == pytest.approx(np.log1p(np.exp(advantage * np.sqrt(2))), abs=1e-6), name
+        assert episode["optimality"] == (Optimality.POSITIVE if advantage > 0 else Optimality.NEGATIVE)
+        assert len(episode["observations"]) == rollout.length
+        first, last = episode["observations"][0], episode["observations"][-1]
+        assert first["agentview_image"].shape == (*config.data.image_size, 3)
+        np.testing.assert_array_equal(last["robot0_eef_pos"], rollout.observations["robot0_eef_pos"][-2])
+        assert first["robot0_eef_quat"] == rollout.observations["robot0_eef_quat"][0].tolist()
+        np.testing.assert_array_equal(episode["actions"][0][: rollout.length], rollout.actions)
+        np.testing.assert_array_equal(episode["action_is_pad"][-1], [False] + [True] * (config.data.horizon - 1))
+    data = dataclasses.replace(config.data, path=str(out), horizon=8, norm_stats=None)
+    chunks = [open_data(data).raw(row) for row in range(4)]
+    first = load_layer_4(out / written[0])
+    for row, raw in enumerate(chunks):
+        np.testing.assert_array_equal(raw["action"], first["actions"][row])
+        np.testing.assert_array_equal(raw["action_is_pad"], first["action_is_pad"][row])
+
+
+def test_layer_4_that_is_damaged_or_impossible_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "out"
+    convert.convert(run, out, as_layer_4=True)
+    path = out / "layer_4/episode_000000.npz"
+    with np.load(path) as found:
+        arrays = dict(found)
+    for changed, said in (
+        ({"action_is_pad": arrays["action_is_pad"][1:]}, "expected 4 rows"),
+        ({"observations/agentview_image": None}, "KeyError"),
+        ({"optimality": np.array([1, 2])}, "TypeError"),
+    ):
+        kept: dict[str, Any] = {name: x for name, x in (arrays | changed).items() if x is not None}
+        np.savez(path, **kept)
+        with pytest.raises(DataError, match=said):
+            load_layer_4(path)
+    config = convert.read_config(run)
+    monkeypatch.setattr(convert, "read_config", lambda folder: dataclasses.replace(config, rollout=None))
+    with pytest.raises(DataError, match="expected a run with rollout in its config"):
+        convert.convert(run, tmp_path / "none", as_layer_4=True)
+    assert not (tmp_path / "none").exists()
