@@ -42,12 +42,12 @@ def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study_table, "bootstrap", functools.partial(bootstrap, draws=500))
 
 
-@pytest.mark.parametrize("name", ["quickstart", "studies/debug"])
+@pytest.mark.parametrize("name", ["quickstart", "studies/debug", "lift", "metaworld_mt10", "metaworld_mt50"])
 def test_shipped_studies_have_flags_that_their_configs_take(name: str):
     study, short = read_study(name)
     runs = runs_of(study)
     assert short == name.rpartition("/")[2]
-    assert len(runs) == 3 if short == "quickstart" else 4
+    assert len(runs) == {"quickstart": 3, "debug": 4, "lift": 15, "metaworld_mt10": 15, "metaworld_mt50": 2}[short]
     assert [run.config.run.seed for run in runs][: len(study.seeds)] == list(study.seeds)
     assert len({run.folder for run in runs}) == len(runs)
     assert (ROOT / f"configs/{study.config}.py").is_file()

@@ -1,0 +1,26 @@
+"""Meta-World's MT50 by rejection with hindsight and by imitation alone, one seed.
+
+    chunkwise study metaworld_mt50 --out studies/metaworld_mt50
+
+Two runs of configs/openpi_ript/metaworld_mt10.py with the fifty tasks, one demonstration each, 200 groups a round, and
+500 held-out initial states, 10 of each task. An evaluation's lines have each task's success. Not run whole: no figure
+is promised.
+"""
+
+from chunkwise.config.study import StudyConfig
+
+PATH = "datasets/openpi_ript/metaworld-mt50"
+
+
+def get_study() -> StudyConfig:
+    """The control comes last."""
+    return StudyConfig(
+        config="openpi_ript/metaworld_mt10",
+        seeds=(0,),
+        grid={"method": {"rejection": "", "control": "--rollout.dataset-share 1"}},
+        flags=(
+            *("--env.tasks", "MT50", "--data.path", PATH, "--tokenizer", f"{PATH}/tokenizer.model"),
+            *("--demonstrate.episodes", "50", "--rollout.groups", "200", "--rollout.max-groups", "200"),
+            *("--eval.episodes", "500", "--eval.final-episodes", "500", "--eval.videos", "0"),
+        ),
+    )
