@@ -231,7 +231,8 @@ class WaypointConfig:
     """Behaviour cloning of waypoints (driving/tasks/waypoints.py)."""
 
     weights: str | None = None
-    """Run folder of a pretraining, whose encoder is the start. None: from scratch."""
+    """Run folder of a pretraining, whose encoder is the start, or of a run that learnt waypoints with the same model,
+    which is gone on with. None: from scratch."""
     freeze: bool = False
     """Train the head alone."""
     use_cameras: bool = True
@@ -283,6 +284,40 @@ class WaypointConfig:
             raise ValueError("waypoints.use_cameras, use_ego, use_past, use_command are all false; expected an input")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
             raise ValueError(f"waypoints.hidden_sizes is {self.hidden_sizes}; expected at least one number above 0")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """Reinforcement in closed loop: drives of the policy that trains, between its updates (driving/online/round.py)."""
+
+    start: int = 0
+    """Updates by imitation alone, before the first drives."""
+    updates: int = 50
+    """Of a round: drives are played, then learnt from so many times; each batch has as many decisions as rows."""
+    routes: int = 64
+    """Starts that there are, each a town and who drives in it. Those of evaluations are others."""
+    groups: int = 8
+    """Of these, so many are driven in a round."""
+    size: int = 4
+    """Drives from each, which are compared with one another."""
+    seconds: float = 15.0
+    """Of a drive."""
+    hold: int = 5
+    """Tenths of a second that a plan is followed before the next mode is drawn."""
+    clip: float = 0.2
+    """How far from 1 the ratio of a mode's probabilities still counts."""
+    weight: float = 1.0
+    """Of the clipped ratio's loss, beside that of imitation."""
+    num_envs: int = dataclasses.field(default=2, metadata=FREE_ON_RESUME)
+    """Processes that simulate; the drives do not depend on it."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "updates", "routes", "groups", "seconds", "hold", "clip", "weight", "num_envs")
+        require_non_negative(self, "start")
+        if self.size < 2:
+            raise ValueError(f"rollout.size is {self.size}; expected at least 2: a drive is compared with the others")
+        if self.groups > self.routes:
+            raise ValueError(f"rollout.groups is {self.groups} of {self.routes} rollout.routes; expected at most all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -368,6 +403,8 @@ class DrivingConfig(ExperimentConfig):
     """Pretrains. Exactly one of this and `waypoints` is set."""
     waypoints: WaypointConfig | None = None
     """Learns waypoints."""
+    rollout: RolloutConfig | None = None
+    """Drives in closed loop between updates, and learns from them. None: imitates alone."""
     eval: EvalConfig = dataclasses.field(default=EvalConfig(), metadata=FREE_ON_RESUME)
     record: RecordConfig | None = None
     """Records the dataset where it is missing. None: `data.path` must be there."""
@@ -382,6 +419,17 @@ class DrivingConfig(ExperimentConfig):
                 "objective.temporal take their negatives from the whole batch: a part of it would have fewer. "
                 "Set train.grad_accum_steps to 1, lower train.batch_size, or spread the batch over more devices"
             )
+        if self.rollout is not None and (self.waypoints is None or self.waypoints.modes == 1):
+            raise ValueError(
+                "rollout draws one of several trajectories; expected waypoints with waypoints.modes above 1"
+            )
+        if self.rollout is not None and self.rollout.start >= self.train.steps:
+            raise ValueError(
+                f"rollout.start is {self.rollout.start} and train.steps {self.train.steps}: nothing would be driven; "
+                "expected a start below"
+            )
+        if self.rollout is not None and set(self.data.cameras) - set(CAMERAS) and self.views:
+            raise ValueError(f"rollout drives in the town, whose cameras are {CAMERAS}; data.cameras has others")
         moments = self.waypoints is not None and self.waypoints.use_moments
         if moments and (len(self.data.offsets_s) < 2 or self.data.offsets_s[-1] > 0):
             raise ValueError(

@@ -24,7 +24,7 @@ from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files import budget
-from chunkwise.files.durable import write_json
+from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.identity import Check, any_files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
@@ -312,14 +312,19 @@ _DRIVING_FLAGS = (
 )
 
 
-def _drive(runs: list[Path], given: dict[str, int], *, as_json: bool) -> int:
+def _drive(runs: list[Path], given: dict[str, int], *, out: Path | None, as_json: bool) -> int:
     """Drives runs in closed loop, and prints what each is worth."""
+    if out is not None and len(runs) > 1:
+        raise ConfigError(f"--out {out}: expected one run, whose report is written there, found {len(runs)}")
     least = {"episodes": 1, "seed": 0, "workers": 1, "video": 0}
     for flag, value in given.items():
         if value < least[flag]:
             raise ConfigError(f"--{flag} is {value}; expected at least {least[flag]}")
     for run in runs:
         report = routes.evaluate_run(run, **given)
+        if out is not None:
+            make_folders(out.parent)
+            write_json(out, report)
         print(json.dumps(report) if as_json else routes.text(report, run.name), flush=True)
     return 0
 
@@ -340,13 +345,15 @@ def main() -> int:
     for flag, default, meaning in _DRIVING_FLAGS:
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=f"--closed-loop: {meaning}; default: {default}")
     parser.add_argument("--json", action="store_true", help="--closed-loop: print the report as one JSON object")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="--closed-loop: write the report there as well")
     arguments = parser.parse_args()
     try:
         given = {flag: value for flag, _, _ in _DRIVING_FLAGS if (value := getattr(arguments, flag)) is not None}
         if arguments.closed_loop:
-            return _drive(arguments.runs, given, as_json=arguments.json)
-        if given or arguments.json:
-            flags = ", ".join(f"--{flag}" for flag in (*given, *(["json"] if arguments.json else [])))
+            return _drive(arguments.runs, given, out=arguments.out, as_json=arguments.json)
+        alone = [flag for flag, on in (("json", arguments.json), ("out", arguments.out is not None)) if on]
+        if given or alone:
+            flags = ", ".join(f"--{flag}" for flag in (*given, *alone))
             raise ConfigError(
                 f"{flags}: expected with --closed-loop alone; without it a run is measured on its dataset"
             )

@@ -1,12 +1,13 @@
 """Trains an encoder, or waypoints; records the dataset if it is missing, then hands data and task to the loop."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes
 from chunkwise.envs.recorder import to_be_recorded
@@ -22,10 +23,14 @@ from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.tables import PAST_S
 from driving.data.validation import members, require_scored, scored
+from driving.model.images import changes_pixels
 from driving.record import MADE_BY, METADATA, record
 from driving.tasks.held_out import HeldOut, means_of
 from driving.tasks.pretrain import PretrainTask
 from driving.tasks.waypoints import WaypointTask, input_names, predict
+
+if TYPE_CHECKING:
+    from driving.online.round import Rounds
 
 
 class EvaluatedPretrain(PretrainTask):
@@ -64,6 +69,15 @@ class EvaluatedWaypoints(WaypointTask):
     def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path) -> None:
         super().__init__(config, data)
         self.folder = folder
+        self.rounds: Rounds | None = None if config.rollout is None else _rounds(config, folder)
+
+    def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
+        """What the model sees of the batches, from update `start_step` on, and decisions of drives where some are
+        driven."""
+        if self.rounds is None:
+            return super().batches(start_step, shard=shard, num_shards=num_shards)
+        imitated = functools.partial(super().batches, shard=shard, num_shards=num_shards)
+        return self.rounds.batches(imitated, start_step, shard=shard, num_shards=num_shards)
 
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Errors on the validation drives; at the end also on those of eval.split, beside every blind predictor.
@@ -79,7 +93,9 @@ class EvaluatedWaypoints(WaypointTask):
         return metrics
 
     def finish(self) -> None:
-        """Says where the figure is, which the last evaluation drew."""
+        """Ends the workers, and says where the figure is, which the last evaluation drew."""
+        if self.rounds is not None:
+            self.rounds.close()
         if (self.folder / evaluate.PLOT).exists():
             print(f"figure: {self.folder / evaluate.PLOT}", flush=True)
 
@@ -107,6 +123,9 @@ def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> WithoutData
         }
         rows = config.train.batch_size // config.train.grad_accum_steps
         held = Call(function=means_of(task), inputs=(_of(batch, rows), jax.random.key(0)))
+        if changes_pixels(config.data.augment):
+            changes = {"crop": row("float32", cameras, 3), "colour": row("float32", moments, cameras, 3)}
+            batch |= {**changes, "flipped": row("bool")}
         return WithoutData(updates=task, batch=batch, served=_no_policy, evaluated=lambda: held)
     past, steps = 2 * len(PAST_S), config.data.waypoint_steps
     task = WaypointTask(config, no_data)
@@ -126,6 +145,12 @@ def without_data(config: DrivingConfig, sizes: Mapping[str, int]) -> WithoutData
     if config.waypoints.use_calibration:
         batch |= {"intrinsics": row("float32", views, 3, 3), "extrinsics": row("float32", views, 4, 4)}
         batch |= {"calibration_valid": row("bool", views)}
+
+    if changes_pixels(config.data.augment):
+        batch |= {"crop": row("float32", cameras, 3), "colour": row("float32", views, 3), "flipped": row("bool")}
+    if config.rollout is not None:
+        seen = {name: batch[name] for name in input_names(task.settings)}
+        batch |= {"decisions": {**seen, "mode": row("int32"), "log_prob": row("float32"), "advantage": row("float32")}}
 
     def served(rows: int, dtype: Dtype) -> Call:
         require_float32("driving", dtype)
@@ -162,9 +187,17 @@ def main(config: DrivingConfig, name: str) -> None:
             valid = data.tables.waypoint_valid[data.anchors]
             require_scored(scored(valid, config.data.waypoint_dt_s), config.data.path)
             task = EvaluatedWaypoints(config, data, folder.path)
-            ended = fit(config, task, folder, load=task.load if task.loads else None)
+            load = task.load if task.loads else None
+            ended = fit(config, task, folder, load=load, interaction=task.rounds)
         if ended:
             write_report(folder.path)
+
+
+def _rounds(config: DrivingConfig, folder: Path) -> "Rounds":
+    """What is driven between updates."""
+    from driving.online.round import Rounds  # a simulator, which a run on a dataset alone does not need
+
+    return Rounds(config, folder)
 
 
 def _record_if_missing(config: DrivingConfig) -> None:

@@ -92,6 +92,15 @@ class Purpose(enum.Enum):
     """Colours, houses, light of that town: (seed of the reset)."""
     ROUTE_EVALUATION = ("driving in closed loop", 2)
     """Reset of an evaluated drive: (seed, episode)."""
+    ROUTE_TRAINING = ("driving in closed loop", 3)
+    """Reset of a drive that is learnt from: (seed, route)."""
+    MODE_DRAW = ("driving in closed loop", 4)
+    """The modes of a drive that is learnt from: (seed, update, route, number in its group), and the decision after the
+    word."""
+    ROUND_ROUTES = ("driving in closed loop", 5)
+    """Routes of a round: (seed, update)."""
+    DECISIONS = ("driving in closed loop", 6)
+    """Decisions of a batch: (seed, update)."""
 
     @property
     def word(self) -> int | None:

@@ -2,6 +2,7 @@
 
 `augmented` is openpi's augmentation (its models/model.py with augmax 0.4): what each image shows is drawn from its own
 key, so that the same key gives the same images wherever a run goes on. Images are 0 to 1 there, 0 to 255 outside.
+`windowed` and `coloured` do what Pillow does, by numbers that the caller drew.
 """
 
 import math
@@ -13,6 +14,10 @@ from jax.scipy.ndimage import map_coordinates
 from jaxtyping import Array, Float, Key, UInt8
 
 from chunkwise.config.augmentation import AugmentationConfig
+
+GREY = (0.299, 0.587, 0.114)
+"""Shares of red, green and blue in a pixel's grey: ITU-R BT.601, as in Pillow."""
+MID_GREY = 127.5
 
 
 def augmented(
@@ -117,3 +122,43 @@ def _contrasted(x: Float[Array, "*s"], amount: Float[Array, ""]) -> Float[Array,
     bend = slant / (2 * (1 + slant))
     ends = jnp.where(x < bend, x / slant, x / slant + 1 - 1 / slant)
     return jnp.where((x < bend) | (x > 1 - bend), ends, slant * (x - 0.5) + 0.5)
+
+
+def windowed(
+    images: Float[Array, "m h w c"], share: Float[Array, " m"], place: Float[Array, "m 2"]
+) -> Float[Array, "m h w c"]:
+    """Returns a window of each image, enlarged to the image's size, as Pillow's bilinear `resize` of a box does.
+
+    Each pixel is interpolated between the four nearest ones, beyond the image's edge the nearest. As two products with
+    matrices: gathers are slow on CPUs.
+
+    Args:
+      images: To look at.
+      share: Of height and of width that is left out, 0 to below 1.
+      place: Which part of that lies before the window: down, right; 0 to 1.
+    """
+
+    def weights(length: int, before: Float[Array, " m"]) -> Float[Array, "m length length"]:
+        pixel = jnp.arange(length, dtype=jnp.float32)
+        at = before[:, None] * share[:, None] * length + (pixel[None] + 0.5) * (1 - share[:, None]) - 0.5
+        at = jnp.clip(at, 0.0, length - 1.0)
+        return jnp.maximum(1 - jnp.abs(at[:, :, None] - pixel[None, None]), 0.0)
+
+    down, right = weights(images.shape[1], place[:, 0]), weights(images.shape[2], place[:, 1])
+    return jnp.einsum("mij,mjkc->mikc", down, jnp.einsum("mkl,mjlc->mjkc", right, images))
+
+
+def coloured(images: Float[Array, "m h w 3"], factors: Float[Array, "m 3"]) -> Float[Array, "m h w 3"]:
+    """Returns images in other colours, as Pillow's ImageEnhance.Color and a table of levels make them, unrounded.
+
+    Distances from a pixel's grey times the saturation; then the brightness, and distances from mid-grey times the
+    contrast. What leaves 0 to 255 is cut off after each of the two.
+
+    Args:
+      images: 0 to 255.
+      factors: Brightness, contrast, saturation; 1 leaves an image as it is.
+    """
+    brightness, contrast, saturation = (factors[:, i, None, None, None] for i in range(3))
+    grey = images @ jnp.array(GREY)[:, None]
+    x = jnp.clip(grey + saturation * (images - grey), 0.0, 255.0)
+    return jnp.clip((x * brightness - MID_GREY) * contrast + MID_GREY, 0.0, 255.0)

@@ -24,6 +24,8 @@ MIRROR_VEHICLE = np.diag([1.0, -1.0, 1.0, 1.0]).astype(np.float32)
 MIRROR_CAMERA = np.diag([-1.0, 1.0, 1.0, 1.0]).astype(np.float32)
 """The camera's x (to the right) becomes -x."""
 MID_GREY = 127.5
+CHANGES = ("crop", "colour", "flipped")
+"""What a batch says of how its images are to be changed, where the train step does it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,26 +84,40 @@ def kept_cameras(draws: Draws, seen: Bool[np.ndarray, "b k"], probability: float
     return keep
 
 
-def augment(batch: Batch, draws: Draws, config: AugmentConfig, mirror: Sequence[int]) -> None:
+def augment(
+    batch: Batch, draws: Draws, config: AugmentConfig, mirror: Sequence[int], *, pixels: bool = True
+) -> dict[str, np.ndarray]:
     """Crops, recolours and mirrors a batch in place; `kept_cameras` comes before its images are read.
+
+    Without `pixels` its images stay as they were read, and the train step changes them (driving/model/images.py).
 
     Args:
       batch: Owned by the caller.
       draws: For its samples.
       config: What to do.
       mirror: From `mirror_order`; empty if nothing is mirrored.
+      pixels: Whether images are changed here.
+
+    Returns:
+      What changes the images where they are not changed here, by the names of CHANGES, else nothing: `crop` [b, k, 3],
+      the share of height and width that is left out, and which part of that lies before the rest, down and right;
+      `colour` [b, n, k, 3], factors of brightness, contrast, saturation; `flipped` [b]. All of the cameras as read.
     """
     flipped = draws.flip < config.flip
     share = draws.crop[..., 0] * config.crop
     strengths = np.array([config.brightness, config.contrast, config.saturation])
     factors = 1 + (2 * draws.colour - 1) * strengths
-    if config.crop or strengths.any():
+    if pixels and (config.crop or strengths.any()):
         for b, n, k in np.argwhere(batch["image_valid"]).tolist():
-            pixels = batch["images"][b, n, k]
-            pixels[:] = _change(pixels, share[b, k], draws.crop[b, k, 1:], factors[b, n, k])
+            shown = batch["images"][b, n, k]
+            shown[:] = _change(shown, share[b, k], draws.crop[b, k, 1:], factors[b, n, k])
     _crop_intrinsics(batch, share, draws.crop[..., 1:])
     if flipped.any():
-        _mirror(batch, np.flatnonzero(flipped), list(mirror))
+        _mirror(batch, np.flatnonzero(flipped), list(mirror), pixels=pixels)
+    if pixels:
+        return {}
+    crop = np.concatenate([share[..., None], draws.crop[..., 1:]], axis=-1).astype(np.float32)
+    return {"crop": crop, "colour": factors.astype(np.float32), "flipped": flipped}
 
 
 def _change(
@@ -139,10 +155,11 @@ def _crop_intrinsics(batch: Batch, share: Float64[np.ndarray, "b k"], place: Flo
     )
 
 
-def _mirror(batch: Batch, rows: np.ndarray, mirror: list[int]) -> None:
+def _mirror(batch: Batch, rows: np.ndarray, mirror: list[int], *, pixels: bool) -> None:
     """y -> -y in the vehicle frame of some samples."""
     width = batch["images"].shape[4]
-    batch["images"][rows] = batch["images"][rows][:, :, mirror, :, ::-1]
+    if pixels:
+        batch["images"][rows] = batch["images"][rows][:, :, mirror, :, ::-1]
     for key in ("image_valid", "camera_t", "calibration_valid"):
         batch[key][rows] = batch[key][rows][:, :, mirror]
     known = batch["calibration_valid"][rows][..., None, None]

@@ -78,6 +78,9 @@ class DrivingData:
     """For each camera its partner on the other side; empty if nothing is mirrored."""
     notes: tuple[str, ...]
     """What a user should know: what is missing, masked or left out, with counts."""
+    on_device: bool = False
+    """Whether augmented batches leave their images as they were read, and say how the train step is to change them
+    (driving.data.augment.CHANGES, entries beside those of Batch)."""
 
     @property
     def drawn(self) -> Int64[np.ndarray, " d"]:
@@ -130,7 +133,8 @@ class DrivingData:
         }
         batch = cast(Batch, out)
         if draws is not None:
-            augment(batch, draws, self.config.augment, self.mirror)
+            changes = augment(batch, draws, self.config.augment, self.mirror, pixels=not self.on_device)
+            batch = cast(Batch, {**batch, **changes})
         return batch
 
     def _images(

@@ -72,7 +72,7 @@ def blind_predictions(
 def blind_config(config: DrivingConfig, *, use_past: bool) -> DrivingConfig:
     """Returns the config of a run's blind MLP, which a WaypointPolicy takes with what `train_blind` returns."""
     settings = WaypointConfig(use_cameras=False, use_past=use_past, hidden_sizes=HIDDEN)
-    return dataclasses.replace(config, model=ModelConfig(), waypoints=settings)
+    return dataclasses.replace(config, model=ModelConfig(), waypoints=settings, rollout=None)
 
 
 def train_blind(config: DrivingConfig, train: EgoStates, *, use_past: bool) -> Any:

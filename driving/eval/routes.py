@@ -32,11 +32,11 @@ from chunkwise.policies.policy import Policy
 from chunkwise.reports.intervals import wilson
 from driving.config import DrivingConfig
 from driving.data.batches import open_data
-from driving.data.episodes import ROUTE_COMMANDS
 from driving.eval import baselines
 from driving.eval.closed_loop import MULTIPLIERS, Result
 from driving.eval.metrics import Score, score
 from driving.policies.policy import WaypointPolicy
+from driving.policies.town import named
 from driving.sim.environment import SECONDS, TASK, TownEnv
 
 EPISODES, WORKERS = 30, 2
@@ -96,17 +96,8 @@ class _Policy(_Driver):
 
 def plan_of(policy: Policy[Any], seen: Mapping[str, Any]) -> Float32[np.ndarray, "t 2"]:
     """Returns the waypoints of a policy for one observation of the town, with the images of its cameras."""
-    wanted = policy.spec.observation
-    given: dict[str, Any] = {}
-    for name in wanted:
-        kind, _, camera = name.partition("/")
-        if name == "route_command":
-            given[name] = ROUTE_COMMANDS[int(seen[name])]
-        elif camera:
-            given.setdefault(kind, {})[camera] = seen[camera if kind == "image" else name]
-        else:
-            given[name] = seen[name].astype(np.float64)
-    return policy.infer(given)["actions"]
+    row = {name: value[None] for name, value in seen.items()}
+    return policy.infer(named(policy, row))["actions"][0]
 
 
 def open_town(spec: EnvSpec, config: DrivingConfig, **more: Any) -> TownEnv:
@@ -137,7 +128,7 @@ def evaluate_run(
     Returns:
       {"kind": "closed_loop", "routes", "seed", "seconds", "step", "rows": {row: {measure: {mean, low, high}}}, "gain":
       {row: {mean, low, high}} of the score, model - row, by route, "drives": {row: [{seed, ...}]}, "outcomes":
-      [{seed, init_hash, success, length}] of the model, "file", "video"}.
+      [{seed, init_hash, success, length, score}] of the model, "file", "video"}.
 
     Raises:
       ConfigError: The run is a pretraining, its cameras are not the town's, or the machine cannot render.
@@ -172,9 +163,16 @@ def evaluate_run(
     }
     path = run / f"evaluations/closed_loop-step_{policy.step:08d}-episodes_{episodes}-seed_{seed}.json"
     make_folders(path.parent)
+    far = [one.metres for _, one in found[EXPERT]]
     outcomes = [
-        {"seed": one.seed, "init_hash": one.init_hash, "success": one.success, "length": one.length}
-        for one, _ in found[MODEL]
+        {
+            "seed": drive.seed,
+            "init_hash": drive.init_hash,
+            "success": drive.success,
+            "length": drive.length,
+            "score": one.score(metres),
+        }
+        for (drive, one), metres in zip(found[MODEL], far, strict=True)
     ]
     report = {
         "kind": "closed_loop",

@@ -51,7 +51,7 @@ class Pretrainer(nn.Module):
 
     def __call__(
         self,
-        images: UInt8[Array, "b n k h w 3"],
+        images: UInt8[Array, "b n k h w 3"] | Float[Array, "b n k h w 3"],
         valid: Bool[Array, "b n k"],
         hidden: Bool[Array, "b n k gh gw"] | None,
     ) -> Pretrained:

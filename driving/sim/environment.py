@@ -1,7 +1,7 @@
 """The town as an environment: a car with five cameras drives a route among others, by waypoints that a policy gives.
 
 An action is the waypoints of one plan, flattened: where the car is to be after dt, 2 dt, ... seconds, in the vehicle
-frame as it is now, x forward and y left. A step is 0.1 s: a controller follows the plan until the next one.
+frame as it is now, x forward and y left. A step is 0.1 s, or some: a controller follows the plan until the next one.
 
 Observations have the names of driving's policies: speed_mps, yaw_rate_radps, how both were at PAST_S before, and
 route_command as its number in ROUTE_COMMANDS; images by camera. A camera may be asked for as it was some tenths of a
@@ -47,7 +47,6 @@ class TownEnv:
     lasts and nothing was violated that multiplies the score.
     """
 
-    fps = round(1 / CONTROL_S)
     video_size = (240, 720)
 
     def __init__(
@@ -57,6 +56,7 @@ class TownEnv:
         seconds: float = SECONDS,
         waypoint_steps: int = WAYPOINT_STEPS,
         waypoint_dt_s: float = WAYPOINT_DT_S,
+        hold: int = 1,
         expert: bool = False,
         measured: bool = False,
     ) -> None:
@@ -67,6 +67,7 @@ class TownEnv:
           seconds: Of a drive.
           waypoint_steps: Waypoints of a plan.
           waypoint_dt_s: Seconds between two of them.
+          hold: Tenths of a second that a plan is followed: a step of so many.
           expert: Whether observations hold `expert_waypoints`, those of the town's driver, who knows what no camera
             shows.
           measured: Whether observations hold `result`, the numbers of closed_loop.Result, 0 until the drive has ended.
@@ -80,7 +81,8 @@ class TownEnv:
         self.action_dim = 2 * waypoint_steps
         self._spec, self._seconds = spec, seconds
         self._expert, self._measured = expert, measured
-        self._steps, self._dt_s = waypoint_steps, waypoint_dt_s
+        self._steps, self._dt_s, self._hold = waypoint_steps, waypoint_dt_s, hold
+        self.fps = round(1 / CONTROL_S / hold)
         self._scene: Any = None
         self._seed = 0
 
@@ -110,10 +112,14 @@ class TownEnv:
 
     def step(self, action: Float32[np.ndarray, " a"]) -> Step:
         before = self._town.road.project(self._car.pose[:2])[0]
-        self._drive(action.reshape(self._steps, 2).astype(np.float64))
+        plan, begun, lost, late = action.reshape(self._steps, 2).astype(np.float64), self._car.pose, False, False
+        for i in range(self._hold):
+            self._drive(plan if i == 0 else rest_of(plan, self._dt_s, i * CONTROL_S, begun, self._car.pose))
+            lost = self._has_ended()
+            late = len(self._frames) > round(self._seconds / CONTROL_S)
+            if lost or late:
+                break
         reward = self._town.road.project(self._car.pose[:2])[0] - before
-        lost = self._has_ended()
-        late = len(self._frames) > round(self._seconds / CONTROL_S)
         result = self.result() if late or lost else None
         success = late and not lost and result is not None and not result.infractions
         return Step(self._observe(result), reward=reward, success=success, terminated=lost, truncated=late)
@@ -258,6 +264,36 @@ class TownEnv:
             atexit.unregister(self._close_scene)
             self._scene.close()
             self._scene = None
+
+
+def rest_of(
+    plan: Float64[np.ndarray, "t 2"],
+    dt_s: float,
+    past_s: float,
+    begun: Float64[np.ndarray, "3"],
+    pose: Float64[np.ndarray, "3"],
+) -> Float64[np.ndarray, "t 2"]:
+    """Returns what is left of a plan after some time, as seen from where the car has come, and as long as it was.
+
+    Beyond its end it goes on as its last step did.
+
+    Args:
+      plan: Where to be after dt_s, 2 dt_s, ..., in the vehicle frame as it was.
+      dt_s: Seconds between two waypoints.
+      past_s: Seconds since then, not above those of the plan.
+      begun: The car's pose then, and
+      pose: now, both in the world.
+    """
+    path = np.concatenate([np.zeros((1, 2)), plan])
+    at = past_s / dt_s + np.arange(1, len(plan) + 1)
+    inside = np.stack([np.interp(at, np.arange(len(path)), path[:, axis]) for axis in (0, 1)], axis=-1)
+    inside += np.maximum(at - len(plan), 0.0)[:, None] * (path[-1] - path[-2])
+    turned = pose[2] - begun[2]
+    away = pose[:2] - begun[:2]
+    ahead = np.array([np.cos(begun[2]), np.sin(begun[2])])
+    moved = np.array([ahead @ away, ahead[0] * away[1] - ahead[1] * away[0]])
+    cos, sin = np.cos(turned), np.sin(turned)
+    return (inside - moved) @ np.array([[cos, -sin], [sin, cos]])
 
 
 def _view(name: str) -> tuple[str, int]:

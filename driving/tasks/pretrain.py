@@ -1,5 +1,6 @@
 """Pretraining of a multi-camera encoder, as the train loop sees it."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,10 +19,12 @@ from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
 from chunkwise.train.sharding import all_gather_params
 from driving.config import DrivingConfig, ObjectiveConfig
+from driving.data.augment import CHANGES
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData
 from driving.model.encoders import SceneEncoder, grid
 from driving.model.heads import Pretrainer
+from driving.model.images import changed, changes_pixels
 from driving.tasks import objectives
 
 
@@ -48,6 +51,7 @@ class PretrainTask:
         key = rngs.key(self.config.run.seed, "hidden tokens", state.step)
 
         def loss(params: PyTree, batch: Any, key: Key[Array, ""]) -> tuple[Array, dict[str, Mean]]:
+            batch = _changed(batch, self.config)
             whole, target = all_gather_params((params, state.target))
             return self.loss(whole, target, batch, key)
 
@@ -89,7 +93,9 @@ class PretrainTask:
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the objectives see of the batches, from update `start_step` on."""
-        batches = batches_of_run(self.data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
+        changes = changes_pixels(self.config.data.augment)
+        data = dataclasses.replace(self.data, on_device=True) if changes else self.data
+        batches = batches_of_run(data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
         return map(inputs, batches)
 
     def data_fingerprint(self) -> dict[str, Any]:
@@ -106,8 +112,19 @@ def init_params(config: DrivingConfig, key: Key[Array, ""]) -> PyTree:
     return Pretrainer(config.model, config.objective).init(key, images, jnp.ones((1, n, k), bool), hidden)["params"]
 
 
+def _changed(batch: Any, config: DrivingConfig) -> Any:
+    """A batch whose images of all moments are changed as it says."""
+    b, n, k, *rest = batch["images"].shape
+    flat = batch | {"images": batch["images"].reshape(b, n * k, *rest)}
+    if "colour" in batch:
+        flat |= {"colour": batch["colour"].reshape(b, n * k, 3)}
+    found = changed(flat, config.data.augment, config.data.cameras)
+    return found | {"images": found["images"].reshape(b, n, k, *rest)}
+
+
 def inputs(batch: Batch) -> dict[str, np.ndarray]:
     """What the objectives see of a batch."""
+    changes: dict[str, Any] = {name: value for name, value in batch.items() if name in CHANGES}
     return {
         "images": batch["images"],
         "image_valid": batch["image_valid"],
@@ -115,4 +132,5 @@ def inputs(batch: Batch) -> dict[str, np.ndarray]:
         "episode": batch["episode"],
         "relative_pose": batch["relative_pose"],
         "relative_pose_valid": batch["relative_pose_valid"],
+        **changes,
     }

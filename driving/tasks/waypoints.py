@@ -1,5 +1,6 @@
 """Behaviour cloning of waypoints, as the train loop sees it: with a pretrained encoder, frozen or not, or without."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from chunkwise.data.stream import batches_of_run
 from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
 from chunkwise.train import gradients, rngs
+from chunkwise.train.clipped_ratio import clipped_loss
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
 from chunkwise.train.sharding import all_gather_params
@@ -25,6 +27,7 @@ from driving.data.batch import Batch
 from driving.data.batches import DrivingData
 from driving.data.tables import PAST_S
 from driving.model.heads import Calibration, Modes, WaypointModel
+from driving.model.images import changed, changes_pixels
 from driving.tasks import modes, pretrain
 from driving.tasks.modes import distance, waypoint_loss
 
@@ -55,21 +58,20 @@ class WaypointTask:
         return self.settings.weights is not None or self.settings.modes > 1
 
     def load(self, state: TrainState) -> TrainState:
-        """Puts into a fresh state the encoder of the pretraining `waypoints.weights`, and sets several modes apart.
+        """Puts into a fresh state what the run `waypoints.weights` learnt: the encoder of a pretraining, or all weights
+        of the same model. Sets several fresh modes apart.
 
         Raises:
-          ConfigError: If it is no pretraining of the same model on the same cameras and image size, or the training
-            split does not have as many different futures as modes.
+          ConfigError: If its model is another, on other cameras or of another image size, or the training split does
+            not have as many different futures as modes.
           DataError: If it has no whole checkpoint.
         """
         parts: dict[str, Any] = {}
         if self.settings.weights is not None:
-            # What reads the rays was no part of a pretraining.
-            parts["encoder"] = {
-                **state.params["encoder"],
-                **read_encoder(Path(self.settings.weights), self.config),
-            }
-        if self.settings.modes > 1:
+            parts = read_start(Path(self.settings.weights), self.config)
+            if "encoder" in parts:  # what reads the rays was no part of a pretraining
+                parts["encoder"] = {**state.params["encoder"], **parts["encoder"]}
+        if self.settings.modes > 1 and "out" not in parts:
             bias = modes.anchors(self.data, self.config).reshape(-1)
             parts["out"] = {**state.params["out"], "bias": bias}
         return _with_parts(state, parts)
@@ -78,6 +80,9 @@ class WaypointTask:
         """One update."""
         key = rngs.key(self.config.run.seed, "loss", state.step)
         weights = loss_weights(self.settings)
+        if "decisions" in batch:
+            assert self.config.rollout is not None
+            weights |= {"ppo_loss": self.config.rollout.weight}
         gradient, metrics = gradients.gradient(
             self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
         )
@@ -91,14 +96,22 @@ class WaypointTask:
         params = all_gather_params(params)
         if self.settings.freeze and self.settings.use_cameras:
             params = {**params, "encoder": jax.lax.stop_gradient(params["encoder"])}
+        batch = changed(batch, self.config.data.augment, self.config.data.cameras)
         predicted = predict_modes(self.model, params, batch, key)
         losses = losses_of(predicted, batch["waypoints"], batch["waypoint_valid"])
         errors = {"ade": mean_of(distance(predicted.most_probable(), batch["waypoints"]), batch["waypoint_valid"])}
-        return gradients.weighted(losses, loss_weights(self.settings)), losses | errors
+        loss = gradients.weighted(losses, loss_weights(self.settings))
+        if "decisions" not in batch:
+            return loss, losses | errors
+        assert self.config.rollout is not None
+        chosen = decision_loss(self.model, params, batch["decisions"], self.config.rollout.clip)
+        return loss + self.config.rollout.weight * chosen["ppo_loss"].value(), losses | errors | chosen
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
         """What the model sees of the batches, from update `start_step` on."""
-        batches = batches_of_run(self.data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
+        changes = changes_pixels(self.config.data.augment)
+        data = dataclasses.replace(self.data, on_device=True) if changes else self.data
+        batches = batches_of_run(data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
         return (inputs(batch, self.config.data.anchor, self.settings) for batch in batches)
 
     def data_fingerprint(self) -> dict[str, Any]:
@@ -144,11 +157,16 @@ def inputs(batch: Batch, anchor: int, settings: WaypointConfig | None = None) ->
         shown = batch[name][:, seen]
         return shown.reshape(shown.shape[0], -1, *shown.shape[3:])
 
+    changes = {}
+    if "crop" in batch:  # the train step changes the images
+        colour = batch["colour"][:, seen]
+        changes = {"crop": batch["crop"], "colour": colour.reshape(len(colour), -1, 3), "flipped": batch["flipped"]}
     calibration = {name: views(name) for name in CALIBRATION} if settings.use_calibration else {}
     known = (batch["speed_valid"][:, anchor], batch["yaw_rate_valid"][:, anchor])
     return {
         "images": views("images"),
         "image_valid": views("image_valid"),
+        **changes,
         **calibration,
         "motion": np.stack([batch["speed_mps"][:, anchor], batch["yaw_rate_radps"][:, anchor]], axis=-1),
         "past_motion": batch["past_motion"],
@@ -182,6 +200,25 @@ def losses_of(predicted: Modes, waypoints: Float[Array, "b t 2"], valid: Bool[Ar
     return modes.losses(predicted, waypoints, valid)
 
 
+def decision_loss(model: WaypointModel, params: PyTree, decisions: Any, clip: float) -> dict[str, Mean]:
+    """The clipped ratio of the probabilities of modes that were drawn while driving, and means of it.
+
+    Args:
+      model: Of several modes.
+      params: Its weights; nothing is dropped, as nothing was when the mode was drawn.
+      decisions: From driving.online.decisions.
+      clip: How far from 1 a ratio still counts.
+
+    Returns:
+      "ppo_loss" and the others of chunkwise/train/clipped_ratio.py, and "entropy" of the modes, nats.
+    """
+    log_probability = jax.nn.log_softmax(predict_modes(model, params, decisions).logits)
+    mine = jnp.take_along_axis(log_probability, decisions["mode"][:, None], axis=1)[..., None]
+    known = jnp.ones((mine.shape[0], 1), bool)
+    _, means = clipped_loss(mine, decisions["log_prob"][:, None, None], decisions["advantage"], known, clip)
+    return means | {"entropy": mean_of(-(jnp.exp(log_probability) * log_probability).sum(-1))}
+
+
 def loss_weights(settings: WaypointConfig) -> dict[str, float]:
     """Weights of the means of `losses_of`."""
     return {"loss": 1.0} if settings.modes == 1 else {"trajectory": 1.0, "mode": settings.mode_weight}
@@ -199,6 +236,42 @@ def _with_parts(state: TrainState, parts: dict[str, Any]) -> TrainState:
     return state.replace(params={**state.params, **fresh}, ema=ema)
 
 
+def read_start(run: Path, config: DrivingConfig) -> dict[str, PyTree]:
+    """Weights with which a run begins, by their first name: those of another run's newest whole checkpoint.
+
+    The encoder of a pretraining, or all of a run that learnt waypoints with the same model.
+
+    Raises:
+      ConfigError: Its model is another, on other cameras or of another image size.
+      DataError: It has no whole checkpoint.
+    """
+    theirs = read_config(run, DrivingConfig)
+    if theirs.waypoints is None:
+        return {"encoder": read_encoder(run, config)}
+    assert config.waypoints is not None
+    asked = {"weights": None, "freeze": False, "mode_weight": 1.0}  # how it is trained, not what it is
+    mine, other = (dataclasses.replace(settings, **asked) for settings in (config.waypoints, theirs.waypoints))
+    _require_same(run, config, theirs, {"waypoints": (mine, other)})
+    _, params = read_weights(run, theirs, lambda: init_params(theirs, rngs.key(0, "init")))
+    return params
+
+
+def _require_same(run: Path, config: DrivingConfig, theirs: DrivingConfig, more: dict[str, tuple[Any, Any]]) -> None:
+    """Raises ConfigError where another run's model is another than this one's."""
+    same = {
+        "model": (config.model, theirs.model),
+        "data.cameras": (config.data.cameras, theirs.data.cameras),
+        "data.image_size": (config.data.image_size, theirs.data.image_size),
+        **more,
+    }
+    if more:
+        names = ("waypoint_steps", "waypoint_dt_s", "offsets_s")
+        same |= {f"data.{name}": (getattr(config.data, name), getattr(theirs.data, name)) for name in names}
+    for name, (mine, other) in same.items():
+        if mine != other:
+            raise ConfigError(f"waypoints.weights {run}: its {name} is {other}, this run's {mine}; make them equal")
+
+
 def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
     """Weights of the encoder of a pretraining's newest whole checkpoint.
 
@@ -209,12 +282,6 @@ def read_encoder(run: Path, config: DrivingConfig) -> PyTree:
     theirs = read_config(run, DrivingConfig)
     if theirs.objective is None:
         raise ConfigError(f"waypoints.weights {run}: expected a pretraining, found a run that learnt waypoints")
-    for name, mine, other in (
-        ("model", config.model, theirs.model),
-        ("data.cameras", config.data.cameras, theirs.data.cameras),
-        ("data.image_size", config.data.image_size, theirs.data.image_size),
-    ):
-        if mine != other:
-            raise ConfigError(f"waypoints.weights {run}: its {name} is {other}, this run's {mine}; make them equal")
+    _require_same(run, config, theirs, {})
     _, params = read_weights(run, theirs, lambda: pretrain.init_params(theirs, rngs.key(0, "init")))
     return params["encoder"]

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from chunkwise.data import holdout
+from chunkwise.data.groups import rloo, uniform_groups
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
@@ -30,7 +31,7 @@ from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
 from openpi_ript.config.data import AdvantageConfig, DataConfig
 from openpi_ript.data import norm
-from openpi_ript.data.advantage import label, process, rloo, uniform_groups
+from openpi_ript.data.advantage import label, process
 from openpi_ript.data.batch import TrainingBatch, to_training_batch
 from openpi_ript.data.returns import Returns, ReturnSample
 from openpi_ript.data.transforms import RawSample, RiptSample, Rollouts, ToOpenPi, ToRipt, init_hash

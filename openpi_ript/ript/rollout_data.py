@@ -7,12 +7,13 @@ from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64, UInt8
 
+from chunkwise.data.groups import rloo
 from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.config.rollouts import EnvConfig, RolloutConfig
-from openpi_ript.data.advantage import label, process, rloo
+from openpi_ript.data.advantage import label, process
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.transforms import Rollouts, ToRipt
 from openpi_ript.envs.layer_4 import policy_state

@@ -11,7 +11,7 @@ from chunkwise.errors import ConfigError
 from driving.config import CAMERAS
 from driving.data.episodes import ROUTE_COMMANDS
 from driving.eval.closed_loop import overlap
-from driving.sim.environment import TownEnv
+from driving.sim.environment import TownEnv, rest_of
 from driving.sim.roads import LANE
 from driving.sim.scene import camera_to_vehicle
 from driving.sim.town import START, Town, way_back
@@ -307,3 +307,37 @@ def test_matrices_of_the_cameras_that_are_asked_for_are_those_of_recorded_drives
 def test_a_view_that_the_town_does_not_have_is_refused(view: str):
     with pytest.raises(ConfigError, match=r"env\.cameras has .*; the town has front"):
         TownEnv(dataclasses.replace(SPEC, cameras=(view,)))
+
+
+def test_a_plan_is_followed_for_some_steps_as_it_was_meant():
+    """Held for half a second, a plan to go on leads where new plans each tenth lead, and ends a drive as they do."""
+    held, anew = TownEnv(SPEC, hold=5, seconds=3.0), TownEnv(SPEC, seconds=3.0)
+    speed = float(held.reset(5)["speed_mps"])
+    anew.reset(5)
+    assert (held.fps, anew.fps) == (2, 10)
+    for i in range(6):
+        one = held.step(straight(speed))
+        rewards = [anew.step(straight(speed)) for _ in range(5)]
+        speed = float(one.observation["speed_mps"])
+        assert one.reward == pytest.approx(sum(step.reward for step in rewards), abs=0.05)
+        assert (one.terminated, one.truncated) == (rewards[-1].terminated, rewards[-1].truncated) == (False, i == 5)
+    np.testing.assert_allclose(held.state()[:4], anew.state()[:4], atol=0.1)
+    assert held.trace().pose.shape == anew.trace().pose.shape
+
+
+def test_the_rest_of_a_plan_leads_to_the_same_places():
+    rng = np.random.default_rng(0)
+    plan = np.cumsum(rng.uniform(0.3, 1.0, (20, 2)), axis=0)
+    begun, pose = np.array([3.0, -2.0, 0.7]), np.array([3.6, -1.1, 1.3])
+
+    def in_world(places: np.ndarray, origin: np.ndarray) -> np.ndarray:
+        cos, sin = np.cos(origin[2]), np.sin(origin[2])
+        return places @ np.array([[cos, sin], [-sin, cos]]) + origin[:2]
+
+    rest = rest_of(plan, 0.1, 0.3, begun, pose)
+    assert rest.shape == plan.shape
+    np.testing.assert_allclose(in_world(rest, pose)[:17], in_world(plan, begun)[3:], atol=1e-9)
+    last = plan[-1] - plan[-2]
+    np.testing.assert_allclose(in_world(rest, pose)[17:], in_world(plan[-1] + np.outer([1, 2, 3], last), begun))
+    between = rest_of(plan, 0.2, 0.1, begun, begun)
+    np.testing.assert_allclose(between[0], (plan[0] + plan[1]) / 2)

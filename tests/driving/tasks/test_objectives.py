@@ -132,7 +132,7 @@ def test_padded_waypoints_have_no_gradient():
 
 def test_weights_and_their_average_begin_at_the_loaded_encoder(monkeypatch: pytest.MonkeyPatch):
     learnt = {"w": np.ones(3, np.float32)}
-    monkeypatch.setattr(waypoints, "read_encoder", lambda folder, config: learnt)
+    monkeypatch.setattr(waypoints, "read_start", lambda folder, config: {"encoder": learnt})
     task = waypoints.WaypointTask.__new__(waypoints.WaypointTask)
     vars(task).update(settings=SimpleNamespace(weights="pretraining", modes=1), config=None)
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chunkwise.data.groups import rloo, uniform_groups
 from chunkwise.errors import DataError
 from openpi_ript.config.data import AdvantageConfig
-from openpi_ript.data.advantage import EXTREME, label, process, rloo, uniform_groups
+from openpi_ript.data.advantage import EXTREME, label, process
 
 PLAIN = {"normalization": "none", "clipping": "none", "negative_handling": "none"}
 HINTS = get_type_hints(AdvantageConfig)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
+from chunkwise.data.groups import rloo
 from chunkwise.data.images import resize_with_pad
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.data import norm
-from openpi_ript.data.advantage import process, rloo
+from openpi_ript.data.advantage import process
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData, make_batches, open_data
 from openpi_ript.data.pack import pack

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chunkwise.data.groups import rloo
 from openpi_ript.config.experiment import GuidanceConfig, Optimality
-from openpi_ript.data.advantage import label, rloo
+from openpi_ript.data.advantage import label
 from openpi_ript.model.guidance import guided_loss, guided_sample, make_branches
 from openpi_ript.model.pi0 import Pi0, draw_noise_and_time, encode, flow_error, velocity
 from tests.openpi_ript.toy_policy import (

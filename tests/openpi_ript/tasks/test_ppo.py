@@ -16,6 +16,7 @@ from chunkwise.config.experiment import OptimConfig
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
+from chunkwise.train.clipped_ratio import clipped_loss
 from openpi_ript.config.experiment import DataConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, RolloutConfig
 from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.data.dataset import TrainingData, open_data
@@ -27,7 +28,7 @@ from openpi_ript.ript.passes import CHAIN, LOG_PROB, Passes, passes_over
 from openpi_ript.ript.rollout_data import Group, training_data
 from openpi_ript.ript.round import Ript
 from openpi_ript.tasks import ript
-from openpi_ript.tasks.ppo import Ppo, clipped_loss, is_ppo
+from openpi_ript.tasks.ppo import Ppo, is_ppo
 from openpi_ript.tasks.ript import RiptTask
 from tests.evened import assert_same_update
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config, supervised

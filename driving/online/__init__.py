@@ -1,0 +1,1 @@
+"""Acting between updates: rounds of drives in closed loop, and batches of their decisions."""

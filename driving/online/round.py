@@ -1,0 +1,224 @@
+"""Reinforcement in closed loop: drives of the policy that trains, between its updates, and batches of what they teach.
+
+    round n    routes, a function of (seed, step) -> rollout.size drives of each, the policy drawing its modes
+               -> scores (driving/eval/closed_loop.py), each minus the mean of its group's others (RLOO)
+    update     the imitation loss of the dataset's batch + weight * the clipped ratio of the drawn modes' probabilities
+
+Drives lie in `<run>/rollouts/step_<step>-<weights>/`. A run that was killed finds those of the same weights there, and
+plays the others. The town's own driver, by whose way progress is measured, drives each route once: `rollouts/expert/`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkwise.arrays import NumpyTree
+from chunkwise.data.sampling import Purpose, generator, seed_of, words
+from chunkwise.envs.collect import Actor, Collector, Job, Task
+from chunkwise.envs.environment import EnvSpec
+from chunkwise.envs.rollout import Rollout, load, save
+from chunkwise.envs.workers import ProcessWorkers
+from chunkwise.errors import DataError
+from chunkwise.state import TrainState
+from driving.config import DrivingConfig
+from driving.eval.routes import open_town, spec_of
+from driving.online.acting import DrawingPolicy, TownDriver
+from driving.online.decisions import Decisions, decisions_of, result_of
+from driving.policies.policy import WaypointPolicy
+from driving.sim.environment import TASK
+
+ROLLOUTS, EXPERT = "rollouts", "expert"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """What a round leaves behind to be trained on."""
+
+    step: int
+    folder: str
+    routes: list[int]
+    """Each with rollout.size drives."""
+
+
+class Rounds:
+    """An `Interaction` of chunkwise/train/loop.py."""
+
+    averaged = False
+    """The clipped ratio compares the policy that trains with the one that acted: it is the same at first."""
+
+    def __init__(self, config: DrivingConfig, folder: Path) -> None:
+        """Starts no environment yet.
+
+        Args:
+          config: Of the run; `rollout` is set.
+          folder: The run's, which gets `rollouts/`.
+        """
+        assert config.rollout is not None
+        self._config, self._rollout = config, config.rollout
+        self._folder = folder / ROLLOUTS
+        self._actor = DrawingPolicy(config)
+        self._collectors: dict[str, Collector] = {}
+        self._round: Round | None = None
+        self._decisions: Decisions | None = None
+
+    @property
+    def start(self) -> int:
+        """First update before which drives are played."""
+        return self._rollout.start
+
+    @property
+    def every(self) -> int:
+        """Updates of a round."""
+        return self._rollout.updates
+
+    def interact(
+        self, state: TrainState, step: int, stopping: Callable[[], bool]
+    ) -> Mapping[str, Sequence[float]] | None:
+        """Plays the drives of a round.
+
+        Returns:
+          Of each drive score, progress, whether it ended without a collision of its fault and without any infraction;
+          of each group whether its drives were worth different scores.
+        """
+        settings = self._rollout
+        self._actor.use(state.params, step)
+        folder = self._folder / f"step_{step:08d}-{self._actor.weights[:12]}"
+        order = generator(Purpose.ROUND_ROUTES, self._config.run.seed, step).permutation(settings.routes)
+        routes = order[: settings.groups].tolist()
+        expert = self._play(EXPERT, TownDriver(), [self._expert_job(route) for route in routes], stopping)
+        jobs = [self._job(folder, step, route, k) for route in routes for k in range(settings.size)]
+        drives = None if expert is None else self._play("policy", self._actor, jobs, stopping)
+        self._actor.release()
+        if drives is None:
+            return None
+        new = Round(step=step, folder=folder.name, routes=routes)
+        decisions, scores = self._taught(new, drives)
+        results = [result_of(drive) for drive in drives]
+        mixed = [float(len(set(group)) > 1) for group in scores.reshape(len(routes), settings.size).tolist()]
+        print(
+            f"\nstep {step}: {len(drives)} drives, mean score {scores.mean():.3f}, "
+            f"{sum(not one.infractions for one in results)} without infraction; in {sum(mixed):.0f} of {len(routes)} "
+            "groups the drives were worth different scores",
+            flush=True,
+        )
+        self._round, self._decisions = (new, decisions)
+        return {
+            "drives/score": scores.tolist(),
+            "drives/no_fault_collision": [one.no_fault_collision for one in results],
+            "drives/without_infraction": [float(not one.infractions) for one in results],
+            "drives/metres": [one.metres for one in results],
+            "drives/mixed_groups": mixed,
+        }
+
+    def batches(
+        self,
+        imitated: Callable[[int], Iterator[Any]],
+        start_step: int,
+        *,
+        shard: int = 0,
+        num_shards: int = 1,
+    ) -> Iterator[NumpyTree]:
+        """The dataset's batches, and beside each as many decisions of the last round as it has rows, under "decisions".
+
+        Args:
+          imitated: Batches of the dataset from an update on, of this shard.
+          start_step: First update.
+          shard: Which of `num_shards` equal stretches of each global batch.
+          num_shards: Processes that share a batch.
+        """
+        size = self._config.train.batch_size
+        rows = slice(*(size * i // num_shards for i in (shard, shard + 1)))
+        for step, batch in enumerate(imitated(start_step), start_step):
+            decisions = None if step < self.start else self._decisions
+            yield batch if decisions is None else {**batch, "decisions": decisions.batch(step, rows, size)}
+
+    def position(self) -> dict[str, Any]:
+        """The round that is trained on, by its files, which were forced to disk when they were written."""
+        return {"round": None if self._round is None else dataclasses.asdict(self._round)}
+
+    def rewind(self, position: dict[str, Any] | None) -> None:
+        """Loads the drives of the round that was trained on. Those of a round that was cut off stay on disk, and are
+        taken when the same weights come to it again.
+
+        Raises:
+          DataError: A drive is missing or damaged.
+        """
+        if position is None or position["round"] is None:
+            return
+        new = Round(**position["round"])
+        folder = self._folder / new.folder
+        jobs = [self._job(folder, new.step, route, k) for route in new.routes for k in range(self._rollout.size)]
+        self._round, self._decisions = new, self._taught(new, [load(job.path) for job in jobs])[0]
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for collector in self._collectors.values():
+            collector.close()
+
+    def _taught(self, new: Round, drives: Sequence[Rollout]) -> tuple[Decisions | None, np.ndarray]:
+        """What a round teaches, and the scores of its drives."""
+        size = self._rollout.size
+        experts = [result_of(load(self._expert_job(route).path)).metres for route in new.routes]
+        far = np.repeat(experts, size).tolist()
+        scores = np.array([result_of(drive).score(metres) for drive, metres in zip(drives, far, strict=True)])
+        groups = np.repeat(np.arange(len(new.routes)), size)
+        reader = WaypointPolicy(self._config, {})
+        return decisions_of(reader, drives, scores, groups, seed=self._config.run.seed), scores
+
+    def _expert_job(self, route: int) -> Job:
+        seed = seed_of(Purpose.ROUTE_TRAINING, self._config.run.seed, route)
+        return Job(number=route, seed=seed, draw=(route,), path=self._folder / EXPERT / f"route_{route:05d}.npz")
+
+    def _job(self, folder: Path, step: int, route: int, k: int) -> Job:
+        seed = self._config.run.seed
+        return Job(
+            number=route * self._rollout.size + k,
+            seed=seed_of(Purpose.ROUTE_TRAINING, seed, route),
+            draw=tuple(words(Purpose.MODE_DRAW, seed, step, route, k)),
+            path=folder / f"route_{route:05d}-{k:02d}.npz",
+        )
+
+    def _play(self, who: str, actor: Actor, jobs: Sequence[Job], stopping: Callable[[], bool]) -> list[Rollout] | None:
+        """The drives of some jobs: from disk as far as they lie there; None if stopped."""
+        finished = {job.path: self._reload(job, actor) for job in jobs if job.path.exists()}
+
+        def done(job: Job, drive: Rollout) -> None:
+            save(job.path, drive)
+            finished[job.path] = drive
+
+        missing = [job for job in jobs if job.path not in finished]
+        if missing and not self._collector(who).play(missing, actor, done, stopping):
+            return None
+        return [finished[job.path] for job in jobs]
+
+    def _collector(self, who: str) -> Collector:
+        """Plays the policy's drives, or those of the town's driver, which sees no image and is asked ten times a
+        second, as in an evaluation."""
+        if who not in self._collectors:
+            expert, settings = who == EXPERT, self._rollout
+            spec = EnvSpec(suite="town", task=TASK) if expert else spec_of(self._config)
+            opener = functools.partial(
+                open_town,
+                spec,
+                self._config,
+                seconds=settings.seconds,
+                hold=1 if expert else settings.hold,
+                expert=expert,
+                measured=True,
+            )
+            workers = ProcessWorkers(opener, settings.num_envs, name=f"town/{TASK}")
+            self._collectors[who] = Collector(workers, rows=1, tasks=(Task(),))
+        return self._collectors[who]
+
+    def _reload(self, job: Job, actor: Actor) -> Rollout:
+        drive = load(job.path)
+        found, expected = (drive.seed, drive.draw), (job.seed, job.draw)
+        if not isinstance(actor, TownDriver):
+            found, expected = (*found, drive.step, drive.weights), (*expected, actor.step, actor.weights)
+        if found != expected:
+            raise DataError(f"{job.path}: expected the drive of {expected}, found {found}; delete the folder")
+        return drive
