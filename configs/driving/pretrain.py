@@ -4,17 +4,7 @@ python launch.py --config configs/driving/pretrain.py --run.dir runs/driving-pre
 """
 
 from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
-from driving.config import (
-    AHEAD,
-    AugmentConfig,
-    ConvConfig,
-    DataConfig,
-    DrivingConfig,
-    EvalConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    RecordConfig,
-)
+from driving.config import AHEAD, AugmentConfig, DataConfig, DrivingConfig, EvalConfig, ObjectiveConfig, RecordConfig
 
 
 def get_config() -> DrivingConfig:
@@ -31,7 +21,6 @@ def get_config() -> DrivingConfig:
             augment=AugmentConfig(brightness=0.3, contrast=0.3, saturation=0.3, camera_dropout=0.05, flip=0.5),
             read_threads=2,
         ),
-        model=ModelConfig(conv=ConvConfig(channels=(32, 64), blocks=(1, 2))),  # that of configs/driving/waypoints.py
         objective=ObjectiveConfig(cross_camera=0.2, temporal=0.2, ego_motion=1.0),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50, clip_norm=1.0),
         eval=EvalConfig(every=3),

@@ -1,9 +1,9 @@
 """Who drives the town, and what cameras, pretraining and reinforcement in closed loop add, three seeds.
 
-chunkwise train driving/pretrain --run.dir runs/driving-pretrain
+chunkwise train driving/pretrain --run.dir runs/driving-pretrain --model.conv.channels 32 64 --model.conv.blocks 1 2
 chunkwise study driving_closed_loop --out studies/driving_closed_loop
 
-24 runs of configs/driving/waypoints.py, each evaluated on 30 routes beside the town's own driver, one who stands,
+24 runs of configs/driving/modes.py, each evaluated on 30 routes beside the town's own driver, one who stands,
 constant velocity and the MLP on motion (`chunkwise evaluate RUN --closed-loop`); ADE, FDE and minADE at 1, 2 and 3 s
 against the held-out drives are in each run's evaluation.json: `python -m driving.evaluate RUN...` makes one table of
 them. history sees no image. The frozen random encoder reads no rays, since what reads them would stay random.
@@ -30,7 +30,7 @@ REINFORCED = {
 def get_study() -> StudyConfig:
     """Each with and without drives in closed loop that it learns from."""
     return StudyConfig(
-        config="driving/waypoints",
+        config="driving/modes",
         seeds=(0, 1, 2),
         grid={"model": MODELS, "reinforced": REINFORCED},
         flags=("--data.path", "datasets/driving/town"),
