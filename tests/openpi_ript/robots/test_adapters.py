@@ -69,6 +69,36 @@ def test_quaternions_become_axis_times_angle() -> None:
     np.testing.assert_allclose(rotation_vector(small), np.zeros(3), atol=2e-5)
 
 
+def test_rotations_are_those_of_openpis_libero_client() -> None:
+    """Recorded from `_quat2axisangle` of examples/libero/main.py of openpi 15a9616, rounded to six digits."""
+    given = [
+        [0.001257, 0.305295, -0.280148, -0.910116],
+        [-0.262948, -0.573495, 0.034783, 0.775082],
+        [-0.493548, -0.622166, 0.491177, 0.35786],
+        [0.090353, -0.797522, -0.025072, 0.595958],
+        [-0.497725, -0.169442, -0.703969, -0.47748],
+        [0.997, 0.0, 0.072, -0.01],
+        [0.0, 0.0, 0.0, -1.2],
+        [0.0001, 0.0, 0.0, 1.0],
+        [1.0, 0.0, 0.0, 0.0],
+    ]
+    recorded = [
+        [0.016469, 3.999872, -3.670405],
+        [-0.569251, -1.241548, 0.075301],
+        [-1.273619, -1.605523, 1.267501],
+        [0.209808, -1.85192, -0.058219],
+        [-2.343579, -0.797832, -3.314696],
+        [3.152266, 0.0, 0.227646],
+        [0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0],
+        [3.141593, 0.0, 0.0],
+    ]
+    np.testing.assert_allclose(rotation_vector(np.array(given)), recorded, atol=1e-6)
+    seen = np.concatenate([np.full((9, 3), 0.5), given, np.full((9, 2), 0.02)], axis=1).astype(np.float32)
+    state = Libero().simulated_state(seen)
+    np.testing.assert_allclose(state, np.concatenate([seen[:, :3], recorded, seen[:, 7:]], axis=1), atol=3e-6)
+
+
 def test_liberos_simulator_is_seen_as_openpis_client_sends_it() -> None:
     """The simulator's own image has its first row at the bottom; ours is upright, openpi turns it by 180 degrees."""
     libero, rng = Libero(), np.random.default_rng(0)
