@@ -19,7 +19,7 @@ from openpi_ript.ript.collect import Collector
 from openpi_ript.ript.evaluation import make_manifest
 from openpi_ript.ript.round import Ript
 from openpi_ript.ript.starts import Starts
-from openpi_ript.train import main
+from openpi_ript.train import _same_states, main
 from tests.openpi_ript.ript import test_ript_round
 from tests.openpi_ript.small_run import make_dataset
 from tests.openpi_ript.toy_rollouts import point
@@ -137,7 +137,18 @@ def test_a_run_reads_its_own_copy_and_no_file_that_it_names(tmp_path: Path, monk
     assert read.initial_states == str(tmp_path / "initial_states.npz")
 
 
+def test_a_run_goes_on_with_the_file_that_it_began_with(states: Path, tmp_path: Path):
+    kept = tmp_path / "kept.npz"
+    assert _same_states(str(states), kept) == states.read_bytes()
+    kept.write_bytes(states.read_bytes())
+    assert _same_states(str(states), kept) == states.read_bytes()
+    kept.write_bytes(b"another")
+    with pytest.raises(MismatchError, match=r"env.initial_states .*s\.npz: not the file that the run began with"):
+        _same_states(str(states), kept)
+
+
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_a_run_evaluates_plays_and_goes_on_in_published_states(states: Path, tmp_path: Path):
     """Three starts: whole, with another file (refused), and from where the file was moved to."""
     module: Any = __import__("configs.openpi_ript.debug_ript", fromlist=["get_config"])
