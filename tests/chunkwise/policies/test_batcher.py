@@ -123,3 +123,23 @@ def test_a_batch_is_never_larger_than_the_largest_size(rows: int):
     batcher.close()
     assert max(map(len, device.batches)) == rows
     assert [number for batch in device.batches for number in batch] == list(range(10))
+
+
+def test_closing_waits_for_no_batch_and_ends_the_thread_after_it():
+    before = set(threading.enumerate())
+
+    async def run() -> threading.Thread:
+        task = asyncio.create_task(batcher.act(request(0)))
+        await asyncio.to_thread(device.busy.wait, 30)
+        (thread,) = (one for one in set(threading.enumerate()) - before if one.name.startswith("device"))
+        batcher.close()
+        assert thread.is_alive(), "its batch is under way"
+        device.go.release()
+        assert (await task).shape == (1, 2)
+        return thread
+
+    device = Device()
+    batcher = Batcher(device.act, 4)
+    thread = asyncio.run(run())
+    thread.join(10)
+    assert not thread.is_alive()
