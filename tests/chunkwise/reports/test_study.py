@@ -387,6 +387,7 @@ def test_cores_are_divided_evenly(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5, 7})
     assert program._shares(2) == [{0, 1}, {2, 5}]
     assert program._shares(1) == [{0, 1, 2, 5, 7}]
+    assert program._shares(5) == [{0}, {1}, {2}, {5}, {7}]
     assert program._shares(6) == [{0, 1, 2, 5, 7}] * 6
 
 

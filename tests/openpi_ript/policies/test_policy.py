@@ -16,6 +16,7 @@ from chunkwise.data.norm_stats import NormStats
 from chunkwise.errors import ConfigError, DataError, MismatchError, NonFiniteError
 from chunkwise.policies.bounds import Bounds, OutOfBoundsError
 from chunkwise.policies.execution import NOTHING, Committed
+from chunkwise.policies.policy import Asked
 from openpi_ript.config.experiment import Optimality
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
@@ -26,6 +27,7 @@ from openpi_ript.policies import policy, saved
 from openpi_ript.policies.policy import Policy
 from openpi_ript.train import main
 from openpi_ript.weights import by_path, save_openpi
+from tests.chunkwise.toy import toy_config
 from tests.openpi_ript.compilations import compilations
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config, supervised
 from tests.openpi_ript.toy_policy import random_params
@@ -458,3 +460,10 @@ def test_an_openpi_checkpoint_needs_a_config(root: Path, tmp_path: Path):
     norm.save_stats(folder / "assets/two/norm_stats.json", data.stats, data.stats_source)
     with pytest.raises(ConfigError, match="set it to one of them"):
         Policy.from_checkpoint(folder, config=config)
+
+
+def test_a_config_of_another_package_is_refused_before_a_file_is_read(tmp_path: Path):
+    config = toy_config(tmp_path / "run")
+    asked = Asked(folder=tmp_path / "none", config=config, checkpoint="newest", seed=0, allow_code=None, dtype=None)
+    with pytest.raises(ConfigError, match=r"^config: expected one of openpi_ript, found ToyConfig$"):
+        policy.load(asked)
