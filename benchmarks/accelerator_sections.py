@@ -341,13 +341,12 @@ def serve(setting: Setting) -> None:
     config = dataclasses.replace(full_config.get_config(), weights=None)
     config = smaller(config, 2) if setting.small else config
     known, place, calls = without_data(config, {}), jax.local_devices()[0], 5 if setting.small else 60
-    for dtype in ("bfloat16",):
-        params = jax.jit(lambda key, t=dtype: jax.tree.map(lambda x: x.astype(t), known.updates.init(key).params))(
-            rngs.key(0, "init")
-        )
+    for dtype in ("bfloat16", "int8"):
+        kept = known.served(1, dtype).kept
+        params = jax.jit(lambda key, kept=kept: kept(known.updates.init(key).params))(rngs.key(0, "init"))
         for rows in (1, 4):
             call = known.served(rows, dtype)
-            program = ahead.compiled_call(config, known, call, place, dtype)
+            program = ahead.compiled_call(config, known, call, place)
             inputs = list(random_like(call.inputs))
             inputs[-1] = np.int32(10)
             took = []

@@ -1,5 +1,6 @@
 """Trains a pi0-style policy: supervised, or guided by advantages (CFG-RIPT); hands data and model to the loop."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.norm import stats_json
 from openpi_ript.data.point import record
+from openpi_ript.model.int8 import kept_in
 from openpi_ript.model.pi0 import Observation
 from openpi_ript.policies.policy import sample_steps, sampler
 from openpi_ript.policies.saved import INITIAL_STATES, NORM_STATS, TOKENIZER
@@ -142,6 +144,7 @@ def _served(config: OpenpiRiptConfig, rows: int, dtype: Dtype) -> Call:
         function=lambda params, seen, noise, scale, steps: sample(params, seen, noise, scale, steps, None),
         inputs=(Observation(**_seen(config, rows)), noise, of_rows(rows, "float32"), steps),
         rounds=int(sample_steps(config)),
+        kept=functools.partial(kept_in, dtype=dtype),
     )
 
 
@@ -151,7 +154,7 @@ def _evaluated(config: OpenpiRiptConfig, batch: Any) -> Call:
     if config.env is not None and config.eval is not None:
         rows = config.env.rows
         if rollout is None or not rollout.evaluated_with_noise:
-            return _served(config, rows, "float32")
+            return dataclasses.replace(_served(config, rows, "float32"), kept=lambda params: params)
         from openpi_ript.ript.acting import sample_with_noise
 
         chain = batch["chain"].shape[1:]

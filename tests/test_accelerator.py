@@ -136,7 +136,7 @@ def test_all_of_it_runs_through_in_a_small_form(tmp_path: Path):
     assert {name: len(each) for name, each in rows.items()} == {
         "device": 3,
         "pi0_full": 1,
-        "serve": 2,
+        "serve": 4,
         "qchunk": 2,
         "pi0_lora": 3,
     }

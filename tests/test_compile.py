@@ -74,7 +74,7 @@ def test_shapes_of_ppo_are_those_of_its_chunks(tmp_path: Path):
     assert "ppo_loss" in metrics
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("int8", marks=pytest.mark.long)])
 def test_what_is_served_is_what_a_policy_computes(dtype: Dtype, tmp_path: Path):
     from openpi_ript.data.dataset import open_data
     from openpi_ript.model.pi0 import Observation, Pi0
@@ -91,6 +91,8 @@ def test_what_is_served_is_what_a_policy_computes(dtype: Dtype, tmp_path: Path):
     inputs = (Observation(**sent["observation"]), sent["noise"], sent["scale"], np.int32(4))
     assert shapes(call.inputs) == shapes(inputs)
     assert call.rounds == 4, "guidance.sample_steps"
+    kept = jax.eval_shape(call.kept, random_params(Pi0(config.model)))
+    assert shapes(kept) == shapes(policy._params)
     ours = np.asarray(jax.jit(call.function)(policy._params, *inputs))
     np.testing.assert_array_equal(ours, policy.act([request])[0])
 

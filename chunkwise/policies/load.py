@@ -19,7 +19,7 @@ def load_policy(
     config: ExperimentConfig | None = None,
     seed: int = 0,
     allow_code: str | None = None,
-    dtype: Literal["bfloat16"] | None = None,
+    dtype: Literal["bfloat16", "int8"] | None = None,
 ) -> Policy[Any]:
     """Loads a trained policy.
 
@@ -30,7 +30,8 @@ def load_policy(
       seed: Of what the policy draws.
       allow_code: `module:function` that the run's config names (agent.factory, data.robot.adapter), which may then be
         imported: you trust it.
-      dtype: In which the weights are kept, where that is a choice: bfloat16 halves the memory of a large model. None:
+      dtype: In which the weights are kept, where that is a choice: bfloat16 halves the memory of a large model,
+        int8 that of its matrices again. None:
         as they were trained, float32.
 
     Raises:

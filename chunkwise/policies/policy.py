@@ -52,7 +52,7 @@ class Asked:
     checkpoint: int | Which
     seed: int
     allow_code: str | None
-    dtype: Literal["bfloat16"] | None
+    dtype: Literal["bfloat16", "int8"] | None
 
     def require_run(self, package: str) -> None:
         """Raises ConfigError for what a package has no choice of whose policies are those of its runs alone."""

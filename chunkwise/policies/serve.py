@@ -194,8 +194,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--dtype",
-        choices=("bfloat16",),
-        help="keep the weights of a large model in bfloat16, in half the memory; by default float32, as trained",
+        choices=("bfloat16", "int8"),
+        help="keep the weights of a large model in a half or a quarter of the memory; by default float32, as trained",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     return parser

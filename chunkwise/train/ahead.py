@@ -22,7 +22,7 @@ from chunkwise.train.update import jit_updates
 What = Literal["update", "init", "serve", "evaluate"]
 """update: what the loop dispatches, with one update in a call. init: fresh weights, born where they lie. serve: chunks
 of a served policy. evaluate: what an evaluation during training computes of a batch, or of its environments."""
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "int8"]
 
 
 class Updates(Protocol):
@@ -47,6 +47,8 @@ class Call:
     """Shapes."""
     rounds: int = 1
     """Of a loop whose length is an input."""
+    kept: Callable[[Any], Any] = lambda params: params
+    """From the weights of a run to those that the call has; traced."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,9 +140,7 @@ def compiled(config: ExperimentConfig, known: WithoutData, devices: Sequence[Any
     )
 
 
-def compiled_call(
-    config: ExperimentConfig, known: WithoutData, call: Call, device: Any, dtype: Dtype | None
-) -> Program:
+def compiled_call(config: ExperimentConfig, known: WithoutData, call: Call, device: Any) -> Program:
     """Compiles what one device computes with all weights of a run.
 
     Args:
@@ -148,13 +148,10 @@ def compiled_call(
       known: Of the package.
       call: One of its calls.
       device: Of a topology, or one that is here.
-      dtype: In which the weights are kept; None: as the run has them.
     """
     key = jax.eval_shape(lambda: rngs.key(config.run.seed, "init"))
     there = SingleDeviceSharding(device)
-    params = jax.eval_shape(known.updates.init, key).params
-    if dtype is not None:
-        params = jax.tree.map(lambda x: x.update(dtype=dtype), params)
+    params = jax.eval_shape(lambda key: call.kept(known.updates.init(key).params), key)
     params, inputs = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there), (params, call.inputs)
     )

@@ -187,7 +187,7 @@ def advice(report: Report, config: Any) -> str:
     ways = []
     if rest > state / 4:
         if report.what == "serve":
-            ways.append("--dtype bfloat16, fewer --rows")
+            ways.append("--dtype bfloat16 or int8, fewer --rows")
         else:
             ways.append(f"a smaller --train.batch-size than {config.train.batch_size}, or --train.grad-accum-steps")
     if report.devices > 1 and config.mesh.fsdp < report.devices:
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
         help="which program; default: update",
     )
     parser.add_argument("--rows", type=int, help="of --what serve, one of its --batch-sizes; default: 4, its largest")
-    parser.add_argument("--dtype", choices=("bfloat16",), help="of --what serve: as that of chunkwise serve")
+    parser.add_argument("--dtype", choices=("bfloat16", "int8"), help="of --what serve: as that of chunkwise serve")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N", help="what the dataset would tell")
     parser.add_argument("--find", action="store_true", help="the largest batch that fits, and the fastest update")
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -263,9 +263,9 @@ def _compiled(config: Any, known: "WithoutData", devices: Sequence[Any], argumen
     try:
         if arguments.what == "serve":
             dtype = arguments.dtype or "float32"
-            return ahead.compiled_call(config, known, known.served(arguments.rows or 4, dtype), devices[0], dtype)
+            return ahead.compiled_call(config, known, known.served(arguments.rows or 4, dtype), devices[0])
         if arguments.what == "evaluate":
-            return ahead.compiled_call(config, known, known.evaluated(), devices[0], None)
+            return ahead.compiled_call(config, known, known.evaluated(), devices[0])
         return ahead.compiled(config, known, devices, arguments.what)
     except Exception as error:  # jax's class of runtime errors is its own
         if "RESOURCE_EXHAUSTED" not in str(error):

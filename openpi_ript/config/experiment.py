@@ -144,10 +144,11 @@ class ModelConfig:
     None: all, as in openpi."""
     freeze: tuple[Part, ...] = ()
     """Parts whose weights do not train; adapters inside them, and the heads, always do."""
-    frozen_dtype: Literal["float32", "bfloat16"] = "float32"
+    frozen_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     """In which a run keeps weights that do not train and go into products, all but norms and positions. Products are in
-    `dtype`: where that is bfloat16, no number of an update changes but embeddings, rounded before they are scaled
-    and not after. A checkpoint has them so, too."""
+    `dtype`: where that is bfloat16 and so is this, no number of an update changes but embeddings, rounded before they
+    are scaled and not after. int8: matrices of the layers and the table of embeddings in 8 bits, rounded by half of
+    1/127 of a channel's largest weight at most (model/int8.py). A checkpoint has them so, too."""
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab_size", "image_size", "action_dim", "action_horizon", "prompt_tokens")

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import GemmaConfig
+from openpi_ript.model import int8
 from openpi_ript.model.attention import attend
 from openpi_ript.model.lora import Einsum, FeedForward
 
@@ -116,7 +116,7 @@ class Embedder(nn.Module):
     @nn.compact
     def __call__(self, tokens: Int[Array, "b n"]) -> Float[Array, "b n d"]:
         table = self.param("input_embedding", nn.initializers.normal(), (self.vocab_size, self.width))
-        return table[tokens].astype(jnp.float32) * jnp.sqrt(jnp.float32(self.width))
+        return int8.rows(table, tokens) * jnp.sqrt(jnp.float32(self.width))
 
 
 class Gemma(nn.Module):
@@ -135,7 +135,7 @@ class Gemma(nn.Module):
         in_axes: Any = (0, *(4 * [nn.broadcast]))  # each layer has its own cache
         # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
         # they are kept until then.
-        gather = functools.partial(all_gather_params, dtype=self.dtype)
+        gather = functools.partial(int8.gathered, dtype=self.dtype)
         whole: Any = nn.map_variables(Block, "params", gather, init=True)
         block = nn.remat(whole, prevent_cse=False, static_argnums=(6,)) if self.remat else whole
         self.embedder = Embedder(self.vocab_size, self.configs[LANGUAGE].width)

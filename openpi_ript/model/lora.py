@@ -1,6 +1,7 @@
 """Weights with low-rank adapters, and the choice of which weights train."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -8,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import traverse_util
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
+from chunkwise.state import tree_merge
+from chunkwise.train import gradients
+from chunkwise.train.metrics import Mean
 from openpi_ript.config.experiment import LoraConfig, ModelConfig, Part
 
 # A fresh adapter adds nothing: b starts at 0 (arXiv:2106.09685, section 4.1). openpi draws both from
@@ -108,6 +112,24 @@ def only_where(tree: Any, mask: Any) -> Any:
     wanted = traverse_util.flatten_dict(mask)
     flat = {path: leaf for path, leaf in traverse_util.flatten_dict(tree).items() if wanted[path]}
     return traverse_util.unflatten_dict(flat)
+
+
+def trained_gradient(
+    loss: gradients.Loss,
+    weights: Mapping[str, float],
+    params: Any,
+    trains: Any,
+    batch: Any,
+    key: Key[Array, ""],
+    micro_batches: int,
+) -> tuple[Any, dict[str, Mean]]:
+    """`gradients.gradient` in the weights where `trains` is true; of the others, which may be in 8 bits, it is 0."""
+
+    def of_trained(trained: Any, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        return loss(tree_merge(params, trained), batch, key)
+
+    gradient, metrics = gradients.gradient(of_trained, weights, only_where(params, trains), batch, key, micro_batches)
+    return tree_merge(jax.tree.map(jnp.zeros_like, params), gradient), metrics
 
 
 def stop_frozen(params: Any, trains: Any) -> Any:

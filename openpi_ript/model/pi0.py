@@ -19,6 +19,7 @@ from chunkwise.models.flow_matching import inpainting, straight_path
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import ModelConfig, Optimality
+from openpi_ript.model import int8
 from openpi_ript.model.gemma import EXPERT, LANGUAGE, Gemma, KeysValues
 from openpi_ript.model.lora import trainable
 from openpi_ript.model.siglip import Siglip
@@ -216,13 +217,19 @@ def in_products(path: tuple[str, ...]) -> bool:
 
 
 def as_trained(params: Any, config: ModelConfig) -> Any:
-    """Returns weights as a run keeps them: in float32, but for frozen ones of products, in model.frozen_dtype."""
+    """Returns weights as a run keeps them: in float32, but for frozen ones of products, in model.frozen_dtype.
+
+    In 8 bits are matrices of layers and the table of embeddings; other frozen weights of products are then in bfloat16.
+    """
     flat: Any = traverse_util.flatten_dict(params)
     trains: Any = traverse_util.flatten_dict(trainable(params, config))
 
     def kept(path: tuple[str, ...], leaf: Any) -> Any:
-        frozen = in_products(path) and not trains[path]
-        return leaf.astype(jnp.dtype(config.frozen_dtype if frozen else "float32"))
+        if not in_products(path) or trains[path]:
+            return leaf.astype(jnp.dtype("float32"), copy=False)
+        if config.frozen_dtype == "int8":
+            return int8.quantised(path, leaf) if int8.can_be(path) else leaf.astype(jnp.dtype("bfloat16"))
+        return leaf.astype(jnp.dtype(config.frozen_dtype))
 
     return traverse_util.unflatten_dict({path: kept(path, leaf) for path, leaf in flat.items()})
 

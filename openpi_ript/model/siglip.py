@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from chunkwise.models.layers import attention
-from chunkwise.train.sharding import all_gather_params
 from openpi_ript.config.experiment import SiglipConfig
+from openpi_ript.model import int8
 
 
 class LayerNorm(nn.Module):
@@ -79,7 +79,7 @@ class Encoder(nn.Module):
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
         # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
         # they are kept until then.
-        gather = functools.partial(all_gather_params, dtype=self.dtype)
+        gather = functools.partial(int8.gathered, dtype=self.dtype)
         whole: Any = nn.map_variables(EncoderBlock, "params", gather, init=True)
         block = nn.remat(whole, prevent_cse=False) if self.remat else whole
         layers = nn.scan(

@@ -28,6 +28,7 @@ from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data import norm
 from openpi_ript.data.inputs import make_inputs
 from openpi_ript.data.transforms import ToOpenPi, adapt_state
+from openpi_ript.model import int8
 from openpi_ript.model.guidance import guided_sample
 from openpi_ript.model.pi0 import Known, Observation, Pi0, as_used, encode, sample_actions
 from openpi_ript.policies import saved
@@ -69,7 +70,7 @@ class Policy(policy.Policy[Prepared]):
         step: int = 0,
         seed: int = 0,
         allow_code: bool = False,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Literal["float32", "bfloat16", "int8"] = "float32",
     ) -> None:
         """A policy from its parts; `from_checkpoint` reads them.
 
@@ -80,7 +81,8 @@ class Policy(policy.Policy[Prepared]):
           step: Updates that made the weights; shown in `metadata`.
           seed: Of the noise from which chunks are sampled.
           allow_code: Whether the user named `module:factory`, if that is what data.robot.adapter is.
-          dtype: In which the weights are kept; bfloat16 halves their memory, and is what openpi's server does.
+          dtype: In which the weights are kept; bfloat16 halves their memory, and is what openpi's server does;
+            int8 halves that again, by rounding the matrices (model/int8.py).
 
         Raises:
           ConfigError: If the tokenizer is missing, or the adapter is code that the user did not name.
@@ -95,9 +97,7 @@ class Policy(policy.Policy[Prepared]):
         self._dtype = dtype
         device = jax.local_devices()[0]
         # One at a time: two copies of all weights may be more than there is memory.
-        self._params = jax.tree.map(
-            lambda leaf: jax.device_put(leaf.astype(jnp.dtype(dtype), copy=False), device), params
-        )
+        self._params = int8.kept_in(params, dtype, lambda leaf: jax.device_put(leaf, device))
         self._stats = stats
         self._inputs = make_inputs(config.model, robot, tuple(data.cameras), config.tokenizer)
         state, action = norm.affines(data, stats)
@@ -121,7 +121,7 @@ class Policy(policy.Policy[Prepared]):
         checkpoint: int | Which = "newest",
         seed: int = 0,
         allow_code: str | None = None,
-        dtype: Literal["float32", "bfloat16"] = "float32",
+        dtype: Literal["float32", "bfloat16", "int8"] = "float32",
     ) -> "Policy":
         """Loads the policy of a run, or of an openpi checkpoint.
 
@@ -339,7 +339,7 @@ class Policy(policy.Policy[Prepared]):
         return [prompt for prompt in filled if prompt]
 
 
-def sampler(config: OpenpiRiptConfig, dtype: Literal["float32", "bfloat16"]) -> Callable[..., Array]:
+def sampler(config: OpenpiRiptConfig, dtype: Literal["float32", "bfloat16", "int8"]) -> Callable[..., Array]:
     """Returns what a policy compiles: normalised chunks of weights, observation, noise, guidance scale, steps, `Known`.
 
     Args:

@@ -20,14 +20,14 @@ from jaxtyping import Array, Float
 
 from chunkwise.arrays import PyTree
 from chunkwise.state import TrainState
-from chunkwise.train import gradients, rngs
+from chunkwise.train import rngs
 from chunkwise.train.clipped_ratio import clipped_loss
 from chunkwise.train.metrics import Mean, mean_of
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.config.ppo import PpoConfig
 from openpi_ript.data.inputs import ModelBatch, ObservationArrays
 from openpi_ript.model.flow_sde import chain_log_prob
-from openpi_ript.model.lora import only_where, stop_frozen
+from openpi_ript.model.lora import only_where, stop_frozen, trained_gradient
 from openpi_ript.model.pi0 import Observation, Pi0, encode, gathered_outside_layers, velocity
 from openpi_ript.ript.passes import ChunkBatch
 from openpi_ript.tasks.supervised import Imitation
@@ -102,7 +102,8 @@ class Ppo:
         """Makes one update of the weights that train, on a `PpoBatch`."""
         key = rngs.key(self._config.run.seed, "loss", state.step)  # nothing is drawn
         parts = self._config.train.grad_accum_steps
-        gradient, metrics = gradients.gradient(self._loss, {"ppo_loss": 1.0}, state.params, batch, key, parts)
+        weights = {"ppo_loss": 1.0}
+        gradient, metrics = trained_gradient(self._loss, weights, state.params, self._trains, batch, key, parts)
         metrics["gradient_norm"] = mean_of(optax.tree.norm(only_where(gradient, self._trains)))
         return state.apply_gradients(gradient, self._optimiser), metrics
 

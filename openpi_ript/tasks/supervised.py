@@ -18,13 +18,13 @@ from chunkwise.envs.collect import Task
 from chunkwise.errors import ConfigError
 from chunkwise.models.augmentation import augmented
 from chunkwise.state import TrainState
-from chunkwise.train import gradients, rngs
+from chunkwise.train import rngs
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
 from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
 from openpi_ript.data.dataset import TrainingData
 from openpi_ript.data.inputs import make_inputs
-from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable
+from openpi_ript.model.lora import count, only_where, stop_frozen, train_only, trainable, trained_gradient
 from openpi_ript.model.pi0 import Pi0, as_trained, gathered_outside_layers, init_params
 from openpi_ript.policies.saved import read_stored_weights
 from openpi_ript.tasks.held_out import HeldOut
@@ -74,6 +74,7 @@ class Imitation:
         assert self.config.weights is not None
         stored = read_stored_weights(self.config.weights, self.model)
         fitted = fit_to_model(stored, self.model, rngs.key(self.config.run.seed, "fresh weights"))
+        fitted = as_trained(fitted, self.config.model)
         # Copied: on the CPU device_put shares numpy's memory, and the state is going to be donated.
         params = jax.tree.map(
             lambda new, old: jnp.copy(jax.device_put(new.astype(old.dtype, copy=False), old.sharding)),
@@ -91,9 +92,8 @@ class Imitation:
             label, value, judgement = self._labels.step(value, batch, state.step, key)
             batch = {name: part for name, part in batch.items() if name != "returns"} | {"optimality": label}
         batch = self._augmented(batch, state.step)
-        gradient, metrics = gradients.gradient(
-            self._loss, weights, state.params, batch, key, self.config.train.grad_accum_steps
-        )
+        parts = self.config.train.grad_accum_steps
+        gradient, metrics = trained_gradient(self._loss, weights, state.params, self._trains, batch, key, parts)
         metrics["gradient_norm"] = mean_of(optax.tree.norm(only_where(gradient, self._trains)))
         return state.apply_gradients(gradient, self._optimiser).replace(target=value), metrics | judgement
 

@@ -21,7 +21,7 @@ from tests.openpi_ript.robots import openpi_cases
 from tests.openpi_ript.robots.openpi_cases import POLICIES, Case
 from tests.openpi_ript.robots.test_openpi_policies import config_of
 
-Dtype = Literal["float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16", "int8"]
 CASES = {case.name: case for case in POLICIES}
 
 
@@ -56,6 +56,19 @@ def test_weights_take_half_the_memory_and_actions_lie_near(name: str) -> None:
     assert 0 < far["bfloat16", "float32"] < 0.05
     assert 0 < far["bfloat16", "bfloat16"] < 0.05
     assert far["bfloat16", "bfloat16"] < 3 * far["float32", "bfloat16"]
+
+
+@pytest.mark.long
+def test_eight_bits_take_a_quarter_and_actions_lie_near() -> None:
+    case = CASES["pi05_droid"]
+    exact, eight = (make_policy(case, kept, "float32") for kept in ("float32", "int8"))
+    sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(one._params)) for one in (exact, eight)]
+    assert 0.25 < sizes[1] / sizes[0] < 0.35
+    assert eight.metadata["dtype"] == "int8"
+    sent, noise = openpi_cases.observation(case, 0)
+    first, second = (one.infer(openpi_cases.copy(sent), noise=noise)["actions"] for one in (exact, eight))
+    far = float(np.abs(second - first).max() / np.abs(first).max())
+    assert 1e-5 < far < 0.05
 
 
 def test_what_is_computed_in_float32_is_cast_first() -> None:
