@@ -122,8 +122,11 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """Adam or AdamW with a warm-up, a schedule and clipping; chunkwise/train/optimizer.py makes it."""
+    """Adam, AdamW or Muon with a warm-up, a schedule and clipping; chunkwise/train/optimizer.py makes it."""
 
+    method: Literal["adamw", "muon"] = "adamw"
+    """adamw: Adam, with decoupled weight decay. muon: the momentum of matrices is made orthogonal, all else by AdamW;
+    one moment for a matrix in place of two."""
     learning_rate: float = 3e-4
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = 0
@@ -131,8 +134,12 @@ class OptimConfig:
     clip_norm: float | None = None
     """Global-norm clipping of the gradient; None switches it off."""
     beta1: float = 0.9
+    """Share of its old value that the first moment keeps, Muon's momentum too."""
     beta2: float = 0.999
     epsilon: float = 1e-8
+    first_moment: Literal["float32", "bfloat16"] = "float32"
+    """In which the first moment is kept, and Muon's momentum. The second one stays in float32: what an update adds to
+    it is below what bfloat16 can tell apart."""
 
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate", "epsilon")

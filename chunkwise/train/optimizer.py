@@ -1,9 +1,10 @@
-"""OptimConfig -> an optax chain: clipping, Adam or AdamW, and a learning rate that depends on the update."""
+"""OptimConfig -> an optax chain: clipping, Adam, AdamW or Muon, and a learning rate that depends on the update."""
 
 from typing import Any
 
 import jax
 import optax
+from optax import contrib
 
 from chunkwise.config.experiment import OptimConfig
 from chunkwise.errors import ConfigError
@@ -41,6 +42,12 @@ def make_optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTrans
     Weight decay is decoupled (AdamW, arXiv:1711.05101) and acts on every weight, biases included, as `optax.adamw`
     does; 0 gives Adam. Clipping scales the whole gradient to a global norm of at most clip_norm, before Adam.
 
+    Muon (github.com/KellerJordan/Muon) makes the momentum of each matrix orthogonal, by five steps of Newton and
+    Schulz; both it and the AdamW beside it look ahead with Nesterov's momentum, as optax has them. Here it is scaled so
+    that an update of a matrix is as large as one of Adam usually is, 0.2 of the learning rate for a weight in the
+    quadratic mean (arXiv:2502.16982), and one learning rate serves both. Matrices are the last two axes of all weights
+    that have two and are neither biases, scales nor embeddings; others go by AdamW.
+
     Args:
       config: Settings; every field is used.
       total_steps: Updates of the whole run, where the cosine schedule ends.
@@ -48,15 +55,43 @@ def make_optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTrans
     Raises:
       ConfigError: If the warm-up leaves nothing of a cosine schedule.
     """
-    adam = optax.adamw(
-        learning_rate(config, total_steps),
-        b1=config.beta1,
-        b2=config.beta2,
-        eps=config.epsilon,
-        weight_decay=config.weight_decay,
-    )
+    rate = learning_rate(config, total_steps)
+    if config.method == "muon":
+        method = contrib.muon(
+            rate,
+            beta=config.beta1,
+            weight_decay=config.weight_decay,
+            mu_dtype=config.first_moment,
+            adam_b1=config.beta1,
+            adam_b2=config.beta2,
+            eps=config.epsilon,
+            adam_weight_decay=config.weight_decay,
+            muon_weight_dimension_numbers=_matrices,
+            consistent_rms=0.2,
+        )
+    else:
+        method = optax.adamw(
+            rate,
+            b1=config.beta1,
+            b2=config.beta2,
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
+            mu_dtype=config.first_moment,
+        )
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    return _with_standard_promotion(optax.chain(clip, adam))
+    return _with_standard_promotion(optax.chain(clip, method))
+
+
+def _matrices(params: Any) -> Any:
+    """Which axes of each weight form matrices, from what enters to what leaves; None where they form none."""
+
+    def axes(path: Any, leaf: Any) -> contrib.MuonDimensionNumbers | None:
+        name = str(getattr(path[-1], "key", ""))
+        if leaf.ndim < 2 or name.endswith(("bias", "scale", "embedding")):
+            return None
+        return contrib.MuonDimensionNumbers(reduction_axis=leaf.ndim - 2, output_axis=leaf.ndim - 1)
+
+    return jax.tree.map_with_path(axes, params)
 
 
 def _with_standard_promotion(optimiser: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -81,3 +81,70 @@ def test_cosine_ends_at_zero_with_the_last_step(warmup):
 def test_a_warm_up_that_leaves_no_cosine_is_refused():
     with pytest.raises(ConfigError, match=r"optim\.warmup_steps is 20 and train\.steps is 20"):
         make_optimiser(OptimConfig(warmup_steps=20, schedule="cosine"), 20)
+
+
+def orthogonal(x: np.ndarray, epsilon: float) -> np.ndarray:
+    """Five steps of Newton and Schulz, of a matrix with no more rows than columns."""
+    x = x / (np.linalg.norm(x) + epsilon)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    return x
+
+
+def muon(w: np.ndarray, gradients: list[np.ndarray], config: OptimConfig) -> np.ndarray:
+    """Muon with Nesterov's momentum in float64, for a matrix with no more rows than columns."""
+    moment, b = np.zeros_like(w), config.beta1
+    for i, g in enumerate(gradients):
+        moment = b * moment + (1 - b) * g
+        ahead = b * moment / (1 - b ** (i + 2)) + (1 - b) * g / (1 - b ** (i + 1))
+        step = 0.2 * math.sqrt(max(w.shape)) * orthogonal(ahead, config.epsilon)
+        w = w - config.learning_rate * (step + config.weight_decay * w)
+    return w
+
+
+def test_muon_moves_matrices_and_adam_the_rest():
+    config = OptimConfig(method="muon", learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.1)
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (2, 3), "layers": (2, 2, 3), "bias": (3,), "norm_scale": (2, 3), "input_embedding": (2, 3)}
+    start = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    gradients = [{name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in range(3)]
+    params: Any = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start)
+    optimiser = make_optimiser(config, 3)
+    state = optimiser.init(params)
+    for gradient in gradients:
+        given = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), gradient)
+        updates, state = jax.jit(optimiser.update)(given, state, params)
+        params = optax.apply_updates(params, updates)
+    expected = {"kernel": muon(start["kernel"], [g["kernel"] for g in gradients], config)}
+    each = [muon(start["layers"][k], [g["layers"][k] for g in gradients], config) for k in range(2)]
+    expected["layers"] = np.stack(each)
+    for name in ("bias", "norm_scale", "input_embedding"):
+        w, m, v = start[name], 0.0, 0.0
+        for i, g in enumerate(gradients):
+            m, v = 0.8 * m + 0.2 * g[name], 0.9 * v + 0.1 * g[name] ** 2
+            m_hat = 0.8 * m / (1 - 0.8 ** (i + 2)) + 0.2 * g[name] / (1 - 0.8 ** (i + 1))  # Nesterov's
+            v_hat = v / (1 - 0.9 ** (i + 1))
+            w = w - 0.01 * (m_hat / (np.sqrt(v_hat) + 1e-3) + 0.1 * w)
+        expected[name] = w
+    for name, value in expected.items():
+        np.testing.assert_allclose(params[name], value, rtol=2e-5, err_msg=name)
+    moments = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim)
+    assert moments - 3 == 6 + 12 + 2 * (3 + 6 + 6), "three coefficients; one moment of a matrix, two of the others"
+
+
+@pytest.mark.parametrize("method", ["adamw", "muon"])
+def test_a_first_moment_in_bfloat16_takes_half_and_moves_weights_little(method: Any):
+    config = OptimConfig(method=method, learning_rate=0.01)
+    half = dataclasses.replace(config, first_moment="bfloat16")
+    params = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
+    dtypes = [
+        sorted(leaf.dtype.name for leaf in jax.tree.leaves(make_optimiser(one, 1).init(params)) if leaf.size in (3, 6))
+        for one in (config, half)
+    ]
+    moments = 4 if method == "adamw" else 3
+    assert dtypes[0].count("float32") - dtypes[1].count("float32") == 2
+    assert dtypes[1].count("bfloat16") == 2
+    assert dtypes[0].count("float32") == moments + (method == "muon")  # and Muon's three coefficients
+    first, second = trained(config), trained(half)
+    assert 0 < np.abs(first - second).max() < 0.02 * np.abs(first - START).max()
