@@ -181,14 +181,15 @@ class _Conversion:
         known, problems = dict[str, list[int]](), dict[int, list[Problem]]()
         tasks: dict[str, int] = {}
         first = next((look.said["features"] for look in looks.values()), None)
-        start = 0
+        place = start = 0
         for number, look in looks.items():
             if look.said["features"] != first:
                 wrong = Problem(file=self.units[number], expected=f"{first}", found=f"{look.said['features']}")
                 problems[number] = [wrong]
                 continue
             task = tasks.setdefault(look.said["task"], len(tasks))
-            known[str(number)] = [len(known), start, task]
+            known[str(number)] = [place, start, task]
+            place += 1
             start += look.said["length"]
         return known, problems
 
