@@ -456,7 +456,7 @@ def test_what_is_predicted_and_encoded_is_of_the_row_that_was_asked_for(
 
     monkeypatch.setattr(DrivingData, "batch", batch)
     monkeypatch.setattr(evaluate, "WaypointPolicy", lambda *_: SimpleNamespace(predict=predict))
-    monkeypatch.setattr(evaluate.waypoints, "inputs", lambda batch, anchor: batch)
+    monkeypatch.setattr(evaluate.waypoints, "inputs", lambda batch, anchor, settings: batch)
     monkeypatch.setattr(probes, "_apply", lambda _: lambda encoder, images, valid: images[:, :1])
     rows, config = np.arange(10, 10 + count), pretraining(root)
     data = open_data(config.data, "all")

@@ -31,6 +31,7 @@ EVERY_RUN = {
     *("mesh.", "checkpoint.", "eval.", "data.path", "data.read_threads"),
     *("data.verify", "data.allow_links_to", "data.limits."),
 }
+RIPT = {"tokenizer", "data.norm_stats", "env.num_envs", "env.initial_states", "fleet."}
 QCHUNK = {"data.norm_stats", "data.frames", "data.memory_gib", "data.decode_threads", "record.processes"}
 
 
@@ -48,8 +49,8 @@ def test_fingerprint_leaves_out_what_may_change_on_resume():
     ("file", "always", "constant"),
     [
         ("qchunk/debug", EVERY_RUN | QCHUNK | {"fleet."}, {"train.steps", "online.steps"}),
-        ("openpi_ript/debug", EVERY_RUN | {"tokenizer", "data.norm_stats", "env.num_envs", "fleet."}, {"train.steps"}),
-        ("driving/debug", EVERY_RUN | {"data.cache_mb", "record.processes"}, {"train.steps"}),
+        ("openpi_ript/debug", EVERY_RUN | RIPT, {"train.steps"}),
+        ("driving/debug", EVERY_RUN | {"data.cache_mb", "record.processes", "rollout.num_envs"}, {"train.steps"}),
     ],
 )
 def test_the_fields_that_may_change_on_resume(file: str, always: set[str], constant: set[str]):

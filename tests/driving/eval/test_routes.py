@@ -135,7 +135,7 @@ class Asked(WaypointPolicy):
 
     def infer(self, observation: Mapping[str, Any], **options: Any) -> dict[str, Any]:
         self.seen.append(observation)
-        return {"actions": np.full((20, 2), observation["speed_mps"], np.float32)}
+        return {"actions": np.full((1, 20, 2), observation["speed_mps"], np.float32)}
 
 
 def test_a_policy_is_asked_for_each_car_by_its_own_names():
@@ -151,10 +151,10 @@ def test_a_policy_is_asked_for_each_car_by_its_own_names():
     plans = driver(seen, [(0,), (1,)], ["", ""])
     np.testing.assert_array_equal(plans, np.repeat([[[3.0]], [[4.0]]], 40, axis=2))
     first, second = policy.seen
-    assert (first["route_command"], second["route_command"]) == ("left", "right")
+    assert (first["route_command"], second["route_command"]) == (["left"], ["right"])
     assert list(first["image"]) == ["front"]
-    np.testing.assert_array_equal(second["image"]["front"], seen["front"][1])
-    np.testing.assert_array_equal(second["past_speed_mps"], [4, 5, 6])
+    np.testing.assert_array_equal(second["image"]["front"], seen["front"][1:])
+    np.testing.assert_array_equal(second["past_speed_mps"], [[4, 5, 6]])
 
 
 def test_those_who_see_nothing_go_straight_on_or_stand():

@@ -80,7 +80,7 @@ def trained(folder: Path, monkeypatch: pytest.MonkeyPatch, *, images: bool = Fal
 
     def evaluate(policy: Any, *_: Any, **settings: Any) -> Any:
         answers.append(policy(shown(3), SEEDS))
-        return types.SimpleNamespace(metrics=lambda name: {f"{name}/success": 0.0})
+        return types.SimpleNamespace(metrics=lambda name: {f"{name}/success": 0.0}, save=lambda file: None)
 
     monkeypatch.setattr(qchunk.train, "evaluate", evaluate)
     monkeypatch.setattr(qchunk.train, "require_fit", lambda *_: None)
