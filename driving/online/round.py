@@ -49,6 +49,8 @@ class Rounds:
 
     averaged = False
     """The clipped ratio compares the policy that trains with the one that acted: it is the same at first."""
+    together = False
+    """The first process drives; the others read what came of it."""
 
     def __init__(self, config: DrivingConfig, folder: Path) -> None:
         """Starts no environment yet.

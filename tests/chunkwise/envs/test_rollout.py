@@ -54,7 +54,7 @@ def test_an_offset_is_kept_and_files_of_before_there_was_any_are_read(tmp_path: 
     path = tmp_path / "x.npz"
     save(path, dataclasses.replace(make_rollout(), offset=(0.5, -0.25)))
     assert load(path).offset == (0.5, -0.25)
-    arrays = dict(np.load(path))
+    arrays: Any = dict(np.load(path))
     facts = json.loads(str(arrays["facts"]))
     assert facts.pop("offset") == [0.5, -0.25]
     np.savez(path, **arrays | {"facts": np.array(json.dumps(facts))})

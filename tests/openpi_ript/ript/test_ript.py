@@ -85,6 +85,7 @@ def test_windows_carry_the_advantage_of_their_rollout(root: Path, tmp_path: Path
     groups = [make_group(True, False, False), make_group(True, True, False, first=9, init_hash="b" * 16)]
     env = point(cameras={"base_0_rgb": "agentview_image"})
     data = training_data(open_data(config.data), groups, env, config.rollout)
+    assert data is not None
     lengths = [4, 5, 6, 4, 5, 6]
     assert data.table.lengths.tolist() == lengths
     np.testing.assert_allclose(data.to_ript.rollouts.raw_advantage, [1, -0.5, -0.5, 0.5, 0.5, -1])
@@ -110,6 +111,7 @@ def test_failures_stay_negative_where_no_weight_is(handling: Any, root: Path, tm
     config = make_config(root, tmp_path, advantage=advantage)
     assert config.rollout is not None
     data = training_data(open_data(config.data), [make_group(True, False, False)], point(), config.rollout)
+    assert data is not None
     assert (data.to_ript.rollouts.advantage >= 0).all()
     labels = [Optimality.POSITIVE, Optimality.NEGATIVE, Optimality.NEGATIVE]
     assert data.to_ript.rollouts.optimality.tolist() == labels
@@ -120,6 +122,7 @@ def test_rejection_imitates_all_successes_and_nothing_else(root: Path, tmp_path:
     assert config.rollout is not None
     groups = [make_group(True, False), make_group(True, True, first=5, init_hash="b" * 16)]
     data = training_data(open_data(config.data), groups, point(), config.rollout)
+    assert data is not None
     assert data.table.lengths.tolist() == [4, 4, 5]
     assert data.to_ript.rollouts.optimality.tolist() == [Optimality.POSITIVE] * 3
     assert data.to_ript.rollouts.advantage.tolist() == [1.0] * 3
@@ -133,6 +136,7 @@ def test_images_of_rollouts_are_read_by_frame(root: Path, tmp_path: Path):
     shown = {"base_0_rgb": "agentview_image", "left_wrist_0_rgb": "robot0_eye_in_hand_image"}
     assert config.rollout is not None
     data = training_data(open_data(data_config), groups, point(cameras=shown), config.rollout)
+    assert data is not None
     for camera, name in shown.items():
         image = groups[0].rollouts[1].observations[name][2]
         np.testing.assert_array_equal(data.sample(4 + 2)["image"][camera], image)
@@ -155,7 +159,9 @@ def test_rollouts_are_seen_as_the_robots_adapter_says(root: Path, tmp_path: Path
     opened = dataclasses.replace(opened, to_openpi=dataclasses.replace(opened.to_openpi, adapter=Turned()))
     group = make_group(True, False)
     shown = {"base_0_rgb": "agentview_image"}
-    raw = training_data(opened, [group], point(cameras=shown), config.rollout).raw(group.rollouts[0].length + 1)
+    data = training_data(opened, [group], point(cameras=shown), config.rollout)
+    assert data is not None
+    raw = data.raw(group.rollouts[0].length + 1)
     rollouts = group.rollouts
     np.testing.assert_array_equal(raw["state"], rollouts[1].observations["position"][1][::-1])
     image = rollouts[1].observations["agentview_image"][1]

@@ -79,6 +79,7 @@ def make_passes(root: Path, folder: Path, *, batch_size: int = 8, **rollout: Any
     assert config.rollout is not None
     group = Group(state=0, files=["a", "b", "c", "d"], rollouts=rollouts)
     data = training_data(open_data(config.data), [group], point(), config.rollout)
+    assert data is not None
     return passes_over(data, rollouts, config, 2)
 
 
@@ -276,6 +277,7 @@ def batch_of(half: Half, rollouts: list[Rollout]) -> Any:
     group = Group(state=0, files=[str(n) for n in range(len(rollouts))], rollouts=rollouts)
     assert half.config.rollout is not None
     data = training_data(half.data, [group], point(), half.config.rollout)
+    assert data is not None
     return passes_over(data, rollouts, half.config, 2)
 
 
@@ -338,7 +340,9 @@ def test_what_is_seen_in_an_update_is_what_was_seen_in_the_rollout(root: Path, t
         rollouts = played(half, 2)
         group = Group(state=0, files=["a", "b"], rollouts=rollouts)
         assert half.config.rollout is not None
-        passes = passes_over(training_data(half.data, [group], env, half.config.rollout), rollouts, half.config, 2)
+        data = training_data(half.data, [group], env, half.config.rollout)
+        assert data is not None
+        passes = passes_over(data, rollouts, half.config, 2)
         inputs: Any = half.task._inputs_of(passes.batch(3, slice(0, 8)))
         assert inputs["observation"]["images"].std() > 1
         _, metrics = compiled(half.task.step)(half.state, inputs)
