@@ -187,7 +187,9 @@ def test_only_what_the_model_uses_is_asked_for(drives: Path, tmp_path: Path):
     blind = config_of(drives, tmp_path / "run", use_cameras=False, use_past=False)
     train.main(dataclasses.replace(blind, train=dataclasses.replace(blind.train, steps=2, ema_decay=None)), "test")
     policy = load_policy(tmp_path / "run")
-    assert list(policy.spec.observation) == ["speed_mps", "yaw_rate_radps", "route_command"]
+    optional = {name: entry.may_be_none for name, entry in policy.spec.observation.items()}
+    assert optional == {"speed_mps": True, "yaw_rate_radps": True, "route_command": False}
+    assert list(optional) == ["speed_mps", "yaw_rate_radps", "route_command"]
     assert policy.infer(policy.example())["actions"].shape == (20, 2)
     rows = {"speed_mps": [None, 3.0], "yaw_rate_radps": [0.0, None], "route_command": "left"}
     assert policy.infer(rows)["actions"].shape == (2, 20, 2)

@@ -309,6 +309,12 @@ def test_every_row_of_a_request_has_noise_of_its_own_numbers(acting: Policy):
         drawn += list(found) if given is not None else []
     assert len({row.tobytes() for row in drawn}) == 3 * 4
     np.testing.assert_array_equal(ready.prepare(observation(), draw=(1, 2)).inputs["noise"], expected(1, 2)[:1])
+    again = Policy(acting.config, {}, open_data(acting.config.data).stats, seed=3)
+    begun = again.prepare(rows).inputs["noise"]
+    again.reset()
+    np.testing.assert_array_equal(again.prepare(rows).inputs["noise"], begun, "its seed stays")
+    again.reset(seed=2**32 + 9)
+    np.testing.assert_array_equal(again.prepare(rows, draw=(1, 2)).inputs["noise"], expected(1, 2), "and is replaced")
 
 
 def test_images_of_any_size_and_either_layout(acting: Policy):

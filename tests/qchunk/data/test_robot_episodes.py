@@ -89,6 +89,14 @@ def test_an_array_that_serves_as_both_is_stored_once(tmp_path: Path) -> None:
         assert sorted(h5["observations"]) == ["qpos", "state"]  # pyright: ignore[reportArgumentType]
 
 
+def test_an_episode_of_one_step_has_its_image(tmp_path: Path) -> None:
+    recorded = RobotEpisode(rate_hz=20.0)
+    image = np.full((16, 24, 3), 99, np.uint8)
+    recorded.add(0, {"state": np.zeros(3), "image": {"top": image}}, np.zeros(2, np.float32), person=False)
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        assert h5["observations/images/top"].shape[0] == 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
     empty = RobotEpisode(rate_hz=20.0, ended="watchdog", reason="the policy has not answered")
     with pytest.raises(DataError, match=r"the robot executed no action \(watchdog: the policy has not answered\)"):
