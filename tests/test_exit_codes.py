@@ -91,6 +91,38 @@ def test_a_command_leaves_with_its_code_and_waits_for_the_others_only_after_an_o
     assert ("Traceback" in capsys.readouterr().err) == (name == "ZeroDivisionError")
 
 
+@pytest.mark.parametrize("code", [65, 75, 1])
+def test_a_command_leaves_with_the_code_that_it_returns(code: int, monkeypatch: pytest.MonkeyPatch):
+    left: list[tuple[int, bool]] = []
+
+    def leave(code: int, *, together: bool) -> None:
+        left.append((code, together))
+        raise SystemExit
+
+    monkeypatch.setattr(processes, "leave", leave)
+    with pytest.raises(SystemExit):
+        command.run(lambda: code)
+    assert left == [(code, code == 75)]
+
+
+def test_an_end_in_words_is_no_success(capsys: pytest.CaptureFixture[str]):
+    assert [processes.report(SystemExit(code)) for code in (None, 0, 64, "no such flag")] == [0, 0, 64, 1]
+    assert capsys.readouterr().err == "no such flag\n"
+
+
+def test_the_loss_of_another_process_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from jax._src import distributed
+    from jax.errors import JaxRuntimeError
+
+    monkeypatch.setattr(distributed.global_state, "num_processes", 2)
+    assert processes.report(JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [::1]")) == 76
+    said = capsys.readouterr().err
+    assert "another process of this run ended" in said
+    assert "Traceback" not in said
+
+
 def test_a_bug_is_a_traceback_and_an_end_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tests.train", types.SimpleNamespace(main=raising(ZeroDivisionError())))
     with pytest.raises(ZeroDivisionError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.config.experiment import CheckpointConfig, MeshConfig, OptimConfig, TrainConfig
+from chunkwise.config.experiment import CheckpointConfig, FleetConfig, MeshConfig, OptimConfig, TrainConfig
 from chunkwise.config.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -19,11 +19,17 @@ DEBUG = ["--config", str(ROOT / "configs/qchunk/debug.py")]
         (lambda: OptimConfig(learning_rate=-1.0), "learning_rate"),
         (lambda: MeshConfig(data=0), "data"),
         (lambda: TrainConfig(steps=1, batch_size=0), "batch_size"),
+        (lambda: FleetConfig(address="somewhere"), "expected auto, local, ray://host:port, or host:port"),
     ],
 )
 def test_values_out_of_range_are_refused(make, message: str):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("address", [None, "auto", "local", "node:6379", "ray://node:10001"])
+def test_addresses_of_a_cluster(address: str | None):
+    assert FleetConfig(address=address).address == address
 
 
 def test_configs_are_frozen():

@@ -95,7 +95,7 @@ def test_a_recording_is_made_claimed_finished_and_gone_on_with(tmp_path: Path) -
     (path / "1").unlink()
     (path / METADATA.finished).rename(path / METADATA.unfinished)
     record(dataset, path, report=said.append)
-    assert said[2].startswith("recording 1 of 3 drives")
+    assert said[2].startswith(f"recording 1 of 3 drives of 5 s, into {path} with 1 processes;")
     assert (path / METADATA.finished).exists()
     with pytest.raises(ConfigError, match=r"record\.seed is 2, there 1"):
         record(dataclasses.replace(dataset, settings={"seed": 2}), path, report=said.append)
