@@ -123,7 +123,7 @@ def driving_run(folder: Path) -> None:
         *("launch.py", "--config", "configs/driving/debug.py", "--run.dir", folder),
         *("--data.path", folder.with_name("drives"), "--train.steps", 4, "--train.updates-per-call", 1),
         *("--train.log-every", 2, "--train.eval-every", 0, "--checkpoint.every", 2, "--eval.plotted-moments", 0),
-        *("--eval.blind-updates", 2, "--eval.bootstrap", 10),
+        *("--eval.blind-updates", 2),
     )
 
 

@@ -421,6 +421,20 @@ def test_the_fingerprint_sees_content_and_not_the_place(tmp_path: Path):
     assert after["manifest"] != before["manifest"], "other content of as many frames"
 
 
+def test_the_manifest_of_a_split_is_of_its_own_drives(root: Path):
+    """So that a training run goes on where a drive was added for the test alone."""
+    data = open_data(config(root).data, "train")
+    assert 0 < len(data.episodes) < len(data.index.ids)
+    other = next(i for i in range(len(data.index.ids)) if i not in data.episodes)
+
+    def manifest(changed: int) -> str:
+        hashes = ["f" * 64 if i == changed else known for i, known in enumerate(data.index.content_hashes)]
+        index = dataclasses.replace(data.index, content_hashes=type(data.index.content_hashes)(hashes))
+        return dataclasses.replace(data, index=index).fingerprint()["manifest"]
+
+    assert manifest(other) == data.fingerprint()["manifest"] != manifest(int(data.episodes[0]))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -65,7 +65,7 @@ def test_a_pack_gives_the_same_batches(
     assert (seen.frames, seen.images) == (32, 32 * 5 - 4)
     assert seen.largest == off.max()
     assert stored.fingerprint()["manifest"] == raw.fingerprint()["manifest"]
-    assert stored.fingerprint() != raw.fingerprint()
+    assert stored.fingerprint()["pictures"] != raw.fingerprint().get("pictures"), "a pack may hold other pixels"
 
 
 def test_some_cameras_of_a_pack_in_another_order(root: Path, tmp_path: Path):
