@@ -27,6 +27,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from chunkwise.cli import command as cli
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.config.installed import pip_install
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.envs import recorder
@@ -256,7 +257,7 @@ def _require_driver(config: RecordConfig) -> tuple[int, str]:
 
 def _require_simulator() -> None:
     if importlib.util.find_spec("mujoco") is None:
-        raise ConfigError("recording needs MuJoCo, which is not installed: pip install mujoco")
+        raise ConfigError(f"recording needs MuJoCo, which is not installed: {pip_install('sim')}, or mujoco alone")
 
 
 def main() -> int:

@@ -269,7 +269,7 @@ def test_what_cannot_be_compiled_is_refused(words: tuple[str, ...], code: int, m
 
 def test_a_compiler_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(targets.importlib.util, "find_spec", lambda name: None)
-    for text, extra in (("v6e:4x4", "chunkwise[tpu]"), ("l4:1", "chunkwise[cuda]")):
+    for text, extra in (("v6e:4x4", "[tpu]"), ("l4:1", "[cuda]")):
         with pytest.raises(ConfigError, match=r"compiler is not installed") as caught:
             targets.opened(targets.target_named(text)).__enter__()
         assert extra in str(caught.value)

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -32,6 +33,7 @@ from packaging.requirements import Requirement
 
 import chunkwise
 from chunkwise.cli import command
+from chunkwise.config.installed import clone, pip, pip_install
 from chunkwise.distributed.cores import cores
 from chunkwise.errors import ConfigError, StorageError
 from chunkwise.files.durable import publish, sync_file, sync_folder, write_durably
@@ -48,18 +50,21 @@ SLOW_SYNC = 0.05
 """Seconds from which saves are said to be slow: one syncs about 30 files."""
 
 DISTRIBUTION = "chunkwise"
-CHECKOUT = Path(chunkwise.__file__).parents[1]
 SIMULATORS = {
     "ogbench": "sim",
     "mujoco": "sim",
     "dm-control": "sim",
     "gym-aloha": "sim",
     "gymnasium": "sim",
-    "robosuite": "requirements-robosuite.lock",
-    "metaworld": "requirements-metaworld.lock",
-    "libero": "its own instructions",
+    "robosuite": "robosuite",
+    "metaworld": "",
+    "libero": "",
 }
-"""Packages of simulators, and what installs each: an extra, or a file of pinned packages."""
+"""Packages of simulators, and the extra that has each; empty: none has, and `OTHERWISE` says what installs it."""
+OTHERWISE = {
+    "metaworld": "make env of a clone, or pip install --no-deps metaworld==3.1.1",
+    "libero": "installed by its own instructions",
+}
 LOGGERS = {"tensorboardX": "tb", "wandb": "wandb", "trackio": "trackio"}
 LOCAL = ("ext", "xfs", "btrfs", "zfs", "overlay", "apfs")
 """How the names of file systems begin whose locks and fsync are those of this machine."""
@@ -95,18 +100,19 @@ class Finding:
 
 def packages() -> Iterator[Finding]:
     """Looks whether each package that the project requires is there, in a version that it takes."""
-    wrong: list[str] = []
+    wrong: dict[str, str] = {}
     requirements = [Requirement(text) for text in _required()]
     requirements = [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
     for one in requirements:
         version = _version(one.name)
         if version is None or not one.specifier.contains(version, prereleases=True):
-            wrong.append(f"{one.name}{one.specifier}, found {version or 'none'}")
+            wrong[f"{one.name}{one.specifier}"] = version or "none"
     versions = ", ".join(f"{name} {_version(name)}" for name in ("jax", "flax", "orbax-checkpoint", "numpy"))
     yield Finding(name="python", state="ok", found=f"{platform.python_version()} at {sys.executable}")
     if wrong:
-        advice = "pip install -r requirements.lock in an environment of its own"
-        yield Finding(name="packages", state="bad", found=f"expected {'; '.join(wrong)}", advice=advice)
+        found = f"expected {'; '.join(f'{needed}, found {version}' for needed, version in wrong.items())}"
+        advice = "make env" if clone() else f"{pip()} install {shlex.join(wrong)}"
+        yield Finding(name="packages", state="bad", found=found, advice=advice)
     else:
         yield Finding(name="packages", state="ok", found=f"chunkwise {chunkwise.__version__}, {versions}")
 
@@ -127,10 +133,10 @@ def devices() -> Iterator[Finding]:
         if "cpu" in os.environ.get("JAX_PLATFORMS", ""):
             each = ", because JAX_PLATFORMS says so"
         elif Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi"):
-            advice = "an NVIDIA card is here and jax does not see it: pip install 'chunkwise[cuda]' (CUDA 13), or "
-            advice += "'jax[cuda12]' of the same version for an older driver"
+            advice = "an NVIDIA card is here and jax does not see it: "
+            advice += f"{pip_install('cuda')} (CUDA 13), or for an older driver {pip_install('cuda12')}"
         elif Path("/dev/accel0").exists() or Path("/dev/vfio/0").exists():
-            advice = "this looks like a TPU host and jax does not see the chips: pip install 'chunkwise[tpu]'"
+            advice = f"this looks like a TPU host and jax does not see the chips: {pip_install('tpu')}"
     state = "absent" if advice else "ok"
     yield Finding(name="devices", state=state, found=f"{len(found)} {', '.join(kinds)}{each}", advice=advice)
 
@@ -150,7 +156,7 @@ def host() -> Iterator[Finding]:
 def rendering() -> Iterator[Finding]:
     """Renders an image in each way that MuJoCo has on this system."""
     if _version("mujoco") is None:
-        advice = "pip install 'chunkwise[sim]'"
+        advice = pip_install("sim", locked=True)
         yield Finding(name="rendering", state="absent", found="mujoco is not installed", advice=advice)
         return
     backends = ("egl", "osmesa") if sys.platform == "linux" else ("glfw",)
@@ -191,10 +197,10 @@ def codecs() -> Iterator[Finding]:
 
 def optional() -> Iterator[Finding]:
     """Looks for the packages of simulators and loggers."""
-    for name, source in SIMULATORS.items():
-        yield _optional(name, f"'chunkwise[{source}]'" if source == "sim" else source)
+    for name, extra in SIMULATORS.items():
+        yield _optional(name, pip_install(extra, locked=True) if extra else OTHERWISE[name])
     for name, extra in LOGGERS.items():
-        yield _optional(name, f"'chunkwise[{extra}]'")
+        yield _optional(name, pip_install(extra))
 
 
 def storage(folder: Path) -> Iterator[Finding]:
@@ -248,7 +254,7 @@ def _required() -> list[str]:
     """What the project requires, as it is installed, or as a checkout says, whose environment is made from its lock."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.requires(DISTRIBUTION) or []
-    with contextlib.suppress(OSError), open(CHECKOUT / "pyproject.toml", "rb") as file:
+    with contextlib.suppress(OSError), open((clone() or Path()) / "pyproject.toml", "rb") as file:
         return tomllib.load(file)["project"]["dependencies"]
     return []
 
@@ -284,11 +290,10 @@ def _limit_of_container() -> int | None:
     return None
 
 
-def _optional(name: str, source: str) -> Finding:
+def _optional(name: str, advice: str) -> Finding:
     version = _version(name)
     if version is None:
-        verb = "pip install" if source.startswith("'") else "installed by"
-        return Finding(name=name, state="absent", found="not installed", advice=f"{verb} {source}")
+        return Finding(name=name, state="absent", found="not installed", advice=advice)
     return Finding(name=name, state="ok", found=version)
 
 

@@ -70,7 +70,7 @@ class RunConfig:
         default=(), metadata=FREE_ON_RESUME
     )
     """Where the lines of metrics.jsonl go as well: TensorBoard's files in the run folder, W&B (offline with
-    WANDB_MODE=offline), trackio. Each needs its package: pip install 'chunkwise[tb]', [wandb], [trackio]."""
+    WANDB_MODE=offline), trackio. Each needs an extra: tb, wandb, trackio."""
     profile: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Updates of which a trace is written into `profile` of the run folder, once the first ones are done; xprof and
     TensorBoard show it. --profile N for short. 0: none."""
@@ -195,7 +195,7 @@ class FleetConfig:
     address: str | None = None
     """None: in processes of this machine. Else on the nodes of a Ray cluster. local: one of this run's own, that
     listens on the loopback alone. auto: the one that this machine is a node of. ray://host:port or host:port: that one.
-    Needs pip install 'chunkwise[fleet]'."""
+    Needs the extra `fleet`."""
     silence: float = 300.0
     """Seconds after which an environment or a node that does not answer counts as dead, and its rollouts are played
     again; the first answer waits for numba to compile."""

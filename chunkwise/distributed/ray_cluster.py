@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.config.installed import pip_install
 from chunkwise.errors import ConfigError, one_line
 
 SECONDS_TO_END = 30.0
@@ -45,7 +46,7 @@ def add_flag(parser: argparse.ArgumentParser, what: str = "environments") -> Non
         "--fleet",
         type=config,
         metavar="ADDRESS",
-        help=f"{what} on a Ray cluster: local, auto, ray://host:port (pip install 'chunkwise[fleet]')",
+        help=f"{what} on a Ray cluster: local, auto, ray://host:port ({pip_install('fleet')})",
     )
 
 
@@ -66,7 +67,7 @@ def connected(address: str) -> Iterator[None]:
             import ray
             from ray.exceptions import RayError
         except ModuleNotFoundError as error:
-            raise ConfigError(f"fleet.address is {address}, which needs Ray: pip install 'chunkwise[fleet]'") from error
+            raise ConfigError(f"fleet.address is {address}, which needs Ray: {pip_install('fleet')}") from error
         if not ray.is_initialized():
             handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
             found = stack.enter_context(_own_cluster()) if address == "local" else address

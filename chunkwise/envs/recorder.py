@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar
 
 from chunkwise.cli.progress import follow
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.config.installed import pip_install
 from chunkwise.config.load import parsed
 from chunkwise.distributed.jobs import do_all
 from chunkwise.errors import BusyError, ConfigError, PreemptedError, RunError, StorageError
@@ -30,7 +31,7 @@ from chunkwise.files.strict_json import read_json
 
 Settings = TypeVar("Settings")
 
-FLEET = "Processes on a Ray cluster: local, auto, ray://host:port (pip install 'chunkwise[fleet]')."
+FLEET = f"Processes on a Ray cluster: local, auto, ray://host:port ({pip_install('fleet')})."
 
 Recorder = Callable[[int], object]
 """Plays one episode and writes it; an OSError means that it could not be written."""

@@ -6,7 +6,7 @@
     chunkwise compile openpi_ript/sft --topology l4:1 --what serve --dtype bfloat16
     chunkwise compile driving/pretrain --topology cpu:8 --json
 
-Neither data, weights nor the devices are needed, but the compiler: pip install 'chunkwise[tpu]' or '[cuda]'. What is
+Neither data, weights nor the devices are needed, but the compiler: the extra tpu or cuda. What is
 compiled is the loop's own update from shapes alone; or the fresh weights (--what init), the chunks of a served policy
 for --rows rows (--what serve, weights in --dtype), or what an evaluation computes at once (--what evaluate). For the
 first two `mesh.data` and `mesh.fsdp` of the config must cover the devices, the others run on one. Ends with 78 where

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from chunkwise.config.installed import pip_install
 from chunkwise.errors import ConfigError, one_line
 from chunkwise.files.durable import write_durably
 from chunkwise.printable import say
@@ -52,7 +53,7 @@ def require(names: Sequence[str]) -> None:
         except ImportError as error:
             raise ConfigError(
                 f"run.loggers: {name} needs the package {module}, which Python cannot import ({error}); "
-                f"pip install 'chunkwise[{extra}]', or leave {name} out"
+                f"{pip_install(extra)}, or leave {name} out"
             ) from error
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from chunkwise.config.installed import pip_install
 from chunkwise.errors import ConfigError
 
 GB = 1e9
@@ -207,7 +208,7 @@ def opened(target: Target) -> Iterator[Sequence[Any]]:
     if importlib.util.find_spec(needed) is None:
         raise ConfigError(
             f"--topology {target.name}:{shape}: its compiler is not installed ({needed}): "
-            f"pip install 'chunkwise[{target.chip.platform}]'; no such device is needed to compile for it"
+            f"{pip_install(target.chip.platform)}; no such device is needed to compile for it"
         )
     with _gpu_means_cuda() if target.chip.platform == "cuda" else contextlib.nullcontext():
         try:

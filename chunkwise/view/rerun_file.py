@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from chunkwise.config.installed import pip_install
 from chunkwise.data.problems import Problem
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.durable import scratch_file
@@ -74,7 +75,7 @@ def _rerun() -> Any:
         return importlib.import_module("rerun")
     except ImportError as error:
         raise ConfigError(
-            f"--rerun needs the package rerun-sdk: pip install 'chunkwise[rerun]', or rerun-sdk alone ({error})"
+            f"--rerun needs the package rerun-sdk: {pip_install('rerun')}, or rerun-sdk alone ({error})"
         ) from error
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
+from chunkwise.config.installed import pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
 from chunkwise.envs.suites.offscreen import Renderer
@@ -113,7 +114,7 @@ def mujoco() -> Any:
 
 
 def _missing(error: object) -> ConfigError:
-    return ConfigError(f"ALOHA's simulation needs the simulator ({error}); install it: pip install 'chunkwise[sim]'")
+    return ConfigError(f"ALOHA's simulation needs the simulator ({error}); install it: {pip_install('sim')}")
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
+from chunkwise.config.installed import pip_install
 from chunkwise.data.images import resize_into
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
@@ -135,5 +136,5 @@ def _package() -> Any:
         return importlib.import_module("gymnasium")
     except ImportError as error:
         raise ConfigError(
-            f"suite gymnasium needs Gymnasium ({error}): pip install gymnasium, or 'chunkwise[sim]', which brings it"
+            f"suite gymnasium needs Gymnasium ({error}): {pip_install('sim')}, or gymnasium alone"
         ) from error

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
+from chunkwise.config.installed import pip, pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
 from chunkwise.envs.suites.offscreen import Renderer
@@ -256,6 +257,6 @@ def _package(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"suite metaworld needs its simulator ({error}): make env, or pip install 'chunkwise[sim]' and then "
-            "pip install --no-deps metaworld==3.1.1"
+            f"suite metaworld needs its simulator ({error}): {pip_install('sim', locked=True)} and then "
+            f"{pip()} install --no-deps metaworld==3.1.1"
         ) from error

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
+from chunkwise.config.installed import pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.errors import ConfigError
 from chunkwise.files import trust
@@ -167,7 +168,7 @@ def _make(name: str, **settings: Any) -> Any:
             import ogbench.manipspace  # noqa: F401  (registers the environments)
         except ImportError as error:
             raise ConfigError(
-                f"environment {name} needs the simulator ({error}); install it: pip install 'chunkwise[sim]'"
+                f"environment {name} needs the simulator ({error}); install it: {pip_install('sim')}"
             ) from error
         try:
             return gymnasium.make(name, disable_env_checker=True, **settings)

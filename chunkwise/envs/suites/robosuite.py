@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, UInt8
 
+from chunkwise.config.installed import pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
 from chunkwise.errors import ConfigError
@@ -225,7 +226,7 @@ def _import_robosuite() -> Any:
         return importlib.import_module("robosuite")
     except ImportError as error:
         raise ConfigError(
-            f"suite robosuite needs its simulator ({error}): make env, or pip install 'chunkwise[robosuite]'"
+            f"suite robosuite needs its simulator ({error}): {pip_install('robosuite', locked=True)}"
         ) from error
 
 

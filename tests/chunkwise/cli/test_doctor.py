@@ -13,6 +13,7 @@ import pytest
 
 from chunkwise.cli import doctor
 from chunkwise.cli.doctor import Finding
+from chunkwise.config.installed import pip_install
 
 
 def found(probe: Callable[[], Iterator[Finding]], name: str) -> Finding:
@@ -43,8 +44,11 @@ def test_people_are_told_what_to_do_and_what_is_next(tmp_path: Path, monkeypatch
     assert doctor.main([str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["absent", "no-such-simulator", "not", "installed"]
-    assert lines[1].strip() == "-> pip install 'chunkwise[sim]'"
+    assert lines[1].strip() == f"-> {pip_install('sim', locked=True)}"
     assert lines[2].split() == ["ok", "numpy", importlib.metadata.version("numpy")]
+    monkeypatch.setattr(doctor, "_version", lambda package: None)
+    advice = {one.name: one.advice for one in doctor.optional()}
+    assert advice == {"no-such-simulator": pip_install("sim", locked=True), "numpy": pip_install("tb")}
     assert lines[-2].endswith("1 absent, 0 bad")
     assert lines[-1].startswith("next: chunkwise train qchunk/debug")
 
@@ -65,6 +69,9 @@ def test_a_package_that_is_missing_or_too_old_is_bad(needed: str, wrong: str | N
     assert packages.state == ("ok" if wrong is None else "bad")
     if wrong is not None:
         assert wrong in packages.found
+        assert packages.advice == "make env"
+        monkeypatch.setattr(doctor, "clone", lambda: None)
+        assert found(doctor.packages, "packages").advice.endswith(f"pip install '{needed}'")
         monkeypatch.setattr(doctor, "PROBES", (doctor.packages,))
         assert doctor.main([str(tmp_path)]) == 64
 
@@ -81,7 +88,7 @@ def test_a_checkout_that_is_not_installed_requires_what_its_pyproject_says(monke
         ("raise SystemExit('error: no driver')", "bad", "jax cannot open them: error: no driver", "JAX_PLATFORMS=cpu"),
         ("import os; os.abort()", "bad", "jax cannot open them: ended with -6", "JAX_PLATFORMS=cpu"),
         ('print(\'[{"kind": "H100", "platform": "gpu", "stats": 1073741824}]\')', "ok", "1 H100, 1.0 GiB", ""),
-        ('print(\'[{"kind": "cpu", "platform": "cpu", "stats": null}]\')', "absent", "1 cpu", "chunkwise[cuda]"),
+        ('print(\'[{"kind": "cpu", "platform": "cpu", "stats": null}]\')', "absent", "1 cpu", "[cuda]"),
     ],
 )
 def test_devices_are_what_jax_answers(program: str, state: str, text: str, advice: str, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import struct
 import sys
 import types
@@ -14,6 +15,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from chunkwise.config.experiment import RunConfig
+from chunkwise.config.installed import pip_install
 from chunkwise.errors import ConfigError
 from chunkwise.train import loggers
 from chunkwise.train.loop import fit
@@ -207,7 +209,7 @@ def test_an_absent_package_is_named_before_anything_is_made(
     name: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, loggers.PACKAGES[name][0], None)
-    with pytest.raises(ConfigError, match=rf"run\.loggers: {name} needs .* pip install 'chunkwise\[{extra}\]'"):
+    with pytest.raises(ConfigError, match=rf"run\.loggers: {name} needs .* {re.escape(pip_install(extra))}"):
         RunFolder(config_of(tmp_path / "run", name), "toy")
     assert not (tmp_path / "run").exists()
 

@@ -1,6 +1,7 @@
 """The file for Rerun's viewer, read back with its package; and what is said without the package."""
 
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from chunkwise.config.installed import pip_install
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.view import command
 from chunkwise.view.rerun_file import AT_ONCE, write_rerun
@@ -88,7 +90,7 @@ def test_nothing_is_left_of_a_file_without_an_episode(tmp_path: Path):
 
 def test_without_the_package_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "rerun", None)
-    with pytest.raises(ConfigError, match=r"--rerun needs the package rerun-sdk: pip install 'chunkwise\[rerun\]'"):
+    with pytest.raises(ConfigError, match=f"--rerun needs the package rerun-sdk: {re.escape(pip_install('rerun'))}"):
         write_rerun(Played(), tmp_path / "out.rrd")
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match=r"out\.mp4; expected the name of a file that ends in \.rrd"):

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from chunkwise.config.installed import pip_install
 from chunkwise.data.images import decode
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs import render
@@ -215,7 +217,7 @@ def test_what_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         AlohaRecordConfig(noise_levels=())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     load_model.cache_clear()
-    with pytest.raises(ConfigError, match=r"no package gym-aloha\); install it: pip install 'chunkwise\[sim\]'"):
+    with pytest.raises(ConfigError, match=r"no package gym-aloha\); install it: " + re.escape(pip_install("sim"))):
         load_model("bimanual_viperx_transfer_cube")
     assert not (tmp_path / "x").exists()
 

@@ -1,5 +1,6 @@
 """Gymnasium's environments behind our protocol: what they show, take and say, by ones whose answers are known."""
 
+import re
 import warnings
 from typing import Any
 
@@ -7,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from chunkwise.config.installed import pip_install
 from chunkwise.envs.environment import EnvSpec, make, state_hash
 from chunkwise.envs.suites import gymnasium as suite
 from chunkwise.errors import ConfigError
@@ -145,5 +147,5 @@ def test_what_cannot_be_made_is_named(spec: dict[str, Any], message: str):
 
 def test_gymnasium_may_be_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(suite.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
-    with pytest.raises(ConfigError, match=r"suite gymnasium needs Gymnasium .*: pip install gymnasium"):
+    with pytest.raises(ConfigError, match=f"suite gymnasium needs .*: {re.escape(pip_install('sim'))}, or gymnasium"):
         suite.GymnasiumEnv(EnvSpec(suite="gymnasium", task="Pendulum-v1"))

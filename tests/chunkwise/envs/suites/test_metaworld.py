@@ -1,4 +1,5 @@
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chunkwise.config.installed import pip
 from chunkwise.envs import environment
 from chunkwise.envs.environment import EnvSpec, state_hash
 from chunkwise.envs.suites import metaworld
@@ -148,7 +150,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"make env, or .* pip install --no-deps metaworld==3.1.1"):
+    with pytest.raises(ConfigError, match=rf"make env, or .* {re.escape(pip())} install --no-deps metaworld==3.1.1"):
         metaworld._package("metaworld")
 
 
