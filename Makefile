@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TESTS := $(BIN)/python -m pytest --typecheck --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 # The site's packages lie in an environment of their own, which sees the one above: the tests run without them.
 SITE := .venv-docs
-.PHONY: env quickstart driving check quick test full lint types site lock bench clean
+.PHONY: env quickstart driving check quick test full lint types site links lock bench clean
 
 env: $(ENV)/.ready  ## .venv with every pinned package
 
@@ -83,6 +83,9 @@ site: $(SITE)/.ready  ## the documentation as pages, in build/site; a warning is
 	$(SITE)/bin/python -m sphinx -b html -c docs -W --keep-going --quiet \
 	  -D nb_execution_mode=$(NOTEBOOKS) -d .cache/site . build/site
 	@echo "open build/site/index.html"
+
+links: $(SITE)/.ready  ## whether the addresses that the pages link to answer; needs the internet
+	$(SITE)/bin/python -m sphinx -b linkcheck -c docs --quiet -D nb_execution_mode=off -d .cache/links . build/links
 
 bench: env  ## every ratio of docs/performance.md again, and which fell; PEERS="--torch PYTHON ..." names the peers
 	$(BIN)/python -m benchmarks $(PEERS)

@@ -50,6 +50,10 @@ autodoc_class_signature = "mixed"
 autosummary_generate = False
 python_maximum_signature_line_length = 100
 
+linkcheck_timeout = 20
+linkcheck_retries = 2
+linkcheck_report_timeouts_as_broken = True
+
 html_theme = "sphinx_book_theme"
 html_title = f"chunkwise {release}"
 templates_path = ["_templates"]
