@@ -72,7 +72,7 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
     }
     with new_folder(out) as scratch:
         (scratch / runner.PROGRAM).write_bytes(exported.serialize())
-        save_file({name: np.ascontiguousarray(leaf) for name, leaf in weights.items()}, scratch / runner.WEIGHTS)
+        save_file({name: np.asarray(leaf, order="C") for name, leaf in weights.items()}, scratch / runner.WEIGHTS)
         (scratch / runner.SPEC).write_text(json.dumps(about, indent=1) + "\n")
         shutil.copyfile(runner.__file__, scratch / "policy.py")
         for name, file in parts.files.items():

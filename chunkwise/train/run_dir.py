@@ -110,7 +110,8 @@ class RunFolder:
         self._take_lock()
         if holds_run:
             self._require_same_config(config)
-        sweep(self.path)
+        for folder in (self.path, *self.path.glob("rollouts/*/")):
+            sweep(folder)
         write_json(self.path / "config.json", flatten(config))
         self._files.enter_context(log_file.logged(self.path))
         self._metrics = Appender(self._files.enter_context(open(self.path / "metrics.jsonl", "ab", buffering=0)))

@@ -219,3 +219,17 @@ def test_a_dry_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="--dry-run has no folder"):
         RunFolder(toy_config(tmp_path, run=RunConfig(dry_run=True, dir=str(tmp_path))), "toy")
+
+
+def test_what_a_killed_writer_left_goes_at_the_next_start(tmp_path: Path):
+    with RunFolder(toy_config(tmp_path), "toy"):
+        pass
+    played = tmp_path / "rollouts/step_00000300-ab"
+    played.mkdir(parents=True)
+    kept = [played / "state_00001-00.npz", played / "state.12-3.partly"]
+    left = [tmp_path / "config.json.77-0.part", played / "state_00001-01.npz.77-4.part"]
+    for file in (*kept, *left):
+        file.write_bytes(b"x")
+    with RunFolder(resumed(toy_config(tmp_path)), "toy"):
+        assert sorted(played.iterdir()) == sorted(kept)
+        assert not left[0].exists()
