@@ -119,8 +119,9 @@ class _Conversion:
 
     def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
         writer = EpisodeWriter(folder, images=False)
-        fragments = {number: part.said.get("fragments") or {} for number, part in parts.items()}
         bad, left_out = 0, {number: set[str]() for number in parts}
+        parts = {number: part for number, part in parts.items() if part.said}  # without what is bad as a whole
+        fragments = {number: part.said.get("fragments") or {} for number, part in parts.items()}
         if isinstance(self._converter, WaymoTfrecordConverter):
             bad, drives = self._converter.join(fragments, writer)
             left_out |= {number: {f"images/{file_name(drive)}" for drive in names} for number, names in drives.items()}

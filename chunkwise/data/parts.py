@@ -30,7 +30,7 @@ class Part:
     """What is said of a part."""
 
     said: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """JSON values, for what is written once all parts are there."""
+    """JSON values, for what is written once all parts are there; nothing of a unit that is bad as a whole."""
     problems: tuple[Problem, ...] = ()
     read: int = 1
     """Records, or episodes, that it was made of."""

@@ -63,7 +63,7 @@ def pack(folder: Path, package: str, *more: str) -> Path:
     else:
         write_v21(folder / "data", record(), "image")
     out = folder / "packed"
-    command = [sys.executable, "-m", f"{package}.pack", str(folder / "data"), str(out), *more]
+    command = [sys.executable, "-m", "chunkwise", "pack", package, str(folder / "data"), str(out), *more]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return out
 

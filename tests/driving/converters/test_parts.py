@@ -13,6 +13,7 @@ import pytest
 
 from chunkwise.data.convert import Jobs
 from chunkwise.errors import DataError
+from chunkwise.files import budget
 from driving.convert import convert
 from driving.converters.tfrecord import masked_checksum
 from driving.data.episodes import load_episode
@@ -98,6 +99,36 @@ def test_a_flipped_bit_in_the_last_record_costs_that_record(source: Path, whole:
     assert {name.split("/")[1] for name in lost} == {"19_000_20_000"}, "the images of one frame"
     assert {name for name in found if found[name] != whole[name]} == {"19_000_20_000.json", "_dataset.json"}
     assert len(load_episode(out / "19_000_20_000.json").t) == FRAMES - 1
+
+
+def test_a_refused_record_leaves_no_image_of_those_before_its_fault(
+    source: Path, whole: dict[str, bytes], tmp_path: Path
+):
+    shutil.copytree(source, tmp_path / "training")
+    last = tmp_path / "training" / f"segment-{FILES - 1}.tfrecord"
+    frames = [waymo_files.v1_frame(frame, segment="19_000_20_000") for frame in range(FRAMES)]
+    frames[-1] += waymo_files.field(4, waymo_files.field(1, 99))  # a sixth image, of no camera
+    last.write_bytes(b"".join(record(frame) for frame in frames))
+    out, said = tmp_path / "out", list[str]()
+    convert(tmp_path / "training", out, format="waymo_v1", jobs=Jobs(on_bad="skip"), report=said.append)
+    assert [line for line in said if "images[].name: expected 1 to 8, found 99" in line]
+    lost = set(whole) - set(contents(out))
+    assert len(lost) == 5
+    assert {name.split("/")[1] for name in lost} == {"19_000_20_000"}
+
+
+def test_a_file_that_cannot_be_read_at_all_costs_that_file(source: Path, whole: dict[str, bytes], tmp_path: Path):
+    shutil.copytree(source, tmp_path / "training")
+    (tmp_path / "training/segment-x.tfrecord").write_bytes(record(b"\x10\x01" * 3_000))  # as many numbers
+    out, said = tmp_path / "out", list[str]()
+    with budget.using(metadata_values=2_000):
+        with pytest.raises(DataError, match=r"1 problem\(s\):\n  segment-x.tfrecord.*found more fields.*metadata-val"):
+            convert(tmp_path / "training", out, format="waymo_v1", report=said.append)
+        assert not out.exists()
+        convert(tmp_path / "training", out, format="waymo_v1", jobs=Jobs(on_bad="skip"), report=said.append)
+    found = contents(out)
+    assert {name for name in found if found[name] != whole.get(name)} == {"_dataset.json"}
+    assert set(found) == set(whole)
 
 
 def test_a_segment_that_is_spread_over_files_is_joined_by_any_number_of_workers(tmp_path: Path):
