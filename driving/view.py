@@ -8,9 +8,9 @@ and these fields draws at the cursor, with --policy the waypoints of a run's pol
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
+from chunkwise.cli import command as cli
 from chunkwise.config.saved import is_run
 from chunkwise.data.shards import is_pack
 from chunkwise.errors import DataError
@@ -55,4 +55,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

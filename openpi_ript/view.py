@@ -10,9 +10,9 @@ there.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
+from chunkwise.cli import command as cli
 from chunkwise.config.saved import is_run
 from chunkwise.data.shards import is_pack
 from chunkwise.errors import DataError
@@ -62,4 +62,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

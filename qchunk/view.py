@@ -10,9 +10,9 @@ phase. With --config the page shows the chunk that training with that config and
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
+from chunkwise.cli import command as cli
 from chunkwise.config.saved import is_run
 from chunkwise.view import command
 from chunkwise.view.chunks import load_policy_of
@@ -59,4 +59,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)  # at once: a thread that reads HDF5 holds a lock that Python's own end waits for

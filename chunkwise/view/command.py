@@ -1,7 +1,6 @@
 """The command line of every package's `view`."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -100,12 +99,12 @@ def serve(view: View, port: int) -> int:
         server = PageServer(view, port)
     except (OSError, OverflowError) as error:  # the second for a port beyond 65535
         raise ConfigError(f"--port {port}: expected a port that is free, found: {error}") from error
-    say(f"{view.recordings.title} ({view.recordings.kind}): {len(view.recordings.names)} episode(s)")
-    say(f"open {server.url} in a browser of this machine; Ctrl-C stops")
-    say(f"from another machine: ssh -L {server.port}:localhost:{server.port} THIS_MACHINE, and the same address there")
-    sys.stdout.flush()
     with server:
-        try:
+        try:  # around what is said, too: it may be Ctrl-C's first moment
+            say(f"{view.recordings.title} ({view.recordings.kind}): {len(view.recordings.names)} episode(s)")
+            say(f"open {server.url} in a browser of this machine; Ctrl-C stops")
+            there = f"ssh -L {server.port}:localhost:{server.port} THIS_MACHINE"
+            say(f"from another machine: {there}, and the same address there")
             server.serve_forever()
         except KeyboardInterrupt:
             return 0

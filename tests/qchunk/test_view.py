@@ -1,6 +1,9 @@
 """The page of Q-chunking's datasets: the server's bytes are the files'."""
 
 import itertools
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -243,3 +246,25 @@ def test_the_command_says_what_is_no_dataset(tmp_path: Path, capsys: pytest.Capt
     np.savez(tmp_path / "x.npz", a=np.zeros(3))
     assert view.main([str(tmp_path / "x.npz")]) == 65
     assert "terminals: expected the ends of at least 1 episode" in capsys.readouterr().err
+
+
+def test_ctrl_c_at_the_first_moment_ends_it(tmp_path: Path):
+    """While a thread reads HDF5, whose lock Python's own end waits for, and before the page is served."""
+    dataset(tmp_path / "episodes", lengths=(60,) * 40)
+    command = [sys.executable, "-m", "chunkwise", "view", str(tmp_path / "episodes")]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else as what started the tests has it
+    )
+    try:
+        assert process.stdout is not None
+        assert "40 episode(s)" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
