@@ -3,7 +3,7 @@
     python -m tests.pod                                        # the debug config of qchunk
     python -m tests.pod --config configs/driving/debug.py --kills 20 --terms 4
     python -m tests.pod --config tests/train.py --kills 100    # least squares: the processes and nothing else
-    python -m tests.pod --config configs/openpi_ript/debug_ript.py --steps 340    # rollouts from update 300 on
+    python -m tests.pod --config configs/openpi_ript/debug_ript.py --steps 40     # behind the first round of rollouts
     python -m tests.pod --config configs/qchunk/debug_online.py                  # an environment step an update
 
 Two processes with four simulated devices each, joined by gloo, stand in for two hosts. In this order:
@@ -61,6 +61,7 @@ OWN = {
     "configs/driving/debug.py": [*SHORT, "--eval.blind-updates", "20", "--eval.plotted-moments", "0"],
     "tests/train.py": [],
 }
+WITH_ROUNDS = ("configs/openpi_ript/debug_ript.py", "configs/openpi_ript/debug_ppo.py")
 LAYOUTS = ((2, 4, 4), (4, 2, 2), (1, 8, 8))
 """Processes, devices of each, and how many of these share one copy of the weights."""
 ENDED = re.compile(r"^done step=\d+ digest=([0-9a-f]{64})$", re.MULTILINE)
@@ -131,9 +132,12 @@ def finish(config: str, folder: Path, options: Sequence[str], *, processes: int 
 
 
 def train_steps(config: str, steps: int) -> list[str]:
-    """Options for a run of so many updates; online, where one comes with each environment step after 20 of warm-up."""
+    """Options for a run of so many updates: online, one with each environment step after 20 of warm-up; with rollouts,
+    so many from the first round on."""
     online = ["--online.steps", str(20 + steps)] if "online" in config else []
-    return ["--train.steps", str(steps), *online]
+    loaded: Any = load(["--config", config])[0] if config in WITH_ROUNDS else None
+    before = loaded.rollout.start if loaded else 0
+    return ["--train.steps", str(before + steps), *online]
 
 
 def weights(folder: Path) -> dict[str, np.ndarray]:

@@ -40,7 +40,7 @@ AGAINST_THE_ARROWS = {
     ("chunkwise.checkpoint.tool", "cli"): "a command, which lies beside what it shows",
     ("chunkwise.checkpoint.__main__", "cli"): "starts that command",
     ("chunkwise.data.convert", "cli"): "the command of every converter",
-    ("chunkwise.data.shards", "cli"): "the command of every pack",
+    ("chunkwise.data.packing", "cli"): "the command of every pack",
 }
 """Module and room that it imports: why."""
 

@@ -13,17 +13,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from chunkwise import __version__
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.progress import follow
-from chunkwise.config.experiment import FleetConfig
 from chunkwise.data.parts import PARTS, Part, PartFolder, Parts, has_parts, key_of
 from chunkwise.data.problems import MAX_SKIPPED, Problem, list_problems, problem_of, refuse
-from chunkwise.distributed.jobs import do_all
+from chunkwise.distributed.jobs import Hands, do_here_or
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files import budget
@@ -54,19 +53,11 @@ class ConvertSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Jobs:
+class Jobs(Hands):
     """How a conversion goes; the dataset does not depend on where and by how many."""
 
-    workers: int | None = None
-    """Parts at a time; None: one, in this process; on a cluster as many as it has cores."""
-    fleet: FleetConfig | None = None
-    """A Ray cluster, whose machines have source and output under the same names."""
     on_bad: Literal["refuse", "skip"] = "refuse"
     """skip leaves bad records out, up to MAX_SKIPPED of them, and lists them in the description."""
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ConfigError(f"--workers is {self.workers}; expected at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -336,12 +327,9 @@ class _Run:
 
     def _do(self, numbers: Sequence[int], maker: "_Maker", done: str) -> dict[int, Any]:
         """Has something done with units; returns the answers, in the order of the units."""
-        jobs, answers = self._jobs, dict[int, Any]()
-        if numbers and (jobs.fleet is not None or (jobs.workers or 1) > 1):
-            work = do_all(numbers, maker, workers=jobs.workers, fleet=jobs.fleet, name="part")
-        else:
-            work = _here(numbers, functools.partial(maker.do, self._conversion))
-        with contextlib.closing(work):
+        answers = dict[int, Any]()
+        here = functools.partial(maker.do, self._conversion)
+        with contextlib.closing(do_here_or(numbers, maker, here, self._jobs, name="part")) as work:
             for number, answer in follow(work, len(numbers), "converting", done, rate=None, say=self._report):
                 answers[number] = answer
         return {number: answers[number] for number in numbers}
@@ -386,11 +374,6 @@ class _Maker:
             return work(None)
         self.folder.make(number, self.keys[number], work)
         return None
-
-
-def _here(numbers: Iterable[int], do: Callable[[int], Any]) -> Generator[tuple[int, Any], None, None]:
-    for number in numbers:
-        yield number, do(number)
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -458,16 +441,21 @@ def command_line(
     return 0
 
 
-def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Adds an option for each field of Jobs, under its name."""
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="parts at a time; default: 1, or all cores of a --fleet"
-    )
-    add_flag(parser, "parts")
+def add_job_options(parser: argparse.ArgumentParser, *, parts: str = "parts", records: str = "records") -> None:
+    """Adds an option for each field of Jobs, under its name; `parts` and `records` are what these are for a person."""
+    add_worker_options(parser, parts)
     left_out = (
-        f"bad records: an error that lists them, or left out up to {MAX_SKIPPED * 100:g} %% of them; default: refuse"
+        f"bad {records}: an error that lists them, or left out up to {MAX_SKIPPED * 100:g} %% of them; default: refuse"
     )
     parser.add_argument("--on-bad", choices=("refuse", "skip"), default="refuse", help=left_out)
+
+
+def add_worker_options(parser: argparse.ArgumentParser, parts: str) -> None:
+    """Adds --workers and --fleet; `parts` is what is shared out."""
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help=f"{parts} at a time; default: 1, or all cores of a --fleet"
+    )
+    add_flag(parser, parts)
 
 
 class Pairs(argparse.Action):

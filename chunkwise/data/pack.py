@@ -6,8 +6,7 @@ A pack is a folder:
   pictures-00000.arrayrecord ...   one record a frame, as in chunkwise/data/shards.py; a shard is whole episodes
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,22 +14,11 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data import shards
-from chunkwise.data.images import decode, resize_with_pad
+from chunkwise.data.images import decode
 from chunkwise.data.lerobot.tables import FrameTable
-from chunkwise.data.shards import (
-    FRAMES_PER_SHARD,
-    Checks,
-    Encoding,
-    PackSettings,
-    open_shards,
-    raw_image,
-    read_images,
-    write_manifest,
-    write_shards,
-)
+from chunkwise.data.shards import Checks, Encoding, open_shards, raw_image, read_images
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
-from chunkwise.files.new_folder import new_folder
 from chunkwise.files.npz import read_npz
 
 FORMAT = "chunkwise-pack-1"
@@ -59,57 +47,6 @@ _MANIFEST: Checks = {
     ),
 }
 """What each value of a manifest must be, besides those of every pack."""
-
-
-def write_pack(
-    out: Path,
-    table: FrameTable,
-    open_images: Callable[[], ImageReader],
-    cameras: Sequence[str],
-    settings: PackSettings,
-    *,
-    threads: int,
-    progress: Callable[[], object],
-) -> None:
-    """Writes a pack; the folder appears under its name only when it is complete.
-
-    Args:
-      out: Folder to make.
-      table: All frames.
-      open_images: Gives a reader; called once a shard, because a reader that goes forward never seeks.
-      cameras: Camera keys, in the order of the records.
-      settings: Size and encoding.
-      threads: Shards written at a time.
-      progress: Called after each frame, from any thread.
-
-    Raises:
-      DataError: If `out` exists, or an image is bad.
-      BusyError, StorageError: As `new_folder`.
-    """
-    if out.exists():
-        raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
-
-    def records(positions: Sequence[int]) -> Iterator[list[bytes]]:
-        images = open_images()
-        for position in positions:
-            episode, length = int(table.episodes[position]), int(table.lengths[position])
-            for frame in range(length):
-                shown = images.read(episode, frame)
-                yield [settings.encode(resize_with_pad(shown[camera], *settings.image_size)) for camera in cameras]
-
-    with new_folder(out) as scratch:
-        written = write_shards(scratch, list(_shards(table)), records, threads=threads, progress=progress)
-        tables = {"/lengths": table.lengths, "/episodes": table.episodes, **table.columns}
-        np.savez(scratch / "tables.npz", **tables)  # pyright: ignore[reportArgumentType]
-        manifest = {
-            "format": FORMAT,
-            "fps": table.fps,
-            "cameras": list(cameras),
-            **dataclasses.asdict(settings),
-            "tasks": {str(index): task for index, task in table.tasks.items()},
-            "shards": written,
-        }
-        write_manifest(scratch, manifest)
 
 
 class PackedImages:
@@ -175,16 +112,3 @@ def read_pack_table(path: Path) -> FrameTable:
 def read_manifest(path: Path) -> dict[str, Any]:
     """A pack's description. Raises DataError if it is missing, damaged, or of another format."""
     return shards.read_manifest(path, FORMAT, _MANIFEST)
-
-
-def _shards(table: FrameTable) -> Iterator[list[int]]:
-    """Positions of the episodes of each shard: consecutive, whole, about FRAMES_PER_SHARD frames."""
-    shard: list[int] = []
-    frames = 0
-    for position, length in enumerate(table.lengths.tolist()):
-        if shard and frames + length > FRAMES_PER_SHARD:
-            yield shard
-            shard, frames = [], 0
-        shard.append(position)
-        frames += length
-    yield shard

@@ -1,25 +1,20 @@
-"""What every pack of images is made of: ArrayRecord shards, a record a frame, a manifest, a command that makes it.
+"""What every pack of images is made of: ArrayRecord shards, a record a frame, and a manifest.
 
 A record holds for each camera a length (uint32) and that many bytes, 0 for none. Records are checksummed by their
 format: a flipped bit is an error when its record is read. A package adds its tables, and says what a record's row is.
+What makes packs is in chunkwise/data/packing.py.
 """
 
-import argparse
 import bisect
-import concurrent.futures
-import contextlib
 import dataclasses
-import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
 
-from chunkwise.cli.command import Parser, add_links_option
-from chunkwise.cli.progress import counting
 from chunkwise.data.images import encode_jpeg, require_pixels
 from chunkwise.errors import DataError
 from chunkwise.files import budget
@@ -28,13 +23,10 @@ from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
 
 MANIFEST = "manifest.json"
-FRAMES_PER_SHARD = 4096
-"""About 250 MB of JPEG for two cameras at 224."""
 _LENGTH = struct.Struct("<I")
 
 Encoding = Literal["jpeg", "raw"]
 Checks = Mapping[str, Callable[[Any], bool]]
-Shard = TypeVar("Shard")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,11 +92,6 @@ def read_manifest(path: Path, format: str, checks: Checks) -> dict[str, Any]:
     return manifest
 
 
-def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes a pack's description, which `is_pack` looks for, the last of its files."""
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-
-
 def shard_names(path: Path, shards: Any) -> list[str]:
     """File names of the shards that a manifest lists. Raises DataError if it lists anything but files of the pack."""
     good = isinstance(shards, list) and all(
@@ -130,39 +117,25 @@ def add_pack(files: Files, *names: str) -> None:
     files.require(shard_names(files.bounds.root, shards.get("shards") if isinstance(shards, dict) else None))
 
 
-def write_shards(
-    folder: Path,
-    shards: Sequence[Shard],
-    records: Callable[[Shard], Iterable[Sequence[bytes]]],
-    *,
-    threads: int,
-    progress: Callable[[], object],
-) -> list[dict[str, Any]]:
-    """Writes shards; returns what the manifest lists of them.
+def write_records(path: Path, frames: Iterable[Sequence[bytes]]) -> int:
+    """Writes a shard; returns its number of records.
 
     Args:
-      folder: To write into.
-      shards: What each holds, as `records` takes it.
-      records: Gives, frame after frame of a shard, the stored images of all cameras.
-      threads: Shards written at a time.
-      progress: Called after each frame, from any thread.
+      path: Of the file.
+      frames: Frame after frame the stored images of all cameras; what it raises is passed on: the file is not whole.
     """
+    from array_record.python.array_record_module import ArrayRecordWriter
 
-    def write(number: int) -> dict[str, Any]:
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        name, rows = f"pictures-{number:05d}.arrayrecord", 0
-        # One record a group: read alone. Images are compressed already, or are meant to be read at memory speed.
-        writer = ArrayRecordWriter(str(folder / name), "group_size:1,uncompressed")
-        for images in records(shards[number]):
+    rows = 0
+    # One record a group: read alone. Images are compressed already, or are meant to be read at memory speed.
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    try:
+        for images in frames:
             writer.write(b"".join(part for data in images for part in (_LENGTH.pack(len(data)), data)))
             rows += 1
-            progress()
+    finally:
         writer.close()
-        return {"file": name, "rows": rows}
-
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(write, range(len(shards))))
+    return rows
 
 
 @runtime_checkable
@@ -255,63 +228,3 @@ def raw_image(data: memoryview, height: int, width: int, *, source: str) -> UInt
     if len(data) != height * width * 3:
         raise DataError(f"{source}: expected images as {MANIFEST} says, {height} x {width}, found {len(data)} bytes")
     return np.frombuffer(data, np.uint8).reshape(height, width, 3)
-
-
-def pack_parser(program: str, about: str, *, source: str, image_size: tuple[int, int]) -> argparse.ArgumentParser:
-    """The command line of every pack: from where, to where, size and encoding, what is refused, how many threads.
-
-    Args:
-      program: Module of the command.
-      about: What it does, in a line.
-      source: What SOURCE may be.
-      image_size: Height and width by default.
-    """
-    parser = Parser(prog=f"python -m {program}", description=about)
-    parser.add_argument("source", type=Path, metavar="SOURCE", help=source)
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to make; it must not exist")
-    size = f"of the images in OUT, as data.image_size in training; default: {image_size[0]} {image_size[1]}"
-    metavar = ("HEIGHT", "WIDTH")
-    parser.add_argument("--image-size", nargs=2, type=int, default=image_size, metavar=metavar, help=size)
-    encoding = "raw is exact, 6 times larger, and read faster; default: jpeg"
-    parser.add_argument("--encoding", choices=get_args(Encoding), default="jpeg", help=encoding)
-    parser.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100; default: 95")
-    on_bad = "bad episodes: an error that lists them, or left out up to 1 %% of them; default: refuse"
-    parser.add_argument("--on-bad", choices=("refuse", "skip"), default="refuse", help=on_bad)
-    parser.add_argument("--threads", type=int, default=2, help="shards written at a time; default: 2")
-    add_links_option(parser)
-    return parser
-
-
-def settings_of(parser: argparse.ArgumentParser, args: argparse.Namespace) -> PackSettings:
-    """The settings that a command line of `pack_parser` gave; a wrong one ends the command with 64."""
-    if args.threads < 1:
-        parser.error(f"argument --threads: expected at least 1, found {args.threads}")
-    height, width = args.image_size
-    try:
-        return PackSettings(image_size=(height, width), encoding=args.encoding, quality=args.quality)
-    except ValueError as error:
-        parser.error(str(error))
-
-
-@contextlib.contextmanager
-def counting_frames(frames: int, *, images: int, quiet: bool) -> Iterator[Callable[[], object]]:
-    """Yields what `write_shards` calls after each frame: shows progress on a terminal, or a line every ten seconds.
-
-    Args:
-      frames: Of the pack.
-      images: Of a frame.
-      quiet: Show nothing.
-    """
-    if quiet:
-        yield lambda: None
-        return
-    with counting(
-        frames, "packing", "packed {count} of {total} frames", rate=(float(images), "images"), say=print
-    ) as advance:
-        yield advance
-
-
-def say_packed(frames: int, out: Path) -> None:
-    """Says how large a finished pack is."""
-    size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"packed {frames} frames into {out}, {size / 1e6:.1f} MB")

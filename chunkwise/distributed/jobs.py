@@ -5,6 +5,7 @@ So it does not matter who does it, nor how often: one whose worker died is done 
 """
 
 import contextlib
+import dataclasses
 import itertools
 import multiprocessing
 import os
@@ -28,6 +29,21 @@ ASK_AGAIN = 0.5
 """Seconds after which a wait for a cluster looks whether it is to be broken off."""
 _LOOK = 1.0
 """Seconds between two looks of a worker whether its parent still lives."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hands:
+    """How many do jobs, and where; what comes of them does not depend on it."""
+
+    workers: int | None = None
+    """Jobs at a time; None: one, in this process; on a cluster as many as it has cores."""
+    fleet: FleetConfig | None = None
+    """A Ray cluster, whose machines have what is read and written under the same names."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers is {self.workers}; expected at least 1")
+
 
 Worker = Callable[[int], Any]
 """Does a job and returns its answer; an OSError means that what it makes could not be written."""
@@ -64,6 +80,15 @@ def do_all(
     if fleet is None or fleet.address is None:
         return _in_processes(numbers, opener, workers or 1, name)
     return _on_a_cluster(numbers, opener, workers, fleet.address, name, cores)
+
+
+def do_here_or(
+    numbers: Sequence[int], opener: Callable[[], Worker], here: Worker, hands: Hands, *, name: str = "job"
+) -> Generator[tuple[int, Any], None, None]:
+    """As `do_all`, but one worker on this machine is this process, whose worker is `here`."""
+    if numbers and (hands.fleet is not None or (hands.workers or 1) > 1):
+        return do_all(numbers, opener, workers=hands.workers, fleet=hands.fleet, name=name)
+    return ((number, here(number)) for number in numbers)
 
 
 def _in_processes(

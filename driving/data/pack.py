@@ -1,29 +1,38 @@
 """Decodes a dataset of episodes once into shards that training reads at random, at the training size.
 
-    chunkwise pack driving SOURCE OUT [--image-size 64 96] [--encoding raw] [--check]
+    chunkwise pack driving SOURCE OUT [--image-size 64 96] [--encoding raw] [--workers 4] [--check]
 
-`data.path` may then name OUT instead of SOURCE. Every camera, state and waypoint is kept, and so is its split.
+`data.path` may then name OUT instead of SOURCE. Every camera, state and waypoint is kept, and so is its split. The same
+episodes give the same bytes, by any number of --workers or on a --fleet; given again after a kill, the command goes on.
 """
 
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from chunkwise.cli import command
-from chunkwise.data.shards import PackSettings, counting_frames, pack_parser, say_packed, settings_of
+from chunkwise.data.convert import Jobs
+from chunkwise.data.images import decode_into
+from chunkwise.data.packing import Packing, make_pack, pack_parser, settings_of, size_of, whole_episodes
+from chunkwise.data.problems import Problem
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import open_files
+from chunkwise.files.links import Bounds
 from chunkwise.printable import say
 from driving.config import DataConfig
-from driving.data.images import FileImages, columns
-from driving.data.index import PRESENT, Index
+from driving.data.episodes import episode_names
+from driving.data.images import FILTER, FileImages, columns, read_bytes
+from driving.data.index import INDEX_FILE, PRESENT, Index, concatenate
+from driving.data.index import pack as pack_index
 from driving.data.scan import scan
-from driving.data.shards import open_pack, write_pack
-from driving.data.split import SPLIT_FILE, Manifest, load_manifest
+from driving.data.shards import FORMAT, hash_of_drives, open_pack
+from driving.data.split import SPLIT_FILE, Manifest, load_manifest, save_manifest
 from driving.data.validation import check_absent, without_bad
 
 CHECKED_FRAMES = 2000
@@ -49,29 +58,100 @@ def open_episodes(config: DataConfig) -> Index:
 
 
 def pack(
-    config: DataConfig, index: Index, out: Path, settings: PackSettings, *, threads: int = 2, quiet: bool = True
+    config: DataConfig,
+    index: Index,
+    out: Path,
+    settings: PackSettings,
+    *,
+    jobs: Jobs | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Packs a dataset.
+    """Packs a dataset; the folder appears under its name only when it is complete.
 
     Args:
       config: Its path, its cameras, and whether absent files are refused.
       index: Of the dataset.
       out: Folder to make.
-      settings: Size and encoding of the images.
-      threads: Shards written at a time.
-      quiet: Print no progress.
+      settings: Size and encoding of the images. A JPEG of that size already is taken over as it is.
+      jobs: By how many processes, where, and what becomes of episodes with a bad image.
+      report: Takes lines of text for a person.
 
     Raises:
       DataError: If files are absent, an image cannot be read, or `out` exists.
+      BusyError, StorageError: As `new_folder`.
     """
     notes: list[str] = []
     check_absent(index, config, notes)
     split = _split(config, index, notes)
-    for note in () if quiet else notes:
-        say(note)
+    for note in notes:
+        report(note)
     base = Path(config.path).resolve()
-    with counting_frames(index.frames, images=len(index.cameras), quiet=quiet) as advance:
-        write_pack(out, index, base, settings, split=split, threads=threads, progress=advance)
+    left_out = len(episode_names(base, Bounds(base, config.allow_links_to))) - len(index.ids)
+    make_pack(
+        _Opener(base, index, settings, split, whole_episodes(index.lengths.tolist()), left_out),
+        out,
+        about={"format": FORMAT, "cameras": list(index.cameras)},
+        settings=settings,
+        source=base,
+        jobs=jobs or Jobs(on_bad=config.on_bad),
+        report=report,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opener:
+    """Opens the dataset in any process."""
+
+    base: Path
+    index: Index
+    settings: PackSettings
+    split: Manifest | None
+    shards: Sequence[Sequence[int]]
+    left_out: int
+
+    def __call__(self) -> "_DrivesPacking":
+        return _DrivesPacking(self)
+
+
+class _DrivesPacking(Packing):
+    def __init__(self, source: _Opener) -> None:
+        super().__init__(source.shards, left_out=source.left_out)
+        self._source, self._index = source, source.index
+        self._files = FileImages(source.base, source.index, source.index.cameras)
+
+    def name(self, position: int) -> str:
+        return self._index.ids[position]
+
+    def sources(self, position: int) -> Iterable[Path]:
+        return [self._source.base / name for name in (self._index.files[position], *self._index.paths(position))]
+
+    def images(self, position: int) -> Iterable[Sequence[bytes]]:
+        index, cameras = self._index, range(len(self._index.cameras))
+        rows = index.rows(position)
+        for row in range(rows.start, rows.stop):
+            there = (index.image_status[row] == PRESENT).tolist()
+            yield [self._packed(row, camera) if there[camera] else b"" for camera in cameras]
+
+    def problem(self, position: int, error: DataError) -> Problem:
+        return Problem(file=self._index.files[position], expected="images that can be read", found=str(error))
+
+    def write_tables(self, folder: Path, left_out: Collection[int]) -> Mapping[str, Any]:
+        index, split = self._index, self._source.split
+        if left_out:
+            index = concatenate([index.one(i) for i in range(len(index.ids)) if i not in left_out])
+        (folder / INDEX_FILE).write_bytes(pack_index(index))
+        if split is not None:
+            save_manifest(split.of(index) if left_out else split, folder / SPLIT_FILE)
+        return {"drives": hash_of_drives(index)}
+
+    def _packed(self, row: int, camera: int) -> bytes:
+        file, settings = self._files.file(row, camera), self._source.settings
+        data = read_bytes(file)
+        image = np.empty((*settings.image_size, 3), np.uint8)
+        decode_into(data, image, source=file, filter=FILTER)  # a damaged file is found here, not while training
+        same = tuple(self._index.image_size[row, camera].tolist()) == settings.image_size
+        taken_over = same and settings.encoding == "jpeg" and data[:3] == b"\xff\xd8\xff"
+        return data if taken_over else settings.encode(image)
 
 
 def _split(config: DataConfig, index: Index, notes: list[str]) -> Manifest | None:
@@ -161,20 +241,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--missing-files", choices=("refuse", "mask"), default="refuse", help=missing)
     parser.add_argument("--check", action="store_true", help="compare OUT with SOURCE, and time both")
     args = parser.parse_args(argv)
-    settings = settings_of(parser, args)
+    settings, jobs = settings_of(parser, args)
     try:
         config = DataConfig(
             path=str(args.source),
             image_size=settings.image_size,
-            on_bad=args.on_bad,
+            on_bad=jobs.on_bad,
             missing_files=args.missing_files,
             allow_links_to=tuple(args.allow_links_to),
         )
         index = open_episodes(config)
         config = dataclasses.replace(config, cameras=index.cameras)
         if not (args.check and args.out.exists()):
-            pack(config, index, args.out, settings, threads=args.threads, quiet=False)
-            say_packed(index.frames, args.out)
+            pack(config, index, args.out, settings, jobs=jobs, report=say)
+            say(size_of(args.out))
         if args.check:
             print(compare(config, index, args.out))
     except (RunError, ValueError) as error:  # ValueError: a size that the config refuses

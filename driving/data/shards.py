@@ -9,7 +9,7 @@ A pack is a folder:
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,13 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 
 from chunkwise.data import shards
-from chunkwise.data.images import decode_into, decode_same_size_into
-from chunkwise.data.shards import (
-    FRAMES_PER_SHARD,
-    PackSettings,
-    open_shards,
-    raw_image,
-    read_images,
-    write_manifest,
-    write_shards,
-)
+from chunkwise.data.images import decode_same_size_into
+from chunkwise.data.shards import open_shards, raw_image, read_images
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.identity import Files
-from chunkwise.files.new_folder import new_folder
 from driving.config import DataConfig
-from driving.data.images import FILTER, FileImages, read_bytes
-from driving.data.index import INDEX_FILE, PRESENT, Index, load
-from driving.data.index import pack as pack_index
-from driving.data.split import SPLIT_FILE, Manifest, save_manifest
+from driving.data.images import FILTER
+from driving.data.index import INDEX_FILE, Index, load
 
 FORMAT = "chunkwise-driving-pack-1"
 
@@ -47,7 +36,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def load_index(path: Path, manifest: Mapping[str, Any]) -> Index:
     """A pack's index. Raises DataError if it is damaged, or of other drives than those that were packed."""
     index = load(path / INDEX_FILE)
-    expected, found = manifest.get("drives"), _drives(index)
+    expected, found = manifest.get("drives"), hash_of_drives(index)
     if found != expected:
         raise DataError(
             f"{path / INDEX_FILE}: expected the index of the drives {str(expected)[:12]} as manifest.json says, found "
@@ -56,7 +45,7 @@ def load_index(path: Path, manifest: Mapping[str, Any]) -> Index:
     return index
 
 
-def _drives(index: Index) -> str:
+def hash_of_drives(index: Index) -> str:
     """Hash of what the drives of a pack show, in their order."""
     return hashlib.sha256("".join(index.drive_hashes).encode()).hexdigest()
 
@@ -122,69 +111,3 @@ class PackedImages:
                 out[k] = raw_image(stored[column], *out.shape[1:3], source=where)
             else:
                 decode_same_size_into(stored[column], out[k], source=where, filter=FILTER)
-
-
-def write_pack(
-    out: Path,
-    index: Index,
-    base: Path,
-    settings: PackSettings,
-    *,
-    split: Manifest | None = None,
-    threads: int,
-    progress: Callable[[], object],
-) -> None:
-    """Writes a pack of a dataset of files; the folder appears under its name only when it is complete.
-
-    Args:
-      out: Folder to make.
-      index: Of the dataset.
-      base: Folder of the dataset.
-      settings: Size and encoding. A JPEG of that size already is taken over as it is.
-      split: Of the episodes that are packed; None writes none.
-      threads: Shards written at a time.
-      progress: Called after each frame, from any thread.
-
-    Raises:
-      DataError: If `out` exists, or an image cannot be read.
-      BusyError, StorageError: As `new_folder`.
-    """
-    if out.exists():
-        raise DataError(f"{out}: expected a folder that does not exist yet, found one; choose another name")
-    images = FileImages(base, index, index.cameras)
-
-    def records(rows: range) -> Iterator[list[bytes]]:
-        for row in rows:
-            yield [
-                _packed(images.file(row, column), index.image_size[row, column], settings)
-                if index.image_status[row, column] == PRESENT
-                else b""
-                for column in range(len(index.cameras))
-            ]
-
-    stretches = [
-        range(first, min(first + FRAMES_PER_SHARD, index.frames)) for first in range(0, index.frames, FRAMES_PER_SHARD)
-    ]
-    with new_folder(out) as scratch:
-        written = write_shards(scratch, stretches, records, threads=threads, progress=progress)
-        (scratch / INDEX_FILE).write_bytes(pack_index(index))
-        if split is not None:
-            save_manifest(split, scratch / SPLIT_FILE)
-        manifest = {
-            "format": FORMAT,
-            "image_size": list(settings.image_size),
-            "encoding": settings.encoding,
-            "quality": settings.quality,
-            "cameras": list(index.cameras),
-            "shards": written,
-            "drives": _drives(index),
-        }
-        write_manifest(scratch, manifest)
-
-
-def _packed(file: str, size: np.ndarray, settings: PackSettings) -> bytes:
-    data = read_bytes(file)
-    image = np.empty((*settings.image_size, 3), np.uint8)
-    decode_into(data, image, source=file, filter=FILTER)  # a damaged file is found here, not while training
-    same = tuple(size.tolist()) == settings.image_size and data[:3] == b"\xff\xd8\xff"
-    return data if same and settings.encoding == "jpeg" else settings.encode(image)

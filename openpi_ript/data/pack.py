@@ -1,22 +1,25 @@
 """Decodes a LeRobot dataset once into shards that training reads at random, at the training size.
 
-    chunkwise pack openpi_ript SOURCE OUT [--encoding raw] [--image-size 224 224] [--allow-links-to DIR]
+    chunkwise pack openpi_ript SOURCE OUT [--encoding raw] [--image-size 224 224] [--workers 4] [--allow-links-to DIR]
 
-Every numeric column and every camera is kept; `data.path` may then name the pack instead of the dataset.
+Every numeric column and every camera is kept; `data.path` may then name the pack instead of the dataset. The same
+dataset gives the same bytes, by any number of --workers or on a --fleet; given again after a kill, the command goes on.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from chunkwise.cli import command
+from chunkwise.data.convert import Jobs
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, Feature, LeRobotMeta, read_meta
+from chunkwise.data.lerobot.packing import write_pack
 from chunkwise.data.lerobot.tables import load_table
 from chunkwise.data.lerobot.video import LeRobotImages
-from chunkwise.data.pack import write_pack
-from chunkwise.data.problems import list_problems
-from chunkwise.data.shards import PackSettings, counting_frames, pack_parser, say_packed, settings_of
+from chunkwise.data.pack import read_manifest
+from chunkwise.data.packing import pack_parser, settings_of, size_of
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import RunError
 from chunkwise.files.links import Bounds
 
@@ -36,9 +39,8 @@ def pack(
     *,
     cameras: Sequence[str] = (),
     settings: PackSettings,
-    on_bad: str = "refuse",
-    threads: int = 2,
-    quiet: bool = True,
+    jobs: Jobs | None = None,
+    report: Callable[[str], None] = lambda line: None,
     allow_links_to: Sequence[str] = (),
     tolerance_s: float = TIME_TOLERANCE_S,
     wrong_totals: Literal["refuse", "note"] = "refuse",
@@ -50,9 +52,8 @@ def pack(
       out: Folder to make.
       cameras: Camera keys; empty takes all.
       settings: Image size and encoding.
-      on_bad: "refuse" or "skip", as data.on_bad.
-      threads: Shards written at a time.
-      quiet: Print no progress.
+      jobs: By how many processes, where, and what becomes of bad episodes.
+      report: Takes lines of text for a person.
       allow_links_to: Folders outside of the dataset that links in it may lead to.
       tolerance_s: As data.tolerance_s.
       wrong_totals: As data.wrong_totals.
@@ -60,17 +61,15 @@ def pack(
     Raises:
       DataError: If the dataset is bad, or `out` exists.
     """
+    dataset, jobs = dataset.absolute(), jobs or Jobs()
     bounds = Bounds(dataset, allow_links_to)
     meta = read_meta(dataset, bounds=bounds, tolerance_s=tolerance_s, wrong_totals=wrong_totals)
     keys = tuple(cameras) or meta.cameras
-    checker = LeRobotImages(meta, keys)
-    table, skipped = load_table(meta, numeric_columns(meta), on_bad=on_bad, check=checker.check)
-    with counting_frames(table.frames, images=len(keys), quiet=quiet) as advance:
-        write_pack(out, table, lambda: LeRobotImages(meta, keys), keys, settings, threads=threads, progress=advance)
-    if not quiet:
-        for line in (*meta.notes, *(f"skipped {line}" for line in list_problems(skipped))):
-            print(line)
-    return table.frames
+    table, skipped = load_table(meta, numeric_columns(meta), on_bad=jobs.on_bad, check=LeRobotImages(meta, keys).check)
+    for note in meta.notes:
+        report(note)
+    write_pack(out, meta, table, keys, settings, skipped=skipped, jobs=jobs, report=report)
+    return sum(shard["rows"] for shard in read_manifest(out)["shards"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,16 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
     parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")
     args = parser.parse_args(argv)
-    settings = settings_of(parser, args)
+    settings, jobs = settings_of(parser, args)
     try:
-        frames = pack(
+        pack(
             args.source,
             args.out,
             cameras=args.cameras,
             settings=settings,
-            on_bad=args.on_bad,
-            threads=args.threads,
-            quiet=False,
+            jobs=jobs,
+            report=print,
             allow_links_to=args.allow_links_to,
             tolerance_s=args.tolerance_s,
             wrong_totals=args.wrong_totals,
@@ -98,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    say_packed(frames, args.out)
+    print(size_of(args.out))
     return 0
 
 

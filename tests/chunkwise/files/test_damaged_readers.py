@@ -10,9 +10,11 @@ import pytest
 from chunkwise.data import norm_stats
 from chunkwise.data.images import decode
 from chunkwise.data.lerobot.meta import read_meta
+from chunkwise.data.lerobot.packing import write_pack
 from chunkwise.data.lerobot.tables import iter_tables, load_table
 from chunkwise.data.lerobot.video import LeRobotImages
-from chunkwise.data.pack import PackedImages, PackSettings, open_shards, read_manifest, read_pack_table, write_pack
+from chunkwise.data.pack import PackedImages, open_shards, read_manifest, read_pack_table
+from chunkwise.data.shards import PackSettings
 from chunkwise.files import budget
 from chunkwise.files.npz import read_npz
 from tests.fuzz import attack, attempt, damaged
@@ -58,15 +60,7 @@ def test_a_damaged_file_of_a_lerobot_dataset(version: str, tmp_path: Path) -> No
 def test_a_damaged_pack(encoding: Any, tmp_path: Path) -> None:
     meta = read_meta(write_v21(tmp_path / "data", record((3, 2)), "image"))
     table, _ = load_table(meta, ["action"], on_bad="refuse")
-    write_pack(
-        tmp_path / "pack",
-        table,
-        lambda: LeRobotImages(meta, meta.cameras),
-        meta.cameras,
-        PackSettings(image_size=(8, 10), encoding=encoding),
-        threads=1,
-        progress=lambda: None,
-    )
+    write_pack(tmp_path / "pack", meta, table, meta.cameras, PackSettings(image_size=(8, 10), encoding=encoding))
 
     def read() -> None:
         table = read_pack_table(tmp_path / "pack")

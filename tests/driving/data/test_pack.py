@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from chunkwise.data import packing
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
 from driving.config import CAMERAS, DataConfig
 from driving.data import pack as pack_lib
-from driving.data import shards
 from driving.data.batches import open_data
 from driving.validate import validate
 from tests.driving.drives import SIZE, write_drive
@@ -48,7 +49,7 @@ def test_a_pack_gives_the_same_batches(
     mean: float,
     most: int,
 ):
-    monkeypatch.setattr(shards, "FRAMES_PER_SHARD", 10)  # shards end inside episodes
+    monkeypatch.setattr(packing, "FRAMES_PER_SHARD", 10)
     config = packed(root, tmp_path / "pack", size, encoding)
     assert len(list((tmp_path / "pack").glob("*.arrayrecord"))) == 4
     raw = open_data(DataConfig(path=str(root), image_size=size), "all")
@@ -132,7 +133,7 @@ def test_command_line(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "packed 32 frames" not in capsys.readouterr().out
     assert pack_lib.main([str(root), out, "--image-size", "16", "24"]) == 65
     assert pack_lib.main([str(tmp_path / "none"), out]) == 65
-    for options in (["--image-size", "0", "24"], ["--quality", "101"], ["--threads", "0"]):
+    for options in (["--image-size", "0", "24"], ["--quality", "101"], ["--workers", "0"]):
         with pytest.raises(SystemExit) as stop:
             pack_lib.main([str(root), out, *options])
         assert stop.value.code == 64
@@ -164,3 +165,63 @@ def test_a_pack_without_the_bad_episodes_has_the_split_of_the_others(
     del before["train"][bad]
     assert json.loads((tmp_path / "pack" / "_split.json").read_text()) == before
     assert len(open_data(DataConfig(path=str(tmp_path / "pack"), image_size=SIZE), "val").anchors)
+
+
+def test_any_number_of_workers_gives_the_same_bytes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packing, "FRAMES_PER_SHARD", 10)
+    for workers in ("1", "3"):
+        words = [str(root), str(tmp_path / workers), "--image-size", "16", "24", "--workers", workers]
+        assert pack_lib.main(words) == 0
+    one, three = ({p.name: p.read_bytes() for p in (tmp_path / workers).iterdir()} for workers in ("1", "3"))
+    assert len([name for name in one if name.endswith(".arrayrecord")]) == 4
+    assert one == three
+
+
+def test_a_bad_image_costs_its_drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two drives fill a shard. The header of the image is good, so that it shows only when it is decoded."""
+    monkeypatch.setattr(packing, "FRAMES_PER_SHARD", 4)
+    for i in range(120):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=2, start_yaw=0.01 * i)
+    open_data(DataConfig(path=str(tmp_path / "raw"), image_size=SIZE), "train")
+    split = json.loads((tmp_path / "raw" / "_split.json").read_text())
+    damage(next((tmp_path / "raw" / "e006_images").glob("*.jpg")))
+    arguments = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", "16", "24"]
+    assert pack_lib.main(arguments) == 65
+    assert not (tmp_path / "pack").exists()
+    assert pack_lib.main([*arguments, "--on-bad", "skip"]) == 0
+    manifest = json.loads((tmp_path / "pack" / "manifest.json").read_text())
+    assert [shard["rows"] for shard in manifest["shards"]] == [4, 4, 4, 2, *([4] * 56)]
+    assert manifest["skipped"]["bad"] == 1
+    assert manifest["skipped"]["problems"][0].startswith("e006.json: expected images that can be read, found")
+    packed_data = open_data(DataConfig(path=str(tmp_path / "pack"), image_size=(16, 24)), "all")
+    assert packed_data.index.ids == tuple(f"e{i:03d}" for i in range(120) if i != 6)
+    kept = json.loads((tmp_path / "pack" / "_split.json").read_text())
+    assert {**kept["train"], **kept["val"], **kept["test"]} == {
+        name: drive for part in ("train", "val", "test") for name, drive in split[part].items() if name != "e006"
+    }
+    raw = open_data(DataConfig(path=str(tmp_path / "raw"), image_size=(16, 24)), "all")
+    one, other = (data.batch(anchors_of(data, "e007")) for data in (raw, packed_data))
+    assert np.abs(one["images"].astype(int) - other["images"]).mean() < 2
+
+
+def damage(image: Path) -> None:
+    """Leaves head and end of a JPEG as they are."""
+    data = image.read_bytes()
+    image.write_bytes(data[: len(data) * 3 // 4] + data[-2:])
+
+
+def anchors_of(data: Any, name: str) -> np.ndarray:
+    """The anchors of one drive."""
+    return data.anchors[np.array(data.index.ids)[data.index.episode_of(data.anchors)] == name]
+
+
+def test_drives_left_out_before_count_with_those_whose_images_are_bad(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for i in range(101):
+        write_drive(tmp_path / "raw", f"e{i:03d}", frames=1, start_yaw=0.01 * i)
+    (tmp_path / "raw" / "e003.json").write_text("{}")
+    damage(next((tmp_path / "raw" / "e006_images").glob("*.jpg")))
+    arguments = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", "16", "24", "--on-bad", "skip"]
+    assert pack_lib.main(arguments) == 65
+    assert "2 of 100 are bad" in capsys.readouterr().err

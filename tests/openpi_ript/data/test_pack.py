@@ -76,7 +76,7 @@ def test_a_bad_dataset_ends_with_65_and_leaves_no_pack(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--threads", "0"], "--threads: expected at least 1, found 0"),
+        (["--workers", "0"], "--workers is 0; expected at least 1"),
         (["--image-size", "0", "28"], r"image size \(0, 28\), quality 95; expected height and width of at least 1"),
         (["--quality", "500"], "quality 500; expected .* a quality of 1 to 100"),
     ],

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from chunkwise.data.lerobot.meta import read_meta
+from chunkwise.data.lerobot.packing import write_pack
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, iter_tables, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, VideoFile
-from chunkwise.data.pack import PackedImages, PackSettings, read_pack_table, write_pack
+from chunkwise.data.pack import PackedImages, read_pack_table
+from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError
 from tests.lerobot_files import CAMERAS, FPS, TASKS, Recorded, Storage, record, write_v21, write_v30
 
@@ -100,17 +102,7 @@ def test_a_video_frame_is_found_by_time_in_any_order(tmp_path: Path) -> None:
 def make_pack(root: Path, out: Path, encoding: str, size: tuple[int, int] = (24, 32)) -> PackedImages:
     meta = read_meta(root)
     settings = PackSettings(image_size=size, encoding=encoding)  # pyright: ignore[reportArgumentType]
-    done: list[None] = []
-    write_pack(
-        out,
-        good_table(root),
-        lambda: LeRobotImages(meta, CAMERAS),
-        CAMERAS,
-        settings,
-        threads=2,
-        progress=lambda: done.append(None),
-    )
-    assert len(done) == 21
+    write_pack(out, meta, good_table(root), CAMERAS, settings)
     return PackedImages(out, read_pack_table(out), CAMERAS)
 
 
@@ -132,7 +124,7 @@ def test_raw_and_packed_agree(tmp_path: Path, write: Write, storage: Storage) ->
 
 
 def test_shards_hold_whole_episodes_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chunkwise.data.pack.FRAMES_PER_SHARD", 12)
+    monkeypatch.setattr("chunkwise.data.packing.FRAMES_PER_SHARD", 12)
     root = write_v21(tmp_path / "set", record(), "image")
     images = make_pack(root, tmp_path / "pack", "raw")
     manifest = json.loads((tmp_path / "pack/manifest.json").read_text())
