@@ -7,11 +7,13 @@ from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
     FilesConfig,
+    RematPolicy,
     before_it_was_there,
     renamed_from,
     require_fraction,
     require_non_negative,
     require_positive,
+    require_remat,
 )
 
 CAMERAS = ("front", "front_left", "front_right", "side_left", "side_right")
@@ -157,9 +159,12 @@ class VitConfig:
     """Of the blocks' arithmetic; weights, norms and softmax stay float32."""
     remat: bool = False
     """Compute each block again in the backward pass instead of keeping its activations."""
+    remat_policy: RematPolicy = "nothing"
+    """What is kept of a recomputed block all the same."""
 
     def __post_init__(self) -> None:
         require_positive(self, "patch_size", "width", "depth", "num_heads", "mlp_dim")
+        require_remat(self.remat, self.remat_policy, "vit")
         if self.width % self.num_heads:
             raise ValueError(f"vit.width {self.width} is not divisible by vit.num_heads {self.num_heads}")
 
@@ -410,6 +415,7 @@ class DrivingConfig(ExperimentConfig):
     """Records the dataset where it is missing. None: `data.path` must be there."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.objective is None) == (self.waypoints is None):
             raise ValueError("expected either objective or waypoints to be set, found both or neither")
         contrasted = self.objective is not None and self.objective.cross_camera + self.objective.temporal > 0

@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -211,16 +211,19 @@ def read_progress(metadata: dict[str, Any]) -> Progress:
     return Progress(**{field.name: metadata[field.name] for field in fields if field.name in metadata})
 
 
-def read_newest(run: Path, abstract: dict[str, Any], *, only: int | None = None) -> tuple[int, dict[str, Any]]:
+def read_newest(
+    run: Path, abstract: dict[str, Any], *, only: int | None = None, plain: Sequence[str] = ()
+) -> tuple[int, dict[str, Any]]:
     """Part of the newest checkpoint of a run that proves whole, for those who only use it; nothing is moved.
 
     Args:
       run: The run's folder; training may go on in it meanwhile.
       abstract: Shapes, dtypes and shardings by field of `TrainState`, e.g. {"params": ...}; other fields are not read.
       only: The one step that will do; None: any.
+      plain: Further fields, of whatever shapes, on one device; they come as plain dicts and lists.
 
     Returns:
-      The step, and the arrays.
+      The step, and the arrays by field.
 
     Raises:
       MismatchError: The newest checkpoint holds other arrays under these fields, or a file of the run that belongs to
@@ -240,7 +243,7 @@ def read_newest(run: Path, abstract: dict[str, Any], *, only: int | None = None)
         path = folder / str(step)
         try:
             with quiet():
-                return step, retried(lambda path=path: _read_part(path, abstract))
+                return step, retried(lambda path=path: _read_part(path, abstract, plain))
         except (MismatchError, StorageError):
             raise
         except Exception as error:  # as in restore
@@ -251,20 +254,24 @@ def read_newest(run: Path, abstract: dict[str, Any], *, only: int | None = None)
     raise DataError(f"{folder}: expected a checkpoint of a run, found {'; '.join(reasons) or 'none'}")
 
 
-def _read_part(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
-    """Some fields of one checkpoint, verified."""
+def _read_part(path: Path, abstract: dict[str, Any], plain: Sequence[str]) -> dict[str, Any]:
+    """Some fields of one checkpoint, verified; see `read_newest`."""
     metadata = read_metadata(path)
     fields = tuple(f"['{field}']" for field in abstract)
     saved = {name: spec for name, spec in metadata["spec"].items() if name.startswith(fields)}
     require_equal(saved, tree_spec(abstract), "the checkpoint holds another tree of arrays")
     require_same_files(path.parent.parent, metadata, {})
     require_metadata(path)
+    if plain:
+        described = _described(path)
+        abstract = abstract | {field: described[field] for field in plain}
     partly = each_for_itself()
     partly.pytree.loading.partial_load = True
     with partly:
         tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
     sums, _ = checksums(tree)
-    damaged = [name for name in sums if sums[name] != metadata["checksums"][name]]
+    wanted = {_plain(name): total for name, total in metadata["checksums"].items()}
+    damaged = [name for name in sums if sums[name] != wanted.get(_plain(name))]
     if damaged:
         raise DamagedError(f"checksum of {', '.join(damaged[:5])} does not match")
     return tree
@@ -353,13 +360,17 @@ def read_arrays(path: Path) -> dict[str, jax.Array]:
     would cost: see `verify`. Raises LimitError before anything is allocated.
     """
     require_metadata(path)
+    tree = ocp.load_checkpointables(str(path), {"state": _described(path)})["state"]
+    return {_plain(name): jnp.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+
+
+def _described(path: Path) -> Any:
+    """Shapes of all arrays of a step's folder by Orbax's metadata, on one device, in plain dicts and lists."""
     require_declared(path)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     described: Any = ocp.checkpointables_metadata(str(path)).metadata["state"]
     require_arrays(path, jax.tree.leaves(described))
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), described)
-    tree = ocp.load_checkpointables(str(path), {"state": abstract})["state"]
-    return {_plain(name): jnp.asarray(leaf) for name, leaf in named_leaves(tree).items()}
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), described)
 
 
 def _plain(path: str) -> str:

@@ -9,8 +9,8 @@ import jax
 from chunkwise.checkpoint.prune import KeepBest
 from chunkwise.checkpoint.reader import list_saves, read_newest
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.errors import ConfigError, DataError
-from chunkwise.state import tree_merge
+from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.state import average_of, tree_merge
 
 Which = Literal["newest", "best"]
 """newest: the newest checkpoint that verifies. best: the one with the best evaluation by checkpoint.keep_best."""
@@ -33,7 +33,7 @@ def read_weights(
     averaged: Callable[[Any], Any] = lambda params: params,
     checkpoint: int | Which = "newest",
 ) -> tuple[int, Any]:
-    """Reads step and weights of a verified checkpoint, on one device; of the moving average where one is kept.
+    """Reads step and weights of a verified checkpoint, on one device; averaged where the run averages them.
 
     Args:
       run: The run's folder; training may go on in it meanwhile.
@@ -52,13 +52,19 @@ def read_weights(
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), jax.eval_shape(init)
     )
+    only = best_step(run, config) if checkpoint == "best" else None if checkpoint == "newest" else checkpoint
+    if config.optim.method == "schedule_free":
+        step, arrays = read_newest(run, {"params": shapes}, only=only, plain=("opt_state",))
+        try:
+            return step, average_of(arrays["opt_state"], arrays["params"])
+        except ValueError as error:
+            raise MismatchError(f"{run}: step {step}: the optimiser averages other weights: {error}") from error
     if config.train.ema_decay is None:
         wanted = {"params": shapes}
     else:
         part = averaged(shapes)
         whole = jax.tree.structure(part) == jax.tree.structure(shapes)
         wanted = {"ema": part} if whole else {"params": shapes, "ema": part}
-    only = best_step(run, config) if checkpoint == "best" else None if checkpoint == "newest" else checkpoint
     step, arrays = read_newest(run, wanted, only=only)
     if "params" not in arrays:
         return step, arrays["ema"]

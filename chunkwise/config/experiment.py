@@ -15,6 +15,13 @@ FREE_AT_A_CONSTANT_RATE: Mapping[str, Any] = MappingProxyType({"free on resume":
 """Metadata of a field that may differ where the learning rate does not depend on it: optim.schedule is constant."""
 
 
+RematPolicy = Literal["nothing", "attention", "products", "inputs_on_host"]
+"""What is kept of a layer that is computed again in the backward pass (chunkwise/models/remat.py). nothing: its input
+alone. attention: beside it what attention read, so that scores are not made a third time. products: all products with
+weights, so that only norms, softmax and other cheap steps are computed again. inputs_on_host: not even its input stays
+on the device, it waits in the memory of the host. Numbers are the same with each."""
+
+
 def renamed_from(name: str) -> Mapping[str, Any]:
     """Returns metadata of a field that earlier versions called `name`: runs that they saved are read by it."""
     return MappingProxyType({"renamed from": name})
@@ -48,6 +55,15 @@ def require_fraction(config: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) <= 1:
             raise ValueError(f"{type(config).__name__}.{name} is {getattr(config, name)}; expected 0 to 1")
+
+
+def require_remat(remat: bool, policy: RematPolicy, config: str) -> None:
+    """Raises ValueError for a policy that has no effect, naming the config's fields."""
+    if policy != "nothing" and not remat:
+        raise ValueError(
+            f"{config}.remat_policy is {policy} and {config}.remat off, so that everything is kept; expected nothing, "
+            f"or {config}.remat on"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,11 +138,13 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """Adam, AdamW or Muon with a warm-up, a schedule and clipping; chunkwise/train/optimizer.py makes it."""
+    """Adam, AdamW, Muon or schedule-free AdamW with a warm-up, a schedule and clipping; chunkwise/train/optimizer.py
+    makes it."""
 
-    method: Literal["adamw", "muon"] = "adamw"
+    method: Literal["adamw", "muon", "schedule_free"] = "adamw"
     """adamw: Adam, with decoupled weight decay. muon: the momentum of matrices is made orthogonal, all else by AdamW;
-    one moment for a matrix in place of two."""
+    one moment for a matrix in place of two. schedule_free: AdamW that averages its own weights, of which no moving
+    average is kept beside it; what is evaluated, saved for use and served is that average."""
     learning_rate: float = 3e-4
     schedule: Literal["constant", "cosine"] = "constant"
     warmup_steps: int = 0
@@ -134,7 +152,8 @@ class OptimConfig:
     clip_norm: float | None = None
     """Global-norm clipping of the gradient; None switches it off."""
     beta1: float = 0.9
-    """Share of its old value that the first moment keeps, Muon's momentum too."""
+    """Share of its old value that the first moment keeps, Muon's momentum too; with schedule_free the share of the
+    average in the weights at which gradients are taken."""
     beta2: float = 0.999
     epsilon: float = 1e-8
     first_moment: Literal["float32", "bfloat16"] = "float32"
@@ -146,6 +165,26 @@ class OptimConfig:
         require_non_negative(self, "warmup_steps", "weight_decay")
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise ValueError(f"optim.clip_norm is {self.clip_norm}; expected a number above 0, or None")
+        if self.method == "schedule_free":
+            self._require_schedule_free()
+
+    def _require_schedule_free(self) -> None:
+        """Raises ValueError for what contradicts optim.method schedule_free, or has no effect on it."""
+        if self.schedule != "constant":
+            raise ValueError(
+                f"optim.schedule is {self.schedule} and optim.method schedule_free, whose average stands in for a rate "
+                "that falls; expected constant, after a warm-up where one is wanted"
+            )
+        if not 0 < self.beta1 <= 1:
+            raise ValueError(
+                f"optim.beta1 is {self.beta1} and optim.method schedule_free, which finds its average by dividing by "
+                "it; expected a number above 0, 1 at most"
+            )
+        if self.first_moment != "float32":
+            raise ValueError(
+                f"optim.first_moment is {self.first_moment} and optim.method schedule_free, which keeps none; expected "
+                "float32"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,6 +267,13 @@ class ExperimentConfig:
     optim: OptimConfig = OptimConfig()
     mesh: MeshConfig = dataclasses.field(default=MeshConfig(), metadata=FREE_ON_RESUME)
     checkpoint: CheckpointConfig = dataclasses.field(default=CheckpointConfig(), metadata=FREE_ON_RESUME)
+
+    def __post_init__(self) -> None:
+        if self.optim.method == "schedule_free" and self.train.ema_decay is not None:
+            raise ValueError(
+                f"train.ema_decay is {self.train.ema_decay} and optim.method schedule_free, which averages the weights "
+                "itself: a second average would be kept and never looked at; expected None"
+            )
 
     @property
     def package(self) -> str:

@@ -12,8 +12,9 @@ for --rows rows (--what serve, weights in --dtype), or what an evaluation comput
 first two `mesh.data` and `mesh.fsdp` of the config must cover the devices, the others run on one. Ends with 78 where
 the program does not fit into a device's memory.
 
---find compiles updates over meshes, with and without computing layers again, and prints for each the most rows that fit
-at a time and how the config's own batch goes through, the fastest first. It takes a dozen compilations and more.
+--find compiles updates over meshes and over what is kept of layers that are computed again, and prints for each the
+most rows that fit at a time and how the config's own batch goes through, the fastest first. It takes dozens of
+compilations.
 
 The fastest time is a bound and no forecast: the longest of products at the chip's full rate, of memory passing once
 (arguments and results once, temporary arrays twice), and of exchanges at the full rate of the links.

@@ -1,16 +1,16 @@
 """The largest batch that fits a machine, and the fastest update of a run's own batch, by compiling.
 
-Over the numbers of devices that share a copy of the state, and over computing layers again or keeping them. How many
-rows fit at a time is foretold from two compilations (what a device keeps grows with its rows) and then compiled; what
-an update has beyond them goes by train.grad_accum_steps.
+Over the numbers of devices that share a copy of the state, and over what is kept of layers and what is computed again:
+each policy of `remat_policy`, and everything. How many rows fit at a time is foretold from two compilations (what a
+device keeps grows with its rows) and then compiled; what an update has beyond them goes by train.grad_accum_steps.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
-from chunkwise.config.experiment import ExperimentConfig
+from chunkwise.config.experiment import ExperimentConfig, RematPolicy
 from chunkwise.errors import ConfigError, MismatchError
 from chunkwise.train.targets import GB
 
@@ -90,15 +90,20 @@ def search(
 
 
 def _ways(config: ExperimentConfig, devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
-    """Flags and config of each way: each divisor of the devices, with and without recomputation where it is known."""
-    places = list(_places(config, "remat"))
+    """Flags and config of each way: each divisor of the devices, and each policy of recomputation where it is known."""
+    places = [place[:-1] for place in _places(config, "remat")]
+    policies: list[dict[str, Any]] = [{"remat": True, "remat_policy": name} for name in get_args(RematPolicy)]
+    policies.append({"remat": False, "remat_policy": "nothing"})
     for fsdp in (n for n in range(1, devices + 1) if devices % n == 0):
         mesh = dataclasses.replace(config.mesh, data=-1, fsdp=fsdp)
-        for remat in (True, False) if places else (None,):
+        for policy in policies if places else [{}]:
             changed: Any = dataclasses.replace(config, mesh=mesh)
+            flags = [f"--mesh.fsdp {fsdp}"]
             for place in places:
-                changed = _with(changed, place, remat)
-            yield " ".join([f"--mesh.fsdp {fsdp}", *(f"--{'.'.join(place)} {remat}" for place in places)]), changed
+                changed = _with(changed, place, policy)
+                chosen = "--{0}.remat --{0}.remat-policy {1}" if policy["remat"] else "--{0}.no-remat"
+                flags.append(chosen.format(".".join(place), policy["remat_policy"]))
+            yield " ".join(flags), changed
 
 
 def _of(
@@ -150,8 +155,8 @@ def _places(config: Any, name: str, above: tuple[str, ...] = ()) -> Iterator[tup
             yield from _places(value, name, path)
 
 
-def _with(config: Any, path: tuple[str, ...], value: Any) -> Any:
-    """The same with another value at a path."""
-    first, *rest = path
-    inner = _with(getattr(config, first), tuple(rest), value) if rest else value
-    return dataclasses.replace(config, **{first: inner})
+def _with(config: Any, path: tuple[str, ...], values: Mapping[str, Any]) -> Any:
+    """The same with other values of fields of the config at a path."""
+    if not path:
+        return dataclasses.replace(config, **values)
+    return dataclasses.replace(config, **{path[0]: _with(getattr(config, path[0]), path[1:], values)})

@@ -1,4 +1,4 @@
-"""OptimConfig -> an optax chain: clipping, Adam, AdamW or Muon, and a learning rate that depends on the update."""
+"""OptimConfig -> an optax chain: clipping, a method, and a learning rate that depends on the update."""
 
 from typing import Any
 
@@ -48,6 +48,10 @@ def make_optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTrans
     quadratic mean (arXiv:2502.16982), and one learning rate serves both. Matrices are the last two axes of all weights
     that have two and are neither biases, scales nor embeddings; others go by AdamW.
 
+    Schedule-free AdamW (arXiv:2405.15682) moves weights z, which it keeps in place of the first moment; their average x
+    over all updates is what the run is for; a run's own weights are those where gradients are taken, y = beta1 x +
+    (1 - beta1) z. Updates count in x by the square of the largest learning rate so far. `TrainState.averaged` gives x.
+
     Args:
       config: Settings; every field is used.
       total_steps: Updates of the whole run, where the cosine schedule ends.
@@ -68,6 +72,16 @@ def make_optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTrans
             adam_weight_decay=config.weight_decay,
             muon_weight_dimension_numbers=_matrices,
             consistent_rms=0.2,
+        )
+    elif config.method == "schedule_free":
+        method = contrib.schedule_free(
+            optax.chain(
+                optax.scale_by_rms(config.beta2, config.epsilon, eps_in_sqrt=False, bias_correction=True),
+                optax.add_decayed_weights(config.weight_decay),
+                optax.scale_by_learning_rate(rate),
+            ),
+            lambda count: rate(count - 1),  # it counts updates from 1, and the method inside from 0
+            b1=config.beta1,
         )
     else:
         method = optax.adamw(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt8
 
 from chunkwise.models.layers import KERNEL_INIT, attention
+from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
 from driving.config import ConvConfig, ModelConfig, VitConfig
 
 STEM = 4
@@ -128,15 +129,16 @@ class VitEncoder(nn.Module):
         if hidden is not None:
             x = jnp.where(hidden[..., None], mask_token[None, None, None], x)
         x = x.reshape(m, gh * gw, d) + self.param("position", POSITION_INIT, (gh * gw, d))[None]
+        remat = self.config.remat_policy if self.config.remat else None
         for i in range(self.config.depth):
-            block = functools.partial(VitEncoder._block, i=i)
-            x = (nn.remat(block) if self.config.remat else block)(self, x)
+            x = rematerialised(functools.partial(VitEncoder._block, i=i), remat)(self, x)
         return nn.LayerNorm(name="norm")(x).reshape(m, gh, gw, d)
 
     def _block(self, x: Float[Array, "m n d"], i: int) -> Float[Array, "m n d"]:
         """Block i: x stays float32, each product is of the config's type."""
         c = self.config
         dtype = jnp.dtype(c.dtype)
+        x = marked(x, INPUT)
         y = nn.LayerNorm(name=f"norm_attention_{i}")(x).astype(dtype)
         attend = attention(self, c.num_heads, dtype=dtype, attention_fn=_attend, name=f"attention_{i}")
         x = x + attend(y).astype(jnp.float32)
@@ -150,7 +152,7 @@ def _attend(
 ) -> Float[Array, "m n e d"]:
     """Attention of e heads, its softmax in float32 whatever the products are in; flax would take theirs."""
     with jax.numpy_dtype_promotion("standard"):  # it promotes bfloat16 with float32
-        return jax.nn.dot_product_attention(query, key, value)
+        return marked(jax.nn.dot_product_attention(query, key, value), ATTENTION)
 
 
 def _neighbours(x: Float[Array, "m h w c"]) -> Float[Array, "m h w c9"]:

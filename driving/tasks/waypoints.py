@@ -233,7 +233,7 @@ def _with_parts(state: TrainState, parts: dict[str, Any]) -> TrainState:
 
     fresh = {name: jax.tree.map(put, part, state.params[name]) for name, part in parts.items()}
     ema = {**state.ema, **jax.tree.map(jnp.copy, fresh)} if state.ema else {}
-    return state.replace(params={**state.params, **fresh}, ema=ema)
+    return state.starting_from({**state.params, **fresh}, ema=ema)
 
 
 def read_start(run: Path, config: DrivingConfig) -> dict[str, PyTree]:

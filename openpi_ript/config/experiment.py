@@ -9,9 +9,11 @@ from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     ExperimentConfig,
     FleetConfig,
+    RematPolicy,
     require_fraction,
     require_non_negative,
     require_positive,
+    require_remat,
 )
 from openpi_ript.config.data import PANDA, UR5E, AdvantageConfig, DataConfig, RobotConfig
 from openpi_ript.config.rollouts import DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
@@ -137,6 +139,8 @@ class ModelConfig:
     """Of the transformers' arithmetic; weights, norms, softmax, and the small heads are float32."""
     remat: bool = True
     """Recompute each layer in the backward pass instead of keeping its activations."""
+    remat_policy: RematPolicy = "nothing"
+    """What is kept of a recomputed layer all the same."""
     scan_unroll: int = 1
     """Layers in one iteration of the layer loop; a larger number compiles longer."""
     attention_block: int | None = None
@@ -155,6 +159,7 @@ class ModelConfig:
         require_positive(self, "scan_unroll")
         if self.attention_block is not None and self.attention_block < 1:
             raise ValueError(f"model.attention_block is {self.attention_block}; expected 1 or above, or None")
+        require_remat(self.remat, self.remat_policy, "model")
         if self.kind == "pi0" and self.state_in_prompt is not None:
             raise ValueError(
                 f"model.state_in_prompt is {self.state_in_prompt} and model.kind pi0, which reads the state as a token "
@@ -330,6 +335,7 @@ class OpenpiRiptConfig(ExperimentConfig):
     """Evaluation in `env`; None where there is none."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._require_equal("data.horizon", self.data.horizon, "model.action_horizon", self.model.action_horizon)
         size = (self.model.image_size, self.model.image_size)
         if self.augment is not None and not self.data.cameras:
@@ -449,6 +455,11 @@ class OpenpiRiptConfig(ExperimentConfig):
         ):
             if value is not None:
                 raise ValueError(f"{name} is {value} and rollout.objective 'ppo': {reason}; expected None")
+        if self.optim.method == "schedule_free":
+            raise ValueError(
+                "optim.method is schedule_free and rollout.objective 'ppo', which scales the steps of the weights that "
+                "act by rollout.ppo.learning_rate_scale: the average would be another's; expected adamw or muon"
+            )
 
     def _require_equal(self, name: str, value: object, other: str, expected: object) -> None:
         if value != expected:

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from chunkwise.config.experiment import RematPolicy
+from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
 from openpi_ript.config.experiment import GemmaConfig
 from openpi_ript.model import int8
 from openpi_ript.model.attention import attend
@@ -73,7 +75,7 @@ class Attention(nn.Module):
         own = rotate(k, positions), v
 
         q = q.reshape(*q.shape[:2], c.num_kv_heads, -1, c.head_dim)
-        read = attend(q, [own] if cache is None else [cache, own], mask, self.block)
+        read = marked(attend(q, [own] if cache is None else [cache, own], mask, self.block), ATTENTION)
         read = read.reshape(*read.shape[:2], c.num_heads, c.head_dim)
 
         out_shape, out_init = (c.num_heads, c.head_dim, c.width), init(in_axis=(-3, -2), out_axis=-1)
@@ -99,6 +101,7 @@ class Block(nn.Module):
         which: int,
     ) -> tuple[Float[Array, "b t d"], LayerCache]:
         c = self.configs[which]
+        x = marked(x, INPUT)
         y, gate = RmsNorm(name=_name("pre_attention_norm", which))(x, condition)
         y, cache = Attention(self.configs, self.block, name="attn")(y, cache, positions, mask, which)
         x = x + (y if gate is None else y * gate)
@@ -126,7 +129,8 @@ class Gemma(nn.Module):
     """Language model and action expert."""
     vocab_size: int
     dtype: str
-    remat: bool
+    remat: RematPolicy | None
+    """None: nothing is computed again."""
     unroll: int
     block: int | None
     """Queries of which attention keeps the scores at a time; None: all."""
@@ -137,7 +141,7 @@ class Gemma(nn.Module):
         # they are kept until then.
         gather = functools.partial(int8.gathered, dtype=self.dtype)
         whole: Any = nn.map_variables(Block, "params", gather, init=True)
-        block = nn.remat(whole, prevent_cse=False, static_argnums=(6,)) if self.remat else whole
+        block = rematerialised(whole, self.remat, prevent_cse=False, static_argnums=(6,))
         self.embedder = Embedder(self.vocab_size, self.configs[LANGUAGE].width)
         self.layers = nn.scan(
             block,

@@ -70,8 +70,9 @@ class PaliGemma(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.img = Siglip(c.vision, c.language.width, c.dtype, c.remat, c.scan_unroll)
-        self.llm = Gemma((c.language, c.expert), c.vocab_size, c.dtype, c.remat, c.scan_unroll, c.attention_block)
+        remat = c.remat_policy if c.remat else None
+        self.img = Siglip(c.vision, c.language.width, c.dtype, remat, c.scan_unroll)
+        self.llm = Gemma((c.language, c.expert), c.vocab_size, c.dtype, remat, c.scan_unroll, c.attention_block)
 
 
 class Pi0(nn.Module):

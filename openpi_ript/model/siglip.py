@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from chunkwise.config.experiment import RematPolicy
 from chunkwise.models.layers import attention
+from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
 from openpi_ript.config.experiment import SiglipConfig
 from openpi_ript.model import int8
 
@@ -60,11 +62,18 @@ class EncoderBlock(nn.Module):
             kernel_init=nn.initializers.xavier_uniform(),
             deterministic=True,
             dtype=self.dtype,
+            attention_fn=_attend,
             name="MultiHeadDotProductAttention_0",
         )
+        x = marked(x, INPUT)
         x = x + attend(LayerNorm(name="LayerNorm_0")(x))
         mlp = MlpBlock(self.config.mlp_dim, self.dtype, name="MlpBlock_0")
         return x + mlp(LayerNorm(name="LayerNorm_1")(x)), None
+
+
+def _attend(*inputs: Any, **options: Any) -> Array:
+    """flax's own attention; a policy may keep what it reads."""
+    return marked(nn.dot_product_attention(*inputs, **options), ATTENTION)
 
 
 class Encoder(nn.Module):
@@ -72,7 +81,8 @@ class Encoder(nn.Module):
 
     config: SiglipConfig
     dtype: str
-    remat: bool
+    remat: RematPolicy | None
+    """None: nothing is computed again."""
     unroll: int
 
     @nn.compact
@@ -81,7 +91,7 @@ class Encoder(nn.Module):
         # they are kept until then.
         gather = functools.partial(int8.gathered, dtype=self.dtype)
         whole: Any = nn.map_variables(EncoderBlock, "params", gather, init=True)
-        block = nn.remat(whole, prevent_cse=False) if self.remat else whole
+        block = rematerialised(whole, self.remat, prevent_cse=False)
         layers = nn.scan(
             block,
             variable_axes={"params": 0},
@@ -115,7 +125,8 @@ class Siglip(nn.Module):
     config: SiglipConfig
     out_width: int
     dtype: str
-    remat: bool
+    remat: RematPolicy | None
+    """None: nothing is computed again."""
     unroll: int
 
     @nn.compact

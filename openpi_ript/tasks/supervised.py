@@ -81,7 +81,7 @@ class Imitation:
             fitted,
             state.params,
         )
-        return state.replace(params=params, ema=jax.tree.map(jnp.copy, self._averaged(params)))
+        return state.starting_from(params, ema=jax.tree.map(jnp.copy, self._averaged(params)))
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """One update of the weights that train."""

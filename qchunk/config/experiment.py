@@ -144,6 +144,7 @@ class QChunkConfig(ExperimentConfig):
     """How to make the dataset if data.path does not exist; None: a missing dataset is an error."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.train.batch_size % self.data.shards:
             raise ValueError(
                 f"train.batch_size {self.train.batch_size} is not divisible by data.shards {self.data.shards}; "

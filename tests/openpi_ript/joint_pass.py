@@ -33,7 +33,7 @@ def joint_velocity(params: Any, c: ModelConfig, o: Observation, x_t: jax.Array, 
 
 
 def _prefix(params: Any, c: ModelConfig, o: Observation) -> tuple[jax.Array, jax.Array]:
-    siglip = Siglip(c.vision, c.language.width, "float32", False, 1)
+    siglip = Siglip(c.vision, c.language.width, "float32", None, 1)
     tokens, masks = [], []
     for k in range(o.images.shape[1]):
         image: Any = siglip.apply(

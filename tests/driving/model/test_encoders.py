@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chunkwise.config.experiment import RematPolicy
 from chunkwise.train import rngs
 from driving.config import ConvConfig, ModelConfig, VitConfig, WaypointConfig
 from driving.model.encoders import SceneEncoder, grid
@@ -68,11 +69,12 @@ def vit(**changes: Any) -> ModelConfig:
     return dataclasses.replace(VIT, vit=dataclasses.replace(VIT.vit, **changes))
 
 
-def test_blocks_computed_again_give_the_same_gradient():
+@pytest.mark.parametrize("policy", get_args(RematPolicy))
+def test_blocks_computed_again_give_the_same_gradient(policy: RematPolicy):
     """Same weights by the same names."""
     found = []
     for remat in (False, True):
-        module, params = encoder(vit(remat=remat))
+        module, params = encoder(vit(remat=remat, remat_policy=policy if remat else "nothing"))
         images, valid = jnp.asarray(make_images()), jnp.ones((2, 3), bool)
         apply: Any = module.apply
         gradient = jax.grad(lambda p, apply=apply, x=images, v=valid: jnp.square(apply(p, x, v).scene).sum())

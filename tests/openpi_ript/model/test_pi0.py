@@ -1,11 +1,12 @@
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from chunkwise.config.experiment import RematPolicy
 from openpi_ript.config.experiment import (
     GEMMA_2B,
     GemmaConfig,
@@ -99,8 +100,9 @@ def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind)
     assert_trees_close(gradient, expected_gradient, 1e-5)
 
 
-def test_remat_and_unrolling_change_nothing() -> None:
-    plain, other = make_model("pi05"), make_model("pi05", remat=True, scan_unroll=2)
+@pytest.mark.parametrize("policy", get_args(RematPolicy))
+def test_remat_and_unrolling_change_nothing(policy: RematPolicy) -> None:
+    plain, other = make_model("pi05"), make_model("pi05", remat=True, remat_policy=policy, scan_unroll=2)
     params, seen, actions = random_params(plain), make_observation(plain.config), make_actions(plain.config)
 
     def gradient(model: Pi0) -> Any:

@@ -467,3 +467,5 @@ def test_what_would_change_the_likelihood_is_refused(root: Path, tmp_path: Path)
     guided = small_config(root, tmp_path)
     with pytest.raises(ValueError, match=r"guidance is .* and rollout.objective 'ppo': .* expected None"):
         dataclasses.replace(config, guidance=guided.guidance, model=guided.model)
+    with pytest.raises(ValueError, match=r"optim\.method is schedule_free and rollout\.objective 'ppo'"):
+        dataclasses.replace(config, optim=OptimConfig(method="schedule_free"))
