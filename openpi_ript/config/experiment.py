@@ -146,6 +146,10 @@ class ModelConfig:
     attention_block: int | None = None
     """Queries whose attention scores exist at a time, in forward and backward pass: the same numbers in less memory.
     None: all, as in openpi."""
+    splash: bool = False
+    """Whether updates on TPUs run the language model's attention as jax's splash kernel, which keeps no scores in
+    memory (model/splash.py). The expert's, of 51 queries, and the image encoder's, whose heads are 72 wide, stay as
+    they are; so does that of evaluation and serving."""
     freeze: tuple[Part, ...] = ()
     """Parts whose weights do not train; adapters inside them, and the heads, always do."""
     frozen_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
@@ -159,6 +163,10 @@ class ModelConfig:
         require_positive(self, "scan_unroll")
         if self.attention_block is not None and self.attention_block < 1:
             raise ValueError(f"model.attention_block is {self.attention_block}; expected 1 or above, or None")
+        if self.splash and self.language.head_dim % 128:
+            raise ValueError(
+                f"model.splash is on and model.language.head_dim {self.language.head_dim}; expected a multiple of 128"
+            )
         require_remat(self.remat, self.remat_policy, "model")
         if self.kind == "pi0" and self.state_in_prompt is not None:
             raise ValueError(

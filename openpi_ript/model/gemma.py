@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from chunkwise.config.experiment import RematPolicy
 from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
 from openpi_ript.config.experiment import GemmaConfig
-from openpi_ript.model import int8
+from openpi_ript.model import int8, splash
 from openpi_ript.model.attention import attend
 from openpi_ript.model.lora import Einsum, FeedForward
 
@@ -55,6 +55,7 @@ class Attention(nn.Module):
     configs: tuple[GemmaConfig, GemmaConfig]
     block: int | None
     """Queries at a time."""
+    splash: bool
 
     @nn.compact
     def __call__(
@@ -75,7 +76,11 @@ class Attention(nn.Module):
         own = rotate(k, positions), v
 
         q = q.reshape(*q.shape[:2], c.num_kv_heads, -1, c.head_dim)
-        read = marked(attend(q, [own] if cache is None else [cache, own], mask, self.block), ATTENTION)
+        if cache is None and self.splash and splash.wanted_here():
+            read = splash.attend(q, *own, mask)
+        else:
+            read = attend(q, [own] if cache is None else [cache, own], mask, self.block)
+        read = marked(read, ATTENTION)
         read = read.reshape(*read.shape[:2], c.num_heads, c.head_dim)
 
         out_shape, out_init = (c.num_heads, c.head_dim, c.width), init(in_axis=(-3, -2), out_axis=-1)
@@ -89,6 +94,7 @@ class Block(nn.Module):
     configs: tuple[GemmaConfig, GemmaConfig]
     block: int | None
     """Queries at a time."""
+    splash: bool
 
     @nn.compact
     def __call__(
@@ -103,7 +109,7 @@ class Block(nn.Module):
         c = self.configs[which]
         x = marked(x, INPUT)
         y, gate = RmsNorm(name=_name("pre_attention_norm", which))(x, condition)
-        y, cache = Attention(self.configs, self.block, name="attn")(y, cache, positions, mask, which)
+        y, cache = Attention(self.configs, self.block, self.splash, name="attn")(y, cache, positions, mask, which)
         x = x + (y if gate is None else y * gate)
         y, gate = RmsNorm(name=_name("pre_ffw_norm", which))(x, condition)
         y = FeedForward(c.mlp_dim, c.lora, name=_name("mlp", which))(y)
@@ -134,6 +140,8 @@ class Gemma(nn.Module):
     unroll: int
     block: int | None
     """Queries of which attention keeps the scores at a time; None: all."""
+    splash: bool
+    """Whether the language model's attention is a kernel where it trains on TPUs."""
 
     def setup(self) -> None:
         in_axes: Any = (0, *(4 * [nn.broadcast]))  # each layer has its own cache
@@ -150,7 +158,7 @@ class Gemma(nn.Module):
             in_axes=in_axes,
             length=self.configs[LANGUAGE].depth,
             unroll=self.unroll,
-        )(self.configs, self.block)
+        )(self.configs, self.block, self.splash)
         self.final_norm = RmsNorm()
         self.final_norm_1 = RmsNorm()
 

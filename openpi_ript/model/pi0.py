@@ -72,7 +72,8 @@ class PaliGemma(nn.Module):
         c = self.config
         remat = c.remat_policy if c.remat else None
         self.img = Siglip(c.vision, c.language.width, c.dtype, remat, c.scan_unroll)
-        self.llm = Gemma((c.language, c.expert), c.vocab_size, c.dtype, remat, c.scan_unroll, c.attention_block)
+        sizes, attention = ((c.language, c.expert), c.vocab_size), (c.attention_block, c.splash)
+        self.llm = Gemma(*sizes, c.dtype, remat, c.scan_unroll, *attention)
 
 
 class Pi0(nn.Module):

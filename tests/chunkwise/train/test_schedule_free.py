@@ -1,4 +1,4 @@
-"""Schedule-free AdamW: its numbers, who sees its average, and that a stopped run and its readers have the same."""
+"""Schedule-free AdamW: its numbers, who sees its average; and that a run with any method ends the same if stopped."""
 
 import dataclasses
 import os
@@ -89,7 +89,7 @@ def test_a_run_that_begins_with_other_weights_averages_those():
 
 
 class FreeTask(ToyTask):
-    """The toy with the config's own optimiser, which remembers what it was asked to evaluate."""
+    """The toy, with a matrix too and the config's own optimiser; it remembers what it was asked to evaluate."""
 
     def __init__(self, config: ToyConfig, **hooks: Any) -> None:
         super().__init__(config, **hooks)
@@ -97,10 +97,14 @@ class FreeTask(ToyTask):
         self.evaluated: list[np.ndarray] = []
 
     def init(self, key: Any) -> TrainState:
-        return TrainState.create({"w": jax.random.normal(key, (self.config.width,))}, self.own)
+        return TrainState.create(fresh(self.config, key), self.own)
 
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
-        gradient = jax.grad(lambda params: ((batch["x"] @ params["w"] - batch["y"]) ** 2).mean())(state.params)
+        def loss(params: Any) -> Any:
+            x, y = batch["x"], batch["y"]
+            return ((x @ params["w"] - y) ** 2).mean() + ((x @ params["kernel"] - y[:, None]) ** 2).mean()
+
+        gradient = jax.grad(loss)(state.params)
         metrics = {"loss": mean_of(gradient["w"] ** 2), "gradient_norm": mean_of(optax.tree.norm(gradient))}
         return state.apply_gradients(gradient, self.own), metrics
 
@@ -109,9 +113,14 @@ class FreeTask(ToyTask):
         return super().evaluate(state, final=final)
 
 
-def config_of(folder: Path, **changes: Any) -> ToyConfig:
+def fresh(config: ToyConfig, key: Any) -> dict[str, Any]:
+    keys = jax.random.split(key)
+    return {"w": jax.random.normal(keys[0], (config.width,)), "kernel": jax.random.normal(keys[1], (config.width, 2))}
+
+
+def config_of(folder: Path, optim: OptimConfig | None = None) -> ToyConfig:
     train = TrainConfig(steps=20, batch_size=8, log_every=5, eval_every=8)
-    return toy_config(folder, train=train, optim=free(), checkpoint=CheckpointConfig(every=8), **changes)
+    return toy_config(folder, train=train, optim=optim or free(), checkpoint=CheckpointConfig(every=8))
 
 
 def train(config: ToyConfig, **hooks: Any) -> tuple[str, FreeTask]:
@@ -120,15 +129,25 @@ def train(config: ToyConfig, **hooks: Any) -> tuple[str, FreeTask]:
         return fit(config, task, folder), task
 
 
-@pytest.mark.parametrize("step", [3, 12])
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int):
-    untouched, whole = train(config_of(tmp_path / "a"))
+@pytest.mark.parametrize(
+    ("step", "optim"),
+    [
+        (3, free()),
+        (12, free()),
+        (12, OptimConfig(method="muon")),
+        (12, OptimConfig(method="muon", first_moment="bfloat16")),
+        (12, OptimConfig(first_moment="bfloat16", schedule="cosine")),
+    ],
+    ids=["free_early", "free", "muon", "muon_bfloat16", "adamw_bfloat16"],
+)
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, step: int, optim: OptimConfig):
+    untouched, whole = train(config_of(tmp_path / "a", optim))
 
     def stop(at: int) -> None:
         if at == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    config = config_of(tmp_path / "b")
+    config = config_of(tmp_path / "b", optim)
     with pytest.raises(PreemptedError):
         train(config, on_batch=stop)
     digest, rest = train(dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True)))
@@ -148,10 +167,10 @@ def test_evaluated_and_read_for_use_is_the_average(tmp_path: Path):
     expected = state.averaged().params["w"]
     assert np.abs(np.asarray(expected - state.params["w"])).max() > 1e-3
     np.testing.assert_allclose(task.evaluated[-1], expected, rtol=1e-5)
-    step, params = read_weights(tmp_path, config, lambda: {"w": jnp.zeros(config.width)})
+    step, params = read_weights(tmp_path, config, lambda: fresh(config, jax.random.key(0)))
     assert step == 20
     np.testing.assert_array_equal(params["w"], task.evaluated[-1])
-    step, earlier = read_weights(tmp_path, config, lambda: {"w": jnp.zeros(config.width)}, checkpoint=16)
+    step, earlier = read_weights(tmp_path, config, lambda: fresh(config, jax.random.key(0)), checkpoint=16)
     assert step == 16
     np.testing.assert_array_equal(earlier["w"], task.evaluated[-2])
     with pytest.raises(MismatchError, match="another tree"):
