@@ -1,5 +1,7 @@
 """Attention of a prefix by jax's splash kernel for TPUs, in forward and backward pass: scores never leave the chip."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -98,5 +100,5 @@ def _of_rows(
     segments = kernel_lib.SegmentIds(q=jnp.ones((q.shape[0], length), jnp.int32), kv=padded(seen).astype(jnp.int32))
     heads_first = padded(q).transpose(0, 2, 3, 1, 4), *(padded(x).transpose(0, 2, 1, 3) for x in (keys, values))
     of_heads = jax.vmap(kernel, in_axes=(0, 0, 0, None))
-    read = jax.vmap(of_heads)(*heads_first, segments)
+    read: Any = jax.vmap(of_heads)(*heads_first, segments)
     return read.transpose(0, 3, 1, 2, 4)[:, :t]
