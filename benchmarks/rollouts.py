@@ -1,14 +1,16 @@
 """Environment steps a second: the collector against one environment stepped serially with inference for one.
 
-    python benchmarks/rollouts.py [--suite robosuite] [--num-envs 4] [--rollouts 16] [--rounds 3]
+    python benchmarks/rollouts.py [--suite robosuite] [--num-envs 4] [--rollouts 16] [--rounds 3] [--latencies FILE]
 
 Both play the same rollouts of robosuite's Lift (state only) with the policy of configs/openpi_ript/ript_lift.py at
 random weights, and every rollout to its time limit, in interleaved rounds. Beside the ratio: where the time went, in
 the serial loop and, seen from the process that infers, in the collector. The first round is not counted: compiling.
+With --latencies what single steps, inferences and requests took is written for the simulation of benchmarks/hosts.py.
 """
 
 import argparse
 import dataclasses
+import json
 import statistics
 import sys
 import tempfile
@@ -27,7 +29,7 @@ from chunkwise.envs.collect import Job
 from chunkwise.envs.environment import Environment
 from chunkwise.train.rngs import key
 from configs.openpi_ript.ript_lift import get_config
-from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.experiment import EnvConfig, OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import train_tokenizer
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make
@@ -40,7 +42,7 @@ class Timed:
     """A callable that adds up the seconds spent in it."""
 
     def __init__(self, call: Any) -> None:
-        self.call, self.seconds = call, 0.0
+        self.call, self.each = call, list[float]()
         self.step, self.weights, self.chunk = 0, "", (0, 0)  # of a policy
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -48,7 +50,29 @@ class Timed:
         try:
             return self.call(*arguments, **named)
         finally:
-            self.seconds += time.perf_counter() - began
+            self.each.append(time.perf_counter() - began)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.each)
+
+
+@dataclasses.dataclass(frozen=True)
+class Each:
+    """Seconds of single calls."""
+
+    step: list[float] = dataclasses.field(default_factory=list)
+    inference: list[float] = dataclasses.field(default_factory=list)
+    request: list[float] = dataclasses.field(default_factory=list)
+    """What the collecting process spent besides on each request; a mean of each round."""
+
+    def write(self, path: Path, settings: EnvConfig) -> None:
+        """Writes 101 quantiles of each, and the sizes that they belong to."""
+        quantiles = {
+            name: np.quantile(seconds, np.linspace(0, 1, 101)).tolist() for name, seconds in vars(self).items()
+        }
+        sizes = {"rows": settings.rows, "chunk": settings.execute, "length": settings.max_steps}
+        path.write_text(json.dumps(quantiles | sizes) + "\n")
 
 
 def make_config(suite: str, num_envs: int, folder: Path) -> OpenpiRiptConfig:
@@ -82,8 +106,10 @@ def jobs(count: int) -> list[Job]:
     ]
 
 
-def serial(config: OpenpiRiptConfig, env: Environment, policy: ActingPolicy, todo: Sequence[Job]) -> tuple[int, Any]:
-    """Steps taken, and seconds by purpose: one environment, one row, nothing at the same time."""
+def serial(
+    config: OpenpiRiptConfig, env: Environment, policy: ActingPolicy, todo: Sequence[Job]
+) -> tuple[int, dict[str, Timed]]:
+    """Steps taken, and what was timed, by purpose: one environment, one row, nothing at the same time."""
     settings = config.env
     assert settings is not None
     infer, step = Timed(policy), Timed(env.step)
@@ -99,10 +125,10 @@ def serial(config: OpenpiRiptConfig, env: Environment, policy: ActingPolicy, tod
                 observed = step(env.clip(action)).observation
                 done += 1
         steps += done
-    return steps, {"inference": infer.seconds, "environment": step.seconds}
+    return steps, {"inference": infer, "environment": step}
 
 
-def collected(collector: Collector, policy: ActingPolicy, todo: Sequence[Job]) -> tuple[int, Any]:
+def collected(collector: Collector, policy: ActingPolicy, todo: Sequence[Job]) -> tuple[int, dict[str, Timed]]:
     """The same with workers: seconds that the inferring process spent inferring, and waiting for workers."""
     infer, receive = Timed(policy), Timed(collector.workers.receive)
     infer.step, infer.weights, infer.chunk = policy.step, policy.weights, policy.chunk
@@ -114,7 +140,7 @@ def collected(collector: Collector, policy: ActingPolicy, todo: Sequence[Job]) -
         collector.collect(todo, actor, lambda job, rollout: lengths.append(rollout.length))
     finally:
         collector.workers.receive = plain
-    return sum(lengths), {"inference": infer.seconds, "waiting for workers": receive.seconds}
+    return sum(lengths), {"inference": infer, "waiting for workers": receive}
 
 
 def main() -> None:
@@ -124,27 +150,37 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=4)
     parser.add_argument("--rollouts", type=int, default=16, help="of one round")
     parser.add_argument("--rounds", type=int, default=3, help="counted ones")
+    parser.add_argument("--latencies", type=Path, metavar="FILE.json", help="where single latencies are written")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(arguments.suite, arguments.num_envs, Path(folder))
         assert config.env is not None
         policy, env, collector = make_policy(config), make(config.env), Collector(config.env)
         todo = jobs(arguments.rollouts)
+        each = Each()
         rates: dict[str, list[float]] = {"serial": [], "collector": []}
         for number in range(arguments.rounds + 1):
             for name in rates:
                 began = time.perf_counter()
                 if name == "serial":
-                    steps, spent = serial(config, env, policy, todo)
+                    steps, calls = serial(config, env, policy, todo)
                 else:
-                    steps, spent = collected(collector, policy, todo)
+                    steps, calls = collected(collector, policy, todo)
                 wall = time.perf_counter() - began
+                spent = {part: one.seconds for part, one in calls.items()}
                 rest = {"other": wall - sum(spent.values())}
                 shares = ", ".join(f"{part} {seconds / wall:.0%}" for part, seconds in (spent | rest).items())
                 print(f"round {number} {name:9} {steps / wall:7.1f} steps/s   {shares}", flush=True)
                 if number:
                     rates[name].append(steps / wall)
+                    if name == "serial":
+                        each.step.extend(calls["environment"].each)
+                    else:
+                        each.inference.extend(calls["inference"].each)
+                        each.request.append(rest["other"] * config.env.execute / steps)
         collector.close()
+        if arguments.latencies:
+            each.write(arguments.latencies, config.env)
         ratios = [mine / theirs for mine, theirs in zip(rates["collector"], rates["serial"], strict=True)]
         print(
             f"{arguments.suite}: {statistics.median(rates['collector']):.0f} against "

@@ -20,6 +20,7 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.data.sampling import Purpose, seed_of, seed_of_draw, words
+from chunkwise.distributed.division import Division
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs import render
@@ -104,6 +105,7 @@ def evaluate(
     max_steps: int | None = None,
     fleet: FleetConfig | None = None,
     done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
+    division: Division | None = None,
 ) -> Evaluation:
     """Runs episodes 0 to `episodes - 1`; the result is a function of the arguments, not of the clock.
 
@@ -130,7 +132,10 @@ def evaluate(
       execution: How chunks are executed; None: each as a whole, without delay.
       max_steps: Steps after which an episode is cut; None: where the environment says that it ends.
       fleet: Where the environments run; without an address in threads of this process.
-      done: Called with each episode, whose actions are kept and whose observations are not, when it has ended.
+      done: Called with each episode that this process played, whose actions are kept and whose observations are not,
+        when it has ended.
+      division: Divides the episodes among the processes of the run, all of which call this alike; None: this process
+        plays all of them.
 
     Raises:
       ConfigError: If the environment is unknown, the simulator is not installed, it cannot render what is asked for,
@@ -153,7 +158,7 @@ def evaluate(
     collector = _collector(
         env_id, num_envs, rows or num_envs, view, rules, execution, max_steps, fleet or FleetConfig()
     )
-    return evaluation.evaluate(collector, actor, jobs, done=done)
+    return evaluation.evaluate(collector, actor, jobs, done=done, division=division)
 
 
 def scene_seed(seed: int, episode: int) -> int:

@@ -1,6 +1,7 @@
 """Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent, evaluation to the loop."""
 
 import functools
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from chunkwise.arrays import NumpyTree
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
+from chunkwise.distributed.division import Division
 from chunkwise.envs import evaluate as evaluation
+from chunkwise.envs.collect import Job
+from chunkwise.envs.evaluate import Evaluation
 from chunkwise.envs.recorder import to_be_recorded
-from chunkwise.envs.rollout import Rollout
+from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError
+from chunkwise.files.durable import make_folders
 from chunkwise.printable import say
 from chunkwise.reports.report import write_report
 from chunkwise.state import TrainState
@@ -48,6 +53,7 @@ class QChunkTask:
             simulators.require_images(config.eval.env, view)
         self._policy = self._acting("policy")
         self._cloning = self._acting("behaviour_cloning") if isinstance(self.agent, QCAgent) else None
+        self._division = Division()
         self._measured: OfflineMetrics | None = None  # loaded at the first evaluation, by the process that evaluates
         self.online: Online | None = None
         if config.online is not None:
@@ -84,24 +90,59 @@ class QChunkTask:
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Success of the policy in the environment; an offline run ends with that of behaviour cloning too; a video.
 
-        Before that, what data.holdout keeps for it.
+        Beside it, what data.holdout keeps for it.
         """
-        settings, metrics = self.config.eval, self._offline(state)
+        settings, step = self.config.eval, int(state.step)
         if settings.env is None:
-            return metrics
-        policies = {"policy": self._policy}
+            return self._offline(state)
+        file = evaluation.file_of(self.folder, step, {})
+        results, played = self._played(state, final=final)  # first of all: the other processes wait for nothing else
+        metrics = self._offline(state)
         if self.config.online is not None:
-            metrics["env_steps"] = float(self.config.env_steps(int(state.step)))
-        elif final and self._cloning is not None:  # online, the flow imitates the policy too
-            policies["behaviour_cloning"] = self._cloning
-        file = evaluation.file_of(self.folder, int(state.step), {})
-        played: dict[str, dict[int, Rollout]] = {name: {} for name in policies}
+            metrics["env_steps"] = float(self.config.env_steps(step))
+        for name, result in results.items():
+            print(f"step {step}: {name.replace('_', ' ')}: {result}", flush=True)
+            metrics |= result.metrics(name)
+        results["policy"].save(file)
+        if final and settings.videos:
+            others = set(range(len(results["policy"].outcomes))) - set(played)
+            played |= {number: load(self._parts(step) / f"{number}.npz", outcome_only=True) for number in others}
+            path = self.folder / f"videos/step_{step}.mp4"
+            rules, clips = simulators.rules_of(self.config), file.with_suffix("")
+            write_video(settings.env, played, path, settings.videos, clips=clips, rules=rules)
+            shutil.rmtree(self._parts(step), ignore_errors=True)
+        return metrics
+
+    def help_evaluate(self, state: TrainState, *, final: bool) -> None:
+        """Plays this process's part of the episodes, and writes those that the first one may need for a video."""
+        if self.config.eval.env is not None:
+            self._played(state, final=final)
+
+    def _played(self, state: TrainState, *, final: bool) -> tuple[dict[str, Evaluation], dict[int, Rollout]]:
+        """Evaluations by name, played by all processes together, and the policy's episodes that this one played."""
+        settings, step = self.config.eval, int(state.step)
+        assert settings.env is not None
+        policies = {"policy": self._policy}
+        if self.config.online is None and final and self._cloning is not None:
+            policies["behaviour_cloning"] = self._cloning  # online, the flow imitates the policy too
+        results: dict[str, Evaluation] = {}
+        played: dict[int, Rollout] = {}
+        shown = bool(final and settings.videos)
+        if shown and not processes.is_primary():
+            make_folders(self._parts(step))
+
+        def done(job: Job, rollout: Rollout) -> None:
+            if shown and processes.is_primary():
+                played[job.number] = rollout
+            elif shown:
+                save(self._parts(step) / f"{job.number}.npz", rollout)
+
         for name, policy in policies.items():
-            result = evaluate(
+            results[name] = evaluate(
                 _asked(policy, state),
                 settings.env,
                 seed=self.config.run.seed,
-                step=int(state.step),
+                step=step,
                 episodes=settings.final_episodes if final else settings.episodes,
                 num_envs=settings.num_envs,
                 rows=settings.rows,
@@ -110,17 +151,14 @@ class QChunkTask:
                 fleet=self.config.fleet,
                 view=view_of(self.config, self.agent.dims),
                 rules=simulators.rules_of(self.config),
-                done=lambda job, rollout, name=name: played[name].update({job.number: rollout}),
+                done=done if name == "policy" else lambda job, rollout: None,
+                division=self._division,
             )
-            print(f"step {int(state.step)}: {name.replace('_', ' ')}: {result}", flush=True)
-            metrics |= result.metrics(name)
-            if name == "policy":
-                result.save(file)
-        if final and settings.videos:
-            path = self.folder / f"videos/step_{int(state.step)}.mp4"
-            rules, clips = simulators.rules_of(self.config), file.with_suffix("")
-            write_video(settings.env, played["policy"], path, settings.videos, clips=clips, rules=rules)
-        return metrics
+        return results, played
+
+    def _parts(self, step: int) -> Path:
+        """Folder of the episodes that others than the first process played, until their video is made."""
+        return evaluation.file_of(self.folder, step, {}).with_suffix(".parts")
 
     def _offline(self, state: TrainState) -> dict[str, float]:
         """Metrics on the episodes held out; none without data.holdout."""

@@ -126,13 +126,13 @@ def listening() -> set[str]:
     return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
 
 
-def check(part: str, cluster: Any, expected: dict[int, bytes]) -> None:
+def check(part: str, cluster: Any, expected: dict[int, bytes], silence: float) -> None:
     """Plays all rollouts on the cluster. Raises AssertionError where a file is another one."""
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "others have ended"
         spec = EnvSpec(suite="own", task=str(mark) if part == "waits" else "slow")
         opener = functools.partial(Waits if part == "waits" else Countdown, spec)
-        fleet = FleetConfig(address=cluster.address, silence=SILENCE)
+        fleet = FleetConfig(address=cluster.address, silence=silence)
         workers, seen = RayWorkers(fleet, opener, SLOTS, name="countdown"), list[str]()
 
         def disturb() -> None:
@@ -167,13 +167,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--only", action="append", choices=PARTS, help="repeatable; default all")
+    parser.add_argument("--silence", type=float, default=SILENCE, help="as fleet.silence; more on a busy machine")
     arguments = parser.parse_args()
     opener = functools.partial(Countdown, EnvSpec(suite="own", task="slow"))
     expected = play(ProcessWorkers(opener, 3, name="countdown"))
     assert len(set(expected.values())) == ROLLOUTS
     with two_nodes() as cluster:
         for part in (arguments.only or PARTS) * arguments.times:
-            check(part, cluster, expected)
+            check(part, cluster, expected, arguments.silence)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import benchmarks.__main__ as again
+from benchmarks import hosts
 
 ROOT = Path(__file__).parents[1]
 ROW = {"name": "pool", "find": r"^ *32 .* ([\d.]+)$", "ratio": 40.0}
@@ -74,3 +76,24 @@ def test_the_collector_is_timed_with_its_own_workers():
     done = subprocess.run([*program, "--num-envs", "2"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^point: \d+ against \d+ steps/s: [\d.]+ times", done.stdout, re.MULTILINE), done.stdout
+
+
+def latencies(**seconds: float) -> hosts.Latencies:
+    """Of one value each, chunks of one step; what is not given takes no time."""
+    times = {name: np.full(3, seconds.pop(name, 0.0)) for name in ("step", "inference", "request")}
+    return hosts.Latencies(**times, rows=int(seconds.get("rows", 1)), chunk=1, length=int(seconds.get("length", 1)))
+
+
+def test_simulated_rollouts_take_the_time_that_is_counted_by_hand():
+    def play(measured: hosts.Latencies, slower: list[float], rollouts: int, network: float = 0.0) -> hosts.Played:
+        return hosts.play(measured, slower, rollouts, network=network, rng=np.random.default_rng(0))
+
+    one = latencies(step=1, inference=0.5, request=0.25, length=2)
+    assert play(one, [2.0], 3, network=0.125).seconds == 3 * 2 * (2 + 0.5 + 0.25 + 2 * 0.125)
+    assert hosts.alone(one, 2.0, network=0.125) == 1 / 3
+    # One row a batch: four inferences of 1 s, one after the other, and the last step.
+    both = play(latencies(step=1, inference=1), [1, 1], 4)
+    assert (both.seconds, both.busy) == (5, 0.8)
+    # Two rows: both begin at 0, one has ended at 2 and at 4, when the last rollout begins; the slow one ends at 6.
+    uneven = play(latencies(step=1, inference=1, rows=2), [1, 5], 4)
+    assert (uneven.flow_steps, uneven.flow_seconds, uneven.seconds, uneven.busy) == (2, 4, 6, 0.5)

@@ -1,13 +1,22 @@
 """What a Q-chunking run hands on, told without an update."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from chunkwise.distributed import processes
+from chunkwise.distributed.division import Division
+from chunkwise.envs.evaluate import Evaluation
+from qchunk import evaluate as evaluation
 from qchunk import train
+from qchunk.envs import simulators
 from qchunk.train import QChunkTask
+from tests.chunkwise.distributed.test_processes import run_two
 
 
 def bare(**fields: Any) -> QChunkTask:
@@ -36,7 +45,7 @@ def test_the_last_evaluation_has_its_own_number_of_episodes(
 
     def evaluate(policy: Any, env: str, **settings: Any) -> Any:
         asked.append(settings["episodes"])
-        return SimpleNamespace(metrics=lambda name: {f"{name}/success": 1.0}, save=saved.append)
+        return SimpleNamespace(metrics=lambda name: {f"{name}/success": 1.0}, save=saved.append, outcomes=())
 
     monkeypatch.setattr(train, "evaluate", evaluate)
     monkeypatch.setattr(train, "view_of", lambda config, dims: None)
@@ -45,7 +54,7 @@ def test_the_last_evaluation_has_its_own_number_of_episodes(
     settings = SimpleNamespace(env="x", episodes=3, final_episodes=50, num_envs=1, rows=None, max_steps=None, videos=0)
     config = SimpleNamespace(eval=settings, online=None, run=SimpleNamespace(seed=0), fleet=None)
     agent = SimpleNamespace(action_horizon=5, dims=None)
-    task = bare(config=config, agent=agent, folder=tmp_path, _policy="own", _cloning=None)
+    task = bare(config=config, agent=agent, folder=tmp_path, _policy="own", _cloning=None, _division=None)
     monkeypatch.setattr(task, "_offline", lambda state: {})
     state: Any = SimpleNamespace(step=10)
     assert task.evaluate(state, final=final) == {"policy/success": 1.0}
@@ -56,3 +65,84 @@ def test_the_last_evaluation_has_its_own_number_of_episodes(
 def test_a_resume_is_told_by_the_content_of_all_files():
     dataset = SimpleNamespace(fingerprint="episodes", files=SimpleNamespace(digest=lambda: "files"))
     assert bare(dataset=dataset).data_fingerprint() == {"manifest": "episodes", "files": "files"}
+
+
+PLAY = """
+from tests.qchunk import test_task
+test_task.play(Path(sys.argv[1]))
+processes.leave(0, together=True)
+"""
+
+
+ALONE = "import sys; from pathlib import Path; from tests.qchunk import test_task; test_task.play(Path(sys.argv[1]))"
+
+
+def play(folder: Path) -> None:
+    """Evaluates as a run does at its end: seven episodes of a policy and of behaviour cloning, and a video."""
+    from tests.qchunk.test_evaluate import Countdown, Recorder
+
+    made: list[int] = []
+    stepped = Countdown.step
+
+    def step(env: Countdown, action: Any) -> Any:
+        made.extend([env.seed] if not env.t else [])
+        return stepped(env, action)
+
+    Countdown.step = step  # pyright: ignore[reportAttributeAccessIssue]
+    simulators.make = lambda name, view=None, rules=None: Countdown()  # pyright: ignore[reportAttributeAccessIssue]
+    simulators.rules_of = lambda config: simulators.USUAL
+    train.view_of = lambda config, dims: None
+    train._asked = lambda policy, state: policy
+    shown: dict[int, Any] = {}
+    train.write_video = lambda env, played, path, count, **more: shown.update(played)  # pyright: ignore
+    settings = SimpleNamespace(
+        env="countdown", episodes=3, final_episodes=7, num_envs=2, rows=2, max_steps=None, videos=1
+    )
+    task = bare(
+        config=SimpleNamespace(
+            eval=settings, online=None, run=SimpleNamespace(seed=3), fleet=None, data=SimpleNamespace(holdout=0)
+        ),
+        agent=SimpleNamespace(action_horizon=3, dims=None),
+        folder=folder,
+        _policy=Recorder(),
+        _cloning=lambda observations, seeds: Recorder()(observations, seeds) * 0.5,
+        _division=Division(),
+    )
+    state: Any = SimpleNamespace(step=10)
+    told: dict[str, Any] = {}
+    if processes.is_primary():
+        told["metrics"] = task.evaluate(state, final=True)
+        told["shown"] = {number: [one.seed, one.actions.tolist()] for number, one in sorted(shown.items())}
+    else:
+        task.help_evaluate(state, final=True)
+    told["begun"] = sorted(made)
+    (folder / f"told.{processes.index()}.json").write_text(json.dumps(told))
+
+
+def test_two_processes_evaluate_as_one(tmp_path: Path):
+    """Each plays its half of the episodes, whose outcomes, metrics and video are those of one process."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    alone = subprocess.run(
+        [sys.executable, "-c", ALONE, str(folders[0])],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert alone.returncode == 0, alone.stderr
+    ended = run_two(PLAY, str(folders[1]), seconds=400)  # imports alone take minutes on a busy machine
+    assert [code for code, _ in ended] == [0, 0], ended
+    one = json.loads((folders[0] / "told.0.json").read_text())
+    first, second = (json.loads((folders[1] / f"told.{index}.json").read_text()) for index in (0, 1))
+    assert first["metrics"] == one["metrics"]
+    assert first["shown"] == one["shown"]
+    assert sorted(one["shown"], key=int) == [str(number) for number in range(7)]
+    scenes = [evaluation.scene_seed(3, episode) for episode in range(7)]
+    assert one["begun"] == sorted(2 * scenes)
+    assert first["begun"] == sorted(2 * scenes[::2])
+    assert second["begun"] == sorted(2 * scenes[1::2])
+    files = [folder / "evaluations/step_00000010.json" for folder in folders]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert [outcome["seed"] for outcome in Evaluation.load(files[1]).outcomes] == scenes
+    assert [path.name for path in files[1].parent.iterdir()] == [files[1].name], "no rollout of the others is left"

@@ -60,7 +60,7 @@ processes.leave(0, together=True)
 """
 
 
-def run_two(code: str, *arguments: str) -> list[tuple[int, str]]:
+def run_two(code: str, *arguments: str, seconds: float = 120) -> list[tuple[int, str]]:
     """Exit code and output of each of two processes that run `code` once they are joined."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -75,7 +75,7 @@ def run_two(code: str, *arguments: str) -> list[tuple[int, str]]:
                 command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
         )
-    outputs = [process.communicate(timeout=120)[0] for process in started]
+    outputs = [process.communicate(timeout=seconds)[0] for process in started]
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
