@@ -23,7 +23,7 @@ from driving.config import (
 
 
 def get_config() -> DrivingConfig:
-    """64 drives of 20 s, 55 of them for training and 6 for the table.
+    """240 drives of 20 s, 204 of them for training and 24 for the table.
 
     How the last second went is no input: who knows it goes on with what it did, its own errors too (arXiv:1905.11979).
     Tokens are 8 pixels wide: a car 25 m ahead is 5.
@@ -44,6 +44,6 @@ def get_config() -> DrivingConfig:
         waypoints=WaypointConfig(use_past=False, use_calibration=True, residual=ResidualConfig(), modes=6),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         eval=EvalConfig(every=3),
-        record=RecordConfig(cameras=AHEAD),
+        record=RecordConfig(cameras=AHEAD, episodes=240),
         checkpoint=CheckpointConfig(every=2000),
     )

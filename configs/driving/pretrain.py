@@ -24,6 +24,6 @@ def get_config() -> DrivingConfig:
         objective=ObjectiveConfig(cross_camera=0.2, temporal=0.2, ego_motion=1.0),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50, clip_norm=1.0),
         eval=EvalConfig(every=3),
-        record=RecordConfig(cameras=AHEAD),
+        record=RecordConfig(cameras=AHEAD, episodes=240),
         checkpoint=CheckpointConfig(every=500),
     )
