@@ -1,24 +1,20 @@
-"""What README and the pages of docs name exists: links and their headings, flags, commands, configs and paths."""
+"""What README and the pages of docs name exists: links and their headings, flags, verbs, modules and paths."""
 
 import dataclasses
 import re
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chunkwise.cli.verbs import VERBS
-from chunkwise.config import names
-from chunkwise.config.load import load
 from chunkwise.config.packages import PACKAGES, config_class
 from chunkwise.config.saved import members
 from driving.config import RecordConfig as DrivesConfig
 from qchunk.config import RecordConfig
+from tests.page_commands import PAGES, ROOT
 
-ROOT = Path(__file__).parent.parent
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
 FOREIGN = {
     "--account": "sbatch's",
     "--address": "ray's",
@@ -42,23 +38,6 @@ FOREIGN = {
 }
 """Flags that the pages name and no program here spells out, and whose they are."""
 IN_THE_WHEEL = "README.md: chunkwise/configs"
-
-
-def commands() -> list[tuple[str, list[str]]]:
-    """Returns page and words of each command that a page gives on lines of its own; `\\` joins lines, `#` ends them.
-
-    They are indented, or stand in a cell of a notebook that bash executes.
-    """
-    found = []
-    for name, page in PAGES.items():
-        joined = re.sub(r"\\\n\s*", " ", page)
-        cells = re.findall(r"^%%bash.*\n((?:(?!```).*\n)*)", joined, re.MULTILINE)
-        lines = [*joined.splitlines(), *(f"    {line}" for cell in cells for line in cell.splitlines())]
-        for line in lines:
-            words = re.split(r"\s#|[|&>]", line)[0].split()
-            if line.startswith("    ") and words and words[0] in ("chunkwise", "python", ".venv/bin/python"):
-                found.append((name, words))
-    return found
 
 
 def anchors(page: str) -> set[str]:
@@ -123,32 +102,3 @@ def test_verbs_modules_and_paths_exist():
             found = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
             unknown += [] if found else [f"{name}: -m {module}"]
     assert [line for line in unknown if line != IN_THE_WHEEL] == []
-
-
-def is_training(words: list[str]) -> bool:
-    return "launch.py" in words[:2] or words[:2] == ["chunkwise", "train"] or words[1:4] == ["-m", "chunkwise", "train"]
-
-
-def is_written(name: str, words: list[str]) -> bool:
-    """Whether a page's command takes a config that a cell of the page writes first."""
-    return any(f"%%writefile {word}\n" in PAGES[name] for word in words)
-
-
-TRAININGS = [
-    (name, words)
-    for name, words in commands()
-    if is_training(words) and "..." not in words and not is_written(name, words)
-]
-
-
-@pytest.mark.parametrize(("name", "words"), TRAININGS, ids=str)
-def test_the_trainings_that_a_page_gives_have_a_config(name: str, words: list[str]):
-    arguments = words[words.index("train") + 1 :] if "train" in words else words[words.index("launch.py") + 1 :]
-    if "--config" not in arguments:
-        arguments = ["--config", str(names.find(arguments[0])), *arguments[1:]]
-    config, _ = load(arguments)
-    assert config
-
-
-def test_commands_are_found():
-    assert len(TRAININGS) > 20

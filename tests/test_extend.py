@@ -148,6 +148,16 @@ def test_a_round_of_ript_in_a_python_of_its_own(folder: Path, bare: Path):
         assert made.returncode == code, made.stdout + made.stderr
 
 
+def test_the_page_s_cart_is_inspected(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from chunkwise.envs import inspect
+
+    monkeypatch.syspath_prepend(str(folder))
+    assert inspect.main(["--env", "my_env:Cart", "--steps", "60"]) == 0
+    assert "resets and replays are exact" in capsys.readouterr().out
+
+
 def test_the_page_s_rail_is_the_same_in_a_python_of_its_own(
     folder: Path, bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

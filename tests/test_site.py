@@ -18,7 +18,7 @@ import chunkwise
 from chunkwise import errors
 from chunkwise.config.packages import PACKAGES, config_class
 from chunkwise.config.saved import members
-from tests.test_docs import PAGES, ROOT
+from tests.page_commands import PAGES, ROOT
 
 OURS = ("chunkwise", "qchunk", "openpi_ript", "driving", "configs")
 INDEX = "docs/index.md"

@@ -11,45 +11,18 @@ from pathlib import Path
 import pytest
 
 import chunkwise
-from tests.test_docs import PAGES, ROOT
+from tests import page_commands
+from tests.page_commands import PAGES, ROOT, clone, finish, start
 
 
 def commands(page: str, word: str) -> list[str]:
     """Returns the commands of a page that contain a word, each as one line of shell."""
-    lines = re.sub(r"\\\n\s*", " ", PAGES[page]).splitlines()
-    return [line.strip() for line in lines if line.startswith("    ") and word in line]
+    return [one.line for one in page_commands.commands() if one.page == page and word in one.line]
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """A folder in which commands find what they find in a clone, and write beside it."""
-    for name in ("launch.py", "configs", "tests"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin/chunkwise"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m chunkwise "$@"\n')
-    program.chmod(0o755)
-    return tmp_path
-
-
-def start(command: str, *more: str, folder: Path) -> "subprocess.Popen[str]":
-    """Starts a command of a page, with a few more flags."""
-    path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return subprocess.Popen(
-        ["bash", "-c", " ".join((re.split(r"\s#", command)[0], *more))],
-        cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process: "subprocess.Popen[str]") -> str:
-    """Returns what a command said that ended well."""
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    return said
+def folder(tmp_path: Path) -> Path:
+    return clone(tmp_path)
 
 
 STUB = """#!/bin/sh
@@ -84,17 +57,17 @@ def test_the_environment_of_a_clone_has_the_command_of_the_pages(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_small_policy_of_pi0_s_layout_trains_and_says_what_it_takes(clone: Path):
+def test_a_small_policy_of_pi0_s_layout_trains_and_says_what_it_takes(folder: Path):
     (training,) = commands("docs/start/pi0.md", "runs/tiny-pi0")[:1]
-    said = finish(start(training, "--train.steps", "5", "--checkpoint.every", "5", folder=clone))
+    said = finish(start(training, "--train.steps", "5", "--checkpoint.every", "5", folder=folder))
     assert "done step=5" in said
     (spec,) = commands("docs/start/pi0.md", "--spec")
-    assert '"prompt"' in finish(start(spec, folder=clone))
+    assert '"prompt"' in finish(start(spec, folder=folder))
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_two_processes_of_one_machine_are_one_run(clone: Path):
+def test_two_processes_of_one_machine_are_one_run(folder: Path):
     both = commands("docs/start/pod.md", "JAX_PROCESS_ID")
     assert len(both) == 2
     with socket.socket() as free:
@@ -102,7 +75,7 @@ def test_two_processes_of_one_machine_are_one_run(clone: Path):
         port = free.getsockname()[1]
     mine = [command.replace("localhost:8476", f"localhost:{port}") for command in both]
     short = ("--train.steps", "10", "--train.eval-every", "0", "--checkpoint.every", "10")
-    processes = [start(command, *short, folder=clone) for command in mine]
+    processes = [start(command, *short, folder=folder) for command in mine]
     said = [finish(process) for process in processes]
     assert "process 0 of 2" in said[0]
     assert "done step=10" in said[0]
