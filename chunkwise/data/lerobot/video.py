@@ -19,7 +19,7 @@ from chunkwise.errors import DataError, one_line
 from chunkwise.files import budget
 from chunkwise.files.identity import Files
 from chunkwise.files.mp4 import require_plain_tables
-from chunkwise.files.parquet import open_parquet, read_columns
+from chunkwise.files.parquet import iter_batches, open_parquet, read_columns
 from chunkwise.files.trouble import TRIES, is_system_error, retried
 
 OPEN_FILES = 16
@@ -357,13 +357,15 @@ def file_names(meta: LeRobotMeta, cameras: Sequence[str]) -> Iterator[str]:
 def _named_in_table(meta: LeRobotMeta, file: str, cameras: Sequence[str]) -> Iterator[str]:
     """Images that a table names and does not hold, as far as their files exist inside the dataset."""
     for camera in cameras:
+        named: list[Any] = []
         try:
             path = meta.bounds.require(file)
             with open_parquet(path) as table:
-                column = read_columns(path, table, [f"{camera}.path"])[camera]
-        except (DataError, OSError, pa.ArrowException, KeyError):
+                for batch in iter_batches(path, table, [f"{camera}.path"]):  # without the images that are in the table
+                    named += [value for column in batch.columns for value in column.to_pylist()]
+        except (DataError, OSError, pa.ArrowException):
             continue
-        for value in column.to_pylist():
+        for value in named:
             name = value.get("path") if isinstance(value, Mapping) else None
             if isinstance(name, str) and meta.bounds.refusal(name) is None and (meta.root / name).is_file():
                 yield name
