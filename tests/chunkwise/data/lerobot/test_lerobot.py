@@ -14,7 +14,7 @@ import pytest
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.lerobot.packing import write_pack
 from chunkwise.data.lerobot.tables import FrameTable, delta_indices, iter_tables, load_table, window
-from chunkwise.data.lerobot.video import LeRobotImages, VideoFile, file_names
+from chunkwise.data.lerobot.video import LeRobotImages, VideoFile
 from chunkwise.data.pack import PackedImages, read_pack_table
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import DataError
@@ -79,24 +79,6 @@ def test_delta_timestamps_must_lie_on_the_grid() -> None:
     assert delta_indices([-0.1, 0.0, 0.1, 0.30001], 10.0, key="action").tolist() == [-1, 0, 1, 3]
     with pytest.raises(DataError, match=r"action.*multiples of 1/10 s.*0\.0333"):
         delta_indices([i / 30 for i in range(3)], 10.0, key="action")
-
-
-def test_images_that_a_table_names_are_files_of_the_dataset(tmp_path: Path) -> None:
-    """Else a run would go on after they were replaced."""
-    root = write_v21(tmp_path / "set", record(lengths=(3,)), "image")
-    (file,) = root.glob("data/*/*.parquet")
-    table, key = pq.read_table(file), CAMERAS[0]
-    (root / "seen").mkdir()
-    values = table[key].to_pylist()
-    for frame, value in enumerate(values[:2]):  # the third stays in the table, under a name that is no file's
-        (root / f"seen/{frame}.png").write_bytes(value["bytes"])
-        values[frame] = {"bytes": None, "path": f"seen/{frame}.png"}
-    place = table.schema.get_field_index(key)
-    table = table.set_column(place, table.schema.field(key), pa.array(values, table.schema.field(key).type))
-    pq.write_table(table, file)
-    meta = read_meta(root)
-    LeRobotImages(meta, [key]).read(0, 1)
-    assert [name for name in file_names(meta, CAMERAS) if name.endswith(".png")] == ["seen/0.png", "seen/1.png"]
 
 
 def test_a_video_frame_is_found_by_time_in_any_order(tmp_path: Path) -> None:
