@@ -17,7 +17,6 @@ from chunkwise.cli import command
 from chunkwise.data import convert as driver
 from chunkwise.data.convert import Formats, Joined, Pairs
 from chunkwise.data.parts import Part
-from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files.strict_json import read_json
 from driving.converters.episode_writer import ConvertSettings, Counts, EpisodeWriter, file_name, taken
@@ -85,8 +84,6 @@ def detect(source: Path) -> Format:
 class _Conversion:
     """Units of one source: each is a part, and so is what it says of drives that go on in others."""
 
-    looks = False
-
     def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
         self._settings = settings
         self._converter = _CONVERTERS[kind](source, settings)
@@ -98,12 +95,6 @@ class _Conversion:
 
     def files(self, unit: int) -> Sequence[Path]:
         return self._converter.files(self._units[unit])
-
-    def look(self, unit: int) -> Part:
-        raise NotImplementedError
-
-    def settle(self, looks: Mapping[int, Part]) -> tuple[Any, Mapping[int, Sequence[Problem]]]:
-        raise NotImplementedError
 
     def write(self, unit: int, folder: Path, known: Any) -> Part:
         writer, name = EpisodeWriter(folder, images=self._settings.images), self._units[unit]

@@ -148,8 +148,6 @@ def _adapter(config: OpenpiRiptConfig, allow_code: str | None) -> Adapter:
 class _Conversion:
     """The rollouts of a run; an episode's number and rows depend on all before it, so they are looked at first."""
 
-    looks = True
-
     def __init__(
         self,
         run: Path,

@@ -80,8 +80,6 @@ def detect(source: Path) -> Format:
 class _Conversion:
     """Episodes of one source; all of them are read and judged before any is written."""
 
-    looks = True
-
     def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
         self._source, self._settings = source, settings
         self._reader = _READERS[kind](source, settings)

@@ -89,10 +89,28 @@ class Conversion(Protocol):
         """What a unit is read from: where one is another one than it was, the unit is converted anew."""
         ...
 
-    @property
-    def looks(self) -> bool:
-        """Whether units are looked at before any is written; else neither `look` nor `settle` is called."""
+    def write(self, unit: int, folder: Path, known: Any) -> Part:
+        """Converts a unit into a folder; raises DataError for one that is bad as a whole.
+
+        Args:
+          unit: Its number.
+          folder: To write into.
+          known: What `TwoPasses.settle` said; None of other conversions.
+        """
         ...
+
+    def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
+        """Takes all parts together; what belongs to none of them alone is written into `folder`."""
+        ...
+
+    def close(self) -> None:
+        """Closes the source."""
+        ...
+
+
+@runtime_checkable
+class TwoPasses(Conversion, Protocol):
+    """One of which all units are looked at before any is written."""
 
     def look(self, unit: int) -> Part:
         """Says what must be known of all units before any is written."""
@@ -104,18 +122,6 @@ class Conversion(Protocol):
         Returns:
           What `write` is told, as JSON values, and problems of units that do not fit the others.
         """
-        ...
-
-    def write(self, unit: int, folder: Path, known: Any) -> Part:
-        """Converts a unit into a folder; raises DataError for one that is bad as a whole."""
-        ...
-
-    def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
-        """Takes all parts together; what belongs to none of them alone is written into `folder`."""
-        ...
-
-    def close(self) -> None:
-        """Closes the source."""
         ...
 
 
@@ -264,7 +270,7 @@ class _Run:
         """
         units = range(len(self._conversion.units))
         known, good = None, list(units)
-        if self._conversion.looks:
+        if isinstance(self._conversion, TwoPasses):
             looks: dict[int, Part] = self._do(units, self._maker(), "looked at {count} of {total}")
             known, more = self._conversion.settle({n: look for n, look in looks.items() if not look.bad})
             bad = {n for n, look in looks.items() if look.bad} | set(more)
@@ -363,7 +369,10 @@ class _Maker:
 
         def work(files: Path | None) -> Part:
             try:
-                return conversion.look(number) if files is None else conversion.write(number, files, self.known)
+                if files is not None:
+                    return conversion.write(number, files, self.known)
+                assert isinstance(conversion, TwoPasses)
+                return conversion.look(number)
             except DataError as error:
                 if files is not None:
                     shutil.rmtree(files)

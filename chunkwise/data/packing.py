@@ -39,8 +39,6 @@ def whole_episodes(lengths: Sequence[int]) -> list[list[int]]:
 class Packing(abc.ABC):
     """A dataset whose shards are written, one a part; each process opens it for itself."""
 
-    looks = False
-
     def __init__(self, shards: Sequence[Sequence[int]], bad: Sequence[Problem] = (), left_out: int = 0) -> None:
         """Writes nothing yet.
 
@@ -59,14 +57,6 @@ class Packing(abc.ABC):
     def files(self, unit: int) -> Sequence[Path]:
         """What a shard is read from."""
         return [file for position in self._shards[unit] for file in self.sources(position)]
-
-    def look(self, unit: int) -> Part:
-        """Is never asked."""
-        raise NotImplementedError
-
-    def settle(self, looks: Mapping[int, Part]) -> tuple[Any, Mapping[int, Sequence[Problem]]]:
-        """Is never asked."""
-        raise NotImplementedError
 
     def write(self, unit: int, folder: Path, known: Any) -> Part:
         """Writes a shard without its bad episodes; it is begun anew for each, since a record cannot be taken back."""

@@ -21,6 +21,9 @@ from chunkwise.files import budget
 MAX_HEADER = 1 << 16
 """Bytes of an array's header; numpy writes 128 and reads at most 10,000, after it has allocated what is declared."""
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # zipfile unpacks others without a bound
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, struct.error, ValueError, RuntimeError)
+"""What zipfile raises of a damaged file. ValueError: an offset before the file's begin, a name that is no UTF-8.
+RuntimeError: an encrypted member, a version or a compression that it does not know."""
 _PIECE = 1 << 20
 _LOCAL = 30
 """Bytes of the header before a member, up to its name; the last four are the lengths of name and extra field."""
@@ -82,7 +85,7 @@ def stored_bytes(path: str | Path) -> dict[str, tuple[int, int]]:
                         if begin + shape[0] > end:
                             raise DataError(f"{path}: {info.filename}: expected it within the file, which ends before")
                 found[info.filename.removesuffix(".npy")] = place
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, ValueError) as error:
+    except _DAMAGE as error:
         raise DataError(f"{path}: expected a whole .npz file, found {error}") from error
     return found
 
@@ -105,15 +108,12 @@ def _read(
             spent = budget.Spent(source, size)
             wanted = [name for name in members if names is None or name in names]
             return {name: _read_member(archive, members[name], spent, f"{source}: {name}") for name in wanted}
-    # zipfile says NotImplementedError of a version or a compression that it does not know.
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, UnicodeError) as error:
+    except _DAMAGE as error:
         raise DataError(f"{source}: expected a whole .npz file, found {error}") from error
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         raise DataError(f"{source}: expected a whole .npz file, found a place outside of it: {error}") from error
-    except (ValueError, RuntimeError) as error:  # an offset before the file's begin, an encrypted member
-        raise DataError(f"{source}: expected a whole .npz file, found {error}") from error
 
 
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, spent: budget.Spent, source: str) -> np.ndarray:

@@ -102,7 +102,7 @@ def _pickle(path: str | Path, size: int, source: str) -> bytes:
             if len(found) != info.file_size:
                 raise DataError(f"{source}: expected {info.file_size} bytes in {MEMBER}, found {len(found)}")
             return found
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise DataError(
             f"{source}: expected a zip archive as torch.save writes it since version 1.6, found {error}"
         ) from error

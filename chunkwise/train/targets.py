@@ -217,7 +217,7 @@ def opened(target: Target) -> Iterator[Sequence[Any]]:
             else:
                 settings = {"target_config": target.chip.gpu, "topology": f"1x1x{target.count}"}
                 devices = topologies.get_topology_desc(platform="cuda", **settings).devices
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             raise ConfigError(f"--topology {target.name}:{shape}: {str(error).splitlines()[0][:300]}") from error
         yield devices
 

@@ -10,6 +10,7 @@ workers. A policy is asked every 0.1 s, one car at a time, so that no batch roun
   model              the run's own
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,7 @@ COLUMNS = ("score", "progress", *MULTIPLIERS, "ttc", "comfort")
 
 
 @dataclasses.dataclass
-class _Driver:
+class _Driver(abc.ABC):
     """Whoever gives a plan for every car that waits."""
 
     step: int = 0
@@ -60,9 +61,9 @@ class _Driver:
         plans = [self.plan(row) for row in rows]
         return np.stack([np.asarray(plan, np.float32).reshape(1, -1) for plan in plans])
 
+    @abc.abstractmethod
     def plan(self, seen: Observation) -> np.ndarray:
         """Returns the waypoints of one car."""
-        raise NotImplementedError
 
 
 class _Expert(_Driver):

@@ -31,7 +31,6 @@ class Lines:
     """
 
     closed = written = 0
-    looks = True
 
     def __init__(self, kind: str, source: Path, settings: Settings) -> None:
         self._source, self._words, self._loud = source, source.read_text().split(), settings.loud
