@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.qchunk.rendering import can_render  # noqa: F401
+from tests.rendering import can_render  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 
