@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets.sync.client import ClientConnection, connect
 
 SECONDS = 30
@@ -32,6 +33,10 @@ KEYS = {
 def find_chromium() -> str | None:
     """Where it is installed, if it is."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+needs_chromium = pytest.mark.skipif(find_chromium() is None, reason="no Chromium: a browser is no package of Python")
+"""Of a test that opens a page; what pages hold, and what servers answer, is tested without one."""
 
 
 class Tab:

@@ -25,7 +25,6 @@ from tests.qchunk import recordings
 from tests.qchunk.online.test_replay import Episodes, dataset_of, episode_of
 from tests.qchunk.online.test_replay import config_of as replay_config
 from tests.qchunk.played import rollouts
-from tests.rendering import can_render  # noqa: F401  (a fixture)
 
 TASK = "cube-single-play-singletask-task2-v0"
 

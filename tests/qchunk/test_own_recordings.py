@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.rendering import can_render  # noqa: F401
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +19,7 @@ from chunkwise.reports import compare, report, results
 from chunkwise.reports.page import MOST_POINTS, page
 from chunkwise.reports.run_record import differing, read_run
 from configs.qchunk.debug import get_config
-from tests.browser import browsing, find_chromium
+from tests.browser import browsing, find_chromium, needs_chromium
 
 SECONDS = {"step": 6.0, "data": 1.0, "compile": 2.0, "wall": 10.0}
 START = {"step": 0, "time": "2026-11-01T00:00:00+00:00", "command": "chunkwise train x", "host": "h", "versions": None}
@@ -298,7 +297,7 @@ def test_texts_of_a_run_are_no_markup(tmp_path: Path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+@needs_chromium
 def test_a_browser_draws_it_and_runs_nothing_else(tmp_path: Path):
     paths = {name: hostile_run(tmp_path / name) for name in ("a", "b")}
     out = tmp_path / "page.html"
@@ -306,7 +305,9 @@ def test_a_browser_draws_it_and_runs_nothing_else(tmp_path: Path):
     out.write_text(page({n: read_run(p) for n, p in paths.items()}, beside=tmp_path).replace("</body>", script))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     flags += ["--disable-background-networking", f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom"]
-    done = subprocess.run(["chromium", *flags, out.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [str(find_chromium()), *flags, out.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
     tags = Tags(done.stdout)
     data = json.loads(tags.scripts[0])
     lines = sum(len(chart["series"]) for chart in data["charts"])
@@ -317,7 +318,7 @@ def test_a_browser_draws_it_and_runs_nothing_else(tmp_path: Path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(find_chromium() is None, reason="needs Chromium")
+@needs_chromium
 def test_videos_of_a_state_play_together(tmp_path: Path):
     """The one of a lasts 2 s, the one of b 1 s, which waits at its end; where one is moved, the other follows."""
     runs = {}

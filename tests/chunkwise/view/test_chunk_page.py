@@ -16,14 +16,14 @@ from chunkwise.errors import DataError
 from chunkwise.view.server import PageServer
 from chunkwise.view.source import Chunk, PolicyView, Recordings, View
 from openpi_ript.ript.recordings import RolloutRecordings
-from tests.browser import Tab, browsing, find_chromium
+from tests.browser import Tab, browsing, needs_chromium
 from tests.chunkwise.view.played import Played
 from tests.openpi_ript.ript.test_recordings import by_hand, write_config
 from tests.openpi_ript.small_run import make_dataset
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed"),
+    needs_chromium,
 ]
 HOSTILE = "<img src=x onerror=\"document.title='run'\">"
 INK = """(() => {

@@ -16,14 +16,14 @@ from chunkwise.view.source import Recordings, TrainingView, View
 from qchunk.config import DataConfig
 from qchunk.data.recordings import open_recordings
 from qchunk.data.window import TrainingWindows
-from tests.browser import Tab, browsing, find_chromium
+from tests.browser import Tab, browsing, needs_chromium
 from tests.chunkwise.view.played import Played, frame_color
 from tests.qchunk.image_recordings import write_episode
 from tests.qchunk.recordings import config
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(find_chromium() is None, reason="no Chromium is installed"),
+    needs_chromium,
 ]
 HOSTILE = (
     "<img src=x onerror=\"document.title='run'\">",

@@ -24,7 +24,6 @@ from qchunk.config import AlohaRecordConfig, RecordConfig
 from qchunk.envs import aloha, aloha_hdf5, simulators, transfer_cube
 from qchunk.record import record
 from tests.qchunk.played import rollouts
-from tests.rendering import can_render  # noqa: F401  (a fixture)
 
 EXACT = RecordConfig(
     env="aloha-transfer-cube", episodes=2, episode_length=300, aloha=AlohaRecordConfig(noise_levels=(0.0,))

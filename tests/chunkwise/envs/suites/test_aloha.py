@@ -12,7 +12,6 @@ from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.suites import aloha
 from chunkwise.envs.suites.aloha import LEFT_FINGER, RIGHT_FINGER, TABLE, AlohaEnv, insertion_stage, transfer_stage
 from chunkwise.errors import ConfigError
-from tests.rendering import can_render  # noqa: F401  (a fixture)
 
 
 def env_of(task: str, **more: Any) -> AlohaEnv:
