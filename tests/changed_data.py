@@ -279,6 +279,11 @@ KINDS = {
         changes={"a table's bit": flip("data/**/*.parquet")},
         in_memory=("a table's bit",),  # so few images are kept when the dataset is opened
     ),
+    "openpi_ript, images that tables name": Kind(
+        make=lambda root: write_v21(root, record(), "image_file"),
+        open=open_lerobot,
+        changes={"an image": flip("*.png"), "two images swapped": swap("*.png"), "an image gone": remove("*.png")},
+    ),
     "openpi_ript, pack": Kind(
         make=make_lerobot_pack,
         open=open_lerobot,
