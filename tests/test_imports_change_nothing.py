@@ -45,7 +45,10 @@ print(json.dumps([[before[key], after[key]] for key in before if before[key] != 
 
 
 def imports_of_others(paths: list[Path]) -> list[str]:
-    """Statements by which files import what is not ours when they are imported themselves."""
+    """Statements by which files import what is not ours when they are imported themselves.
+
+    `name = importlib.import_module("name")` is one as well: MuJoCo's import sets PYOPENGL_PLATFORM where MUJOCO_GL is set.
+    """
     lines = set()
     for path in paths:
         for node in ast.parse(path.read_text()).body:
@@ -55,6 +58,9 @@ def imports_of_others(paths: list[Path]) -> list[str]:
                 lines |= {
                     f"from {node.module} import {alias.name}" for alias in node.names if node.module != "__future__"
                 }
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+                if ast.unparse(node.value.func) == "importlib.import_module":
+                    lines.add(f"import {ast.literal_eval(node.value.args[0])}")
     return sorted(lines)
 
 
