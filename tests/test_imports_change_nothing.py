@@ -47,7 +47,7 @@ print(json.dumps([[before[key], after[key]] for key in before if before[key] != 
 def imports_of_others(paths: list[Path]) -> list[str]:
     """Statements by which files import what is not ours when they are imported themselves.
 
-    `name = importlib.import_module("name")` is one as well: MuJoCo's import sets PYOPENGL_PLATFORM where MUJOCO_GL is set.
+    `name = importlib.import_module("name")` is one as well: where MUJOCO_GL is set, MuJoCo's sets PYOPENGL_PLATFORM.
     """
     lines = set()
     for path in paths:
@@ -58,9 +58,12 @@ def imports_of_others(paths: list[Path]) -> list[str]:
                 lines |= {
                     f"from {node.module} import {alias.name}" for alias in node.names if node.module != "__future__"
                 }
-            elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
-                if ast.unparse(node.value.func) == "importlib.import_module":
-                    lines.add(f"import {ast.literal_eval(node.value.args[0])}")
+            elif (
+                isinstance(node, ast.Assign | ast.AnnAssign)
+                and isinstance(node.value, ast.Call)
+                and ast.unparse(node.value.func) == "importlib.import_module"
+            ):
+                lines.add(f"import {ast.literal_eval(node.value.args[0])}")
     return sorted(lines)
 
 
