@@ -28,7 +28,7 @@ quickstart: env  ## records a dataset, trains Q-chunking, evaluates it in the si
 	$(BIN)/python launch.py --config configs/qchunk/cube_single.py
 
 driving: env  ## records drives through a simulated town, learns waypoints, drives in closed loop
-	@echo "driving: records 240 drives, learns waypoints, compares, drives in closed loop: about half an hour on 2 cores"
+	@echo "driving: records 240 drives, learns waypoints, compares, drives in closed loop: about 17 minutes on 2 cores"
 	$(BIN)/python launch.py --config configs/driving/waypoints.py --run.dir runs/driving-waypoints --run.resume
 	$(BIN)/python -m driving.evaluate runs/driving-waypoints
 	$(BIN)/python -m chunkwise evaluate runs/driving-waypoints --closed-loop --episodes 10 --video 4
