@@ -1,7 +1,7 @@
 """What is in a LeRobot dataset or a pack, what is wrong with it, and its statistics.
 
     python -m openpi_ript.inspect DIR [--json] [--no-images] [--relative-dims 0 1 2] [--write-stats FILE]
-                                      [--allow-links-to DIR]
+                                      [--allow-links-to DIR] [--workers N] [--fleet ADDRESS]
 
 Exit code 65 if training would refuse it. Every episode is walked and every image decoded, unless told otherwise.
 """
@@ -9,6 +9,7 @@ Exit code 65 if training would refuse it. Every episode is walked and every imag
 import dataclasses
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,13 +20,15 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.data import norm_stats
+from chunkwise.data.convert import add_worker_options
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import ImageReader, PackedImages, read_manifest, read_pack_table
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import add_pack, is_pack
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.distributed.jobs import Hands
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.printable import say
@@ -56,8 +59,12 @@ class Inspection:
     """As data.wrong_totals."""
 
 
-def inspect(request: Inspection) -> Report:
+def inspect(request: Inspection, hands: Hands | None = None) -> Report:
     """Walks a dataset or a pack and reports; raises nothing for bad data.
+
+    Args:
+      request: What to look at.
+      hands: By how many processes, and where; but for "stats_seconds" the report does not depend on it.
 
     Returns:
       A dict for JSON: "path", "kind", "fps", "cameras", "tasks", "features", "frames", "episodes" (a list, one entry
@@ -69,7 +76,7 @@ def inspect(request: Inspection) -> Report:
         walk = _walk_pack if is_pack(request.path) else _walk_lerobot
         cameras = walk(request, report)
         if not report["problems"]:
-            _add_statistics(request, cameras, report)
+            _add_statistics(request, cameras, report, hands or Hands())
     except (DataError, ConfigError, ValueError) as error:  # ValueError: a config that its own checks refuse
         report["problems"].append(str(error))
     report["refused"] = bool(report["problems"])
@@ -151,11 +158,11 @@ def _episode_entry(meta: LeRobotMeta, episode: EpisodeTable, problems: Sequence[
     }
 
 
-def _add_statistics(request: Inspection, cameras: dict[str, str], report: Report) -> None:
+def _add_statistics(request: Inspection, cameras: dict[str, str], report: Report, hands: Hands) -> None:
     """Opens the dataset as training would, with widths taken from it."""
     data = open_data(_config(request, cameras, report["features"]))
     begin = time.perf_counter()
-    stats = norm.dataset_stats(data.table, data.config)
+    stats = norm.dataset_stats(data.table, data.config, hands=hands)
     seconds = time.perf_counter() - begin
     for name, of in stats.items():
         report["notes"] += norm.affine(of, "mean_std", width=len(of.mean), name=name)[1]
@@ -237,6 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
     parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")
     add_links_option(parser)
+    add_worker_options(parser, "episodes, and batches of the statistics,")
     args = parser.parse_args(argv)
     request = Inspection(
         path=args.path,
@@ -249,7 +257,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         tolerance_s=args.tolerance_s,
         wrong_totals=args.wrong_totals,
     )
-    report = inspect(request)
+    try:
+        report = inspect(request, Hands(workers=args.workers, fleet=args.fleet))
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     print(json.dumps(report, indent=2)) if args.json else _print(report)
     if report["refused"]:
         return DataError.exit_code

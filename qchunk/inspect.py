@@ -1,11 +1,12 @@
 """What is in a dataset, what is wrong with it, and its statistics.
 
     python -m qchunk.inspect DIR [--json] [--figure FILE.png] [--allow-links-to DIR]
-    python -m qchunk.inspect DIR --config FILE_OR_NAME [--field value ...]
+    python -m qchunk.inspect DIR --config FILE_OR_NAME [--field value ...] [--write-stats FILE]
 
 Reads every file again and decodes every image, whatever the index remembers. Exit code 0, or 65 if training with the
 default data settings, or with any of the cameras, would refuse the dataset. With --config it says what training with
 that config and these fields would say of DIR, and exits with 65 exactly where training would refuse it.
+With --write-stats the statistics that training would compute are written, for data.norm_stats.
 """
 
 import argparse
@@ -23,13 +24,18 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.load import load_for_data
+from chunkwise.data import norm_stats
+from chunkwise.data.convert import add_worker_options
 from chunkwise.data.episodes import manifest_hash
 from chunkwise.data.problems import Problem, list_problems
+from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError, RunError
+from chunkwise.files.durable import make_folders
 from chunkwise.files.identity import Files
 from chunkwise.printable import say
 from qchunk.config import DataConfig, QChunkConfig
-from qchunk.data.index import dataset_files, format_of, read_index
+from qchunk.data.dataset import norm_stats_of
+from qchunk.data.index import dataset_files, format_of, make_source, read_index
 from qchunk.data.readers.report import EpisodeReport
 from qchunk.data.selection import Selection, select
 from qchunk.data.verdict import of_training
@@ -195,13 +201,18 @@ def main(argv: list[str] | None = None) -> int:
         help="draw images of some episodes and histograms of all into a file",
     )
     parser.add_argument("--config", metavar="X", help="of training: a file, or a name such as qchunk/own_data")
+    parser.add_argument(
+        "--write-stats", type=Path, metavar="FILE", help="write norm_stats.json for data.norm_stats here"
+    )
     add_links_option(parser)
+    add_worker_options(parser, "episodes")
     arguments, fields = parser.parse_known_args(argv)
     if fields and arguments.config is None:
         parser.error(f"unrecognized arguments: {' '.join(fields)}; fields of a config need --config")
     if arguments.figure is not None and arguments.figure.suffix != ".png":
         parser.error(f"--figure is {arguments.figure}; expected a file whose name ends in .png")
     try:
+        hands = Hands(workers=arguments.workers, fleet=arguments.fleet)
         require_reachable({"DIR": arguments.dir}, allowed=(errno.ENOENT, errno.ENOTDIR))
         config = None
         if arguments.config is not None:
@@ -223,6 +234,11 @@ def main(argv: list[str] | None = None) -> int:
 
             draw(walked.selection, walked.data, walked.files, arguments.figure)
             print(f"figure: {arguments.figure}", file=sys.stderr)
+        if arguments.write_stats is not None and not found["refused"]:
+            data = dataclasses.replace(walked.data, norm_stats=None)
+            stats = norm_stats_of(data, make_source(walked.selection, data, walked.files), hands)
+            make_folders(arguments.write_stats.parent)
+            norm_stats.save(arguments.write_stats, stats)
     except RunError as error:
         if arguments.json:
             print(json.dumps({"path": arguments.dir, "refused": True, "error": str(error)}))

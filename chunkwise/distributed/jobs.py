@@ -44,6 +44,11 @@ class Hands:
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"--workers is {self.workers}; expected at least 1")
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process does all jobs itself."""
+        return self.fleet is None and (self.workers or 1) == 1
+
 
 Worker = Callable[[int], Any]
 """Does a job and returns its answer; an OSError means that what it makes could not be written."""
@@ -86,9 +91,20 @@ def do_here_or(
     numbers: Sequence[int], opener: Callable[[], Worker], here: Worker, hands: Hands, *, name: str = "job"
 ) -> Generator[tuple[int, Any], None, None]:
     """As `do_all`, but one worker on this machine is this process, whose worker is `here`."""
-    if numbers and (hands.fleet is not None or (hands.workers or 1) > 1):
+    if numbers and not hands.is_alone:
         return do_all(numbers, opener, workers=hands.workers, fleet=hands.fleet, name=name)
     return ((number, here(number)) for number in numbers)
+
+
+def in_order(numbers: Sequence[int], work: Generator[tuple[int, Any], None, None]) -> Generator[Any, None, None]:
+    """Yields the answers of jobs in the order of `numbers`; those that come early are kept until it is their turn."""
+    early: dict[int, Any] = {}
+    with contextlib.closing(work):
+        for number in numbers:
+            while number not in early:
+                done, answer = next(work)
+                early[done] = answer
+            yield early.pop(number)
 
 
 def _in_processes(

@@ -5,17 +5,20 @@ depend on the batches (32 samples in its script). That procedure is followed her
 batches at a time; mean and deviation are accumulated in 64 bits (openpi: in the data's 32).
 """
 
+import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64
+from jaxtyping import Float, Float32, Float64, Int64
 
 from chunkwise.data import norm_stats
 from chunkwise.data.lerobot.tables import FrameTable, window
 from chunkwise.data.norm_stats import Affine, NormStats
+from chunkwise.distributed.jobs import Hands, do_here_or, in_order
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.strict_json import read_json
@@ -31,40 +34,105 @@ EPSILON = 1e-6
 BATCH = 32
 """Samples of one update in openpi's script."""
 BATCHES_AT_ONCE = 16
+PIECES_A_JOB = 16
+"""Pieces of BATCHES_AT_ONCE batches that a worker takes at a time: 8192 samples."""
 NEAR = 1e-6
 """Distance from a bin's edge, in bins, below which the arithmetic is not trusted."""
 FAR_OFF = 10.0
 """Mean of a normalised dimension, in deviations, from which on it is noted."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """What a piece of b batches of equal size shows before its values are counted in bins."""
+
+    rows: int
+    low: Float64[np.ndarray, "b d"]
+    high: Float64[np.ndarray, "b d"]
+    mean: Float64[np.ndarray, " d"]
+    moment: Float64[np.ndarray, " d"]
+    """Sum of squared deviations from the mean."""
+
+    @staticmethod
+    def of(x: Float64[np.ndarray, "b rows d"]) -> "_Seen":
+        flat = x.reshape(-1, x.shape[2])
+        mean = flat.mean(0)
+        off = flat - mean
+        return _Seen(rows=len(off), low=x.min(1), high=x.max(1), mean=mean, moment=np.square(off, out=off).sum(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Span:
+    """Batches of a piece that are counted in the same bins."""
+
+    batches: slice
+    low: Float64[np.ndarray, " d"]
+    high: Float64[np.ndarray, " d"]
+    """Range of the bins."""
+    widened: bool
+    """Whether the bins before had another range."""
+
+    def edges(self) -> Float64[np.ndarray, "d edges"]:
+        return np.linspace(self.low, self.high, BINS + 1, axis=1)
+
+
 class RunningStats:
-    """Mean, deviation and quantiles of vectors that arrive in batches; quantiles by openpi's histograms."""
+    """Mean, deviation and quantiles of vectors that arrive in batches; quantiles by openpi's histograms.
+
+    A piece is taken in three steps, of which the second may be done elsewhere: what it shows tells the bins, its values
+    are counted in them, and the counts are added. Whole numbers add up to the same in any order; the rest is merged in
+    that of the pieces.
+    """
 
     def __init__(self) -> None:
         self._count = 0
         self._mean = self._moment = self._low = self._high = np.zeros(0)
+        self._range = np.zeros(0), np.zeros(0)
         self._edges = np.zeros((0, BINS + 1))
-        self._counts = np.zeros((0, BINS))
+        self._counts = np.zeros((0, BINS), np.int64)
 
     def update(self, x: Float[np.ndarray, "batches rows d"]) -> None:
         """Adds batches of equal size, in order; all values finite."""
         x = x.astype(np.float64)
-        low, high = x.min(1), x.max(1)
+        for span in self.take(_Seen.of(x)):
+            self.move_to(span)
+            self.add(count(x[span.batches], self._edges))
+
+    def take(self, seen: _Seen) -> Sequence[_Span]:
+        """Takes in range and moments of the next piece; returns in which bins its values are to be counted."""
+        low, high = seen.low, seen.high
         if not self._count:
             self._low, self._high = low[0], high[0]
-            self._edges = np.linspace(self._low - EDGE, self._high + EDGE, BINS + 1, axis=1)
-            self._counts = np.zeros((x.shape[2], BINS))
-            self._mean, self._moment = np.zeros(x.shape[2]), np.zeros(x.shape[2])
+            self._range = low[0] - EDGE, high[0] + EDGE
+            self._mean, self._moment = np.zeros(low.shape[1]), np.zeros(low.shape[1])
         low = np.minimum.accumulate(np.concatenate([self._low[None], low]))
         high = np.maximum.accumulate(np.concatenate([self._high[None], high]))
         widened = np.flatnonzero(((low[1:] < low[:-1]) | (high[1:] > high[:-1])).any(1))
-        bounds = sorted({0, *widened.tolist(), len(x)})
+        bounds = sorted({0, *widened.tolist(), len(seen.low)})
+        spans = []
         for start, stop in itertools.pairwise(bounds):
             if start in widened:
-                self._widen(low[start + 1], high[start + 1])
-            self._add_to_histograms(x[start:stop].reshape(-1, x.shape[2]))
+                self._range = low[start + 1], high[start + 1]
+            of = {"low": self._range[0], "high": self._range[1]}
+            spans.append(_Span(batches=slice(start, stop), widened=start in widened, **of))
         self._low, self._high = low[-1], high[-1]
-        self._add_moments(x.reshape(-1, x.shape[2]))
+        self._merge(seen)
+        return spans
+
+    def move_to(self, span: _Span) -> None:
+        """Moves the histograms to the bins of a span: a bin's count goes where its left edge falls."""
+        if span.widened:
+            edges = span.edges()
+            for d, counts in enumerate(self._counts):
+                self._counts[d] = np.histogram(self._edges[d, :-1], bins=edges[d], weights=counts)[0]
+            self._edges = edges
+        elif not len(self._edges):
+            self._edges = span.edges()
+            self._counts = np.zeros((len(self._edges), BINS), np.int64)
+
+    def add(self, counts: Int64[np.ndarray, "d bins"]) -> None:
+        """Adds counts in the present bins."""
+        self._counts += counts
 
     def result(self) -> NormStats:
         """Statistics so far. Raises DataError below two vectors, as openpi."""
@@ -77,71 +145,166 @@ class RunningStats:
         std = np.sqrt(self._moment / self._count)
         return NormStats(mean=self._mean, std=std, q01=quantiles[0], q99=quantiles[1])
 
-    def _widen(self, low: Float64[np.ndarray, " d"], high: Float64[np.ndarray, " d"]) -> None:
-        """Moves every histogram to a new range: a bin's count goes where its left edge falls."""
-        edges = np.linspace(low, high, BINS + 1, axis=1)
-        for d, counts in enumerate(self._counts):
-            self._counts[d] = np.histogram(self._edges[d, :-1], bins=edges[d], weights=counts)[0]
-        self._edges = edges
-
-    def _add_to_histograms(self, x: Float64[np.ndarray, "rows d"]) -> None:
-        """np.histogram with the present edges, by arithmetic on the evenly spaced bins and one correction."""
-        first, width = self._edges[:, 0], (self._edges[:, -1] - self._edges[:, 0]) / BINS
-        for d, column in enumerate(np.ascontiguousarray(x.T)):
-            if width[d] == 0:
-                self._counts[d, -1] += len(x)
-                continue
-            place = (column - first[d]) * (1 / width[d])
-            bins = place.astype(np.int64)
-            # Only a value within rounding of an edge can be in the wrong bin; the edges themselves decide.
-            near = np.flatnonzero(np.abs(place - np.rint(place)) < NEAR)
-            close = np.clip(bins[near], 0, BINS - 1)
-            close -= column[near] < self._edges[d, close]
-            bins[near] = close + ((column[near] >= self._edges[d, close + 1]) & (close < BINS - 1))
-            self._counts[d] += np.bincount(bins, minlength=BINS)
-
-    def _add_moments(self, x: Float64[np.ndarray, "rows d"]) -> None:
+    def _merge(self, seen: _Seen) -> None:
         """Merges mean and sum of squared deviations (Chan et al. 1979)."""
-        rows, mean = len(x), x.mean(0)
-        delta, total = mean - self._mean, self._count + len(x)
-        self._moment = self._moment + np.square(x - mean).sum(0) + np.square(delta) * (self._count * rows / total)
+        rows = seen.rows
+        delta, total = seen.mean - self._mean, self._count + rows
+        self._moment = self._moment + seen.moment + np.square(delta) * (self._count * rows / total)
         self._mean = self._mean + delta * (rows / total)
         self._count = total
 
 
+def count(x: Float64[np.ndarray, "*b d"], edges: Float64[np.ndarray, "d edges"]) -> Int64[np.ndarray, "d bins"]:
+    """np.histogram of each dimension, by arithmetic on the evenly spaced bins and one correction."""
+    counts = np.zeros((len(edges), BINS), np.int64)
+    first, width = edges[:, 0], (edges[:, -1] - edges[:, 0]) / BINS
+    for d, column in enumerate(np.ascontiguousarray(x.reshape(-1, len(edges)).T)):
+        if width[d] == 0:
+            counts[d, -1] = len(column)
+            continue
+        place = (column - first[d]) * (1 / width[d])
+        bins = place.astype(np.int64)
+        # Only a value within rounding of an edge can be in the wrong bin; the edges themselves decide.
+        near = np.flatnonzero(np.abs(place - np.rint(place)) < NEAR)
+        close = np.clip(bins[near], 0, BINS - 1)
+        close -= column[near] < edges[d, close]
+        bins[near] = close + ((column[near] >= edges[d, close + 1]) & (close < BINS - 1))
+        counts[d] = np.bincount(bins, minlength=BINS)
+    return counts
+
+
+class _Tally:
+    """How many values lie in the bins of a span, and of those after it that have the same bins; only those with any."""
+
+    def __init__(self, span: _Span) -> None:
+        self.span = span
+        self._bins, self._counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def add(self, counts: Int64[np.ndarray, "d bins"]) -> None:
+        counts = counts.ravel()
+        counts[self._bins] += self._counts
+        self._bins = np.flatnonzero(counts)
+        self._counts = counts[self._bins]
+
+    def dense(self) -> Int64[np.ndarray, "d bins"]:
+        counts = np.zeros((len(self.span.low), BINS), np.int64)
+        counts.ravel()[self._bins] = self._counts
+        return counts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Pieces:
+    """A dataset's samples in order, in pieces of BATCHES_AT_ONCE batches; the last frames are a piece of one batch."""
+
+    state: Float32[np.ndarray, "T s"]
+    action: Float32[np.ndarray, "T a"]
+    lengths: Int64[np.ndarray, " e"]
+    horizon: int
+    relative_dims: Sequence[int]
+    drop_tail: bool
+
+    def __len__(self) -> int:
+        whole, tail = divmod(len(self.state), BATCH)
+        return -(-whole // BATCHES_AT_ONCE) + bool(tail and not self.drop_tail)
+
+    def read(self, piece: int) -> dict[str, Float32[np.ndarray, "b rows d"]]:
+        """Makes the batches of a piece."""
+        whole = len(self.state) // BATCH * BATCH
+        start = min(piece * BATCH * BATCHES_AT_ONCE, whole)
+        rows = np.arange(start, min(start + BATCH * BATCHES_AT_ONCE, whole) if start < whole else len(self.state))
+        batch, dims = min(BATCH, len(rows)), list(self.relative_dims)
+        starts = np.cumsum(self.lengths) - self.lengths
+        episode = np.searchsorted(starts, rows, side="right") - 1
+        inside, _ = window(rows - starts[episode], self.lengths[episode], np.arange(self.horizon))
+        state, actions = self.state[rows], self.action[starts[episode][:, None] + inside]
+        actions[..., dims] -= state[:, None, dims]
+        return {
+            "state": state.reshape(-1, batch, state.shape[1]),
+            "actions": actions.reshape(-1, batch * self.horizon, actions.shape[2]),
+        }
+
+    def look(self, job: int) -> list[dict[str, _Seen]]:
+        """Says of each piece of a job what it shows."""
+        return [{name: _Seen.of(x.astype(np.float64)) for name, x in self.read(p).items()} for p in self._of(job)]
+
+    def tally(self, spans: Sequence[Mapping[str, Sequence[_Span]]], job: int) -> dict[str, list["_Tally"]]:
+        """Counts the values of a job in the bins that `spans` gives for each piece of the dataset."""
+        tallies: dict[str, list[_Tally]] = {"state": [], "actions": []}
+        edges: dict[str, np.ndarray] = {}
+        for piece in self._of(job):
+            for name, x in self.read(piece).items():
+                for span in spans[piece][name]:
+                    if span.widened or not tallies[name]:
+                        tallies[name].append(_Tally(span))
+                        edges[name] = span.edges()
+                    tallies[name][-1].add(count(x[span.batches].astype(np.float64), edges[name]))
+        return tallies
+
+    def _of(self, job: int) -> range:
+        return range(job * PIECES_A_JOB, min((job + 1) * PIECES_A_JOB, len(self)))
+
+
 def dataset_stats(
-    table: FrameTable, config: DataConfig, *, adapter: Adapter = OWN, drop_tail: bool = False
+    table: FrameTable,
+    config: DataConfig,
+    *,
+    adapter: Adapter = OWN,
+    drop_tail: bool = False,
+    hands: Hands | None = None,
 ) -> dict[str, NormStats]:
     """Statistics of "state" (each frame) and "actions" (each step of each frame's window, made relative).
 
-    Padded steps count with the action that they repeat, as in openpi.
+    Padded steps count with the action that they repeat, as in openpi. They are the same to the bit for any number of
+    workers.
 
     Args:
       table: All frames.
       config: Its keys, horizon and relative dimensions.
       adapter: Gives the numbers that the policy sees of the table's.
       drop_tail: Leave out the last frames where they fill no batch of 32, as openpi's script does.
+      hands: By how many processes, and where; each gets the two columns.
     """
-    state, action = adapter.state(table.columns[config.state_key]), adapter.action(table.columns[config.action_key])
-    episode = np.repeat(np.arange(len(table.lengths)), table.lengths)
-    frame = np.arange(table.frames) - table.starts[episode]
-    deltas = np.arange(config.horizon)
-    dims = list(config.robot.relative_dims)
+    pieces = _Pieces(
+        state=adapter.state(table.columns[config.state_key]),
+        action=adapter.action(table.columns[config.action_key]),
+        lengths=table.lengths,
+        horizon=config.horizon,
+        relative_dims=config.robot.relative_dims,
+        drop_tail=drop_tail,
+    )
     stats = {"state": RunningStats(), "actions": RunningStats()}
-
-    def add(rows: np.ndarray, batch: int) -> None:
-        inside, _ = window(frame[rows], table.lengths[episode[rows]], deltas)
-        actions = action[table.starts[episode[rows]][:, None] + inside]
-        actions[..., dims] -= state[rows][:, None, dims]
-        stats["state"].update(state[rows].reshape(-1, batch, state.shape[1]))
-        stats["actions"].update(actions.reshape(-1, batch * config.horizon, action.shape[1]))
-
-    whole = table.frames // BATCH * BATCH
-    for start in range(0, whole, BATCH * BATCHES_AT_ONCE):
-        add(np.arange(start, min(start + BATCH * BATCHES_AT_ONCE, whole)), BATCH)
-    if whole < table.frames and not drop_tail:
-        add(np.arange(whole, table.frames), table.frames - whole)
+    if hands is None or hands.is_alone:
+        for piece in range(len(pieces)):
+            for name, x in pieces.read(piece).items():
+                stats[name].update(x)
+    else:
+        _share_out(pieces, stats, hands)
     return {name: running.result() for name, running in stats.items()}
+
+
+def _share_out(pieces: _Pieces, stats: Mapping[str, RunningStats], hands: Hands) -> None:
+    """Takes in all pieces, which workers look at first, and then count in the bins that come of it."""
+    jobs = range(-(-len(pieces) // PIECES_A_JOB))
+    spans: list[dict[str, Sequence[_Span]]] = []
+    looking = do_here_or(jobs, _Opener(pieces.look), pieces.look, hands, name="job")
+    for seen in in_order(jobs, looking):
+        spans += [{name: stats[name].take(one) for name, one in piece.items()} for piece in seen]
+    counting = functools.partial(pieces.tally, spans)
+    for tallies in in_order(jobs, do_here_or(jobs, _Opener(counting), counting, hands, name="job")):
+        for name, each in tallies.items():
+            for tally in each:
+                stats[name].move_to(tally.span)
+                stats[name].add(tally.dense())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opener:
+    """A worker that needs nothing opened."""
+
+    worker: Callable[[int], Any]
+
+    def __call__(self) -> Callable[[int], Any]:
+        return self.worker
 
 
 def stats_source(table: FrameTable, config: DataConfig) -> dict[str, Any]:

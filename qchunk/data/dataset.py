@@ -10,7 +10,9 @@ import numpy as np
 from chunkwise.data import norm_stats
 from chunkwise.data.episodes import Episode, EpisodeSource
 from chunkwise.data.norm_stats import Affine, NormStats, RunningStats
+from chunkwise.distributed.jobs import Hands, do_here_or, in_order
 from chunkwise.errors import DataError
+from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files
 from chunkwise.files.trouble import TRIES, is_system_error, retried
 from qchunk.config import DataConfig, Normalization, QChunkConfig
@@ -93,7 +95,7 @@ def _with_norm(data: DataConfig, files: Files, source: EpisodeSource, notes: tup
     if data.holdout:
         notes += (f"data.holdout {data.holdout:g}: {held.sum()} of {len(held)} episodes are kept for evaluation alone",)
     if (data.action_norm, data.observation_norm) != ("none", "none"):
-        stats = _norm_stats(data, source)
+        stats = norm_stats_of(data, source)
     action, floored = affine(stats, data.action_norm, "actions", source.dims["action"], name="action")
     notes += floored
     width = source.dims[data.observation]
@@ -128,27 +130,33 @@ def affine(
     return norm_stats.normalizer(stats[key], mode, name)
 
 
-def compute_norm_stats(config: QChunkConfig) -> dict[str, NormStats]:
+def compute_norm_stats(config: QChunkConfig, hands: Hands | None = None) -> dict[str, NormStats]:
     """Statistics of "state" (the array that data.observation names) and "actions", in openpi's keys.
 
     Read from data.norm_stats if that is set, else computed in one pass over all frames of all good episodes
     that are not held out; of a mixture, each folder weighs its share.
 
+    Args:
+      config: Of the run.
+      hands: How many processes read episodes, and where; the statistics are the same to the bit.
+
     Raises:
       DataError: The dataset or the JSON is missing or bad.
     """
-    return _norm_stats(config.data, open_source(config.data)[0])
+    return norm_stats_of(config.data, open_source(config.data)[0], hands)
 
 
-def _norm_stats(data: DataConfig, source: EpisodeSource) -> dict[str, NormStats]:
+def norm_stats_of(data: DataConfig, source: EpisodeSource, hands: Hands | None = None) -> dict[str, NormStats]:
+    """As `compute_norm_stats`, of a dataset that was opened."""
     widths = {"state": source.dims[data.observation], "actions": source.dims["action"]}
     if data.norm_stats is None:
         folders = mixture.folders_of(data, source)
         running = {name: [RunningStats() for _ in mixture.shares(data)] for name in widths}
-        for index in np.flatnonzero(~held_out(data, source)):
-            episode = load_episode(source, int(index))
-            running["state"][folders[index]].update(episode.states[data.observation])
-            running["actions"][folders[index]].update(episode.action)
+        chosen, reader = np.flatnonzero(~held_out(data, source)).tolist(), _Reader(source, data.observation)
+        reading = do_here_or(chosen, reader, reader.read, hands or Hands(), name="episode")
+        for index, (state, action) in zip(chosen, in_order(chosen, reading), strict=True):
+            running["state"][folders[index]].update(state)
+            running["actions"][folders[index]].update(action)
         if not data.mixture:
             return {name: stats.result() for name, (stats,) in running.items()}
         return {name: norm_stats.mixed(parts, mixture.shares(data).tolist()) for name, parts in running.items()}
@@ -159,6 +167,23 @@ def _norm_stats(data: DataConfig, source: EpisodeSource) -> dict[str, NormStats]
         if found != width:
             raise DataError(f"{path}: expected {width} dimensions of {name!r}, found {found or 'none'}")
     return stats
+
+
+class _Reader:
+    """Reads what statistics are made of, in any process."""
+
+    def __init__(self, source: EpisodeSource, observation: str) -> None:
+        self._source, self._observation = source, observation
+        self._limits = budget.current()
+
+    def __call__(self) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
+        budget.use(self._limits)
+        return self.read
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns observations and actions of an episode."""
+        episode = load_episode(self._source, index)
+        return episode.states[self._observation], episode.action
 
 
 def dims(config: QChunkConfig) -> Dims:

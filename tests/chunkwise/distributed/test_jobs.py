@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chunkwise.distributed.jobs import do_all
+from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed.jobs import Hands, do_all, in_order
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 
 
@@ -96,6 +98,28 @@ def test_an_episode_whose_worker_died_is_recorded_again(tmp_path: Path, capsys: 
 def test_two_deaths_in_one_episode_are_survived(tmp_path: Path) -> None:
     assert list(do_all([11], functools.partial(opener, tmp_path), workers=1, name="episode")) == [(11, -11)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["11", "died0", "died1"]
+
+
+def test_answers_come_in_order_whichever_is_first() -> None:
+    closed = []
+
+    def work() -> Generator[tuple[int, str], None, None]:
+        try:
+            yield from ((5, "five"), (2, "two"), (9, "nine"), (1, "one"))
+        finally:
+            closed.append(True)
+
+    found = in_order([2, 9, 5, 1], work())
+    assert [next(found), next(found), next(found)] == ["two", "nine", "five"]
+    found.close()
+    assert closed == [True]
+    assert list(in_order([], work())) == []
+
+
+def test_one_worker_without_a_cluster_is_this_process() -> None:
+    for hands, alone in ((Hands(), True), (Hands(workers=1), True), (Hands(workers=2), False)):
+        assert hands.is_alone is alone
+    assert not Hands(fleet=FleetConfig(address="auto")).is_alone
 
 
 def test_workers_that_were_stopped_end_with_the_recording(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from chunkwise.data.lerobot.tables import FrameTable
 from chunkwise.data.norm_stats import NormStats
+from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError
 from openpi_ript.config.data import DataConfig, RobotConfig
 from openpi_ript.data import norm
@@ -90,6 +91,25 @@ def test_statistics_equal_openpis_procedure(lengths: list[int], relative: tuple[
         np.testing.assert_allclose(found[name].std, flat.std(0), atol=1e-9)
         np.testing.assert_allclose(found[name].q01, plain.quantile(0.01), atol=1e-9)
         np.testing.assert_allclose(found[name].q99, plain.quantile(0.99), atol=1e-9)
+
+
+@pytest.mark.parametrize("drop_tail", [False, True])
+def test_statistics_by_several_processes_are_those_of_one_to_the_bit(drop_tail: bool) -> None:
+    frames = table([9000, 1, 8016])  # three jobs, the last of two pieces and a tail; the state drifts to the end
+    one = norm.dataset_stats(frames, config(), drop_tail=drop_tail)
+    two = norm.dataset_stats(frames, config(), drop_tail=drop_tail, hands=Hands(workers=2))
+    assert two.keys() == one.keys() == {"state", "actions"}
+    for name in one:
+        for field in ("mean", "std", "q01", "q99"):
+            assert getattr(two[name], field).tobytes() == getattr(one[name], field).tobytes(), (name, field)
+    state = frames.columns["observation.state"][: 17_017 // 32 * 32 if drop_tail else None].astype(np.float64)
+    plain = PlainStats()
+    for start in range(0, len(state), 32):
+        plain.update(state[start : start + 32])
+    np.testing.assert_allclose(two["state"].mean, state.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(two["state"].std, state.std(0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(two["state"].q01, plain.quantile(0.01), atol=1e-9)
+    np.testing.assert_allclose(two["state"].q99, plain.quantile(0.99), atol=1e-9)
 
 
 def test_the_tail_is_dropped_as_openpis_script_does_if_asked() -> None:

@@ -1,0 +1,67 @@
+"""qchunk/inspect.py by several processes: the same statistics and the same report as by one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.data import norm_stats
+from chunkwise.data.norm_stats import NormStats
+from qchunk import inspect
+from tests.qchunk.recordings import arrays, dataset
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def written(root: Path, file: Path, *options: str) -> bytes:
+    assert inspect.main([str(root), "--json", "--write-stats", str(file), *options]) == 0
+    return file.read_bytes()
+
+
+def test_written_statistics_are_of_all_frames_and_the_same_by_any_number_of_workers(tmp_path: Path):
+    lengths = (7, 1, 12, 5, 30)
+    root = dataset(tmp_path / "data", lengths=lengths)
+    one = written(root, tmp_path / "new/one.json")
+    assert written(root, tmp_path / "three.json", "--workers", "3") == one
+    found: dict[str, NormStats] = norm_stats.load(tmp_path / "three.json")
+    for name, key in (("actions", "/action"), ("state", "/observations/qpos")):
+        x = np.concatenate([arrays(length, seed)[key] for seed, length in enumerate(lengths)]).astype(np.float64)
+        np.testing.assert_allclose(found[name].mean, x.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(found[name].std, x.std(0), rtol=1e-12)
+        np.testing.assert_array_equal(found[name].min, x.min(0))
+        np.testing.assert_array_equal(found[name].max, x.max(0))
+
+
+def test_written_statistics_are_those_of_a_config(tmp_path: Path):
+    root = dataset(tmp_path / "data", lengths=(7, 9, 12, 5))
+    options = ["--config", "qchunk/own_data", "--data.observation", "state", "--data.norm-stats", str(tmp_path / "x")]
+    options += ["--data.holdout", "0"]
+    norm_stats.save(tmp_path / "x", {"state": example(9), "actions": example(4)})
+    written(root, tmp_path / "stats.json", *options)
+    found = norm_stats.load(tmp_path / "stats.json")["state"]
+    x = np.concatenate([arrays(n, seed)["/observations/state"] for seed, n in enumerate((7, 9, 12, 5))])
+    np.testing.assert_allclose(found.mean, x.astype(np.float64).mean(0), rtol=1e-12)
+
+
+def example(width: int) -> NormStats:
+    zeros = np.zeros(width)
+    return NormStats(mean=zeros, std=zeros + 1, q01=zeros - 1, q99=zeros + 1, min=zeros - 2, max=zeros + 2)
+
+
+def test_a_refused_dataset_has_no_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    root = dataset(tmp_path / "data")
+    (root / "episode_3.hdf5").write_bytes(b"no file")
+    assert inspect.main([str(root), "--json", "--write-stats", str(tmp_path / "stats.json")]) == 65
+    assert not (tmp_path / "stats.json").exists()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert found["problems"][0]["file"] == "episode_3.hdf5"
+
+
+def test_no_workers_are_a_wrong_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert inspect.main([str(dataset(tmp_path)), "--workers", "0"]) == 64
+    assert "--workers is 0; expected at least 1" in capsys.readouterr().err
