@@ -1,16 +1,17 @@
 """Says what is in driving episodes, and what is wrong with them.
 
-    python -m driving.validate PATH... [--json] [--no-images]
+    python -m driving.validate PATH... [--json] [--no-images] [--workers N] [--fleet ADDRESS]
 
 PATH is a folder of episodes, one episode file, or a pack. Every file is read anew and every image decoded, whatever
 an index beside them says. Exit code 65 if there is any problem: a file that training would refuse, or labels that
 contradict one another. Remarks do not count.
 """
 
-import concurrent.futures
+import argparse
 import dataclasses
 import functools
 import json
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -22,10 +23,13 @@ from jaxtyping import UInt8
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.progress import follow
+from chunkwise.data.convert import add_worker_options
 from chunkwise.data.images import decode
 from chunkwise.data.problems import Problem, list_problems, problem_of
 from chunkwise.data.shards import is_pack
-from chunkwise.errors import DataError
+from chunkwise.data.walking import crash, walk
+from chunkwise.distributed.jobs import Hands
+from chunkwise.errors import DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.printable import say
@@ -47,7 +51,7 @@ def validate(
     paths: Sequence[Path],
     *,
     images: bool = True,
-    threads: int = 2,
+    hands: Hands | None = None,
     say: Callable[[str], None] | None = None,
     allow_links_to: Sequence[str] = (),
 ) -> Report:
@@ -56,7 +60,7 @@ def validate(
     Args:
       paths: Folders of episodes, episode files, packs.
       images: Decode every image; otherwise only headers are read.
-      threads: Episodes looked at at a time.
+      hands: By how many processes, and where; the report does not depend on it.
       say: Takes lines on how far it is; None: nothing is said, and no bar shown.
       allow_links_to: Folders outside of the datasets that links in them may lead to.
 
@@ -67,10 +71,12 @@ def validate(
     """
     report: Report = {"paths": [str(path) for path in paths], "episodes": [], "cameras": {}}
     found = Findings()
-    walk = _Walk(images=images, report=report, found=found, say=say, allow_links_to=allow_links_to)
+    under_way = _Walk(
+        images=images, report=report, found=found, say=say, allow_links_to=allow_links_to, hands=hands or Hands()
+    )
     for path in paths:
         try:
-            _walk_path(path, walk, threads)
+            _walk_path(path, under_way)
         except DataError as error:
             found.problems.append(problem_of(error, str(path)))
     _check_ids(report["episodes"], found)
@@ -87,6 +93,7 @@ class _Walk:
     found: Findings
     say: Callable[[str], None] | None
     allow_links_to: Sequence[str]
+    hands: Hands
 
     def follow(self, items: Iterable[Item], total: int) -> Iterable[Item]:
         """The items, with what shows how far it is."""
@@ -105,21 +112,41 @@ class _Walk:
         self.report["episodes"].append(entry)
 
 
-def _walk_path(path: Path, walk: _Walk, threads: int) -> None:
+def _walk_path(path: Path, under_way: _Walk) -> None:
     if is_pack(path):
-        _walk_pack(path, walk)
+        _walk_pack(path, under_way)
         return
-    bounds = Bounds(path, walk.allow_links_to)
+    bounds = Bounds(path, under_way.allow_links_to)
     base = bounds.root
     parts: list[Index] = []
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        files = [Path(bounds.path(name)) for name in episode_names(path, bounds)]
-        looked_at = zip(files, pool.map(lambda f: _one(f, bounds, walk.images), files), strict=True)
-        for file, (index, look, found) in walk.follow(looked_at, len(files)):
-            walk.add(str(file), index, look, found)
-            parts += [] if index is None else [index]
+    files = [Path(bounds.path(name)) for name in episode_names(path, bounds)]
+    looked_at = walk(_Episodes(files=files, bounds=bounds, images=under_way.images), under_way.hands)
+    for file, (index, look, found) in under_way.follow(zip(files, looked_at, strict=True), len(files)):
+        under_way.add(str(file), index, look, found)
+        parts += [] if index is None else [index]
     if (base / SPLIT_FILE).is_file() and not path.is_file() and parts:
-        _check_split(base / SPLIT_FILE, parts, walk.found)
+        _check_split(base / SPLIT_FILE, parts, under_way.found)
+
+
+_Seen = tuple[Index | None, Look | None, Findings]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Episodes:
+    """The episode files of a folder."""
+
+    files: Sequence[Path]
+    bounds: Bounds
+    images: bool
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def open(self) -> Callable[[int], _Seen]:
+        return lambda number: _one(self.files[number], self.bounds, self.images)
+
+    def crashed(self, number: int, found: str) -> _Seen:
+        return None, None, Findings(problems=[crash(str(self.files[number]), found)])
 
 
 def _one(file: Path, bounds: Bounds, images: bool) -> tuple[Index | None, Look | None, Findings]:
@@ -168,28 +195,52 @@ def _look(index: Index, read_image: Any, file: str, found: Findings) -> Look:
     return Look(brightest=brightest, repeats=repeats)
 
 
-def _walk_pack(path: Path, walk: _Walk) -> None:
-    manifest = read_manifest(path)
-    whole = load_index(path, manifest)
-    store = PackedImages(path, whole, whole.cameras)
-    shape = (len(whole.cameras), *manifest["image_size"], 3)
-    for episode in walk.follow(range(len(whole.ids)), len(whole.ids)):
-        index, found, first = whole.one(episode), Findings(), whole.rows(episode).start
-        file = f"{path}: {index.files[0]}"
-        look = None
-        if walk.images:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """The episodes of a pack."""
 
-            def read_image(row: int, column: int, first: int = first) -> np.ndarray:
-                out, wanted = np.zeros(shape, np.uint8), np.zeros(shape[0], bool)
-                wanted[column] = True
-                store.read(first + row, wanted, out)
-                return out[column]
+    path: Path
+    whole: Index
+    images: bool
 
-            look = _look(index, read_image, file, found)
-        _judge(index, look, found, file)
-        walk.add(file, index, look, found)
+    def __len__(self) -> int:
+        return len(self.whole.ids)
+
+    def open(self) -> Callable[[int], _Seen]:
+        store = PackedImages(self.path, self.whole, self.whole.cameras)
+        shape = (len(self.whole.cameras), *read_manifest(self.path)["image_size"], 3)
+
+        def look_at(episode: int) -> _Seen:
+            index, found, first = self.whole.one(episode), Findings(), self.whole.rows(episode).start
+            look = None
+            if self.images:
+
+                def read_image(row: int, column: int) -> np.ndarray:
+                    out, wanted = np.zeros(shape, np.uint8), np.zeros(shape[0], bool)
+                    wanted[column] = True
+                    store.read(first + row, wanted, out)
+                    return out[column]
+
+                look = _look(index, read_image, self.name(episode), found)
+            _judge(index, look, found, self.name(episode))
+            return index, look, found
+
+        return look_at
+
+    def crashed(self, number: int, found: str) -> _Seen:
+        return None, None, Findings(problems=[crash(self.name(number), found)])
+
+    def name(self, episode: int) -> str:
+        return f"{self.path}: {self.whole.one(episode).files[0]}"
+
+
+def _walk_pack(path: Path, under_way: _Walk) -> None:
+    whole = load_index(path, read_manifest(path))
+    packed = _Packed(path=path, whole=whole, images=under_way.images)
+    for episode, seen in enumerate(under_way.follow(walk(packed, under_way.hands), len(packed))):
+        under_way.add(packed.name(episode), *seen)
     if (path / SPLIT_FILE).is_file():
-        _check_split(path / SPLIT_FILE, [whole], walk.found)
+        _check_split(path / SPLIT_FILE, [whole], under_way.found)
 
 
 def _check_split(file: Path, parts: Sequence[Index], found: Findings) -> None:
@@ -297,17 +348,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="folder of episodes, episode file, or pack")
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--no-images", "--no-pictures", action="store_true", help="decode no image; look at headers")
-    parser.add_argument("--threads", type=int, default=2, help="episodes looked at at a time; default: 2")
+    add_worker_options(parser, "episodes")
+    # As it was called before.
+    parser.add_argument("--threads", type=int, dest="workers", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add_links_option(parser)
     args = parser.parse_args(argv)
     progress = None if args.json else functools.partial(say, error=True)
-    report = validate(
-        args.paths,
-        images=not args.no_images,
-        threads=args.threads,
-        say=progress,
-        allow_links_to=args.allow_links_to,
-    )
+    try:
+        report = validate(
+            args.paths,
+            images=not args.no_images,
+            hands=Hands(workers=args.workers, fleet=args.fleet),
+            say=progress,
+            allow_links_to=args.allow_links_to,
+        )
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
     print(json.dumps(report, indent=1)) if args.json else _print(report)
     return DataError.exit_code if report["refused"] else 0
 

@@ -7,11 +7,12 @@ Exit code 65 if training would refuse it. Every episode is walked and every imag
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import ImageReader, PackedImages, read_manifest, read_pack_table
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import add_pack, is_pack
+from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import Files
@@ -38,6 +40,8 @@ from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.pack import numeric_columns
 
 Report = dict[str, Any]
+_Seen = tuple[Report, list[Problem], list[str]]
+"""Of an episode: its entry in the report, what is wrong with it, and notes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,17 +77,17 @@ def inspect(request: Inspection, hands: Hands | None = None) -> Report:
     """
     report: Report = {"path": str(request.path), "episodes": [], "problems": [], "notes": [], "stats": {}}
     try:
-        walk = _walk_pack if is_pack(request.path) else _walk_lerobot
-        cameras = walk(request, report)
+        hands = hands or Hands()
+        cameras = (_walk_pack if is_pack(request.path) else _walk_lerobot)(request, report, hands)
         if not report["problems"]:
-            _add_statistics(request, cameras, report, hands or Hands())
+            _add_statistics(request, cameras, report, hands)
     except (DataError, ConfigError, ValueError) as error:  # ValueError: a config that its own checks refuse
         report["problems"].append(str(error))
     report["refused"] = bool(report["problems"])
     return report
 
 
-def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
+def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str, str]:
     meta = read_meta(
         request.path,
         bounds=Bounds(request.path, request.allow_links_to),
@@ -95,34 +99,99 @@ def _walk_lerobot(request: Inspection, report: Report) -> dict[str, str]:
     report |= {"kind": f"LeRobot {meta.version}", "robot": meta.robot_type, "fps": meta.fps, "features": features}
     report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
     report["frames"] = sum(episode.length for episode in meta.episodes)
-    reader = LeRobotImages(meta, meta.cameras)
-    for episode in iter_tables(meta, numeric_columns(meta)):
-        problems = [*episode.problems, *(reader.check(episode.meta.index, last=True) if episode.columns else ())]
-        if request.images and not problems:
-            problems += _decode_all(reader, episode.meta.file, episode.meta.index, episode.meta.length, report)
-        report["episodes"].append(_episode_entry(meta, episode, problems))
-        report["problems"] += [str(problem) for problem in problems]
+    _add(walk(_LeRobotEpisodes(meta=meta, images=request.images), hands), report)
     return {f"camera_{n}": key for n, key in enumerate(meta.cameras)}
 
 
-def _walk_pack(request: Inspection, report: Report) -> dict[str, str]:
+def _walk_pack(request: Inspection, report: Report, hands: Hands) -> dict[str, str]:
     table = read_pack_table(request.path)
     manifest = read_manifest(request.path)
     features = {key: {"dtype": str(c.dtype), "shape": list(c.shape[1:])} for key, c in table.columns.items()}
     report |= {"kind": "pack", "fps": table.fps, "features": features, "frames": table.frames}
     report |= {"cameras": manifest["cameras"], "tasks": {str(index): task for index, task in table.tasks.items()}}
-    files = Files(Bounds(request.path, request.allow_links_to))
-    add_pack(files, "tables.npz")
-    reader = PackedImages(request.path, table, manifest["cameras"], files=files)
-    for index, length in zip(table.episodes.tolist(), table.lengths.tolist(), strict=True):
-        problems = _decode_all(reader, "images", index, length, report) if request.images else []
-        verdict = "bad" if problems else "good"
-        report["episodes"].append({"index": index, "length": length, "verdict": verdict})
-        report["problems"] += [str(problem) for problem in problems]
+    packed = _Packed(request=request, episodes=table.episodes.tolist(), lengths=table.lengths.tolist())
+    _add(walk(packed, hands), report)
     return {f"camera_{n}": key for n, key in enumerate(manifest["cameras"])}
 
 
-def _decode_all(reader: ImageReader, file: str, episode: int, length: int, report: Report) -> list[Problem]:
+def _add(walked: Iterable[_Seen], report: Report) -> None:
+    """Takes in what was seen of each episode, in their order."""
+    for entry, problems, notes in walked:
+        report["notes"] += notes
+        report["episodes"].append(entry)
+        report["problems"] += [str(problem) for problem in problems]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LeRobotEpisodes:
+    """The episodes of a LeRobot dataset."""
+
+    meta: LeRobotMeta
+    images: bool
+
+    def __len__(self) -> int:
+        return len(self.meta.episodes)
+
+    def open(self) -> Callable[[int], _Seen]:
+        meta, keys = self.meta, numeric_columns(self.meta)
+        reader = LeRobotImages(meta, meta.cameras)
+
+        @functools.lru_cache(1)
+        def tables(file: str) -> dict[int, EpisodeTable]:
+            own = dataclasses.replace(meta, episodes=tuple(one for one in meta.episodes if one.file == file))
+            return {table.meta.index: table for table in iter_tables(own, keys)}
+
+        def look_at(number: int) -> _Seen:
+            of = meta.episodes[number]
+            episode, notes = tables(of.file)[of.index], list[str]()
+            problems = [*episode.problems, *(reader.check(of.index, last=True) if episode.columns else ())]
+            if self.images and not problems:
+                problems += _decode_all(reader, of.file, of.index, of.length, notes)
+            return _episode_entry(meta, episode, problems), problems, notes
+
+        return look_at
+
+    def crashed(self, number: int, found: str) -> _Seen:
+        of = self.meta.episodes[number]
+        problems = [crash(of.file, found, episode=of.index)]
+        return _episode_entry(self.meta, EpisodeTable(meta=of, columns={}, problems=()), problems), problems, []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Packed:
+    """The episodes of a pack."""
+
+    request: Inspection
+    episodes: Sequence[int]
+    lengths: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def open(self) -> Callable[[int], _Seen]:
+        path = self.request.path
+        files = Files(Bounds(path, self.request.allow_links_to))
+        add_pack(files, "tables.npz")
+        reader = PackedImages(path, read_pack_table(path), read_manifest(path)["cameras"], files=files)
+
+        def look_at(number: int) -> _Seen:
+            notes = list[str]()
+            index, length = self.episodes[number], self.lengths[number]
+            problems = _decode_all(reader, "images", index, length, notes) if self.request.images else []
+            return self._entry(number, problems), problems, notes
+
+        return look_at
+
+    def crashed(self, number: int, found: str) -> _Seen:
+        problems = [crash("images", found, episode=self.episodes[number])]
+        return self._entry(number, problems), problems, []
+
+    def _entry(self, number: int, problems: Sequence[Problem]) -> Report:
+        verdict = "bad" if problems else "good"
+        return {"index": self.episodes[number], "length": self.lengths[number], "verdict": verdict}
+
+
+def _decode_all(reader: ImageReader, file: str, episode: int, length: int, notes: list[str]) -> list[Problem]:
     """Decodes every image of an episode up to the first that fails; notes cameras that never show anything."""
     brightest: dict[str, int] = {}
     for frame in range(length):
@@ -133,7 +202,7 @@ def _decode_all(reader: ImageReader, file: str, episode: int, length: int, repor
             return [Problem(file=file, episode=episode, row=frame, expected="whole images", found=found)]
         for camera, image in images.items():
             brightest[camera] = max(brightest.get(camera, 0), int(image.max()))
-    report["notes"] += [
+    notes += [
         f"episode {episode}, {camera}: no value above {value} in {length} images; floats in 0..1 cast to uint8?"
         for camera, value in brightest.items()
         if value <= 1

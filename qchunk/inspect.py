@@ -63,10 +63,15 @@ class Walked:
     selection: Selection
 
 
-def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | None = None) -> Walked:
+def read(
+    path: str,
+    allow_links_to: Sequence[str] = (),
+    config: QChunkConfig | None = None,
+    hands: Hands | None = None,
+) -> Walked:
     """Walks a dataset, as a config takes it or with the default data settings.
 
-    Links in it may lead to some folders outside of it.
+    Links in it may lead to some folders outside of it. What is found does not depend on how many processes read.
 
     Raises:
       DataError: There is no dataset at all.
@@ -75,7 +80,7 @@ def read(path: str, allow_links_to: Sequence[str] = (), config: QChunkConfig | N
     if config is not None:
         data = dataclasses.replace(config.data, verify="full")
     files = dataset_files(data)
-    reports = read_index(data, files=files, reread=True, images=True)
+    reports = read_index(data, files=files, reread=True, images=True, hands=hands)
     return Walked(
         data=data, files=files, reports=tuple(reports), selection=select(reports, data, all_images=config is None)
     )
@@ -224,7 +229,7 @@ def main(argv: list[str] | None = None) -> int:
                 allow_links_to=arguments.allow_links_to,
                 program="python -m qchunk.inspect DIR --config FILE",
             )
-        walked = read(arguments.dir, arguments.allow_links_to, config)
+        walked = read(arguments.dir, arguments.allow_links_to, config, hands)
         found = describe(walked, arguments.dir)
         if config is not None:
             verdict = of_training(config)

@@ -10,6 +10,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -52,6 +53,8 @@ class Hands:
 
 Worker = Callable[[int], Any]
 """Does a job and returns its answer; an OSError means that what it makes could not be written."""
+Lost = Callable[[int], Any]
+"""Gives the answer of a job that cost MAX_DEATHS workers."""
 Answer = tuple[Any, RunError | None]
 """What a job says, or why it failed: an error has to travel."""
 
@@ -64,6 +67,7 @@ def do_all(
     fleet: FleetConfig | None = None,
     name: str = "job",
     cores: int = 1,
+    lost: Lost | None = None,
 ) -> Generator[tuple[int, Any], None, None]:
     """Yields each job's number and answer when it is done.
 
@@ -76,6 +80,7 @@ def do_all(
       fleet: Where; without an address, processes of this machine.
       name: Of a job, for messages.
       cores: That a worker takes on a cluster.
+      lost: Answers for a job that cost several workers; None: all ends.
 
     Raises:
       StorageError: A job could not write.
@@ -83,16 +88,22 @@ def do_all(
       ConfigError: There is no such cluster.
     """
     if fleet is None or fleet.address is None:
-        return _in_processes(numbers, opener, workers or 1, name)
-    return _on_a_cluster(numbers, opener, workers, fleet.address, name, cores)
+        return _in_processes(numbers, opener, workers or 1, _Deaths(name, lost))
+    return _on_a_cluster(numbers, opener, workers, fleet.address, _Deaths(name, lost), cores)
 
 
 def do_here_or(
-    numbers: Sequence[int], opener: Callable[[], Worker], here: Worker, hands: Hands, *, name: str = "job"
+    numbers: Sequence[int],
+    opener: Callable[[], Worker],
+    here: Worker,
+    hands: Hands,
+    *,
+    name: str = "job",
+    lost: Lost | None = None,
 ) -> Generator[tuple[int, Any], None, None]:
     """As `do_all`, but one worker on this machine is this process, whose worker is `here`."""
     if numbers and not hands.is_alone:
-        return do_all(numbers, opener, workers=hands.workers, fleet=hands.fleet, name=name)
+        return do_all(numbers, opener, workers=hands.workers, fleet=hands.fleet, name=name, lost=lost)
     return ((number, here(number)) for number in numbers)
 
 
@@ -108,16 +119,15 @@ def in_order(numbers: Sequence[int], work: Generator[tuple[int, Any], None, None
 
 
 def _in_processes(
-    numbers: Sequence[int], opener: Callable[[], Worker], workers: int, name: str
+    numbers: Sequence[int], opener: Callable[[], Worker], workers: int, deaths: "_Deaths"
 ) -> Generator[tuple[int, Any], None, None]:
     context = multiprocessing.get_context("spawn")
     waiting = iter(numbers)
     busy: dict[Any, tuple[BaseProcess, int]] = {}
-    deaths: Counter[int] = Counter()
 
     def begin(number: int) -> None:
         here, there = context.Pipe()
-        worker = context.Process(target=_work, args=(there, opener, name), daemon=True)
+        worker = context.Process(target=_work, args=(there, opener, deaths.name), daemon=True)
         worker.start()
         there.close()
         busy[here] = (worker, number)
@@ -136,8 +146,12 @@ def _in_processes(
                     answer, failure = pipe.recv()
                 except (EOFError, OSError) as error:
                     worker.join()
-                    _count_death(deaths, number, name, _exit_reason(worker.exitcode), error)
-                    begin(number)
+                    if (given := deaths.count(number, _exit_reason(worker.exitcode), error)) is None:
+                        begin(number)
+                        continue
+                    if (following := next(waiting, None)) is not None:
+                        begin(following)
+                    yield number, given[0]
                     continue
                 if failure is not None:
                     idle.append(worker)
@@ -195,7 +209,12 @@ class _Worker:
 
 
 def _on_a_cluster(
-    numbers: Sequence[int], opener: Callable[[], Worker], workers: int | None, address: str, name: str, cores: int
+    numbers: Sequence[int],
+    opener: Callable[[], Worker],
+    workers: int | None,
+    address: str,
+    deaths: "_Deaths",
+    cores: int,
 ) -> Generator[tuple[int, Any], None, None]:
     with connected(address):
         import ray
@@ -209,11 +228,14 @@ def _on_a_cluster(
         actors: Any = ray.remote(**settings)(_Worker)
         waiting = iter(numbers)
         busy: dict[Any, tuple[Any, int]] = {}
-        deaths: Counter[int] = Counter()
+
+        def begin(number: int) -> None:
+            actor = actors.remote(opener, deaths.name)
+            busy[actor.do.remote(number)] = (actor, number)
+
         try:
             for number in itertools.islice(waiting, min(workers or room, room)):
-                actor = actors.remote(opener, name)
-                busy[actor.do.remote(number)] = (actor, number)
+                begin(number)
             while busy:
                 # Calls of an actor that waits for a core wait with it. A signal is heeded between two waits.
                 for call in ray.wait(list(busy), num_returns=1, timeout=ASK_AGAIN)[0]:
@@ -222,9 +244,12 @@ def _on_a_cluster(
                         answer, failure = ray.get(call)
                     except RayError as error:
                         del busy[call]
-                        _count_death(deaths, number, name, one_line(error)[:200], error)
-                        actor = actors.remote(opener, name)
-                        busy[actor.do.remote(number)] = (actor, number)
+                        if (given := deaths.count(number, one_line(error)[:200], error)) is None:
+                            begin(number)
+                            continue
+                        if (following := next(waiting, None)) is not None:
+                            begin(following)
+                        yield number, given[0]
                         continue
                     if failure is not None:
                         raise failure
@@ -240,15 +265,29 @@ def _on_a_cluster(
                     ray.kill(actor)
 
 
-def _count_death(deaths: Counter[int], number: int, name: str, why: str, error: Exception) -> None:
-    """Says that a job is done again. Raises RunError where it cost too many workers."""
-    deaths[number] += 1
-    if deaths[number] >= MAX_DEATHS:
+class _Deaths:
+    """Counts the workers that each job cost."""
+
+    def __init__(self, name: str, lost: Lost | None) -> None:
+        self.name, self._lost = name, lost
+        self._counts: Counter[int] = Counter()
+
+    def count(self, number: int, why: str, error: Exception) -> tuple[Any] | None:
+        """Says that a job is done again, and returns None; where it cost too many workers, its answer.
+
+        Raises:
+          RunError: It cost too many, and nothing gives an answer.
+        """
+        self._counts[number] += 1
+        if self._counts[number] < MAX_DEATHS:
+            print(f"\na worker died ({why}); {self.name} {number} is done again", file=sys.stderr, flush=True)
+            return None
+        if self._lost is not None:
+            return (self._lost(number),)
         raise RunError(
-            f"{MAX_DEATHS} workers died while they did {name} {number} ({why}); give the same command again to do what "
-            "is missing, with fewer workers if memory is short"
+            f"{MAX_DEATHS} workers died while they did {self.name} {number} ({why}); give the same command again to do "
+            "what is missing, with fewer workers if memory is short"
         ) from error
-    print(f"\na worker died ({why}); {name} {number} is done again", flush=True)
 
 
 def _portable(error: RunError) -> RunError:

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,8 @@ from rich.progress import track
 from chunkwise.data.episodes import EpisodeSource
 from chunkwise.data.problems import MAX_SKIPPED, Problem, list_problems, refuse
 from chunkwise.data.threads import Workers
+from chunkwise.data.walking import CRASH, crash, walk
+from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError
 from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files, open_files
@@ -107,7 +109,12 @@ def dataset_files(data: DataConfig) -> Files:
 
 
 def read_index(
-    data: DataConfig, *, files: Files | None = None, reread: bool = False, images: bool | None = None
+    data: DataConfig,
+    *,
+    files: Files | None = None,
+    reread: bool = False,
+    images: bool | None = None,
+    hands: Hands | None = None,
 ) -> list[EpisodeReport]:
     """A report on every episode below data.path, from the cache where a file's content is known.
 
@@ -116,6 +123,7 @@ def read_index(
       files: From `dataset_files`, which is called if this is None.
       reread: Read every file again, whatever the cache says.
       images: Decode every image of every camera; by default where data names a camera.
+      hands: By how many processes, and where; the reports do not depend on it. LeRobot's tables are read in this one.
 
     Raises:
       DataError: As `dataset_files`, or a file changed while it was read.
@@ -127,7 +135,7 @@ def read_index(
         return lerobot.examine(root, files)
     known = {} if ":" in data.format else _load_cache(root)
     images = bool(data.cameras or data.depth_cameras) if images is None else images
-    workers = Workers(data.decode_threads) if images and data.format == "aloha_hdf5" else None
+    decode = images and data.format == "aloha_hdf5"
     found: dict[str, list[EpisodeReport]] = {}
     to_read = []
     for name in files.own:
@@ -140,10 +148,11 @@ def read_index(
         same = bool(before) and content == files.hash(name) and (not bad or known_bad)
         if same and not untouched:
             found[name] = [dataclasses.replace(report, mtime_ns=files.mtime_ns(name)) for report in before]
-        if not same or reread or (workers is not None and before[0].images is None and before[0].content_hash):
+        if not same or reread or (decode and before[0].images is None and before[0].content_hash):
             to_read.append((name, before if untouched else []))
-    for name, before in _progress(to_read):
-        fresh = _examine(root, files, name, data, workers)
+    unread = _Unread(root=root, files=files, names=[name for name, _ in to_read], data=data, decode=decode)
+    read = walk(unread, hands or Hands())
+    for (name, before), fresh in zip(_progress(to_read), read, strict=True):
         files.require_unchanged(files.place(name))
         if before:
             fresh = [_with_silent_changes(report, before[0]) for report in fresh]
@@ -151,6 +160,30 @@ def read_index(
     if ":" not in data.format and (to_read or found.keys() != known.keys()):
         _save_cache(root, files, found)
     return [report for name in found for report in found[name]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Unread:
+    """Files that must be read."""
+
+    root: Path
+    files: Files
+    names: Sequence[str]
+    data: DataConfig
+    decode: bool
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def open(self) -> Callable[[int], list[EpisodeReport]]:
+        workers = Workers(self.data.decode_threads) if self.decode else None
+        return lambda number: _examine(self.root, self.files, self.names[number], self.data, workers)
+
+    def crashed(self, number: int, found: str) -> list[EpisodeReport]:
+        name, files = self.names[number], self.files
+        about = {"path": name, "size": files.size(name), "mtime_ns": files.mtime_ns(name)}
+        problems = (crash(name, found),)
+        return [EpisodeReport(**about, id=name, content_hash=files.hash(name) or "", problems=problems)]
 
 
 def _examine(root: Path, files: Files, name: str, data: DataConfig, workers: Workers | None) -> list[EpisodeReport]:
@@ -273,6 +306,8 @@ def _save_cache(root: Path, files: Files, found: Mapping[str, Sequence[EpisodeRe
         "files": {
             name: {"hash": files.hash(name), "reports": [dataclasses.asdict(report) for report in reports]}
             for name, reports in found.items()
+            # A crash may have been of too little memory: such a file is read again.
+            if not any(problem.expected == CRASH for report in reports for problem in report.problems)
         },
     }
     cache.write("qchunk", cache.key_of(root), json.dumps(tree).encode())

@@ -9,7 +9,12 @@ import pytest
 
 from chunkwise.data import norm_stats
 from chunkwise.data.norm_stats import NormStats
+from chunkwise.distributed.jobs import Hands
 from qchunk import inspect
+from qchunk.config import DataConfig
+from qchunk.data import index
+from qchunk.data.readers import aloha
+from tests.qchunk import image_recordings
 from tests.qchunk.recordings import arrays, dataset
 
 
@@ -65,3 +70,42 @@ def test_a_refused_dataset_has_no_statistics(tmp_path: Path, capsys: pytest.Capt
 def test_no_workers_are_a_wrong_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert inspect.main([str(dataset(tmp_path)), "--workers", "0"]) == 64
     assert "--workers is 0; expected at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["hdf5", "npz"])
+def test_workers_report_what_one_process_does(tmp_path: Path, kind: str):
+    if kind == "hdf5":
+        root = image_recordings.dataset(tmp_path / "data", lengths=(6, 7, 5), depth=True)
+        for number in (0, 2):
+            (root / f"broken_{number}.hdf5").write_bytes(b"no file")
+    else:
+        root = tmp_path / "data"
+        root.mkdir()
+        rows = np.array([0, 0, 0, 1, 0, 0, 1], np.float32)
+        for number in range(3):
+            values = np.full((7, 3), np.inf if number == 1 else 1.0, np.float32)
+            np.savez(root / f"{number}.npz", observations=values, actions=values[:, :2], terminals=rows)
+    one, two = (inspect.describe(inspect.read(str(root), hands=Hands(workers=n)), str(root)) for n in (1, 2))
+    assert two == one
+    bad = ["broken_0.hdf5", "broken_2.hdf5"] if kind == "hdf5" else ["1.npz#0", "1.npz#0", "1.npz#1", "1.npz#1"]
+    assert [problem["file"] for problem in two["problems"]] == bad
+
+
+def test_a_file_that_crashes_its_reader_costs_its_line_and_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    root, whole = dataset(tmp_path, lengths=(7, 5, 9)), aloha.examine
+
+    def examine(folder: Path, file: Path, *more: Any, **options: Any) -> Any:
+        if file.name == "episode_1.hdf5":
+            raise ZeroDivisionError("no rows")
+        return whole(folder, file, *more, **options)
+
+    monkeypatch.setattr(aloha, "examine", examine)
+    found = inspect.inspect(str(root))
+    assert (found["episodes"], found["refused"]) == (2, True)
+    assert [(problem["file"], problem["found"]) for problem in found["problems"]] == [
+        ("episode_1.hdf5", "ZeroDivisionError: no rows")
+    ]
+    monkeypatch.setattr(aloha, "examine", whole)
+    assert len(index.open_source(DataConfig(path=str(root)))[0]) == 3

@@ -92,7 +92,7 @@ def test_an_episode_whose_worker_died_is_recorded_again(tmp_path: Path, capsys: 
         (10, -10),
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "10", "2", "died"]
-    assert "a worker died (killed by SIGKILL); episode 10 is done again" in capsys.readouterr().out
+    assert "a worker died (killed by SIGKILL); episode 10 is done again" in capsys.readouterr().err
 
 
 def test_two_deaths_in_one_episode_are_survived(tmp_path: Path) -> None:
