@@ -15,7 +15,7 @@ from openpi_ript.config.data import AdvantageConfig
 from openpi_ript.config.ppo import PpoConfig
 
 SUITES = ("aloha", "gymnasium", "libero", "metaworld", "ogbench", "point", "robomimic", "robosuite")
-STATE_FUNCTIONS = ("concatenate", "axis_angle")
+STATE_FUNCTIONS = ("concatenate", "axis_angle", "relative")
 RESTORABLE = ("libero", "metaworld", "robomimic", "robosuite")
 """Suites that can begin in a given state."""
 QUATERNION = "quat"
@@ -59,8 +59,10 @@ class EnvConfig:
     """Arrays of an observation of which the policy's state is made."""
     state_function: str = "concatenate"
     """How it is made. concatenate: one after another. axis_angle: the same, each quaternion (x, y, z, w; four numbers,
-    its name ends in quat) as its rotation vector, as openpi's LIBERO client has it. Or `module:function` of your own,
-    called with an observation and `state`; it gives floats [*T, s] of arrays [*T, ...]."""
+    its name ends in quat) as its rotation vector, as openpi's LIBERO client has it. relative: the first three numbers
+    of every array but the first are a place, given from the first one's, as of object and goal from the hand. Or
+    `module:function` of your own, called with an observation and `state`; it gives floats [*T, s] of arrays
+    [*T, ...]."""
     cameras: dict[str, str] = dataclasses.field(default_factory=dict)
     """openpi's name of each image to the observation's, e.g. base_0_rgb to agentview_image; empty: none is rendered."""
     image_size: tuple[int, int] = (84, 84)
@@ -112,6 +114,11 @@ class EnvConfig:
             raise ValueError(
                 f"env.state_function is 'axis_angle' and env.state {self.state}; expected a quaternion among them, "
                 f"whose name ends in {QUATERNION}, or 'concatenate'"
+            )
+        if self.state_function == "relative" and len(self.state) < 2:
+            raise ValueError(
+                f"env.state_function is 'relative' and env.state {self.state}; expected the array from which places "
+                "are given, and after it at least another"
             )
 
     def _check_tasks(self) -> None:

@@ -31,8 +31,8 @@ def policy_state(
       how: env.state_function; `module:function` is imported, so that the user must have named it.
 
     Raises:
-      ConfigError: An observation lacks one of the arrays, one that is to be a quaternion has not four numbers, or the
-        user's function gives no floats for each frame.
+      ConfigError: An observation lacks one of the arrays, one that is to be a quaternion has not four numbers, one that
+        is to begin with a place fewer than three, or the user's function gives no floats for each frame.
     """
     missing = [name for name in names if name not in observation]
     if missing:
@@ -44,6 +44,12 @@ def policy_state(
     parts = [observation[name] for name in names]
     if how == "axis_angle":
         parts = [_turned(name, part) for name, part in zip(names, parts, strict=True)]
+    if how == "relative":
+        places = [_place(name, part) for name, part in zip(names, parts, strict=True)]
+        parts[1:] = [
+            np.concatenate([place - places[0], part[..., 3:]], axis=-1)
+            for place, part in zip(places[1:], parts[1:], strict=True)
+        ]
     return np.concatenate(parts, axis=-1)
 
 
@@ -57,6 +63,16 @@ def _turned(name: str, part: np.ndarray) -> np.ndarray:
             "own can tell which arrays are quaternions"
         )
     return rotation_vector(part)
+
+
+def _place(name: str, part: np.ndarray) -> np.ndarray:
+    """The first three numbers of an array."""
+    if part.shape[-1] < 3:
+        raise ConfigError(
+            f"env.state_function relative: expected a place, three numbers, at the beginning of {name}, found "
+            f"{part.shape[-1]}; a function of your own can tell which arrays are places"
+        )
+    return part[..., :3]
 
 
 def _own_state(observation: Mapping[str, np.ndarray], names: Sequence[str], how: str) -> Float32[np.ndarray, "*T s"]:

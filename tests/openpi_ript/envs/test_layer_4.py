@@ -42,6 +42,25 @@ def test_the_order_is_the_configs():
         policy_state({"my_quat": np.zeros((2, 3), np.float32)}, ("my_quat",), "axis_angle")
 
 
+def test_places_are_given_from_the_first():
+    seen = {
+        "hand": np.array([[1, 2, 3, 0.5], [0, 0, 1, 1]], np.float32),
+        "object": np.array([[1, 0, 0, 7, 8], [0.5, 0, 0, 9, 6]], np.float32),
+        "goal": np.array([[2, 2, 5], [0, -1, 1]], np.float32),
+    }
+    state = policy_state(seen, ("hand", "object", "goal"), "relative")
+    expected = [[1, 2, 3, 0.5, 0, -2, -3, 7, 8, 1, 0, 2], [0, 0, 1, 1, 0.5, 0, -1, 9, 6, 0, -1, 0]]
+    np.testing.assert_array_equal(state, np.array(expected, np.float32), strict=True)
+    one = {name: array[1] for name, array in seen.items()}
+    np.testing.assert_array_equal(policy_state(one, ("hand", "object", "goal"), "relative"), state[1])
+    with pytest.raises(ConfigError, match="three numbers, at the beginning of open, found 2; a function of your own"):
+        policy_state(seen | {"open": np.zeros((2, 2), np.float32)}, ("hand", "open"), "relative")
+    with pytest.raises(ConfigError, match="at the beginning of open, found 2"):
+        policy_state(seen | {"open": np.zeros((2, 2), np.float32)}, ("open", "hand"), "relative")
+    with pytest.raises(ValueError, match="'relative' and env.state .*expected the array from which places"):
+        config(state_function="relative", state=("hand",))
+
+
 def config(**change: object) -> EnvConfig:
     made = EnvConfig(suite="robosuite", task="Lift", prompt="lift", max_steps=9)
     return dataclasses.replace(made, **change)  # pyright: ignore[reportArgumentType]
