@@ -62,6 +62,8 @@ class Purpose(enum.Enum):
     """Order of a round's chunks in one pass over them: (seed, update of the round, pass)."""
     EXPLORATION = ("openpi_ript", 7)
     """Offset of a rollout's actions: (seed, update, initial state, number in its group)."""
+    HINDSIGHT = ("openpi_ript", 8)
+    """The frame whose place becomes a failed rollout's goal: (seed, update, initial state, number in its group)."""
     SERVED_ACTION = ("served policies", None)
     """Noise of a policy: (seed, length of the draw's name, its words, row)."""
 

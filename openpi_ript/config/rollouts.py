@@ -147,6 +147,10 @@ class HindsightConfig:
     reach-v3; rollouts of other tasks stay failures."""
     radius: dict[str, float]
     """How near counts as there, of the same tasks, in the goal's units."""
+    places: Literal["last", "passed"] = "last"
+    """Which place becomes the goal. last: where it was in the last frame. passed: where it was in a frame that is drawn
+    from those farther than two radii from where it began (HER's strategy "future", of the first frame), so that goals
+    lie on the whole way and not only where a rollout ran out of time."""
     goal: str = "goal"
     """The array that says where the goal is; the policy sees it in env.state."""
 

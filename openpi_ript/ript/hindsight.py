@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
 from openpi_ript.config.rollouts import HindsightConfig
@@ -16,7 +17,7 @@ BEGUN_OUTSIDE = 2.0
 
 
 def in_hindsight(rollout: Rollout, config: HindsightConfig) -> Rollout | None:
-    """Returns the rollout as a success at the goal where it ended, up to the frame that came near enough.
+    """Returns the rollout as a success at a place where it came, up to the first frame that was near enough.
 
     Every frame shows that goal in place of the one that was meant; all else is as it happened, the actions too.
 
@@ -25,7 +26,8 @@ def in_hindsight(rollout: Rollout, config: HindsightConfig) -> Rollout | None:
       config: What comes to the goal, and how near.
 
     Returns:
-      None if its task has no such goal, or what should come to the goal began there.
+      None if its task has no such goal, or what should come to the goal began at that place, or never left it. A place
+      that was passed is drawn by the rollout's own numbers.
 
     Raises:
       DataError: The observations lack an array, or it has fewer numbers than the goal.
@@ -47,14 +49,20 @@ def in_hindsight(rollout: Rollout, config: HindsightConfig) -> Rollout | None:
         )
     place = thing[:, : goal.shape[-1]]
     radius = config.radius[rollout.task]
-    distance = np.linalg.norm(place - place[-1], axis=-1)
+    there = place[-1]
+    if config.places == "passed":
+        away = np.flatnonzero(np.linalg.norm(place - place[0], axis=-1) > BEGUN_OUTSIDE * radius)
+        if not away.size:
+            return None
+        there = place[generator(Purpose.HINDSIGHT, *rollout.draw[:-1]).choice(away)]
+    distance = np.linalg.norm(place - there, axis=-1)
     if distance[0] <= BEGUN_OUTSIDE * radius:
         return None
     steps = int(np.flatnonzero(distance <= radius)[0])
     seen = {array: values[: steps + 1] for array, values in rollout.observations.items()}
     return dataclasses.replace(
         rollout,
-        observations=seen | {config.goal: np.repeat(place[-1:], steps + 1, axis=0).astype(goal.dtype)},
+        observations=seen | {config.goal: np.repeat(there[None], steps + 1, axis=0).astype(goal.dtype)},
         actions=rollout.actions[:steps],
         rewards=rollout.rewards[:steps],
         success=True,

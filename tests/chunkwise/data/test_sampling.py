@@ -146,7 +146,7 @@ def families() -> dict[str, list[Purpose]]:
 def test_purposes_of_one_program_are_distinct_and_so_are_their_streams():
     """numpy takes [a, b] and [a, b, 0] for the same, so no word is as 0."""
     assert len(families()["qchunk"]) == 5
-    assert len(families()["openpi_ript"]) == 8
+    assert len(families()["openpi_ript"]) == 9
     for name, purposes in families().items():
         drawn = set()
         for purpose in purposes:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.experiment import Optimality
@@ -132,6 +133,24 @@ def test_a_failure_is_a_success_at_the_place_where_it_ended_up_to_the_frame_that
 )
 def test_what_began_near_its_end_or_has_no_such_goal_shows_nothing(failed: Rollout, taken: bool):
     assert (in_hindsight(failed, HINDSIGHT) is not None) == taken
+
+
+def test_a_place_that_was_passed_is_drawn_by_the_rollouts_own_numbers():
+    passed = dataclasses.replace(HINDSIGHT, places="passed")
+    failed = straight(0.0, 0.2, 0.5, 0.8, 0.95, 0.0)
+    ends: dict[float, int] = {}
+    for k in range(64):
+        one = dataclasses.replace(failed, draw=(0, 3, 5, k, Purpose.ROLLOUT_ACTION.word or 0))
+        found, again = in_hindsight(one, passed), in_hindsight(one, passed)
+        assert found is not None
+        assert again is not None
+        np.testing.assert_array_equal(found.observations["aim"], again.observations["aim"])
+        aim = found.observations["aim"][0]
+        frame = generator(Purpose.HINDSIGHT, 0, 3, 5, k).choice([2, 3, 4])
+        np.testing.assert_array_equal(aim, failed.observations["hand"][frame, :2])
+        ends[round(float(aim[0]), 2)] = found.length
+    assert ends == {0.5: 2, 0.8: 3, 0.95: 4}, "frames more than two radii of 0.1 from the first; 0 and 0.2 are not"
+    assert in_hindsight(straight(0.0, 0.19, 0.0), passed) is None, "never away from where it began"
 
 
 @pytest.mark.parametrize(
