@@ -1,29 +1,32 @@
 """Who drives the town, and what cameras, pretraining and reinforcement in closed loop add, three seeds.
 
-chunkwise train driving/pretrain --run.dir runs/driving-pretrain --model.conv.channels 32 64 --model.conv.blocks 1 2
+chunkwise train driving/pretrain --run.dir runs/driving-pretrain
 chunkwise study driving_closed_loop --out studies/driving_closed_loop
 
 24 runs of configs/driving/modes.py, each evaluated on 30 routes beside the town's own driver, one who stands,
 constant velocity and the MLP on motion (`chunkwise evaluate RUN --closed-loop`); ADE, FDE and minADE at 1, 2 and 3 s
 against the held-out drives are in each run's evaluation.json: `python -m driving.evaluate RUN...` makes one table of
-them. history sees no image. The frozen random encoder reads no rays, since what reads them would stay random.
-Reinforced rows go on for eight rounds of 32 drives, 400 updates after the 4,000 of the others.
+them. history sees no image. Reinforced rows go on for sixteen rounds of 32 drives, 800 updates after the 6,000 of the
+others, whose learning rate falls to 0 meanwhile; docs/driving.md has single runs of two steps.
 
 Not run whole yet: no figure is promised.
 """
 
 from chunkwise.config.study import StudyConfig
 
-BLIND = "--waypoints.no-use-cameras --waypoints.no-use-calibration --waypoints.residual None"
+BLIND = (
+    "--waypoints.no-use-cameras --data.augment.brightness 0 --data.augment.contrast 0 --data.augment.saturation 0 "
+    "--data.augment.camera-dropout 0"
+)
 MODELS = {
     "scratch": "",
     "history": BLIND,
-    "frozen random": "--waypoints.no-use-calibration --waypoints.freeze",
+    "frozen random": "--waypoints.freeze",
     "pretrained": "--waypoints.weights runs/driving-pretrain",
 }
 REINFORCED = {
     "no": "",
-    "yes": "--train.steps 4400 --rollout.start 4000",
+    "yes": "--train.steps 6800 --rollout.start 6000 --rollout.weight 3",
 }
 
 

@@ -57,7 +57,7 @@ def test_places_are_given_from_the_first():
         policy_state(seen | {"open": np.zeros((2, 2), np.float32)}, ("hand", "open"), "relative")
     with pytest.raises(ConfigError, match="at the beginning of open, found 2"):
         policy_state(seen | {"open": np.zeros((2, 2), np.float32)}, ("open", "hand"), "relative")
-    with pytest.raises(ValueError, match="'relative' and env.state .*expected the array from which places"):
+    with pytest.raises(ValueError, match=r"'relative' and env.state .*expected the array from which places"):
         config(state_function="relative", state=("hand",))
 
 
