@@ -63,12 +63,17 @@ def gradient(
         return sum((shares[name] * metrics[name].sum for name in weights), start=jnp.zeros(())), metrics
 
     def add(total: Any, xs: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, jax.grad(share, has_aux=True)(params, *xs)), None
+        return jax.tree.map(jnp.add, total, widened(jax.grad(share, has_aux=True)(params, *xs))), None
 
     first = jax.tree.map(lambda x: x[0], (parts, keys))
-    shapes = jax.eval_shape(jax.grad(share, has_aux=True), params, *first)
+    shapes = jax.eval_shape(lambda *xs: widened(jax.grad(share, has_aux=True)(*xs)), params, *first)
     total, _ = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), (parts, keys))
     return total
+
+
+def widened(tree: PyTree) -> PyTree:
+    """The same numbers, those of fewer than 32 bits in float32, in which sums of them lose nothing worth it."""
+    return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, tree)
 
 
 def _split(x: Array, parts: int) -> Array:

@@ -8,6 +8,7 @@ from optax import contrib
 
 from chunkwise.config.experiment import OptimConfig
 from chunkwise.errors import ConfigError
+from chunkwise.train.gradients import widened
 
 
 def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
@@ -113,6 +114,6 @@ def _with_standard_promotion(optimiser: optax.GradientTransformation) -> optax.G
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):
-            return optimiser.update(updates, state, params)
+            return optimiser.update(widened(updates), state, params)
 
     return optax.GradientTransformation(optimiser.init, update)

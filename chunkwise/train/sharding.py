@@ -4,8 +4,9 @@ One program for 1 CPU, 8 GPUs and a pod: the mesh ('data', 'fsdp') has both axes
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,18 @@ from chunkwise.errors import ConfigError
 
 TRAVELS_APART = 2**18
 """Numbers from which on a matrix is worth an exchange in another order and dtype."""
+
+
+class Exchanged(NamedTuple):
+    """A matrix for products of a narrower dtype, and the place of its gradient in that dtype.
+
+    A loss that is differentiated in the place gives what the products gave and the devices summed, before it is widened
+    to the matrix's own dtype: the same numbers in half the bytes, where gradients of all layers wait for one another.
+    """
+
+    weight: Any
+    gradient: Any
+    """Of the matrix's shape, zeros that nothing reads."""
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -145,44 +158,55 @@ def all_gather_params(weights: Any, dtype: str | None = None) -> Any:
         gradients, which such products have it in anyway. None: as they are.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["fsdp"] == 1:
-        return weights
-    fsdp = mesh.shape["fsdp"]
+    fsdp = 1 if mesh.empty else mesh.shape["fsdp"]
 
     def whole(leaf: Any) -> Any:
-        axis = _split_axis(leaf.shape, fsdp)
-        if leaf.size < TRAVELS_APART or leaf.ndim < 2 or axis is None:
-            return jax.lax.with_sharding_constraint(leaf, PartitionSpec())
-        return _gathered(leaf, axis, fsdp, leaf.dtype if dtype is None else jnp.dtype(dtype))
+        weight, place = leaf if isinstance(leaf, Exchanged) else (leaf, None)
+        axis = _split_axis(weight.shape, fsdp) if travels_apart(weight.shape) and fsdp > 1 else None
+        if fsdp > 1 and axis is None:
+            weight = jax.lax.with_sharding_constraint(weight, PartitionSpec())
+        if place is None and axis is None:
+            return weight
+        as_they_are = weight.dtype if dtype is None else jnp.dtype(dtype)
+        return _gathered(weight, place, axis, fsdp, as_they_are if place is None else place.dtype)
 
-    return jax.tree.map(whole, weights)
+    return jax.tree.map(whole, weights, is_leaf=lambda leaf: isinstance(leaf, Exchanged))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gathered(leaf: Any, axis: int, fsdp: int, dtype: Any) -> Any:
+def travels_apart(shape: Sequence[int]) -> bool:
+    """Whether a weight of a shape is a matrix that is gathered in the dtype of its products."""
+    return len(shape) > 1 and math.prod(shape) >= TRAVELS_APART
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _gathered(leaf: Any, place: Any, axis: int | None, fsdp: int, dtype: Any) -> Any:
     """A matrix that is split along an axis, whole and in a dtype; its gradient is split, and in the matrix's own dtype.
 
     The parts are gathered along a new leading axis. Along their own the compilers for GPUs would want that axis to be
     the slowest in memory, and change weights, both moments and moving average over to that order and back in each call:
     with the same of the gradient below 1.3 of the 4.9 GB that full-size pi0 had between arguments and results on each
-    of 8 H100.
+    of 8 H100. Without an axis the matrix is whole already. With a place for it the gradient goes there.
     """
+    del place
+    if axis is None:
+        return leaf.astype(dtype)
     shape = leaf.shape
     parts = leaf.astype(dtype).reshape(*shape[:axis], fsdp, shape[axis] // fsdp, *shape[axis + 1 :])
     together = jax.lax.with_sharding_constraint(jnp.moveaxis(parts, axis, 0), PartitionSpec())
     return jnp.moveaxis(together, 0, axis).reshape(shape)
 
 
-def _gathered_forward(leaf: Any, axis: int, fsdp: int, dtype: Any) -> tuple[Any, Any]:
-    return _gathered(leaf, axis, fsdp, dtype), jnp.zeros((), leaf.dtype)
+def _gathered_forward(leaf: Any, place: Any, axis: int | None, fsdp: int, dtype: Any) -> tuple[Any, Any]:
+    return _gathered(leaf, place, axis, fsdp, dtype), jnp.zeros((), leaf.dtype) if place is None else None
 
 
-def _gathered_backward(axis: int, fsdp: int, dtype: Any, of_leaf: Any, gradient: Any) -> tuple[Any]:
+def _gathered_backward(axis: int | None, fsdp: int, dtype: Any, of_leaf: Any, gradient: Any) -> tuple[Any, Any]:
     """Asked for split at once, the sum over devices is one of which each keeps a part alone: half the bytes."""
-    spec = PartitionSpec(*[None] * axis, "fsdp")
-    split = jax.lax.with_sharding_constraint(gradient, spec)
-    ordered = jax.shard_map(_in_order, in_specs=spec, out_specs=spec, check_vma=False)(split)
-    return (ordered.astype(of_leaf.dtype),)
+    if axis is not None:
+        spec = PartitionSpec(*[None] * axis, "fsdp")
+        split = jax.lax.with_sharding_constraint(gradient, spec)
+        gradient = jax.shard_map(_in_order, in_specs=spec, out_specs=spec, check_vma=False)(split)
+    return (None, gradient) if of_leaf is None else (gradient.astype(of_leaf.dtype), None)
 
 
 def _in_order(part: Any) -> Any:

@@ -14,12 +14,16 @@ from jaxtyping import Array, Float, Key
 from chunkwise.state import tree_merge
 from chunkwise.train import gradients
 from chunkwise.train.metrics import Mean
+from chunkwise.train.sharding import Exchanged, travels_apart
 from openpi_ript.config.experiment import LoraConfig, ModelConfig, Part
 
 # A fresh adapter adds nothing: b starts at 0 (arXiv:2106.09685, section 4.1). openpi draws both from
 # normal(0.01), so that its adapted model differs from the pretrained one before the first step.
 A_INIT = nn.initializers.normal(0.01)
 B_INIT = nn.initializers.zeros
+
+_STACKED = {"layers", "encoderblock"}
+"""Parts whose weights have an axis of layers, and are gathered a layer at a time."""
 
 
 class Einsum(nn.Module):
@@ -122,19 +126,35 @@ def trained_gradient(
     batch: Any,
     key: Key[Array, ""],
     micro_batches: int,
+    dtype: str,
 ) -> tuple[Any, dict[str, Mean]]:
-    """`gradients.gradient` in the weights where `trains` is true; of the others, which may be in 8 bits, it is 0."""
+    """`gradients.gradient` in the weights where `trains` is true; of the others, which may be in 8 bits, it is 0.
 
-    def of_trained(trained: Any, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
-        return loss(tree_merge(params, trained), batch, key)
+    Gradients of the layers' matrices are left in the dtype of products, as the layers made them: the optimiser widens
+    them.
 
-    gradient, metrics = gradients.gradient(of_trained, weights, only_where(params, trains), batch, key, micro_batches)
-    return tree_merge(jax.tree.map(jnp.zeros_like, params), gradient), metrics
+    Args:
+      dtype: Of the layers' products, in which they gather their matrices.
+    """
+    trained: Any = traverse_util.flatten_dict(only_where(params, trains))
+    apart = {
+        path
+        for path, leaf in trained.items()
+        if _STACKED & set(path) and travels_apart(leaf.shape[1:]) and leaf.dtype != dtype
+    }
+    places = {path: jnp.zeros(leaf.shape, dtype) if path in apart else leaf for path, leaf in trained.items()}
+
+    def of_places(places: Any, batch: Any, key: Key[Array, ""]) -> tuple[Float[Array, ""], dict[str, Mean]]:
+        both = {path: Exchanged(trained[path], leaf) if path in apart else leaf for path, leaf in places.items()}
+        return loss(tree_merge(params, traverse_util.unflatten_dict(both)), batch, key)
+
+    gradient, metrics = gradients.gradient(of_places, weights, places, batch, key, micro_batches)
+    return tree_merge(jax.tree.map(jnp.zeros_like, params), traverse_util.unflatten_dict(gradient)), metrics
 
 
 def stop_frozen(params: Any, trains: Any) -> Any:
     """The same weights, without gradient where `trains` is false; the compiler then drops that backward pass."""
-    return jax.tree.map(lambda leaf, train: leaf if train else jax.lax.stop_gradient(leaf), params, trains)
+    return jax.tree.map(lambda train, leaf: leaf if train else jax.lax.stop_gradient(leaf), trains, params)
 
 
 def train_only(optimiser: optax.GradientTransformation, trains: Any) -> optax.GradientTransformation:

@@ -22,6 +22,7 @@ from chunkwise.arrays import PyTree
 from chunkwise.state import TrainState
 from chunkwise.train import rngs
 from chunkwise.train.clipped_ratio import clipped_loss
+from chunkwise.train.gradients import widened
 from chunkwise.train.metrics import Mean, mean_of
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.config.ppo import PpoConfig
@@ -101,10 +102,10 @@ class Ppo:
     def step(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Mean]]:
         """Makes one update of the weights that train, on a `PpoBatch`."""
         key = rngs.key(self._config.run.seed, "loss", state.step)  # nothing is drawn
-        parts = self._config.train.grad_accum_steps
+        parts, dtype = self._config.train.grad_accum_steps, self._config.model.dtype
         weights = {"ppo_loss": 1.0}
-        gradient, metrics = trained_gradient(self._loss, weights, state.params, self._trains, batch, key, parts)
-        metrics["gradient_norm"] = mean_of(optax.tree.norm(only_where(gradient, self._trains)))
+        gradient, metrics = trained_gradient(self._loss, weights, state.params, self._trains, batch, key, parts, dtype)
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(widened(only_where(gradient, self._trains))))
         return state.apply_gradients(gradient, self._optimiser), metrics
 
     def _loss(self, params: PyTree, batch: Any, key: Any) -> tuple[Float[Array, ""], dict[str, Mean]]:

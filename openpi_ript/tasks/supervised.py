@@ -19,6 +19,7 @@ from chunkwise.errors import ConfigError
 from chunkwise.models.augmentation import augmented
 from chunkwise.state import TrainState
 from chunkwise.train import rngs
+from chunkwise.train.gradients import widened
 from chunkwise.train.metrics import Mean, mean_of
 from chunkwise.train.optimizer import make_optimiser
 from openpi_ript.config.experiment import OpenpiRiptConfig, Optimality
@@ -92,9 +93,9 @@ class Imitation:
             label, value, judgement = self._labels.step(value, batch, state.step, key)
             batch = {name: part for name, part in batch.items() if name != "returns"} | {"optimality": label}
         batch = self._augmented(batch, state.step)
-        parts = self.config.train.grad_accum_steps
-        gradient, metrics = trained_gradient(self._loss, weights, state.params, self._trains, batch, key, parts)
-        metrics["gradient_norm"] = mean_of(optax.tree.norm(only_where(gradient, self._trains)))
+        parts, dtype = self.config.train.grad_accum_steps, self.config.model.dtype
+        gradient, metrics = trained_gradient(self._loss, weights, state.params, self._trains, batch, key, parts, dtype)
+        metrics["gradient_norm"] = mean_of(optax.tree.norm(widened(only_where(gradient, self._trains))))
         return state.apply_gradients(gradient, self._optimiser).replace(target=value), metrics | judgement
 
     def _fresh(self, key: Key[Array, ""]) -> PyTree:

@@ -82,6 +82,21 @@ def test_rows_that_cannot_be_parted_are_refused():
         gradient(loss, WEIGHTS, params, batch, KEY, 3)
 
 
+def test_sums_over_parts_of_gradients_in_16_bits_are_in_32():
+    """Two parts of 1 and 2^-9: in bfloat16 their sum would be 1."""
+
+    def shared(params: Any, batch: Any, key: Any) -> tuple[Any, dict[str, Mean]]:
+        del key
+        error = Mean((batch * params["w"].astype(jnp.float32)).sum(), jnp.float32(1))
+        return error.value(), {"error": error}
+
+    params = {"w": jnp.ones((), jnp.bfloat16)}
+    for parts, expected in ((1, 1.0), (2, 1 + 2.0**-9)):
+        found, _ = gradient(shared, {"error": 2.0}, params, jnp.asarray([1, 2.0**-9]), KEY, parts)
+        assert found["w"].dtype == (jnp.bfloat16 if parts == 1 else jnp.float32)
+        assert float(found["w"]) == expected
+
+
 EIGHT = """
 import re, jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec

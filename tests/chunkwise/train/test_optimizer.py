@@ -19,13 +19,14 @@ START = np.array([1.0, -2.0, 3.0])
 GRADIENTS = np.array([[3.0, 0.5, -4.0], [1.0, -1.0, 2.0], [-0.1, 0.0, 0.3]])
 
 
-def trained(config: OptimConfig) -> np.ndarray:
-    """Weights after the three gradients."""
+def trained(config: OptimConfig, dtype: str = "float32") -> np.ndarray:
+    """Weights after the three gradients, which come in a dtype."""
     optimiser = make_optimiser(config, len(GRADIENTS))
     params: Any = {"w": jnp.asarray(START, jnp.float32)}
     state = optimiser.init(params)
     for gradient in GRADIENTS:
-        updates, state = jax.jit(optimiser.update)({"w": jnp.asarray(gradient, jnp.float32)}, state, params)
+        updates, state = jax.jit(optimiser.update)({"w": jnp.asarray(gradient, dtype)}, state, params)
+        assert updates["w"].dtype == jnp.float32
         params = optax.apply_updates(params, updates)
     return np.asarray(params["w"])
 
@@ -36,11 +37,11 @@ def rates(config: OptimConfig, total_steps: int, updates: Iterable[int]) -> np.n
     return np.array([rate(i) for i in updates])
 
 
-def adamw(config: OptimConfig) -> np.ndarray:
+def adamw(config: OptimConfig, gradients: np.ndarray = GRADIENTS) -> np.ndarray:
     """The same in float64: clipping, Adam with bias correction, decoupled decay."""
     w, m, v = START.copy(), np.zeros(3), np.zeros(3)
-    steps = len(GRADIENTS)
-    for i, (g, rate) in enumerate(zip(GRADIENTS, rates(config, steps, range(steps)), strict=True)):
+    steps = len(gradients)
+    for i, (g, rate) in enumerate(zip(gradients, rates(config, steps, range(steps)), strict=True)):
         if config.clip_norm is not None:
             g = g * min(1, config.clip_norm / np.linalg.norm(g))
         m = config.beta1 * m + (1 - config.beta1) * g
@@ -64,6 +65,14 @@ def adamw(config: OptimConfig) -> np.ndarray:
 def test_weights_after_three_updates(change):
     config = dataclasses.replace(OptimConfig(learning_rate=0.01), **change)
     np.testing.assert_allclose(trained(config), adamw(config), rtol=1e-6)
+
+
+def test_gradients_in_16_bits_are_widened_before_anything_else():
+    """Before they are clipped by their norm, too."""
+    exact = np.asarray(jnp.asarray(GRADIENTS, jnp.bfloat16), np.float64)
+    assert not np.array_equal(exact, GRADIENTS), "0.1 and 0.3 are rounded"
+    config = OptimConfig(learning_rate=0.01, clip_norm=0.7, epsilon=0.1)
+    np.testing.assert_allclose(trained(config, "bfloat16"), adamw(config, exact), rtol=1e-6)
 
 
 def test_constant_rate_after_a_warm_up_that_wastes_no_update():

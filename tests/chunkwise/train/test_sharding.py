@@ -71,7 +71,7 @@ whole, twice = jax.jit(on_mesh(step, mesh))(split, None)
 assert whole.sharding.is_fully_replicated and not twice.sharding.is_fully_replicated
 assert whole.addressable_shards[0].data.shape == (16, 8)
 w = {"kernel": jnp.ones((8, 8))}
-assert all_gather_params(w) is w  # no mesh is known
+assert all_gather_params(w)["kernel"] is w["kernel"]  # no mesh is known
 one = make_mesh(MeshConfig(fsdp=1))
 assert "sharding_constraint" not in str(jax.make_jaxpr(on_mesh(lambda w, _: all_gather_params(w), one))(w, None))
 """
@@ -124,6 +124,43 @@ few = jax.jit(on_mesh(lambda w, _: all_gather_params(w, "bfloat16"), mesh))(jnp.
 assert few.dtype == jnp.float32, "a small one stays as it is"
 """
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+
+
+def test_a_gradient_waits_in_the_dtype_in_which_devices_exchange_it():
+    """On one device and on four: what the products gave, and what the matrix's own gradient is after widening."""
+    code = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from chunkwise.config.experiment import MeshConfig
+from chunkwise.train.sharding import Exchanged, all_gather_params, make_mesh, on_mesh, state_shardings
+rng = np.random.default_rng(0)
+w = rng.normal(size=(512, 1024)).astype(np.float32)
+x = rng.normal(size=(16, 512)).astype(np.float32)
+wide = lambda a: np.asarray(a.astype("float32"), np.float64)
+narrow = lambda a: wide(jnp.asarray(a, "bfloat16"))
+wanted = 2 * narrow(x).T @ (narrow(x) @ narrow(w))
+for fsdp in (1, 4):
+    mesh = make_mesh(MeshConfig(fsdp=fsdp), jax.devices()[:fsdp])
+    lies = state_shardings(mesh, jax.ShapeDtypeStruct(w.shape, w.dtype), 0)
+    split = jax.device_put(w, lies)
+    seen = jax.device_put(x, NamedSharding(mesh, P(("data", "fsdp"))))
+
+    def loss(weight, x):
+        whole = all_gather_params({"w": weight}, "bfloat16")["w"].astype("bfloat16")
+        return jnp.square((x.astype("bfloat16") @ whole).astype("float32")).sum()
+
+    def of_place(w, x):
+        return jax.grad(lambda place: loss(Exchanged(w, place), x))(jnp.zeros(w.shape, "bfloat16"))
+
+    place, own = (jax.jit(on_mesh(f, mesh), out_shardings=lies)(split, seen) for f in (of_place, jax.grad(loss)))
+    assert (place.dtype, own.dtype) == ("bfloat16", "float32")
+    np.testing.assert_array_equal(wide(place), wide(own))
+    np.testing.assert_allclose(wide(place), wanted, rtol=0, atol=2e-2 * np.abs(wanted).max())
+"""
+    flags = "--xla_force_host_platform_device_count=4 --xla_allow_excess_precision=false"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
 

@@ -10,9 +10,18 @@ import numpy as np
 import optax
 import pytest
 
+from chunkwise.train import sharding
 from openpi_ript.config.experiment import LoraConfig, full, full_lora
-from openpi_ript.model.lora import Einsum, FeedForward, count, stop_frozen, train_only, trainable
-from openpi_ript.model.pi0 import Pi0, encode, flow_error, init_params
+from openpi_ript.model.lora import Einsum, FeedForward, count, stop_frozen, train_only, trainable, trained_gradient
+from openpi_ript.model.pi0 import (
+    Observation,
+    Pi0,
+    encode,
+    flow_error,
+    flow_loss,
+    gathered_outside_layers,
+    init_params,
+)
 from openpi_ript.weights import by_path, fit_to_model
 from tests.openpi_ript.toy_policy import (
     PARITY,
@@ -144,3 +153,38 @@ def test_a_step_moves_trained_weights_alone() -> None:
         changed = bool((after[name] != before).any())
         assert changed == train, name
         assert train or not by_path(gradient)[name].any()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gradients_of_layers_wait_in_the_dtype_of_products(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit what they are in float32, for large matrices alone, and zeros where nothing trains."""
+    monkeypatch.setattr(sharding, "TRAVELS_APART", 32 * 16)
+    model = make_model("pi0", dtype="bfloat16", remat=True, freeze=("vision",))
+    params, trains = random_params(model), trainable(random_params(model), model.config)
+    batch = make_observation(model.config, batch=2)._asdict() | {"actions": make_actions(model.config, batch=2)}
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        seen = Observation(**{name: part for name, part in batch.items() if name != "actions"})
+        params = stop_frozen(gathered_outside_layers(params), trains)
+        return flow_loss(model, params, seen, batch["actions"], jnp.zeros((len(batch["actions"]), 8), bool), key)
+
+    def of(dtype: str) -> Any:
+        options: Any = {"xla_backend_optimization_level": 0, "xla_allow_excess_precision": False}
+        step = jax.jit(
+            lambda params: trained_gradient(
+                loss, {"flow_loss": 1.0}, params, trains, batch, jax.random.key(1), parts, dtype
+            )[0],
+            compiler_options=options,
+        )
+        return by_path(step(params))
+
+    found, expected = of("bfloat16"), of("float32")
+    narrow = {name for name, leaf in found.items() if leaf.dtype == jnp.bfloat16}
+    assert (narrow == set()) == (parts == 2), "sums are in float32"
+    if parts == 1:
+        layers = {name: leaf for name, leaf in expected.items() if "/layers/" in name}
+        assert narrow == {name for name, leaf in layers.items() if leaf.ndim > 2 and leaf[0].size >= 32 * 16}
+        assert "PaliGemma/llm/layers/mlp/linear" in narrow
+    for name, leaf in found.items():
+        np.testing.assert_array_equal(leaf.astype(jnp.float32), expected[name], err_msg=name)
+        assert by_path(trains)[name] or not leaf.any(), name
