@@ -124,6 +124,47 @@ def test_calls_of_one_device_compile(words: tuple[str, ...], expected: dict[str,
     assert found["flops"]
 
 
+def bytes_by_hand(model: Any, *, trains: tuple[str, ...]) -> int:
+    """Of all weights: in 8 bits with f32 steps for each channel, in bfloat16, or in float32 where they train."""
+    from openpi_ript.model.pi0 import Pi0
+    from openpi_ript.weights import model_shapes
+
+    total = 0
+    for name, leaf in model_shapes(Pi0(model)).items():
+        size, last = int(np.prod(leaf.shape)), name.split("/")[-1]
+        if any(part in name for part in trains) or (trains and last == "scale"):  # norms stay in float32 in a run
+            total += 4 * size
+        elif last == "input_embedding":
+            total += size + 4 * leaf.shape[0]
+        elif ("/layers/" in name or "/encoderblock/" in name) and last not in ("bias", "scale"):
+            summed = leaf.shape[-3] if last == "kernel" and "query key value".find(name.split("/")[-2]) >= 0 else None
+            total += size + 4 * size // (summed or leaf.shape[-2])
+        else:
+            total += 2 * size
+    return total
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "trains"),
+    [
+        (("--what", "serve", "--dtype", "int8"), ()),
+        (("--model.freeze", "language", "--model.frozen-dtype", "int8"), ("_1/", "/img/", "_in/", "_out/", "_proj/")),
+    ],
+)
+def test_bytes_of_weights_in_eight_bits_are_those_computed_by_hand(words: tuple[str, ...], trains: tuple[str, ...]):
+    from configs.openpi_ript import debug
+
+    done = run("openpi_ript/debug", *words, "--topology", "cpu:1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    expected = bytes_by_hand(debug.get_config().model, trains=(*trains, "condition") if trains else ())
+    assert found["state"]["params"] == expected
+    if trains:
+        in_float32 = json.loads(run("openpi_ript/debug", *words[:2], "--topology", "cpu:1", "--json").stdout)
+        assert found["flops"] == in_float32["flops"], "products are those of model.dtype"
+
+
 def test_fresh_weights_are_born_where_they_lie():
     words = ("--topology", "cpu:4", *SIZES, "--mesh.fsdp", "4", "--mesh.replicate-below", "0", "--json")
     update, init = (json.loads(run("qchunk/debug", *words, "--what", what).stdout) for what in ("update", "init"))

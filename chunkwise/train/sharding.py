@@ -143,7 +143,7 @@ def on_mesh(step: Callable[[Any, Any], Any], mesh: Mesh) -> Callable[[Any, Any],
     return known
 
 
-def all_gather_params(weights: Any, dtype: str | None = None) -> Any:
+def all_gather_params(weights: Any, dtype: str | None = None, axis: int | None = None) -> Any:
     """Weights that are split over devices, whole on each, for the products that follow; traced.
 
     Called inside the loss. Without it the compiler is free to leave a matrix split and to move activations between the
@@ -156,13 +156,15 @@ def all_gather_params(weights: Any, dtype: str | None = None) -> Any:
       weights: A tree.
       dtype: Of the products: large matrices travel in it, in half the bytes of float32, and so do the sums of their
         gradients, which such products have it in anyway. None: as they are.
+      axis: Along which they are split, of blocks that `in_blocks` made; None: as `state_shardings` splits.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    fsdp = 1 if mesh.empty else mesh.shape["fsdp"]
+    fsdp, chosen = _parts(), axis
 
     def whole(leaf: Any) -> Any:
         weight, place = leaf if isinstance(leaf, Exchanged) else (leaf, None)
-        axis = _split_axis(weight.shape, fsdp) if travels_apart(weight.shape) and fsdp > 1 else None
+        axis = None
+        if fsdp > 1 and travels_apart(weight.shape):
+            axis = _split_axis(weight.shape, fsdp) if chosen is None else chosen
         if fsdp > 1 and axis is None:
             weight = jax.lax.with_sharding_constraint(weight, PartitionSpec())
         if place is None and axis is None:
@@ -171,6 +173,47 @@ def all_gather_params(weights: Any, dtype: str | None = None) -> Any:
         return _gathered(weight, place, axis, fsdp, as_they_are if place is None else place.dtype)
 
     return jax.tree.map(whole, weights, is_leaf=lambda leaf: isinstance(leaf, Exchanged))
+
+
+def in_blocks(weight: Any, axis: int, size: int) -> Any:
+    """A weight's blocks of so many numbers of an axis, along a new leading axis, for a loop that gathers one at a time.
+
+    Where the weight is split along that axis block i is made of the i-th stretch of each device's part, so that all
+    devices have as much of it.
+
+    Args:
+      weight: An array, or `Exchanged`.
+      axis: Divided.
+      size: Divides its length.
+
+    Raises:
+      ValueError: The weight is split along the axis, and the devices cannot share a block equally.
+    """
+    fsdp = _parts()
+
+    def blocks(leaf: Any) -> Any:
+        before, length, after = leaf.shape[:axis], leaf.shape[axis], leaf.shape[axis + 1 :]
+        parts = fsdp if _split_axis(leaf.shape, fsdp) == axis else 1
+        if size % parts:
+            raise ValueError(f"blocks of {size} of {length}; expected a multiple of mesh.fsdp, {parts}")
+        stretches = _split_along(leaf.reshape(*before, parts, length // size, size // parts, *after), axis, parts)
+        together = jnp.moveaxis(stretches, axis + 1, 0).reshape(length // size, *before, size, *after)
+        return _split_along(together, axis + 1, parts)
+
+    return jax.tree.map(blocks, weight)
+
+
+def _split_along(array: Any, axis: int, parts: int) -> Any:
+    """An array of which it is said that devices have parts of it: left alone, a compiler may put it together first."""
+    if parts == 1:
+        return array
+    return jax.lax.with_sharding_constraint(array, PartitionSpec(*[None] * axis, "fsdp"))
+
+
+def _parts() -> int:
+    """Devices that share a copy of the state; 1 where no mesh is known."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.shape["fsdp"]
 
 
 def travels_apart(shape: Sequence[int]) -> bool:

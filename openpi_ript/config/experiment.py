@@ -146,6 +146,10 @@ class ModelConfig:
     attention_block: int | None = None
     """Queries whose attention scores exist at a time, in forward and backward pass: the same numbers in less memory.
     None: all, as in openpi."""
+    hidden_block: int | None = None
+    """Hidden units of the language model's feed-forward layers that exist at a time, in forward and backward pass, a
+    divisor of language.mlp_dim and a multiple of mesh.fsdp: the same numbers but for the order of sums, in less memory,
+    and mlp_dim / hidden_block times as many exchanges, each smaller by as much. None: all, as in openpi."""
     splash: bool = False
     """Whether updates on TPUs run the language model's attention as jax's splash kernel, which keeps no scores in
     memory (model/splash.py). The expert's, of 51 queries, and the image encoder's, whose heads are 72 wide, stay as
@@ -163,6 +167,11 @@ class ModelConfig:
         require_positive(self, "scan_unroll")
         if self.attention_block is not None and self.attention_block < 1:
             raise ValueError(f"model.attention_block is {self.attention_block}; expected 1 or above, or None")
+        if self.hidden_block is not None and (self.hidden_block < 1 or self.language.mlp_dim % self.hidden_block):
+            raise ValueError(
+                f"model.hidden_block is {self.hidden_block}; expected a divisor of model.language.mlp_dim, "
+                f"{self.language.mlp_dim}, or None"
+            )
         if self.splash and self.language.head_dim % 128:
             raise ValueError(
                 f"model.splash is on and model.language.head_dim {self.language.head_dim}; expected a multiple of 128"

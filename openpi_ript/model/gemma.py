@@ -94,6 +94,8 @@ class Block(nn.Module):
     configs: tuple[GemmaConfig, GemmaConfig]
     block: int | None
     """Queries at a time."""
+    hidden_block: int | None
+    """Hidden units of the language model at a time."""
     splash: bool
 
     @nn.compact
@@ -112,7 +114,8 @@ class Block(nn.Module):
         y, cache = Attention(self.configs, self.block, self.splash, name="attn")(y, cache, positions, mask, which)
         x = x + (y if gate is None else y * gate)
         y, gate = RmsNorm(name=_name("pre_ffw_norm", which))(x, condition)
-        y = FeedForward(c.mlp_dim, c.lora, name=_name("mlp", which))(y)
+        hidden = self.hidden_block if which == LANGUAGE else None
+        y = FeedForward(c.mlp_dim, c.lora, hidden, name=_name("mlp", which))(y)
         return x + (y if gate is None else y * gate), cache
 
 
@@ -140,6 +143,8 @@ class Gemma(nn.Module):
     unroll: int
     block: int | None
     """Queries of which attention keeps the scores at a time; None: all."""
+    hidden_block: int | None
+    """Hidden units that the language model's feed-forward layers keep at a time; None: all."""
     splash: bool
     """Whether the language model's attention is a kernel where it trains on TPUs."""
 
@@ -147,7 +152,7 @@ class Gemma(nn.Module):
         in_axes: Any = (0, *(4 * [nn.broadcast]))  # each layer has its own cache
         # With FSDP a layer's weights are put together for that layer alone; with remat again in the backward pass, else
         # they are kept until then.
-        gather = functools.partial(int8.gathered, dtype=self.dtype)
+        gather = functools.partial(_gathered, dtype=self.dtype, hidden_block=self.hidden_block)
         whole: Any = nn.map_variables(Block, "params", gather, init=True)
         block = rematerialised(whole, self.remat, prevent_cse=False, static_argnums=(6,))
         self.embedder = Embedder(self.vocab_size, self.configs[LANGUAGE].width)
@@ -158,7 +163,7 @@ class Gemma(nn.Module):
             in_axes=in_axes,
             length=self.configs[LANGUAGE].depth,
             unroll=self.unroll,
-        )(self.configs, self.block, self.splash)
+        )(self.configs, self.block, self.hidden_block, self.splash)
         self.final_norm = RmsNorm()
         self.final_norm_1 = RmsNorm()
 
@@ -188,6 +193,16 @@ class Gemma(nn.Module):
         x, own = self.layers(x.astype(self.dtype), cache, positions, mask, condition, which)
         norm = (self.final_norm, self.final_norm_1)[which]
         return norm(x, condition)[0], own
+
+
+def _gathered(variables: Any, dtype: str, hidden_block: int | None) -> Any:
+    """A layer's weights whole, but for those that the language model's feed-forward part gathers a block at a time."""
+
+    def ready(name: str, part: Any) -> Any:
+        in_blocks = name == "mlp" and hidden_block is not None
+        return int8.whole(part, dtype) if in_blocks else int8.gathered(part, dtype)
+
+    return {kind: {name: ready(name, part) for name, part in tree.items()} for kind, tree in variables.items()}
 
 
 def rotate(x: Float[Array, "b t n d"], positions: Int[Array, "b t"]) -> Float[Array, "b t n d"]:

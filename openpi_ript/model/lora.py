@@ -1,7 +1,8 @@
 """Weights with low-rank adapters, and the choice of which weights train."""
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float, Key
 from chunkwise.state import tree_merge
 from chunkwise.train import gradients
 from chunkwise.train.metrics import Mean
-from chunkwise.train.sharding import Exchanged, travels_apart
+from chunkwise.train.sharding import Exchanged, all_gather_params, in_blocks, travels_apart
 from openpi_ript.config.experiment import LoraConfig, ModelConfig, Part
 
 # A fresh adapter adds nothing: b starts at 0 (arXiv:2106.09685, section 4.1). openpi draws both from
@@ -63,6 +64,8 @@ class FeedForward(nn.Module):
 
     mlp_dim: int
     lora: LoraConfig | None
+    block: int | None = None
+    """Hidden units at a time, a divisor of mlp_dim, whose weights are gathered here; None: all, gathered before."""
 
     @nn.compact
     def __call__(self, x: Float[Array, "b n d"]) -> Float[Array, "b n d"]:
@@ -70,8 +73,42 @@ class FeedForward(nn.Module):
         stacked_init = nn.initializers.lecun_normal(batch_axis=(0,))
         gating = self._weights("gating_einsum", (2, width, self.mlp_dim), stacked_init)
         linear = self._weights("linear", (self.mlp_dim, width), nn.initializers.lecun_normal())
+        if self.block is None:
+            return self._through(x, gating, linear)
+        return self._in_blocks(x, (*gating, *linear), self.block)
+
+    def _through(
+        self, x: Float[Array, "b n d"], gating: Sequence[Array], linear: Sequence[Array]
+    ) -> Float[Array, "b n d"]:
+        """What comes of x by the hidden units whose weights these are."""
         gate, up = (jax.tree.map(lambda leaf, i=i: leaf[i], gating) for i in (0, 1))
         return self._product(nn.gelu(self._product(x, gate)) * self._product(x, up), linear)
+
+    def _in_blocks(self, x: Float[Array, "b n d"], weights: Sequence[Any], size: int) -> Float[Array, "b n d"]:
+        """As `_through`, a block of hidden units at a time, which the backward pass computes again.
+
+        Of weights that are split over devices a block at a time is put together. Numbers of a unit, and gradients of
+        its weights, are those of all at once. Sums over units (the output, and gradients of x and of the halves of
+        adapters that all units share) are made of the blocks' sums, in f32.
+        """
+        axes = (2, 0) if self.lora is None else (2, None, 2, 0, 0, None)  # that of the hidden units
+        pairs = list(zip(weights, axes, strict=True))
+        own = [in_blocks(weight, axis, size) for weight, axis in pairs if axis is not None]
+        shared = all_gather_params([weight for weight, axis in pairs if axis is None], x.dtype.name)
+        wide = [one.astype(jnp.float32) for one in (x, *shared)]
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def part(wide: Sequence[Array], own: Sequence[Any]) -> Float[Array, "b n d"]:
+            narrow, *shared = (one.astype(x.dtype) for one in wide)
+            rest, blocks = iter(shared), iter(own)
+            whole = [
+                next(rest) if axis is None else all_gather_params(next(blocks), x.dtype.name, axis) for axis in axes
+            ]
+            half = len(whole) // 2
+            return self._through(narrow, whole[:half], whole[half:]).astype(jnp.float32)
+
+        out, _ = jax.lax.scan(lambda total, own: (total + part(wide, own), None), jnp.zeros_like(wide[0]), own)
+        return out.astype(x.dtype)
 
     def _weights(self, name: str, shape: tuple[int, ...], init: nn.initializers.Initializer) -> tuple[Array, ...]:
         """The weight alone, or weight and both halves of its adapter."""
@@ -82,7 +119,7 @@ class FeedForward(nn.Module):
         b = self.param(f"{name}_lora_b", B_INIT, (*shape[:-2], self.lora.rank, shape[-1]))
         return w, a, b
 
-    def _product(self, x: Float[Array, "b n _d"], weights: tuple[Array, ...]) -> Float[Array, "b n _e"]:
+    def _product(self, x: Float[Array, "b n _d"], weights: Sequence[Array]) -> Float[Array, "b n _e"]:
         w, *adapter = (weight.astype(x.dtype) for weight in weights)
         if self.lora is None:
             return x @ w

@@ -72,8 +72,8 @@ class PaliGemma(nn.Module):
         c = self.config
         remat = c.remat_policy if c.remat else None
         self.img = Siglip(c.vision, c.language.width, c.dtype, remat, c.scan_unroll)
-        sizes, attention = ((c.language, c.expert), c.vocab_size), (c.attention_block, c.splash)
-        self.llm = Gemma(*sizes, c.dtype, remat, c.scan_unroll, *attention)
+        sizes, blocks = ((c.language, c.expert), c.vocab_size), (c.attention_block, c.hidden_block)
+        self.llm = Gemma(*sizes, c.dtype, remat, c.scan_unroll, *blocks, c.splash)
 
 
 class Pi0(nn.Module):

@@ -155,11 +155,13 @@ def test_a_step_moves_trained_weights_alone() -> None:
         assert train or not by_path(gradient)[name].any()
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_gradients_of_layers_wait_in_the_dtype_of_products(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("parts", "block"), [(1, None), (2, None), (1, 16)])
+def test_gradients_of_layers_wait_in_the_dtype_of_products(
+    parts: int, block: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bit for bit what they are in float32, for large matrices alone, and zeros where nothing trains."""
     monkeypatch.setattr(sharding, "TRAVELS_APART", 32 * 16)
-    model = make_model("pi0", dtype="bfloat16", remat=True, freeze=("vision",))
+    model = make_model("pi0", dtype="bfloat16", remat=True, freeze=("vision",), hidden_block=block)
     params, trains = random_params(model), trainable(random_params(model), model.config)
     batch = make_observation(model.config, batch=2)._asdict() | {"actions": make_actions(model.config, batch=2)}
 
