@@ -253,6 +253,25 @@ def test_what_does_not_fit_ends_with_78_and_advice():
     assert "a device with more memory" in done.stderr
 
 
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_a_program_that_cannot_be_read_back_has_its_memory_told(error: Any, monkeypatch: pytest.MonkeyPatch):
+    from chunkwise.train import exchanges
+    from chunkwise.train.ahead import Program
+
+    def unread(text: str) -> dict[str, float]:
+        raise error(text)
+
+    monkeypatch.setattr(exchanges, "bytes_sent", unread)
+    double: Any = jax.jit(lambda x: 2 * x).lower(jax.ShapeDtypeStruct((6,), np.dtype("float32"))).compile()
+    program = Program(compiled=double, state={}, batch=0, flops={"float32": 6.0}, seconds=1.0)
+    target = targets.target_named("v5p:2x2x1")
+    found = verb.report_of(program, config="a", topology="v5p:2x2x1", what="update", target=target)
+    assert found.sent is None
+    assert (found.arguments, found.results) == (24, 24)
+    assert set(found.bounds) == {"products", "memory"}
+    assert "sent in one run: not known" in str(found)
+
+
 def test_a_bound_is_the_slowest_of_products_memory_and_links():
     chip = dataclasses.replace(targets.CHIPS["v5p"], flops=100.0, flops_float32=50.0, bandwidth=10.0, link=2.0)
     found = verb.bounds(chip, 4, {"bfloat16": 800.0, "float32": 400.0}, 30.0, {"all-gather": 6.0, "all-reduce": 2.0})
