@@ -38,9 +38,8 @@ def exchanges(program: str) -> Iterator[tuple[str, int, float]]:
             share = share_sent(kind[2], line)
             arrays = re.findall(r"(\w+)\[([\d,]*)\]", kind[1])
             if f"{kind[2]}-start(" in line and kind[2] != "all-reduce":
+                arrays = [one for one in arrays if one != ("u32", "")]  # flags of a TPU's exchange come last
                 arrays = arrays[len(arrays) // 2 :]  # what goes in stands before what comes out
-            if f"{kind[2]}-start(" in line and kind[2] == "collective-permute":
-                arrays = arrays[:1]
             for dtype, shape in arrays:
                 elements = math.prod(int(axis) for axis in shape.split(",") if axis)
                 yield kind[2], elements, times[name] * share * elements * BYTES.get(dtype, 1)
@@ -63,16 +62,35 @@ def trips(line: str, lines: dict[str, list[str]]) -> int | None:
     """How often a loop runs its body, None if that is not known before it runs.
 
     XLA for CPUs and GPUs notes it at the loop. Its compiler for TPUs does not: there it is the constant that the loop's
-    condition compares the counter with, which in loops of jax begins at 0 and goes up by 1.
+    condition compares the counter with, over what the body adds to it. It begins at 0 and goes up by 1 in loops of jax,
+    by 2 in some that the compiler makes of a product and the exchange of its operand.
     """
     if noted := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line):
         return int(noted[1])
-    condition = re.search(r"condition=%([\w.\-]+)", line)
-    body = lines.get(condition[1], []) if condition else []
-    text = "\n".join(body)
-    compared = re.search(r"ROOT .* compare\(%([\w.\-]+), %([\w.\-]+)\), direction=LT", text)
-    bound = compared and re.search(rf"%{re.escape(compared[2])} = s32\[\]\S* constant\((\d+)\)", text)
-    return int(bound[1]) if bound else None
+    called = re.search(r"condition=%([\w.\-]+), body=%([\w.\-]+)", line)
+    condition, body = ("\n".join(lines.get(name, [])) for name in called.groups()) if called else ("", "")
+    compared = re.search(r"ROOT .* compare\(%([\w.\-]+), %([\w.\-]+)\), direction=LT", condition)
+    bound = compared and _constant(compared[2], condition)
+    if compared is None or bound is None:
+        return None
+    place = re.search(rf"%{re.escape(compared[1])} = .*get-tuple-element\(.*\), index=(\d+)", condition)
+    return math.ceil(bound / _step(place[1], body)) if place else bound
+
+
+def _step(place: str, body: str) -> int:
+    """What a loop's body adds to the number at a place of its state; 1 where it does not say so in plain words."""
+    results = body[body.rfind("ROOT ") :]
+    for counter in re.findall(rf"%([\w.\-]+) = .*get-tuple-element\(.*\), index={place}\b", body):
+        for after, by in re.findall(rf"%([\w.\-]+) = .* add\(%{re.escape(counter)}, %([\w.\-]+)\)", body):
+            if (step := _constant(by, body)) and re.search(rf"%{re.escape(after)}\b(?![\w.\-])", results):
+                return step
+    return 1
+
+
+def _constant(name: str, body: str) -> int | None:
+    """A whole number of 32 bits by its name, None where it is none."""
+    found = re.search(rf"%{re.escape(name)} = [su]32\[\]\S* constant\((\d+)\)", body)
+    return int(found[1]) if found else None
 
 
 def rounds(lines: dict[str, list[str]]) -> dict[str, int]:

@@ -27,6 +27,12 @@ GROUPS = "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}"
             32 * 8 * 4 * 7 / 8,
         ),
         (f"  %s = f32[4,8]{{1,0}} all-reduce-start(%p), {GROUPS}", "all-reduce", 2 * 4 * 8 * 4 * 7 / 8),
+        (
+            "  %c = (bf16[4,8]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%p), "
+            "source_target_pairs={{0,1}}",
+            "collective-permute",
+            4 * 8 * 2,
+        ),
         ("  %s = f32[4,8]{1,0} add(%p, %p)", None, 0),
     ],
 )
@@ -62,6 +68,37 @@ def test_a_loop_whose_condition_alone_knows_its_length():
     )
     with pytest.raises(ValueError, match="found 2 unknown"):
         bytes_sent(twice)
+
+
+TWICE = """%cond (q: (f32[4,8], u32[])) -> pred[] {
+  %seven = u32[]{:T(128)} constant(7)
+  %q = (f32[4,8], u32[]{:T(128)}) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%q), index=1
+  ROOT %lt = pred[]{:T(512)} compare(%i, %seven), direction=LT
+}
+
+%body (q: (f32[4,8], u32[])) -> (f32[4,8], u32[]) {
+  %one = u32[]{:T(128)} constant(1)
+  %two = u32[]{:T(128)} constant(2)
+  %q.1 = (f32[4,8], u32[]{:T(128)}) parameter(0)
+  %x = f32[4,8] get-tuple-element(%q.1), index=0
+  %i.1 = u32[]{:T(128)} get-tuple-element(%q.1), index=1
+  %other = u32[]{:T(128)S(6)} add(%i.1, %one)
+  %next = u32[]{:T(128)} add(%i.1, %two)
+  %c = f32[4,8]{1,0} collective-permute(%x), source_target_pairs={{0,1}}
+  ROOT %t = (f32[4,8], u32[]{:T(128)}) tuple(%c, %next)
+}
+
+"""
+
+
+def test_a_loop_that_goes_up_by_two():
+    """As the compiler for TPUs makes them of a product and the exchange of its operand, two turns in one."""
+    program = TWICE + ENTRY.replace("BODY", "  %w = (f32[4,8], u32[]) while(%t), condition=%cond, body=%body")
+    once = 4 * 8 * 4
+    assert bytes_sent(program) == {"collective-permute": 4 * once}
+    assert bytes_sent(program.replace("tuple(%c, %next)", "tuple(%c, %other)")) == {"collective-permute": 7 * once}
+    assert bytes_sent(program.replace("tuple(%c, %next)", "tuple(%c, %fused)")) == {"collective-permute": 7 * once}
 
 
 PROGRAM = """
