@@ -5,12 +5,26 @@ python launch.py --config configs/driving/modes.py --waypoints.weights RUN --rol
     --train.steps 800 --optim.learning-rate 1e-4
 """
 
-import dataclasses
-
-from configs.driving import waypoints
-from driving.config import DrivingConfig, WaypointConfig
+from chunkwise.config import CheckpointConfig, OptimConfig, TrainConfig
+from driving.config import AHEAD, AugmentConfig, DataConfig, DrivingConfig, EvalConfig, RecordConfig, WaypointConfig
 
 
 def get_config() -> DrivingConfig:
     """configs/driving/waypoints.py with three modes; what both commands came to is in docs/driving.md."""
-    return dataclasses.replace(waypoints.get_config(), waypoints=WaypointConfig(use_past=False, modes=3))
+    return DrivingConfig(
+        train=TrainConfig(steps=6000, batch_size=16, log_every=100),
+        data=DataConfig(
+            path="datasets/driving/town",
+            cameras=AHEAD,
+            waypoint_steps=30,
+            val_fraction=0.05,
+            test_fraction=0.1,
+            augment=AugmentConfig(brightness=0.2, contrast=0.2, saturation=0.2, camera_dropout=0.05, flip=0.5),
+            read_threads=2,
+        ),
+        waypoints=WaypointConfig(use_past=False, modes=3),
+        optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100, clip_norm=1.0),
+        eval=EvalConfig(every=3),
+        record=RecordConfig(cameras=AHEAD, episodes=240),
+        checkpoint=CheckpointConfig(every=2000),
+    )

@@ -196,8 +196,8 @@ class _Tally:
 class _Pieces:
     """A dataset's samples in order, in pieces of BATCHES_AT_ONCE batches; the last frames are a piece of one batch."""
 
-    state: Float32[np.ndarray, "T s"]
-    action: Float32[np.ndarray, "T a"]
+    state: Float[np.ndarray, "T s"]
+    action: Float[np.ndarray, "T a"]
     lengths: Int64[np.ndarray, " e"]
     horizon: int
     relative_dims: Sequence[int]
@@ -207,7 +207,7 @@ class _Pieces:
         whole, tail = divmod(len(self.state), BATCH)
         return -(-whole // BATCHES_AT_ONCE) + bool(tail and not self.drop_tail)
 
-    def read(self, piece: int) -> dict[str, Float32[np.ndarray, "b rows d"]]:
+    def read(self, piece: int) -> dict[str, Float[np.ndarray, "b rows d"]]:
         """Makes the batches of a piece."""
         whole = len(self.state) // BATCH * BATCH
         start = min(piece * BATCH * BATCHES_AT_ONCE, whole)
