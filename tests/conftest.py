@@ -110,8 +110,8 @@ def can_render() -> None:
     code = "from qchunk.envs.aloha import TransferCube as T; e = T(); e.reset(0); e.render(8, 8)"
     root = Path(__file__).parents[1]
     child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
-    if "this machine cannot render" in child.stderr:
-        pytest.skip(child.stderr.strip().splitlines()[-1][:200])  # no GL driver: nothing that the project can install
+    if "this machine cannot render" in child.stderr:  # no GL driver: part of the system, which pip cannot install
+        pytest.skip(child.stderr.strip().splitlines()[-1][:200])
     assert child.returncode == 0, child.stderr
 
 

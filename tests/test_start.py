@@ -25,7 +25,8 @@ def folder(tmp_path: Path) -> Path:
     return clone(tmp_path)
 
 
-STUB = """#!/bin/sh
+# Stands in for python, so that make installs nothing: `-m venv` links the interpreter of the tests.
+INTERPRETER = """#!/bin/sh
 [ "$1" = -m ] || exit 0
 mkdir -p .venv/bin
 ln -s {python} .venv/bin/python
@@ -39,10 +40,10 @@ def test_the_environment_of_a_clone_has_the_command_of_the_pages(tmp_path: Path)
         folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "chunkwise", *(file.name for file in ROOT.glob("requirements*.lock"))):
         (clone / name).symlink_to(ROOT / name)
-    stub = tmp_path / "python"
-    stub.write_text(STUB.format(python=sys.executable))
-    stub.chmod(0o755)
-    subprocess.run(["make", "-s", "env", f"PYTHON={stub}", "INSTALL=true"], cwd=clone, check=True, timeout=60)
+    interpreter = tmp_path / "python"
+    interpreter.write_text(INTERPRETER.format(python=sys.executable))
+    interpreter.chmod(0o755)
+    subprocess.run(["make", "-s", "env", f"PYTHON={interpreter}", "INSTALL=true"], cwd=clone, check=True, timeout=60)
     (other / "mine.py").write_text("")
     (other / "elsewhere").mkdir()
     code = "import chunkwise, os, sys; print(os.path.dirname(os.path.dirname(chunkwise.__file__))); import mine"

@@ -11,7 +11,10 @@ import optax
 import pytest
 
 from chunkwise.train import sharding
-from openpi_ript.config.experiment import LoraConfig, full, full_lora
+from openpi_ript.config.experiment import GuidanceConfig, LoraConfig, Optimality, full, full_lora
+from openpi_ript.config.ppo import PpoConfig
+from openpi_ript.model.flow_sde import chain_log_prob
+from openpi_ript.model.guidance import guided_loss
 from openpi_ript.model.lora import Einsum, FeedForward, count, stop_frozen, train_only, trainable, trained_gradient
 from openpi_ript.model.pi0 import (
     Observation,
@@ -21,7 +24,9 @@ from openpi_ript.model.pi0 import (
     flow_loss,
     gathered_outside_layers,
     init_params,
+    velocity,
 )
+from openpi_ript.tasks.ppo import ppo_loss
 from openpi_ript.weights import by_path, fit_to_model
 from tests.openpi_ript.toy_policy import (
     PARITY,
@@ -155,27 +160,50 @@ def test_a_step_moves_trained_weights_alone() -> None:
         assert train or not by_path(gradient)[name].any()
 
 
-@pytest.mark.parametrize(("parts", "block"), [(1, None), (2, None), (1, 16)])
+@pytest.mark.parametrize(
+    ("objective", "parts", "block"),
+    [("flow", 1, None), ("flow", 2, None), ("flow", 1, 16), ("guided", 1, None), ("ppo", 1, None)],
+)
 def test_gradients_of_layers_wait_in_the_dtype_of_products(
-    parts: int, block: int | None, monkeypatch: pytest.MonkeyPatch
+    objective: str, parts: int, block: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit what they are in float32, for large matrices alone, and zeros where nothing trains."""
+    """Bit for bit what they are in float32, for large matrices alone, and zeros where nothing trains.
+
+    Under guidance and in PPO, too, whose branches and denoising steps share the expert's matrices: their gradient is
+    that of one product over all of them, or it would be added up in 16 bits.
+    """
     monkeypatch.setattr(sharding, "TRAVELS_APART", 32 * 16)
-    model = make_model("pi0", dtype="bfloat16", remat=True, freeze=("vision",), hidden_block=block)
+    changes = {"dtype": "bfloat16", "remat": True, "freeze": ("vision",), "hidden_block": block}
+    model = make_model("pi0", **changes, optimality=objective == "guided")
     params, trains = random_params(model), trainable(random_params(model), model.config)
-    batch = make_observation(model.config, batch=2)._asdict() | {"actions": make_actions(model.config, batch=2)}
+    actions = make_actions(model.config, batch=2)
+    batch = {"observation": make_observation(model.config, batch=2)._asdict(), "actions": actions}
+    rng = np.random.default_rng(0)
+    label, advantage = jnp.array([Optimality.POSITIVE, Optimality.NEGATIVE]), jnp.array([1.0, 0.5])
+    chain = jnp.asarray(rng.normal(size=(2, 4, *actions.shape[1:])), jnp.float32)
+    batch |= {"label": label, "advantages": advantage, "chain": chain, "valid": jnp.ones((2, 8), bool)}
+    if objective == "ppo":  # near ratios of 1, or there would be no gradient
+        context, dims = encode(model, params, Observation(**batch["observation"])), model.config.action_dim
+
+        def field(x: Any, time: Any) -> Any:
+            return velocity(model, params, context, x, time, None)
+
+        batch["log_prob"] = chain_log_prob(field, chain, level=PpoConfig().noise, dims=dims)
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        seen = Observation(**{name: part for name, part in batch.items() if name != "actions"})
         params = stop_frozen(gathered_outside_layers(params), trains)
-        return flow_loss(model, params, seen, batch["actions"], jnp.zeros((len(batch["actions"]), 8), bool), key)
+        if objective == "ppo":
+            return ppo_loss(model, params, batch, PpoConfig(clip=1e9), model.config.action_dim)
+        chunks = Observation(**batch["observation"]), batch["actions"], ~batch["valid"]
+        if objective == "flow":
+            return flow_loss(model, params, *chunks, key)
+        return guided_loss(model, params, *chunks, batch["label"], batch["advantages"], GuidanceConfig(), key)
 
     def of(dtype: str) -> Any:
         options: Any = {"xla_backend_optimization_level": 0, "xla_allow_excess_precision": False}
+        weights = {f"{objective}_loss": 1.0}
         step = jax.jit(
-            lambda params: trained_gradient(
-                loss, {"flow_loss": 1.0}, params, trains, batch, jax.random.key(1), parts, dtype
-            )[0],
+            lambda params: trained_gradient(loss, weights, params, trains, batch, jax.random.key(1), parts, dtype)[0],
             compiler_options=options,
         )
         return by_path(step(params))
@@ -186,7 +214,9 @@ def test_gradients_of_layers_wait_in_the_dtype_of_products(
     if parts == 1:
         layers = {name: leaf for name, leaf in expected.items() if "/layers/" in name}
         assert narrow == {name for name, leaf in layers.items() if leaf.ndim > 2 and leaf[0].size >= 32 * 16}
-        assert "PaliGemma/llm/layers/mlp/linear" in narrow
+        for part in ("mlp", "mlp_1"):
+            assert f"PaliGemma/llm/layers/{part}/linear" in narrow
+            assert expected[f"PaliGemma/llm/layers/{part}/linear"][0].all(), "each number of the first layer has one"
     for name, leaf in found.items():
         np.testing.assert_array_equal(leaf.astype(jnp.float32), expected[name], err_msg=name)
         assert by_path(trains)[name] or not leaf.any(), name
