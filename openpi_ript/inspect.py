@@ -337,6 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.write_stats:
         stats = {name: norm.NormStats(**{k: np.array(v) for k, v in s.items()}) for name, s in report["stats"].items()}
         norm.save_stats(args.write_stats, stats, report["source"])
+        print(f"statistics: {args.write_stats}", file=sys.stderr)
     return 0
 
 

@@ -244,6 +244,7 @@ def main(argv: list[str] | None = None) -> int:
             stats = norm_stats_of(data, make_source(walked.selection, data, walked.files), hands)
             make_folders(arguments.write_stats.parent)
             norm_stats.save(arguments.write_stats, stats)
+            print(f"statistics of {data.observation} and action: {arguments.write_stats}", file=sys.stderr)
     except RunError as error:
         if arguments.json:
             print(json.dumps({"path": arguments.dir, "refused": True, "error": str(error)}))

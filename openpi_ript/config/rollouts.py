@@ -120,6 +120,11 @@ class EnvConfig:
                 f"env.state_function is 'relative' and env.state {self.state}; expected the array from which places "
                 "are given, and after it at least another"
             )
+        if self.state_function == "relative" and any(name.endswith(QUATERNION) for name in self.state):
+            raise ValueError(
+                f"env.state_function is 'relative' and env.state {self.state}; expected arrays that begin with a "
+                f"place, none whose name ends in {QUATERNION}; a function of your own can tell them apart"
+            )
 
     def _check_tasks(self) -> None:
         """Raises ValueError unless there is one task or several, each described once."""

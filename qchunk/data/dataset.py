@@ -165,7 +165,11 @@ def norm_stats_of(data: DataConfig, source: EpisodeSource, hands: Hands | None =
     for name, width in widths.items():
         found = len(stats[name].mean) if name in stats else None
         if found != width:
-            raise DataError(f"{path}: expected {width} dimensions of {name!r}, found {found or 'none'}")
+            of = data.observation if name == "state" else "action"
+            raise DataError(
+                f"{path}: expected {width} dimensions of {name!r}, the array {of!r}, found {found or 'none'}; "
+                "chunkwise inspect qchunk DIR --config CONFIG --write-stats FILE writes those of a config"
+            )
     return stats
 
 

@@ -59,6 +59,8 @@ def test_places_are_given_from_the_first():
         policy_state(seen | {"open": np.zeros((2, 2), np.float32)}, ("open", "hand"), "relative")
     with pytest.raises(ValueError, match=r"'relative' and env.state .*expected the array from which places"):
         config(state_function="relative", state=("hand",))
+    with pytest.raises(ValueError, match=r"'relative' and env.state .*none whose name ends in quat; a function"):
+        config(state_function="relative", state=("robot0_eef_pos", "robot0_eef_quat"))
 
 
 def config(**change: object) -> EnvConfig:

@@ -294,7 +294,7 @@ def test_norm_stats_are_written_and_used(tmp_path: Path):
     np.testing.assert_array_equal(loaded.action_norm.scale, computed.action_norm.scale)
     np.testing.assert_array_equal(loaded.observation_norm.scale, np.ones(QPOS))
     norm_stats.save(path, {"state": norm_stats.load(path)["state"]})
-    with pytest.raises(DataError, match="expected 4 dimensions of 'actions', found none"):
+    with pytest.raises(DataError, match=r"expected 4 dimensions of 'actions', the array 'action', found none; .*write"):
         data.open_dataset(config(root, action_norm="mean_std", norm_stats=str(path)))
 
 
