@@ -247,7 +247,7 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     batches: Any = make_batches(config)
     next(batches)
     loaded = time.perf_counter() - began
-    (pool,) = batches._batches._pools.get(0, 0).values()
+    (pool,) = batches._batches._pools.get(0, go_on=False).values()
     images = pool.stats()["picture_bytes"]
     if name == "float":
         batches = specification_batches(batches)

@@ -1,12 +1,13 @@
 """Memory of large batches that is used again, once nobody holds the batch that lay in it."""
 
 import collections
+import mmap
 import threading
 import weakref
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Shaped, UInt8
 
 ALIGNMENT = 4096
 """Bytes: a page. jax.device_put on a CPU takes memory aligned to 64 as it is, and copies other memory; OpenCV bypasses
@@ -50,6 +51,14 @@ class LentBuffers:
         loan = _Loan(memory)
         weakref.finalize(loan, free.append, memory).atexit = False
         return np.asarray(loan)
+
+
+def returned(size: int) -> UInt8[np.ndarray, " n"]:
+    """Returns memory, zeros, that goes back to the system when the last array of it does.
+
+    What the C library gets back of less than 32 MiB it may keep for itself: of pools that take turns, half a pool.
+    """
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8, count=size)
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> Shaped[np.ndarray, "..."]:

@@ -74,6 +74,9 @@ class DataConfig(FilesConfig):
     """epoch: all episodes at once; rolling: in refresh_parts, one after another, evenly over the epoch."""
     refresh_parts: int = 8
     """Parts of a rolling refresh; memory then holds one pool and a part, where epoch holds two pools."""
+    refresh_ahead: int | None = dataclasses.field(default=None, metadata=FREE_ON_RESUME)
+    """Updates before a refresh at which the next pool begins to load, and the one in use lets go of all images but
+    those that these updates draw; None: it loads from the start, beside a whole pool."""
     positive_ratio: float = 0.6
     """Share of positive episodes in the pool."""
     holdout: float = 0.0
@@ -130,6 +133,22 @@ class DataConfig(FilesConfig):
         if self.refresh == "rolling" and self.refresh_parts > most:
             raise ValueError(
                 f"data.refresh_parts is {self.refresh_parts}; expected at most {most}, an episode and a step each"
+            )
+        self._check_ahead()
+
+    def _check_ahead(self) -> None:
+        if self.refresh_ahead is None:
+            return
+        if not self.cameras and not self.depth_cameras:
+            raise ValueError(
+                f"data.refresh_ahead is {self.refresh_ahead}, and there are no images to let go of; expected None, or "
+                "data.cameras"
+            )
+        shortest = self.steps_per_epoch // (self.refresh_parts if self.refresh == "rolling" else 1)
+        if not 1 <= self.refresh_ahead <= shortest:
+            raise ValueError(
+                f"data.refresh_ahead is {self.refresh_ahead}; expected 1 to {shortest}, the updates from one refresh "
+                "to the next"
             )
 
     def _check_mixture(self) -> None:

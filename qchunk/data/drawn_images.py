@@ -19,7 +19,7 @@ from qchunk.data.batch import Batch
 from qchunk.data.image_store import EpisodeFrames, Frames, ImageForm
 
 Work = tuple[Frames, int, np.ndarray, int]
-"""An image to be drawn: from where, which frame of it, where to, and the step that draws it again, 0 for none."""
+"""An image to be drawn: from where, which of those there, where to, and the step that draws it again, 0 for none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ class ImageArrays:
             for array, shown, again in zip(arrays, frames, due, strict=bool(arrays)):
                 for episode, frame, step, places in zip(episodes, shown, again, array, strict=True):
                     cameras = episode.colour if of == "colour" else episode.depth
-                    found += [(camera, frame, place, step) for camera, place in zip(cameras, places, strict=True)]
+                    at = episode.place(frame)
+                    found += [(camera, at, place, step) for camera, place in zip(cameras, places, strict=True)]
         return found
 
     def put_into(self, batch: Batch) -> None:
@@ -154,6 +155,12 @@ class KeptImages:
         with self._lock:
             for key in [key for key, held in self._held.items() if held.due < before]:
                 self._free.append(self._held.pop(key).slot)
+
+    def forget_all(self) -> None:
+        """Frees every image that waits."""
+        with self._lock:
+            self._free += [held.slot for held in self._held.values()]
+            self._held.clear()
 
     def _take_slot(self) -> int | None:
         with self._lock:

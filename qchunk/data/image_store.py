@@ -6,6 +6,7 @@ loads episodes, and qchunk/data/drawn_images.py makes the images of a batch of t
 """
 
 import dataclasses
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import cv2
 import numpy as np
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Int64, Shaped, UInt8
 
 from chunkwise.data.buffers import SPARES
 from chunkwise.data.episodes import EpisodeSource
@@ -110,6 +111,10 @@ class Frames(Protocol):
         """Whether that decodes a JPEG, which costs several times what a copy does."""
         ...
 
+    def only(self, frames: Int64[np.ndarray, " n"]) -> "Frames":
+        """Copies these images, at least one, in ascending order; image i of the copy is image frames[i] here."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planes:
@@ -141,6 +146,9 @@ class Planes:
     def decodes(self, frame: int) -> bool:
         return False
 
+    def only(self, frames: Int64[np.ndarray, " n"]) -> "Planes":
+        return Planes(planes=self.planes[frames])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pixels:
@@ -162,6 +170,9 @@ class Pixels:
     def decodes(self, frame: int) -> bool:
         return False
 
+    def only(self, frames: Int64[np.ndarray, " n"]) -> "Pixels":
+        return Pixels(pixels=self.pixels[frames])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jpegs:
@@ -172,6 +183,8 @@ class Jpegs:
     """The last image, decoded: it is the next observation of every start in an episode's last chunk."""
     source: str
     bgr: bool
+    numbers: Int64[np.ndarray, " T"] | None = None
+    """Rows of the file that these are; None: all of them."""
 
     @property
     def nbytes(self) -> int:
@@ -179,12 +192,19 @@ class Jpegs:
 
     def write(self, frame: int, out: np.ndarray) -> None:
         if self.decodes(frame):
-            decode_jpeg_into(self.rows[frame], out, source=f"{self.source}, row {frame}", bgr=self.bgr)
+            row = frame if self.numbers is None else self.numbers[frame]
+            decode_jpeg_into(self.rows[frame], out, source=f"{self.source}, row {row}", bgr=self.bgr)
         else:
             np.copyto(out, self.last)
 
     def decodes(self, frame: int) -> bool:
         return frame != len(self.rows) - 1
+
+    def only(self, frames: Int64[np.ndarray, " n"]) -> "Jpegs":
+        if frames[-1] != len(self.rows) - 1:
+            raise ValueError(f"the last of the images is {frames[-1]}; expected {len(self.rows) - 1}, kept decoded")
+        numbers = frames if self.numbers is None else self.numbers[frames]
+        return dataclasses.replace(self, rows=self.rows.only(frames), numbers=numbers)
 
 
 def _fit(image: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"]) -> None:
@@ -201,8 +221,27 @@ def _fit(image: Shaped[np.ndarray, "h w *c"], out: Shaped[np.ndarray, "h2 w2 *c"
 class EpisodeFrames:
     """All images of one episode that a batch can ask for."""
 
-    def __init__(self, colour: Sequence[Frames], depth: Sequence[Frames]) -> None:
+    def __init__(self, colour: Sequence[Frames], depth: Sequence[Frames], length: int) -> None:
+        """Of an episode of so many frames."""
         self.colour, self.depth = tuple(colour), tuple(depth)
+        self._length = length
+        self._places: Mapping[int, int] | None = None  # of the frames that are here; None if all are
+
+    def holds(self, frames: Sequence[int]) -> bool:
+        """Whether all of these frames are here."""
+        return self._places is None or all(frame in self._places for frame in frames)
+
+    def place(self, frame: int) -> int:
+        """Number of a frame in `colour` and `depth`."""
+        return frame if self._places is None else self._places[frame]
+
+    def only(self, frames: Int64[np.ndarray, " n"]) -> "EpisodeFrames":
+        """Copies the images of these frames, and of the last one."""
+        kept = np.union1d(frames, [self._length - 1])
+        at = np.array([self.place(frame) for frame in kept.tolist()], np.int64)
+        some = EpisodeFrames([x.only(at) for x in self.colour], [x.only(at) for x in self.depth], self._length)
+        some._places = {frame: place for place, frame in enumerate(kept.tolist())}
+        return some
 
     @property
     def nbytes(self) -> int:
@@ -245,6 +284,7 @@ class FrameStore:
                 frames = EpisodeFrames(
                     [episode.colour(name) for name in self.form.colour],
                     [episode.depth(name) for name in self.form.depth],
+                    file.length,
                 )
             self._loaded[index] = frames
         return frames
@@ -371,9 +411,14 @@ def plan(config: QChunkConfig, source: AlohaSource, form: ImageForm, *, pools: i
     resident = min(resident_episodes(data, pools), len(source))  # an episode in both pools is kept once
     batch = 2 * rows * form.bytes_per_frame
     buffers = batch * (SPARES + data.read_threads)
+
+    def resident_bytes(sizes: list[int]) -> int:
+        last = 2 * form.bytes_per_frame
+        return _resident_bytes(config, source, sizes, pools=pools, rows=rows, last=last) + buffers
+
     needed: dict[Storage, int] = {
-        "decoded": _largest(_decoded_bytes(source, form), resident) + buffers,
-        "recorded": _largest(_recorded_bytes(source, form), resident) + buffers,
+        "decoded": resident_bytes(_decoded_bytes(source, form)),
+        "recorded": resident_bytes(_recorded_bytes(source, form)),
     }
     budget = int(data.memory_gib * GIB)
     both: list[Storage] = ["decoded", "recorded"]
@@ -425,6 +470,29 @@ def _notes(
         f"(data.memory_gib {data.memory_gib:g}); {work[storage]}",
         f"kept {_WAYS[other]} they would take {needed[other] / GIB:.2f} GiB; {work[other]}",
     )
+
+
+def _resident_bytes(
+    config: QChunkConfig, source: AlohaSource, sizes: list[int], *, pools: int, rows: int, last: int
+) -> int:
+    """Most bytes of images in memory at once, while the next pool loads.
+
+    Args:
+      config: Of the run.
+      source: The dataset.
+      sizes: Bytes of each of its episodes.
+      pools: Virtual shards that this process loads.
+      rows: Of a batch, in this process.
+      last: Most bytes that the last images of an episode take.
+    """
+    data = config.data
+    whole = _largest(sizes, min(resident_episodes(data, pools), len(source)))
+    if data.refresh_ahead is None:
+        return whole
+    images = 2 * rows * (data.refresh_ahead + data.read_threads)
+    drawn = math.ceil(images * max(size / length for size, length in zip(sizes, source.lengths.tolist(), strict=True)))
+    lasts = pools * data.episodes_per_epoch * last  # which stay in any case
+    return min(whole, _largest(sizes, min(pools * data.episodes_per_epoch, len(source))) + drawn + lasts)
 
 
 def _largest(sizes: list[int], count: int) -> int:

@@ -6,6 +6,7 @@ a policy's actions undoes it with `open_dataset(config).action_norm.invert`.
 """
 
 import threading
+from collections.abc import Collection
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -228,6 +229,24 @@ class Pool:
         after = np.minimum(frames + self._config.agent.horizon, self.lengths[episode] - 1)
         return np.stack([rows, rows - frames + after], axis=-1)
 
+    def let_go(self, starts: Int64[np.ndarray, " n"], shared: Collection[int]) -> None:
+        """Frees all images but those of the chunks at these starts, and those of episodes in `shared`.
+
+        An image that is asked for nevertheless is read again from its file, with its episode.
+
+        Args:
+          starts: As `batch` takes them.
+          shared: Positions in the source.
+        """
+        episode, rows = self.locate(starts)
+        shown = self.shown(episode, rows) - self._first_rows[episode][:, None]
+        indices = np.array(self._indices)[episode]
+        for index in set(self._indices) - set(shared):  # an episode may be here twice
+            places = [place for place, other in enumerate(self._indices) if other == index]
+            some = self._frames[places[0]].only(np.unique(shown[indices == index]))
+            for place in places:
+                self._frames[place] = some
+
     def images(
         self,
         episode: Int64[np.ndarray, " b"],
@@ -241,7 +260,17 @@ class Pool:
         """
         frames, after = (self.shown(episode, rows) - self._first_rows[episode][:, None]).T.tolist()
         now, then = due.T.tolist()
-        return out.work([self._frames[e] for e in episode.tolist()], (frames, after), (now, then))
+        found = [self._holding(*row) for row in zip(episode.tolist(), frames, after, strict=True)]
+        return out.work(found, (frames, after), (now, then))
+
+    def _holding(self, place: int, frame: int, after: int) -> EpisodeFrames:
+        """Images of an episode, these two frames among them."""
+        found = self._frames[place]
+        if not found.holds((frame, after)):
+            assert self._store is not None
+            store, index = self._store, self._indices[place]
+            found = self._frames[place] = read_again(lambda: store.load(index), self.ids[place])
+        return found
 
     def transition(self, episode: int, start: int) -> dict[str, Any]:
         """One transition: the keys of `Batch`, without the batch axis.

@@ -57,6 +57,11 @@ class Schedule:
         first = -(-part * self.steps_per_epoch // self.parts)
         return Place(epoch=epoch, step=step, part=part, step_in_part=step - first)
 
+    def end(self, epoch: int, part: int) -> Place:
+        """The last step that draws from a pool."""
+        step = -(-(part + 1) * self.steps_per_epoch // self.parts) - 1
+        return self.place(epoch * self.steps_per_epoch + step)
+
     def number(self, place: Place) -> int:
         """Of the pool that a place draws from."""
         return place.epoch * self.parts + place.part
@@ -159,15 +164,14 @@ class PoolLoader(Generic[Loaded]):
     Only a jump (a restored position) can find a third under way; it is finished, and dropped.
     """
 
-    def __init__(self, load: Callable[[int, Loaded | None, threading.Event], Loaded], *, margin: int) -> None:
+    def __init__(self, load: Callable[[int, Loaded | None, threading.Event], Loaded]) -> None:
         """Loads nothing yet.
 
         Args:
           load: Makes the pools of a number, given those of the number before where they are there; stops early when
             the event is set.
-          margin: Steps into a pool's life after which the last one is dropped and the next one loads.
         """
-        self._load, self._margin = load, margin
+        self._load = load
         self._lock = threading.Lock()
         self._ready: tuple[int, Loaded] | None = None  # what the last call returned: most calls take no lock
         self._loading: dict[int, Future[Loaded]] = {}
@@ -198,12 +202,12 @@ class PoolLoader(Generic[Loaded]):
                 run.start()
             return self._loading[number]
 
-    def get(self, number: int, step: int) -> Loaded:
+    def get(self, number: int, *, go_on: bool) -> Loaded:
         """The pools of a number, waiting for them if need be.
 
         Args:
           number: As the schedule counts.
-          step: Since the pool came into use.
+          go_on: Whether it is time to drop those before them, and to load the next.
 
         Raises:
           Exception: Whatever loading raised, here and not in the thread.
@@ -216,7 +220,7 @@ class PoolLoader(Generic[Loaded]):
                 now = time.perf_counter()
                 self.waited += now - max(began, self._waited_until)
                 self._waited_until = now
-        if step >= self._margin and number + 1 not in self._loading:
+        if go_on and number + 1 not in self._loading:
             self.start(number + 1)
         return ready[1]
 

@@ -22,7 +22,7 @@ from qchunk.data.dataset import Dataset
 from qchunk.data.drawn_images import ImageArrays, KeptImages, draw, steps_until_again
 from qchunk.data.image_store import FrameStore, open_store
 from qchunk.data.pool import Pool
-from qchunk.data.refresh import Place, PoolLoader, Refreshes, schedule
+from qchunk.data.refresh import Place, PoolLoader, Refreshes, episodes_of_pool, schedule
 
 Pools = Mapping[int, Pool]  # by virtual shard
 
@@ -105,7 +105,8 @@ class StepBatches(grain.MapDataset[Batch]):
         if self._store is not None and self._store.spare and self._store.form.image_size is not None:
             self._kept = KeptImages(self._store.spare, self._store.form.image_size)
         # Threads build a few steps ahead: the last pool stays until all of them have left it.
-        self._pools = PoolLoader(self._load, margin=min(config.data.read_threads, self._schedule.shortest - 1))
+        self._margin = min(config.data.read_threads, self._schedule.shortest - 1)
+        self._pools = PoolLoader(self._load)
         self._refreshes, self._number = Refreshes(), -1
         self._pools.start(self._schedule.number(self._schedule.place(start_step)))
         self._blocks: dict[int, Block] = {}
@@ -116,7 +117,7 @@ class StepBatches(grain.MapDataset[Batch]):
     def __getitem__(self, step: int) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
         place = self._schedule.place(step)
         number = self._schedule.number(place)
-        pools = self._pools.get(number, place.step_in_part)
+        pools = self._pools.get(number, go_on=self._time_to_load(place))
         if number != self._number:
             self._number = number
             self._say_refresh(place)
@@ -172,9 +173,17 @@ class StepBatches(grain.MapDataset[Batch]):
         window = self._kept.window(len(pool) * len(self._cuts), 2 * self._rows, len(self._store.form.colour))
         return np.where(again <= window, again, 0)
 
+    def _time_to_load(self, place: Place) -> bool:
+        """Whether the next pool is to load at this step."""
+        ahead = self._config.data.refresh_ahead
+        near = ahead is None or self._schedule.end(place.epoch, place.part).step - place.step < ahead
+        return near and place.step_in_part >= self._margin
+
     def _load(self, number: int, previous: Pools | None, cancelled: threading.Event) -> Pools:
         epoch, part = divmod(number, self._schedule.parts)
         pools = {}
+        if previous is not None and self._config.data.refresh_ahead is not None:
+            self._let_go(number, previous, self._config.data.refresh_ahead)
         for cut in self._cuts:
             pools[cut.shard] = Pool(
                 self._config,
@@ -188,6 +197,27 @@ class StepBatches(grain.MapDataset[Batch]):
             )
             self._say(f"pool: {note}" for note in pools[cut.shard].stats()["notes"])
         return pools
+
+    def _let_go(self, number: int, pools: Pools, ahead: int) -> None:
+        """Leaves the pools before those of a number the images that their last `ahead` steps draw, and those that the
+        pools of that number hold too."""
+        epoch, part = divmod(number, self._schedule.parts)
+        last = self._schedule.end(*divmod(number - 1, self._schedule.parts))
+        # Threads may still be at steps just before these.
+        first = max(last.step - last.step_in_part, last.step + 1 - ahead - self._config.data.read_threads)
+        config, source = self._config, self._dataset.source
+        shared = [episodes_of_pool(config, source, epoch, part, cut.shard).indices for cut in self._cuts]
+        for cut in self._cuts:
+            pool, size = pools[cut.shard], config.train.batch_size // config.data.shards
+            blocks = range(first // STEPS_PER_BLOCK, last.step // STEPS_PER_BLOCK + 1)
+            drawn = [
+                block_of_starts(len(pool), size, seed=config.run.seed, epoch=last.epoch, shard=cut.shard, block=block)
+                for block in blocks
+            ]
+            steps = slice(first - blocks[0] * STEPS_PER_BLOCK, last.step + 1 - blocks[0] * STEPS_PER_BLOCK)
+            pool.let_go(np.concatenate(drawn)[steps, cut.rows].ravel(), set(np.concatenate(shared).tolist()))
+        if self._kept is not None:
+            self._kept.forget_all()  # they refer to the images as they were, which would stay in memory
 
     def _say(self, notes: Iterator[str] | tuple[str, ...]) -> None:
         """Prints each note once, from the first process."""

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped, UInt8
 
+from chunkwise.data.buffers import returned
 from chunkwise.data.images import decode_jpeg_into, read_image_size, require_pixels
 from chunkwise.data.problems import Problem
 from chunkwise.data.threads import Workers
@@ -55,6 +56,14 @@ class JpegRows:
     def __getitem__(self, frame: int) -> memoryview:
         """The JPEG of one frame."""
         return self.data[self.offsets[frame] : self.offsets[frame + 1]].data
+
+    def only(self, frames: Int64[np.ndarray, " n"]) -> "JpegRows":
+        """Copies the JPEGs of these frames."""
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.diff(self.offsets)[frames])])
+        data = returned(int(offsets[-1]))
+        for place, frame in enumerate(frames.tolist()):
+            data[offsets[place] : offsets[place + 1]] = self.data[self.offsets[frame] : self.offsets[frame + 1]]
+        return JpegRows(data=data, offsets=offsets)
 
 
 def camera_path(name: str) -> str:
@@ -117,7 +126,7 @@ def read_jpegs(dataset: h5py.Dataset) -> JpegRows:
         require_readable(table)
         lengths = _recorded_lengths(padded, lengths, np.asarray(table[()]))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    data = np.empty(int(offsets[-1]), np.uint8)
+    data = returned(int(offsets[-1]))
     for row, length, first in zip(padded, lengths, offsets, strict=False):
         data[first : first + length] = row[:length]
     return JpegRows(data=data, offsets=offsets)

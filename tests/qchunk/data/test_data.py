@@ -316,24 +316,24 @@ def test_the_next_pool_loads_while_this_one_is_used(tmp_path: Path):
         loaded.append(epoch)
         return {0: epoch}
 
-    pools = refresh.PoolLoader(load, margin=2)
-    assert pools.get(0, 0) == {0: 0}
-    assert set(pools._loading) == {0}  # before the margin nothing is loaded ahead
-    pools.get(0, 2)
+    pools = refresh.PoolLoader(load)
+    assert pools.get(0, go_on=False) == {0: 0}
+    assert set(pools._loading) == {0}  # nothing is loaded ahead before it is time
+    pools.get(0, go_on=True)
     assert set(pools._loading) == {0, 1}
-    assert pools.get(0, 3) == {0: 0}  # and the load does not hold up this epoch
+    assert pools.get(0, go_on=True) == {0: 0}  # and the load does not hold up this epoch
     assert loaded == [0]
     release.set()
-    assert pools.get(1, 0) == {0: 1}
+    assert pools.get(1, go_on=False) == {0: 1}
     assert set(pools._loading) == {0, 1}  # a thread may still be building the last batch of epoch 0
-    pools.get(1, 2)
+    pools.get(1, go_on=True)
     assert set(pools._loading) == {1, 2}
 
 
 def test_threads_that_wait_together_are_counted_once():
-    pools = refresh.PoolLoader(lambda number, previous, cancelled: time.sleep(0.3), margin=1)
+    pools = refresh.PoolLoader(lambda number, previous, cancelled: time.sleep(0.3))
     began = time.perf_counter()
-    threads = [threading.Thread(target=pools.get, args=(0, 0)) for _ in range(8)]
+    threads = [threading.Thread(target=pools.get, args=(0,), kwargs={"go_on": False}) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

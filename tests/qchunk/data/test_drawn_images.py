@@ -32,6 +32,9 @@ class Counted:
     def decodes(self, frame: int) -> bool:
         return frame % 2 == 1
 
+    def only(self, frames: np.ndarray) -> "Counted":
+        raise NotImplementedError
+
 
 def drawn(kept: KeptImages, frames: Counted, frame: int, due: int = 0) -> int:
     """The number that a drawn image shows."""
