@@ -11,7 +11,7 @@ from jaxtyping import Shaped, UInt8
 
 ALIGNMENT = 4096
 """Bytes: a page. jax.device_put on a CPU takes memory aligned to 64 as it is, and copies other memory; OpenCV bypasses
-the cache (`Planes` of qchunk/data/image_store.py) where an image begins at a whole vector."""
+the cache (`Planes` of qchunk/data/frames.py) where an image begins at a whole vector."""
 SPARES = 3
 """Buffers of one shape that wait to be lent again; one is filled while two are under way to the device."""
 

@@ -5,7 +5,8 @@ file -> EpisodeSource.load -> Pool (once an epoch and shard) -> starts from (see
 batch.py         what a batch holds, and the specification's float form of it
 dataset.py       the indexed dataset and its normalisation
 pool.py          episodes in memory, chunks cut from them
-image_store.py   their images, decoded once or as recorded, as the budget says
+frames.py        the images of one episode in memory
+image_store.py   those of all, decoded once or as recorded, as the budget says
 drawn_images.py  the images of a batch, drawn from those
 refresh.py       which pool is in use at a step, and loading the next one behind it
 stream.py        Grain

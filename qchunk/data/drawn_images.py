@@ -16,7 +16,8 @@ from jaxtyping import Int64, Shaped, UInt8
 
 from chunkwise.data.threads import Workers
 from qchunk.data.batch import Batch
-from qchunk.data.image_store import EpisodeFrames, Frames, ImageForm
+from qchunk.data.frames import EpisodeFrames, Frames
+from qchunk.data.image_store import ImageForm
 
 Work = tuple[Frames, int, np.ndarray, int]
 """An image to be drawn: from where, which of those there, where to, and the step that draws it again, 0 for none."""

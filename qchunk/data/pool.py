@@ -31,7 +31,8 @@ from qchunk.config import QChunkConfig
 from qchunk.data.batch import Batch, Observations
 from qchunk.data.dataset import Dataset, load_episode, open_dataset, read_again
 from qchunk.data.drawn_images import ImageArrays, Work, draw
-from qchunk.data.image_store import EpisodeFrames, FrameStore, open_store
+from qchunk.data.frames import EpisodeFrames
+from qchunk.data.image_store import FrameStore, open_store
 from qchunk.data.refresh import episodes_of_pool
 
 

@@ -25,7 +25,7 @@ from qchunk.data import (
     stream,
 )
 from qchunk.data import dataset as dataset_lib
-from qchunk.data.image_store import Planes
+from qchunk.data.frames import Planes
 from tests.qchunk.image_recordings import CAMERAS, HEIGHT, WIDTH, dataset, write_episode
 from tests.qchunk.recordings import ACTION, assert_same, config
 
