@@ -11,6 +11,7 @@ from tests.driving.drives import write_drive
 from tests.lerobot_files import record, write_v30
 from tests.qchunk.recordings import dataset
 
+
 def play(root: Path) -> None:
     """ALOHA-style files, of which one is cut short."""
     file = dataset(root) / "episode_2.hdf5"
