@@ -10,6 +10,7 @@ the ctime.
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
@@ -139,6 +140,7 @@ class Files:
         self.errors: dict[str, str] = {}
         """By name, why a file could not be read; one that is missing has none."""
         self._remembers = remember
+        self._waits = self._unsaved = False  # saved_once
         self._known: dict[bytes, bytes] | None = None if remember else {}
 
     def __len__(self) -> int:
@@ -187,11 +189,28 @@ class Files:
         self._places[name] = len(self.names)
         self._take([(name, str(path))])
 
+    @contextlib.contextmanager
+    def saved_once(self) -> Iterator[None]:
+        """Writes the cache of hashes once, behind all files that are taken in meanwhile.
+
+        Otherwise each `add` writes all of it: n files that come by m episodes would be n m / 2 rows of 72 bytes.
+        """
+        waits, self._waits = self._waits, True
+        try:
+            yield
+        finally:
+            self._waits = waits
+            if not waits and self._unsaved:
+                self._save(self._load(), [])
+
     def _take(self, found: list[tuple[str, str]]) -> None:
         first = len(self.names)
         self.names += [name for name, _ in found]
-        self._stats = np.concatenate([self._stats, np.full((len(found), 5), -1, np.int64)])
-        self._hashes = np.concatenate([self._hashes, np.zeros((len(found), 32), np.uint8)])
+        more = len(self.names) - len(self._stats)
+        if more > 0:  # room for as many again, so that files that come one by one are not copied each time
+            more = max(more, len(self._stats))
+            self._stats = np.concatenate([self._stats, np.full((more, 5), -1, np.int64)])
+            self._hashes = np.concatenate([self._hashes, np.zeros((more, 32), np.uint8)])
         known = self._load()
         to_hash: list[tuple[int, str]] = []
         for place, (name, path) in enumerate(found, first):
@@ -327,7 +346,7 @@ class Files:
 
     def entries(self) -> dict[str, Entry]:
         """What is remembered of each file, by name."""
-        rows = zip(self.names, self._stats[:, 2].tolist(), strict=True)
+        rows = zip(self.names, self._stats[: len(self.names), 2].tolist(), strict=True)
         return {
             name: Entry(
                 self._hashes[place].tobytes().hex() if size >= 0 else "",
@@ -362,6 +381,9 @@ class Files:
             if now[2] < 0 or now[4] > recent:
                 continue
             known[_KEY.pack(*now)] = self._hashes[place].tobytes()
+        self._unsaved = self._waits
+        if self._waits:
+            return
         newest = list(known.items())[-MAX_CACHED:]
         cache.write("hashes", cache.key_of(self.bounds.root), b"".join(key + value for key, value in newest))
 

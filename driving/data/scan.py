@@ -57,17 +57,18 @@ def scan(root: Path, files: Files | None = None) -> tuple[Index | None, list[Pro
     parts: list[Index] = []
     shown: list[str] = []
     problems: list[Problem] = []
-    for name, unchanged in zip(names, same, strict=True):
-        if known is not None and unchanged:
-            episode = known.index.files.index(name)
-            parts.append(known.index.one(episode))
-            shown.append(known.shown[episode])
-            continue
-        part, found = scan_file(Path(files.bounds.path(name)), files.bounds.root, files=files)
-        problems += found
-        if part is not None:
-            parts.append(part)
-            shown.append(_shown(part, 0, files))
+    with files.saved_once():
+        for name, unchanged in zip(names, same, strict=True):
+            if known is not None and unchanged:
+                episode = known.index.files.index(name)
+                parts.append(known.index.one(episode))
+                shown.append(known.shown[episode])
+                continue
+            part, found = scan_file(Path(files.bounds.path(name)), files.bounds.root, files=files)
+            problems += found
+            if part is not None:
+                parts.append(part)
+                shown.append(_shown(part, 0, files))
     if not parts:
         return None, problems
     index = concatenate(parts)

@@ -1,5 +1,6 @@
 """A dataset is its names, sizes and contents: what is hashed, what is remembered, and what is noticed."""
 
+import contextlib
 import errno
 import hashlib
 import itertools
@@ -183,6 +184,31 @@ def test_a_cache_of_another_form_is_not_believed(tmp_path: Path, hashed: list[st
     identity.cache.write("hashes", identity.cache.key_of(root), bytes(71))
     files_of(root)
     assert hashed == ["a", "a"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_files_that_come_one_by_one_are_saved_once(
+    tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch, ends: bool
+):
+    names = [f"f{number}" for number in range(20)]
+    root = aged(made(tmp_path / "set", **{name: name for name in names}))
+    saved: list[str] = []
+    write = identity.cache.write
+    monkeypatch.setattr(identity.cache, "write", lambda kind, *rest: saved.append(kind) or write(kind, *rest))
+    files = Files(Bounds(root))
+    with contextlib.suppress(KeyError), files.saved_once():
+        for name in names:
+            files.add([name])
+        assert saved == []
+        if not ends:
+            raise KeyError
+    assert saved == ["hashes"]
+    assert files.entries() == files_of(root).entries()
+    assert {name: entry.hash for name, entry in files.entries().items()} == {
+        name: hashlib.sha256(name.encode()).hexdigest() for name in names
+    }
+    assert hashed == names  # the second time all of them were known
+    assert saved == ["hashes"]
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path):

@@ -238,6 +238,22 @@ def test_a_path_below_another_folder_of_the_dataset_is_legal(tmp_path: Path):
     assert index.path(2, index.cameras.index("front")) == "set/a_images/0001_front.jpg"
 
 
+def test_hashes_of_a_new_dataset_are_saved_as_often_however_many_drives_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    saved: list[int] = []
+    write = cache.write
+    monkeypatch.setattr(cache, "write", lambda kind, *rest: saved.append(kind == "hashes") or write(kind, *rest))
+    counts = []
+    for name, drives in (("few", 2), ("many", 9)):
+        for number in range(drives):
+            write_drive(tmp_path / name, f"drive_{number}", frames=3)
+        saved.clear()
+        scan(tmp_path / name)
+        counts.append(sum(saved))
+    assert counts[0] == counts[1] >= 1
+
+
 def test_the_index_is_parsed_once_moves_with_the_folder_and_sees_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
