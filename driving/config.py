@@ -314,7 +314,7 @@ class RolloutConfig:
     weight: float = 1.0
     """Of the clipped ratio's loss, beside that of imitation."""
     num_envs: int = dataclasses.field(default=2, metadata=FREE_ON_RESUME)
-    """Processes that simulate; the drives do not depend on it."""
+    """Processes that simulate, for each process of the run; the drives do not depend on either."""
 
     def __post_init__(self) -> None:
         require_positive(self, "updates", "routes", "groups", "seconds", "hold", "clip", "weight", "num_envs")

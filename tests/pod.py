@@ -4,6 +4,7 @@
     python -m tests.pod --config configs/driving/debug.py --kills 20 --terms 4
     python -m tests.pod --config tests/train.py --kills 100    # least squares: the processes and nothing else
     python -m tests.pod --config configs/openpi_ript/debug_ript.py --steps 40     # behind the first round of rollouts
+    python -m tests.pod --config configs/driving/debug_rollouts.py --steps 20    # two rounds of drives
     python -m tests.pod --config configs/qchunk/debug_online.py                  # an environment step an update
 
 Two processes with four simulated devices each, joined by gloo, stand in for two hosts. In this order:
@@ -59,9 +60,14 @@ OWN = {
     "configs/openpi_ript/debug_ript.py": [*SHORT, "--checkpoint.every", "20", "--eval.final-episodes", "4"],
     "configs/openpi_ript/debug_ppo.py": [*SHORT, "--checkpoint.every", "20", "--eval.final-episodes", "4"],
     "configs/driving/debug.py": [*SHORT, "--eval.blind-updates", "20", "--eval.plotted-moments", "0"],
+    "configs/driving/debug_rollouts.py": [*SHORT, "--eval.blind-updates", "20", "--eval.plotted-moments", "0"],
     "tests/train.py": [],
 }
-WITH_ROUNDS = ("configs/openpi_ript/debug_ript.py", "configs/openpi_ript/debug_ppo.py")
+WITH_ROUNDS = (
+    "configs/driving/debug_rollouts.py",
+    "configs/openpi_ript/debug_ript.py",
+    "configs/openpi_ript/debug_ppo.py",
+)
 LAYOUTS = ((2, 4, 4), (4, 2, 2), (1, 8, 8))
 """Processes, devices of each, and how many of these share one copy of the weights."""
 ENDED = re.compile(r"^done step=\d+ digest=([0-9a-f]{64})$", re.MULTILINE)

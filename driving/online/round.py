@@ -4,8 +4,12 @@
                -> scores (driving/eval/closed_loop.py), each minus the mean of its group's others (RLOO)
     update     the imitation loss of the dataset's batch + weight * the clipped ratio of the drawn modes' probabilities
 
-Drives lie in `<run>/rollouts/step_<step>-<weights>/`. A run that was killed finds those of the same weights there, and
-plays the others. The town's own driver, by whose way progress is measured, drives each route once: `rollouts/expert/`.
+    rollouts/step_00000020-<weights>/route_00003-01.npz    a drive
+    rollouts/step_00000020-<weights>/round.json            what became of all of them, once all are there
+    rollouts/expert/route_00003.npz                        the town's own driver, by whose way progress is measured
+
+Every process of the run plays its part of the drives (chunkwise/envs/divided.py), and reads all of them. A run that was
+killed finds those of the same weights there, and plays the others.
 """
 
 import dataclasses
@@ -19,10 +23,10 @@ import numpy as np
 from chunkwise.arrays import NumpyTree
 from chunkwise.data.sampling import Purpose, generator, seed_of, words
 from chunkwise.envs.collect import Actor, Collector, Job, Task
+from chunkwise.envs.divided import DividedRollouts, Outcome
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.rollout import Rollout, load, save
+from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.workers import ProcessWorkers
-from chunkwise.errors import DataError
 from chunkwise.state import TrainState
 from driving.config import DrivingConfig
 from driving.eval.routes import open_town, spec_of
@@ -49,8 +53,8 @@ class Rounds:
 
     averaged = False
     """The clipped ratio compares the policy that trains with the one that acted: it is the same at first."""
-    together = False
-    """The first process drives; the others read what came of it."""
+    together = True
+    """Every process plays a part of the drives, with workers of its own."""
 
     def __init__(self, config: DrivingConfig, folder: Path) -> None:
         """Starts no environment yet.
@@ -64,6 +68,7 @@ class Rounds:
         self._folder = folder / ROLLOUTS
         self._actor = DrawingPolicy(config)
         self._collectors: dict[str, Collector] = {}
+        self._divided = DividedRollouts()
         self._round: Round | None = None
         self._decisions: Decisions | None = None
 
@@ -85,19 +90,28 @@ class Rounds:
         Returns:
           Of each drive score, progress, whether it ended without a collision of its fault and without any infraction;
           of each group whether its drives were worth different scores.
+
+        Raises:
+          DataError: A file that lies there is another drive, or the processes do not see one another's files.
+          RunError: As the collector raises, on all processes.
         """
         settings = self._rollout
         self._actor.use(state.params, step)
         folder = self._folder / f"step_{step:08d}-{self._actor.weights[:12]}"
         order = generator(Purpose.ROUND_ROUTES, self._config.run.seed, step).permutation(settings.routes)
         routes = order[: settings.groups].tolist()
-        expert = self._play(EXPERT, TownDriver(), [self._expert_job(route) for route in routes], stopping)
-        jobs = [self._job(folder, step, route, k) for route in routes for k in range(settings.size)]
-        drives = None if expert is None else self._play("policy", self._actor, jobs, stopping)
+        jobs = self._jobs(folder, step, routes)
+        expert = self._play(EXPERT, TownDriver(), self._expert_jobs(routes), stopping)
+        played = None if expert is None else self._play("policy", self._actor, jobs, stopping)
+        if played is not None:
+            files, size = list(played.items()), settings.size
+            groups = [(route, dict(files[i * size : (i + 1) * size])) for i, route in enumerate(routes)]
+            self._divided.agree(folder, step, self._actor, groups)
         self._actor.release()
-        if drives is None:
+        if played is None:
             return None
         new = Round(step=step, folder=folder.name, routes=routes)
+        drives = [load(job.path) for job in jobs]
         decisions, scores = self._taught(new, drives)
         results = [result_of(drive) for drive in drives]
         mixed = [float(len(set(group)) > 1) for group in scores.reshape(len(routes), settings.size).tolist()]
@@ -152,8 +166,7 @@ class Rounds:
         if position is None or position["round"] is None:
             return
         new = Round(**position["round"])
-        folder = self._folder / new.folder
-        jobs = [self._job(folder, new.step, route, k) for route in new.routes for k in range(self._rollout.size)]
+        jobs = self._jobs(self._folder / new.folder, new.step, new.routes)
         self._round, self._decisions = new, self._taught(new, [load(job.path) for job in jobs])[0]
 
     def close(self) -> None:
@@ -164,38 +177,48 @@ class Rounds:
     def _taught(self, new: Round, drives: Sequence[Rollout]) -> tuple[Decisions | None, np.ndarray]:
         """What a round teaches, and the scores of its drives."""
         size = self._rollout.size
-        experts = [result_of(load(self._expert_job(route).path)).metres for route in new.routes]
+        experts = [result_of(load(job.path)).metres for job in self._expert_jobs(new.routes)]
         far = np.repeat(experts, size).tolist()
         scores = np.array([result_of(drive).score(metres) for drive, metres in zip(drives, far, strict=True)])
         groups = np.repeat(np.arange(len(new.routes)), size)
         reader = WaypointPolicy(self._config, {})
         return decisions_of(reader, drives, scores, groups, seed=self._config.run.seed), scores
 
-    def _expert_job(self, route: int) -> Job:
-        seed = seed_of(Purpose.ROUTE_TRAINING, self._config.run.seed, route)
-        return Job(number=route, seed=seed, draw=(route,), path=self._folder / EXPERT / f"route_{route:05d}.npz")
+    def _expert_jobs(self, routes: Sequence[int]) -> list[Job]:
+        """The drives of the town's own driver."""
+        return [
+            Job(
+                number=i,
+                seed=seed_of(Purpose.ROUTE_TRAINING, self._config.run.seed, route),
+                draw=(route,),
+                path=self._folder / EXPERT / f"route_{route:05d}.npz",
+            )
+            for i, route in enumerate(routes)
+        ]
 
-    def _job(self, folder: Path, step: int, route: int, k: int) -> Job:
-        seed = self._config.run.seed
-        return Job(
-            number=route * self._rollout.size + k,
-            seed=seed_of(Purpose.ROUTE_TRAINING, seed, route),
-            draw=tuple(words(Purpose.MODE_DRAW, seed, step, route, k)),
-            path=folder / f"route_{route:05d}-{k:02d}.npz",
-        )
+    def _jobs(self, folder: Path, step: int, routes: Sequence[int]) -> list[Job]:
+        """The policy's drives, numbered by their places, so that all processes have about as many."""
+        seed, size = self._config.run.seed, self._rollout.size
+        return [
+            Job(
+                number=i * size + k,
+                seed=seed_of(Purpose.ROUTE_TRAINING, seed, route),
+                draw=tuple(words(Purpose.MODE_DRAW, seed, step, route, k)),
+                path=folder / f"route_{route:05d}-{k:02d}.npz",
+            )
+            for i, route in enumerate(routes)
+            for k in range(size)
+        ]
 
-    def _play(self, who: str, actor: Actor, jobs: Sequence[Job], stopping: Callable[[], bool]) -> list[Rollout] | None:
-        """The drives of some jobs: from disk as far as they lie there; None if stopped."""
-        finished = {job.path: self._reload(job, actor) for job in jobs if job.path.exists()}
+    def _play(
+        self, who: str, actor: Actor, jobs: Sequence[Job], stopping: Callable[[], bool]
+    ) -> dict[str, Outcome] | None:
+        """What became of some drives, by file, once all processes have played theirs; None if any was stopped."""
 
-        def done(job: Job, drive: Rollout) -> None:
-            save(job.path, drive)
-            finished[job.path] = drive
+        def play(missing: Sequence[Job], done: Callable[[Job, Rollout], None], stopping: Callable[[], bool]) -> bool:
+            return self._collector(who).play(missing, actor, done, stopping)
 
-        missing = [job for job in jobs if job.path not in finished]
-        if missing and not self._collector(who).play(missing, actor, done, stopping):
-            return None
-        return [finished[job.path] for job in jobs]
+        return self._divided.play(jobs, actor, play, stopping)
 
     def _collector(self, who: str) -> Collector:
         """Plays the policy's drives, or those of the town's driver, which sees no image and is asked ten times a
@@ -215,12 +238,3 @@ class Rounds:
             workers = ProcessWorkers(opener, settings.num_envs, name=f"town/{TASK}")
             self._collectors[who] = Collector(workers, rows=1, tasks=(Task(),))
         return self._collectors[who]
-
-    def _reload(self, job: Job, actor: Actor) -> Rollout:
-        drive = load(job.path)
-        found, expected = (drive.seed, drive.draw), (job.seed, job.draw)
-        if not isinstance(actor, TownDriver):
-            found, expected = (*found, drive.step, drive.weights), (*expected, actor.step, actor.weights)
-        if found != expected:
-            raise DataError(f"{job.path}: expected the drive of {expected}, found {found}; delete the folder")
-        return drive

@@ -20,10 +20,11 @@ from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.distributed import host, processes
 from chunkwise.distributed.stopping import is_requested
+from chunkwise.envs.divided import Outcome
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, scratch_file
 from openpi_ript.ript.acting import ActingPolicy
-from openpi_ript.ript.playing import Outcome, Plan, Player
+from openpi_ript.ript.playing import Plan, Player
 from openpi_ript.ript.rollout_data import Group
 from openpi_ript.weights import by_path, load_safetensors
 

@@ -1,28 +1,21 @@
-"""How the rollouts of a round are played: by all processes of the run, each rollout by one of them, written as a file.
+"""Which rollouts a round has, and how they are played: by all processes of the run (chunkwise/envs/divided.py).
 
-    rollouts/step_00000300-<weights>/state_00017-03.npz    a rollout, whole or not there
-    rollouts/step_00000300-<weights>/round.json            what became of all of them, once all are there
-
-A rollout is played by the process whose index is the rollout's number modulo the processes. What it does depends on its
-seeds, the weights and the rows of a batch, so that files and outcomes are the same for any number of processes. Those
-that lie there already, from before a kill, are taken and not played again.
+rollouts/step_00000300-<weights>/state_00017-03.npz    a rollout, whole or not there
+rollouts/step_00000300-<weights>/round.json            what became of all of them, once all are there
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from chunkwise.data.sampling import Purpose, generator, seed_of, words
-from chunkwise.distributed import processes
-from chunkwise.distributed.division import Division
 from chunkwise.envs.collect import Job
-from chunkwise.envs.rollout import Rollout, Writer, load
+from chunkwise.envs.divided import MANIFEST, DividedRollouts, Outcome
+from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError
-from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.ript.candidates import candidates
@@ -30,21 +23,8 @@ from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.rollout_data import Group
 from openpi_ript.ript.starts import Starts
 
-MANIFEST = "round.json"
-"""File of a round's folder."""
 UNPLAYED = 0.5
 """Share of successes of a task that was not played yet."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of a rollout."""
-
-    success: bool
-    length: int
-    """Actions that were executed."""
-    init_hash: str
-    """Of the simulator's initial state."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +61,7 @@ class Player:
         self._seed, self._settings = config.run.seed, config.rollout
         self._folder, self._collector, self._actor = folder, collector, actor
         self._starts = Starts(config.env)
-        self._division = Division()
+        self._divided = DividedRollouts()
 
     def play(self, plan: Plan, stopping: Callable[[], bool]) -> list[Group[Outcome]] | None:
         """Plays a round, in waves of as many groups as are still wanted, and returns them; None if stopped.
@@ -109,7 +89,8 @@ class Player:
             if played is None:
                 return None
             groups += played
-        self._agree(plan, groups)
+        told = [(group.state, dict(zip(group.files, group.rollouts, strict=True))) for group in groups]
+        self._divided.agree(self._folder / plan.folder, plan.step, self._actor, told)
         return groups
 
     def offset(self, plan: Plan, state: int, k: int) -> tuple[float, ...]:
@@ -176,69 +157,16 @@ class Player:
             for i, state in enumerate(wave)
             for k in range(size)
         ]
-        parts = self._division.work(lambda stopping: self._part(jobs, stopping), stopping)
-        if parts is None:
+
+        def play(missing: Sequence[Job], done: Callable[[Job, Rollout], None], stopping: Callable[[], bool]) -> bool:
+            return self._collector.collect(missing, self._actor, done, stopping)
+
+        outcomes = self._divided.play(jobs, self._actor, play, stopping)
+        if outcomes is None:
             return None
-        outcomes = {name: Outcome(**told) for part in parts for name, told in part.items()}
         names = [job.path.name for job in jobs]
         return [
             Group(state=state, files=files, rollouts=[outcomes[name] for name in files])
             for i, state in enumerate(wave)
             for files in [names[i * size : (i + 1) * size]]
         ]
-
-    def _part(self, jobs: list[Job], stopping: Callable[[], bool]) -> dict[str, Any] | None:
-        """This process's rollouts of a wave, from disk as far as they lie there: outcomes by file; None if stopped."""
-        # Nobody looks for another's file before it is there: a network's file system may go on saying that it is not.
-        jobs = [job for job in jobs if self._division.mine(job.number)]
-        outcomes = {job.path.name: _outcome(self._reload(job)) for job in jobs if job.path.exists()}
-
-        missing = [job for job in jobs if job.path.name not in outcomes]
-        with Writer() as writer:
-
-            def done(job: Job, rollout: Rollout) -> None:
-                writer.save(job.path, rollout)
-                outcomes[job.path.name] = _outcome(rollout)
-
-            finished = self._collector.collect(missing, self._actor, done, stopping)
-        return outcomes if finished else None
-
-    def _reload(self, job: Job) -> Rollout:
-        rollout = load(job.path, outcome_only=True)
-        found = (rollout.seed, rollout.draw, rollout.offset, rollout.step, rollout.weights)
-        expected = (job.seed, job.draw, job.offset, self._actor.step, self._actor.weights)
-        if found != expected:
-            raise DataError(f"{job.path}: expected the rollout of {expected}, found {found}; delete the folder")
-        return rollout
-
-    def _agree(self, plan: Plan, groups: list[Group[Outcome]]) -> None:
-        """Has the first process write what became of the round, and every process compare it."""
-        path = self._folder / plan.folder / MANIFEST
-        told = {
-            "step": plan.step,
-            "policy_step": self._actor.step,
-            "weights": self._actor.weights,
-            "groups": [
-                {
-                    "state": group.state,
-                    "rollouts": [
-                        {"file": name, **dataclasses.asdict(outcome)}
-                        for name, outcome in zip(group.files, group.rollouts, strict=True)
-                    ],
-                }
-                for group in groups
-            ],
-        }
-        if processes.is_primary():
-            make_folders(path.parent)  # where all states rest there was nothing to play
-            write_json(path, told)
-        self._division.work(lambda _: True)
-        if not processes.is_primary() and read_json(path) != told:
-            raise DataError(
-                f"{path}: expected what the first process wrote, found another file; all processes must "
-                "see one folder in run.dir"
-            )
-
-
-def _outcome(rollout: Rollout) -> dict[str, Any]:
-    return dataclasses.asdict(Outcome(success=rollout.success, length=rollout.length, init_hash=rollout.init_hash))

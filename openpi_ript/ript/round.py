@@ -19,6 +19,7 @@ from typing import Any
 
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.data.sampling import Purpose, generator
+from chunkwise.envs.divided import Outcome
 from chunkwise.envs.rollout import load
 from chunkwise.errors import ConfigError
 from chunkwise.state import TrainState
@@ -29,7 +30,7 @@ from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.ahead import Ahead, copied
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.passes import Passes, passes_over
-from openpi_ript.ript.playing import Outcome, Plan, Player
+from openpi_ript.ript.playing import Plan, Player
 from openpi_ript.ript.rollout_data import Group, drawn_rows, teaches, training_data
 
 SETTLE = 0.1

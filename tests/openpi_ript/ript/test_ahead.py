@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from chunkwise.checkpoint.checksums import tree_digest
+from chunkwise.envs.divided import MANIFEST
 from chunkwise.envs.rollout import load
 from chunkwise.errors import DataError, NonFiniteError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import RolloutConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.ript.ahead import WEIGHTS
-from openpi_ript.ript.playing import MANIFEST
 from openpi_ript.ript.round import Ript
 from tests.openpi_ript.ript.test_ript_round import SEED, half, make_config, order_of, state_and_number
 from tests.openpi_ript.small_run import make_dataset

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from chunkwise.envs.divided import MANIFEST
 from chunkwise.errors import DataError
-from openpi_ript.ript.playing import MANIFEST, Plan, Player
+from openpi_ript.ript.playing import Plan, Player
 from tests.chunkwise.distributed.test_processes import run_two
 from tests.openpi_ript.small_run import make_dataset
 from tests.openpi_ript.toy_rollouts import FakeCollector, FakePolicy
