@@ -1,4 +1,4 @@
-"""The whole program with drives between its updates, killed in the middle of a round and of the updates on it."""
+"""The whole program with drives between its updates: killed in a round and in the updates on it; in two processes."""
 
 import json
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import kill
+from tests import kill, pod
 
 CONFIG = "configs/driving/debug_rollouts.py"
 
@@ -44,3 +44,19 @@ def test_killed_while_driving_and_while_training(tmp_path: Path):
     metrics = [json.loads(one) for one in (tmp_path / "b/metrics.jsonl").read_text().splitlines()]
     assert {row["step"] for row in metrics if "drives/score" in row} == {30, 40}
     assert {row["step"] for row in metrics if "ppo_loss" in row} == {30, 40}
+
+
+@pytest.mark.long
+def test_two_processes_end_as_one_of_two_devices(tmp_path: Path):
+    """Digest, metrics and every file of the rounds: two numbers have one sum, whoever adds them."""
+    options = [*pod.OWN[CONFIG], "--data.path", str(tmp_path / "drives")]
+    one, two = tmp_path / "one", tmp_path / "two"
+    digest = pod.finish(CONFIG, one, options, processes=1, devices=2)
+    assert pod.finish(CONFIG, two, options, processes=2, devices=1) == digest
+    assert kill.written(two) == kill.written(one)
+    found = [
+        {path.relative_to(run): path.read_bytes() for path in (run / "rollouts").rglob("*.*") if path.is_file()}
+        for run in (one, two)
+    ]
+    assert found[0] == found[1]
+    assert len(files(one)) == 8
