@@ -36,6 +36,7 @@ from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
 from driving.data.validation import SCORED_S
 from driving.eval import plot, probes, routes
 from driving.eval.baselines import EgoStates, blind_predictions
+from driving.eval.divided import Over, here
 from driving.eval.metrics import LEAST_DRIVES, Score, least, measures, score
 from driving.model.heads import Modes
 from driving.policies.policy import WaypointPolicy
@@ -47,17 +48,17 @@ MODEL = "model"
 RATER = "rater_feedback"
 
 
-def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files) -> dict[str, float]:
+def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files, over: Over = here) -> dict[str, float]:
     """Returns mean errors on the validation drives, and the loss there, for the curve during training.
 
     `val/ade_1s` and so on (driving/eval/metrics.py), and `holdout/loss`, what training minimises, over all known steps;
-    each left out where no step that it needs is known. `check` as of `open_data`.
+    each left out where no step that it needs is known. `check` as of `open_data`, `over` as of `predict`.
     """
     data = open_data(config.data, "val", check=check)
     states = EgoStates(data, data.anchors[:: config.eval.every])
-    predicted = predict(config, params, data, states.rows)
+    predicted = predict(config, params, data, states.rows, over)
     values = measures(predicted, states.waypoints, states.valid, _dt(config))
-    several = _modes_of(config, params, data, states.rows)
+    several = _modes_of(config, params, data, states.rows, over)
     if several is not None:
         values |= least(several[0], states.waypoints, states.valid, _dt(config))
     metrics = {f"val/{name}": float(np.nanmean(value)) for name, value in values.items() if np.isfinite(value).any()}
@@ -71,7 +72,12 @@ def quick(config: DrivingConfig, params: PyTree, *, check: Check = any_files) ->
 
 
 def compare(
-    config: DrivingConfig, params: PyTree, out: Path | None = None, *, check: Check = any_files
+    config: DrivingConfig,
+    params: PyTree,
+    out: Path | None = None,
+    *,
+    check: Check = any_files,
+    over: Over = here,
 ) -> dict[str, Any]:
     """Errors of the run's waypoints and of every blind predictor on the drives of eval.split.
 
@@ -80,6 +86,7 @@ def compare(
       params: Its weights.
       out: Where to draw the figure, or None.
       check: As of `open_data`.
+      over: As of `predict`.
 
     Returns:
       {"split", "drives", "samples", "rated", "rows": {predictor: {measure: {mean, low, high}}}, "gain": {measure:
@@ -89,10 +96,10 @@ def compare(
     """
     data, train = (open_data(config.data, split, check=check) for split in (config.eval.split, "train"))
     states = EgoStates(data, _held_out(data, config.eval.every))
-    predicted = {MODEL: predict(config, params, data, states.rows)}
+    predicted = {MODEL: predict(config, params, data, states.rows, over)}
+    several = _modes_of(config, params, data, states.rows, over)
     predicted |= blind_predictions(config, EgoStates(train), states)
     errors = {name: measures(one, states.waypoints, states.valid, _dt(config)) for name, one in predicted.items()}
-    several = _modes_of(config, params, data, states.rows)
     gain = {key: errors["history_mlp"][key] - value for key, value in errors[MODEL].items()}
     notes = [
         f"{key}: no sample's future is known that far" for key, value in gain.items() if not np.isfinite(value).any()
@@ -127,6 +134,18 @@ def compare(
         "gain": scored(gain),
         "notes": notes,
     }
+
+
+def help_predict(config: DrivingConfig, params: PyTree, *, final: bool, check: Check = any_files, over: Over) -> None:
+    """Predicts this process's parts of what another predicts in `quick`, and then, if `final`, in `compare`."""
+    val = open_data(config.data, "val", check=check)
+    asked = [(val, val.anchors[:: config.eval.every])]
+    if final:
+        data = open_data(config.data, config.eval.split, check=check)
+        asked.append((data, _held_out(data, config.eval.every)))
+    for of, rows in asked:
+        predict(config, params, of, rows, over)
+        _modes_of(config, params, of, rows, over)
 
 
 def _held_out(data: DrivingData, every: int) -> Int64[np.ndarray, " b"]:
@@ -202,25 +221,31 @@ def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
 
 
 def predict(
-    config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"]
+    config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"], over: Over = here
 ) -> Float32[np.ndarray, "b t 2"]:
-    """Waypoints of frames (rows of the index), metres."""
-    policy = WaypointPolicy(config, params)
-    batches = (data.batch(part) for part in parts(rows, config.eval.batch_size))
-    out = [policy.predict(waypoints.inputs(batch, config.data.anchor, config.waypoints)) for batch in batches]
+    """Predicts the waypoints of frames (rows of the index), metres; `over` says who computes which part of them."""
+    policy, each = WaypointPolicy(config, params), parts(rows, config.eval.batch_size)
+
+    def part(number: int) -> tuple[np.ndarray, ...]:
+        batch = data.batch(each[number])
+        return (policy.predict(waypoints.inputs(batch, config.data.anchor, config.waypoints)),)
+
+    out = [places for (places,) in over(len(each), part)]
     return np.concatenate(out)[: len(rows)]
 
 
 def _modes_of(
-    config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"]
+    config: DrivingConfig, params: PyTree, data: DrivingData, rows: Int64[np.ndarray, " b"], over: Over
 ) -> tuple[Float32[np.ndarray, "b m t 2"], Float32[np.ndarray, "b m"]] | None:
     """All modes of frames, and their logits; None where there is one alone."""
     if config.waypoints is None or config.waypoints.modes == 1:
         return None
-    policy = WaypointPolicy(config, params)
-    batches = (data.batch(part) for part in parts(rows, config.eval.batch_size))
-    found = [policy.modes(waypoints.inputs(batch, config.data.anchor, config.waypoints)) for batch in batches]
-    places, logits = (np.concatenate(part)[: len(rows)] for part in zip(*found, strict=True))
+    policy, each = WaypointPolicy(config, params), parts(rows, config.eval.batch_size)
+
+    def part(number: int) -> tuple[np.ndarray, ...]:
+        return policy.modes(waypoints.inputs(data.batch(each[number]), config.data.anchor, config.waypoints))
+
+    places, logits = (np.concatenate(found)[: len(rows)] for found in zip(*over(len(each), part), strict=True))
     return places, logits
 
 

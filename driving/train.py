@@ -23,6 +23,7 @@ from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.tables import PAST_S
 from driving.data.validation import members, require_scored, scored
+from driving.eval.divided import Divided
 from driving.model.images import changes_pixels
 from driving.record import MADE_BY, METADATA, record
 from driving.tasks.held_out import HeldOut, means_of
@@ -69,6 +70,7 @@ class EvaluatedWaypoints(WaypointTask):
     def __init__(self, config: DrivingConfig, data: DrivingData, folder: Path) -> None:
         super().__init__(config, data)
         self.folder = folder
+        self._divided = Divided(folder)
         self.rounds: Rounds | None = None if config.rollout is None else _rounds(config, folder)
 
     def batches(self, start_step: int, *, shard: int = 0, num_shards: int = 1) -> Iterator[NumpyTree]:
@@ -84,13 +86,18 @@ class EvaluatedWaypoints(WaypointTask):
 
         The first are there at the end as well, so that checkpoint.keep_best has one metric at every evaluation.
         """
-        check = self.data.files.require_equal
-        metrics = evaluate.quick(self.config, state.params, check=check)
+        check, over = self.data.files.require_equal, self._divided.at(int(state.step))
+        metrics = evaluate.quick(self.config, state.params, check=check, over=over)
         if final:
             plot = self.folder / evaluate.PLOT
-            compared = evaluate.compare(self.config, state.params, plot, check=check)
+            compared = evaluate.compare(self.config, state.params, plot, check=check, over=over)
             metrics |= evaluate.report(compared, self.folder)
         return metrics
+
+    def help_evaluate(self, state: TrainState, *, final: bool) -> None:
+        """Predicts this process's part of the frames."""
+        check, over = self.data.files.require_equal, self._divided.at(int(state.step))
+        evaluate.help_predict(self.config, state.params, final=final, check=check, over=over)
 
     def finish(self) -> None:
         """Ends the workers, and says where the figure is, which the last evaluation drew."""

@@ -52,7 +52,10 @@ def straight(speed: float) -> Any:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("drives")
+    return write_drives(tmp_path_factory.mktemp("drives"))
+
+
+def write_drives(folder: Path) -> Path:
     for name, speed in SPEEDS.items():
         write_drive(folder, name, frames=FRAMES, dt=DT, change=straight(speed), start_yaw=speed, size=(16, 24))
     index = open_data(DataConfig(path=str(folder), val_fraction=0.2, test_fraction=0.2), "all").index
@@ -95,7 +98,7 @@ class Predictors:
         monkeypatch.setattr(evaluate, "predict", self.predict)
         monkeypatch.setattr(evaluate, "blind_predictions", self.blind_predictions)
 
-    def predict(self, config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray) -> np.ndarray:
+    def predict(self, config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray, *_: Any) -> np.ndarray:
         self.seen.append(data)
         return data.tables.waypoints[rows] + np.array([0, self.model], np.float32)
 
@@ -147,7 +150,7 @@ def test_intervals_are_over_drives_and_gains_are_paired(root: Path, monkeypatch:
     fake = Predictors(monkeypatch, 0.0, **BLIND)
     plain = fake.predict
 
-    def by_drive(config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray) -> np.ndarray:
+    def by_drive(config: DrivingConfig, params: Any, data: DrivingData, rows: np.ndarray, *_: Any) -> np.ndarray:
         off = np.where(data.tables.speed_mps[rows] > 8, 3.0, 1.0)
         return plain(config, params, data, rows) + np.stack([0 * off, off], -1)[:, None].astype(np.float32)
 

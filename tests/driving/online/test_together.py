@@ -18,7 +18,7 @@ from chunkwise.envs.collect import Job
 from chunkwise.envs.divided import MANIFEST
 from chunkwise.envs.rollout import Rollout
 from chunkwise.state import TrainState
-from chunkwise.train import rngs
+from chunkwise.train import interaction, rngs
 from driving.config import DrivingConfig
 from driving.online.round import EXPERT, ROLLOUTS, Rounds
 from driving.tasks import waypoints
@@ -101,8 +101,8 @@ class Driven:
         self.rounds._collector = collector  # pyright: ignore[reportAttributeAccessIssue]
 
     def interact(self, step: int, stopping: Callable[[], bool] = lambda: False) -> Any:
-        """Metrics of a round."""
-        return self.rounds.interact(self.state, step, stopping)
+        """Metrics of a round, as the loop asks for them."""
+        return interaction.interact(self.rounds, self.state, step, stopping, lambda work: work())
 
 
 def play_whole(folder: Path, where: str) -> None:
