@@ -61,10 +61,12 @@ class Divided:
             write_durably(paths[processes.index()], lambda file: np.savez(file, **arrays))
             return True
 
-        if self._division.work(part, is_requested) is None:
-            raise StopRequested("the evaluation was broken off; what was finished before stands")
-        found = {name: array for path in paths for name, array in read_npz(path).items()}
-        self._division.work(lambda _: True)  # all have read
-        paths[processes.index()].unlink(missing_ok=True)
+        try:
+            if self._division.work(part, is_requested) is None:
+                raise StopRequested("the evaluation was broken off; what was finished before stands")
+            found = {name: array for path in paths for name, array in read_npz(path).items()}
+            self._division.work(lambda _: True)  # all have read
+        finally:
+            paths[processes.index()].unlink(missing_ok=True)
         places = range(sum(name.startswith("0/") for name in found))
         return [tuple(found[f"{number}/{place}"] for place in places) for number in range(count)]

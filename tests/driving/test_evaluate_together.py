@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import pytest
 
 from chunkwise.distributed import processes
+from chunkwise.errors import StopRequested
 from chunkwise.train import rngs
 from driving import evaluate
 from driving.config import WaypointConfig
 from driving.data.batches import DrivingData, open_data
+from driving.eval import divided
 from tests.chunkwise.distributed.test_processes import run_two
 from tests.driving.test_evaluate import write_drives
 
@@ -31,29 +34,41 @@ processes.leave(0, together=True)
 
 
 def measure(drives: Path, folder: Path) -> None:
-    """Evaluates weights of three modes within a run and at its end, and tells what came of it and was read."""
+    """Evaluates weights of three modes within a run and at its end, and tells what came of it and was read.
+
+    Two processes do so once more, of which the second is asked to stop.
+    """
     from driving.train import EvaluatedWaypoints
     from tests.driving.online.test_round import params_of
     from tests.driving.test_evaluate import make_config
 
     config = make_config(drives, waypoints=WaypointConfig(hidden_sizes=(8,), modes=3))
     config = dataclasses.replace(config, eval=dataclasses.replace(config.eval, every=2))
-    read: list[list[int]] = []
+    noting: list[list[int]] = []
     batch = DrivingData.batch
 
     def noted(self: DrivingData, rows: Any, *more: Any) -> Any:
-        read.append(rows.tolist())
+        noting.append(rows.tolist())
         return batch(self, rows, *more)
 
     task = EvaluatedWaypoints(config, open_data(config.data), folder)
     state = jax.jit(task.init)(rngs.key(0, "init")).replace(params=params_of(config))
     DrivingData.batch = noted  # pyright: ignore[reportAttributeAccessIssue]
     told: dict[str, Any] = {}
-    for final in (False, True):
+
+    def evaluated(*, final: bool) -> None:
         if processes.is_primary():
             told[f"final {final}"] = task.evaluate(state, final=final)
         else:
             task.help_evaluate(state, final=final)
+
+    evaluated(final=False)
+    evaluated(final=True)
+    read = noting.copy()
+    if processes.is_multiprocess():
+        divided.is_requested = lambda: processes.index() == 1
+        with pytest.raises(StopRequested):
+            evaluated(final=False)
     (folder / f"told.{processes.index()}.json").write_text(json.dumps(told | {"read": read}))
 
 
