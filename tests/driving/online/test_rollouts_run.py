@@ -47,6 +47,7 @@ def test_killed_while_driving_and_while_training(tmp_path: Path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_two_processes_end_as_one_of_two_devices(tmp_path: Path):
     """Digest, metrics and every file of the rounds: two numbers have one sum, whoever adds them."""
     options = [*pod.OWN[CONFIG], "--data.path", str(tmp_path / "drives")]
