@@ -32,7 +32,14 @@ EVERY_RUN = {
     *("data.verify", "data.allow_links_to", "data.limits."),
 }
 RIPT = {"tokenizer", "data.norm_stats", "env.num_envs", "env.initial_states", "fleet."}
-QCHUNK = {"data.norm_stats", "data.frames", "data.memory_gib", "data.decode_threads", "record.processes"}
+QCHUNK = {
+    "data.norm_stats",
+    "data.frames",
+    "data.memory_gib",
+    "data.refresh_ahead",
+    "data.decode_threads",
+    "record.processes",
+}
 
 
 def test_fingerprint_leaves_out_what_may_change_on_resume():
