@@ -347,9 +347,9 @@ def test_sizes_are_names_with_numbers():
 DEBUG = [("qchunk/debug", *SIZES), ("driving/debug",), ("openpi_ript/debug",)]
 
 
-# Compilers of other devices are extras, of 0.7 (tpu) and 3.4 GB (cuda); .ci/full installs both for these two tests.
 @pytest.mark.long
 @pytest.mark.parametrize("words", DEBUG)
+# The compiler is an extra of 0.7 GB, which .ci/full installs for this test.
 @pytest.mark.skipif(targets.importlib.util.find_spec("libtpu") is None, reason="no compiler for TPUs is installed")
 def test_a_tpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
     done = run(*words, "--topology", "v5e:2x2", "--train.batch-size", "8", "--json")
@@ -361,7 +361,8 @@ def test_a_tpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
 
 @pytest.mark.long
 @pytest.mark.parametrize("words", DEBUG)
-@pytest.mark.skipif(  # an extra, as above
+# The compiler is an extra of 3.4 GB, which .ci/full installs for this test.
+@pytest.mark.skipif(
     targets.importlib.util.find_spec("jax_cuda13_plugin") is None, reason="no compiler for GPUs is installed"
 )
 def test_a_gpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):

@@ -16,10 +16,10 @@ from jaxtyping import Int64, Shaped, UInt8
 
 from chunkwise.data.threads import Workers
 from qchunk.data.batch import Batch
-from qchunk.data.frames import EpisodeFrames, Frames
+from qchunk.data.frames import Drawable, EpisodeFrames
 from qchunk.data.image_store import ImageForm
 
-Work = tuple[Frames, int, np.ndarray, int]
+Work = tuple[Drawable, int, np.ndarray, int]
 """An image to be drawn: from where, which of those there, where to, and the step that draws it again, 0 for none."""
 
 
@@ -90,7 +90,7 @@ def steps_until_again(drawn: Int64[np.ndarray, "steps n"]) -> Int64[np.ndarray, 
 class _Held:
     """An image that waits."""
 
-    frames: Frames
+    frames: Drawable
     """Kept alive by this, so that its id stays its own."""
     slot: int
     due: int
@@ -126,7 +126,7 @@ class KeptImages:
         room = len(self._images) / cameras
         return int(math.sqrt(2 * starts * room) / draws)
 
-    def write(self, frames: Frames, frame: int, out: Shaped[np.ndarray, "h w *c"], due: int) -> None:
+    def write(self, frames: Drawable, frame: int, out: Shaped[np.ndarray, "h w *c"], due: int) -> None:
         """Writes an image, kept or decoded, and keeps it until step `due`, where that is not 0 and there is room."""
         if not frames.decodes(frame):
             frames.write(frame, out)

@@ -13,13 +13,8 @@ from qchunk.data.readers.aloha_images import JpegRows
 
 
 @runtime_checkable
-class Frames(Protocol):
-    """Images of one camera of one episode."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that they take."""
-        ...
+class Drawable(Protocol):
+    """What images of a batch are drawn from."""
 
     def write(self, frame: int, out: np.ndarray) -> None:
         """Writes one image, at the size of `out`."""
@@ -27,6 +22,16 @@ class Frames(Protocol):
 
     def decodes(self, frame: int) -> bool:
         """Whether that decodes a JPEG, which costs several times what a copy does."""
+        ...
+
+
+@runtime_checkable
+class Frames(Drawable, Protocol):
+    """Images of one camera of one episode."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
         ...
 
     def only(self, frames: Int64[np.ndarray, " n"]) -> "Frames":

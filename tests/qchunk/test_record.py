@@ -12,6 +12,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 
 from chunkwise.config.installed import pip_install
@@ -200,17 +201,16 @@ def _start(path: Path) -> subprocess.Popen[str]:
 
 def _workers(pid: int) -> list[int]:
     """Children that record; Python's resource tracker is a child too, and ends by itself."""
-    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
 
 
 def _alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
-# Only Linux lists a process's children in /proc, by which the test finds whom to kill.
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [

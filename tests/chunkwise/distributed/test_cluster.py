@@ -203,6 +203,7 @@ def _own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
-        except OSError:  # nothing can be made up in its place: a cluster listens at addresses that the system has
+        except OSError:
+            # An address cannot be made up: whether it is this machine's is what the system is asked.
             pytest.skip("this machine has no network: with the loopback alone there is no other address to listen at")
         return probe.getsockname()[0]

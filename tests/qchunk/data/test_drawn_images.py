@@ -20,8 +20,6 @@ SIZE = (2, 3)
 class Counted:
     """Images that show their frame's number; odd ones have to be decoded."""
 
-    nbytes = 0
-
     def __init__(self) -> None:
         self.written: list[int] = []
 
@@ -31,9 +29,6 @@ class Counted:
 
     def decodes(self, frame: int) -> bool:
         return frame % 2 == 1
-
-    def only(self, frames: np.ndarray) -> "Counted":
-        raise NotImplementedError
 
 
 def drawn(kept: KeptImages, frames: Counted, frame: int, due: int = 0) -> int:
