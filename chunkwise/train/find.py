@@ -1,13 +1,14 @@
 """The largest batch that fits a machine, and the fastest update of a run's own batch, by compiling.
 
 Over the numbers of devices that share a copy of the state, and over what is kept of layers and what is computed again:
-each policy of `remat_policy`, and everything. How many rows fit at a time is foretold from two compilations (what a
-device keeps grows with its rows) and then compiled; what an update has beyond them goes by train.grad_accum_steps.
+each policy of `remat_policy`, and everything. How many rows fit at a time is foretold from those compiled before (what
+a device keeps grows with its rows) and then compiled; what an update has beyond them goes by train.grad_accum_steps.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, get_args
 
 from chunkwise.config.experiment import ExperimentConfig, RematPolicy
@@ -116,8 +117,9 @@ def _of(
     """What one way can do; None where nothing fits."""
     batch = way.train.batch_size
 
+    @functools.cache  # the run's own batch is asked for twice
     def at(rows: int, parts: int) -> Measured | None:
-        """An update of so many rows in so many parts; None where it does not fit."""
+        """An update of so many rows in so many parts; None where the compiler finds no room."""
         train = dataclasses.replace(way.train, batch_size=rows, grad_accum_steps=parts)
         try:
             report = measure(dataclasses.replace(way, train=train))
@@ -125,24 +127,50 @@ def _of(
             report = None
         held = "no room" if report is None else f"{report.total / GB:.2f} GB{'' if report.fits else ', too much'}"
         say(f"{flags}: {rows} rows in {parts} part{'s' if parts > 1 else ''}: {held}")
-        return report if report is not None and report.fits else None
+        return report
 
-    rows, most = devices, at(devices, 1)
-    if most is None:
+    grid = [devices * 2**k for k in range(1 + int(math.log2(MOST * batch / devices)))]
+    if (found := _most(grid, batch, lambda rows: at(rows, 1))) is None:
         return None
-    if (twice := at(2 * devices, 1)) is not None and twice.capacity is not None:
-        growth = max((twice.total - most.total) / devices, 1)
-        room = 2 * devices + (twice.capacity - twice.total) / growth
-        rows, most = 2 * devices, twice
-        foretold = devices * 2 ** int(math.log2(min(room, MOST * batch) / devices))
-        while foretold > rows:
-            if (report := at(foretold, 1)) is not None:
-                rows, most = foretold, report
-            foretold //= 2
+    rows, most = found
     parts = next(n for n in range(1, batch + 1) if batch % (n * devices) == 0 and batch // n <= rows)
-    own = most if (batch, 1) == (rows, parts) else at(batch, parts)
-    seconds = None if own is None else max(own.bounds.values(), default=None)
+    own = at(batch, parts)
+    seconds = None if own is None or not own.fits else max(own.bounds.values(), default=None)
     return Found(flags=flags, rows=rows, total=most.total, parts=parts, seconds=seconds)
+
+
+def _most(grid: Sequence[int], batch: int, at: Callable[[int], Measured | None]) -> tuple[int, Measured] | None:
+    """The largest of the rows in `grid`, ascending, that fits, and its update; None where not even the least does.
+
+    A row adds at least what rows before it added, as far as was seen: little while gradients are the most that is held,
+    then ever the same. So a line through two sizes that fit meets the memory where, or behind where, the largest lies;
+    one through the largest that fits and one that does not meets it before, and there the next is tried.
+    """
+    best = at(grid[0])
+    if best is None or not best.fits:
+        return None
+    capacity = math.inf if best.capacity is None else best.capacity
+    totals = {0: best.total}
+
+    def meets(first: int, second: int) -> int:
+        """Place of the largest size up to where the line through two of them meets the memory."""
+        growth = max(totals[second] - totals[first], 1) / (grid[second] - grid[first])
+        return sum(rows <= grid[first] + (capacity - totals[first]) / growth for rows in grid) - 1
+
+    lower, upper = 0, len(grid)  # the one fits; the other does not, or lies beyond the end
+    guess = max(1, sum(rows <= batch for rows in grid) - 1)  # the run's own batch, which is asked for in any case
+    while upper - lower > 1:
+        report = at(grid[guess])
+        if report is not None:
+            totals[guess] = report.total
+        if report is not None and report.fits:
+            upper = min(upper, meets(lower, guess) + 1)
+            lower, best = guess, report
+        else:
+            upper = guess
+        guess = meets(lower, upper) if upper in totals else (lower + upper) // 2 if upper == guess else upper - 1
+        guess = min(max(guess, lower + 1), upper - 1)
+    return grid[lower], best
 
 
 def _places(config: Any, name: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -87,7 +87,20 @@ def test_what_fits_is_found_for_each_way_the_fastest_first():
     assert found[0].seconds == 64 + 3 + 4
     assert len(said) == len(machine.asked)
     assert any("no room" in line or "too much" in line for line in said)
-    assert len(machine.asked) < 90
+    assert len(machine.asked) == len(set(machine.asked)) < 65
+
+
+def test_a_size_is_found_where_rows_add_little_at_first():
+    asked: list[int] = []
+
+    def measure(config: Any) -> Made:
+        rows = config.train.batch_size
+        asked.append(rows)
+        return Made(max(600 + rows // 8, 500 + rows), 1_700, {"products": 1.0})
+
+    found = search(plain(), 1, measure, lambda line: None)
+    assert [(one.rows, one.total) for one in found] == [(1_024, 1_524)]
+    assert asked == [1, 64, 4_096, 1_024]
 
 
 def test_a_batch_has_an_end():
@@ -105,14 +118,17 @@ def test_a_batch_that_the_devices_cannot_share_is_refused():
         search(config(12), 8, Machine(capacity=450e3), lambda line: None)
 
 
-def test_a_config_without_recomputation_has_a_way_for_each_mesh():
-    plain = waypoints.get_config()
-    plain = dataclasses.replace(plain, mesh=MeshConfig(), train=dataclasses.replace(plain.train, batch_size=8))
+def plain(batch_size: int = 64) -> Any:
+    """A config without recomputation."""
+    found = waypoints.get_config()
+    return dataclasses.replace(found, mesh=MeshConfig(), train=dataclasses.replace(found.train, batch_size=batch_size))
 
+
+def test_a_config_without_recomputation_has_a_way_for_each_mesh():
     def measure(config: Any) -> Made:
         return Made(config.train.batch_size, 64.0, {})
 
-    found = search(plain, 4, measure, lambda line: None)
+    found = search(plain(8), 4, measure, lambda line: None)
     assert [one.flags for one in found] == ["--mesh.fsdp 1", "--mesh.fsdp 2", "--mesh.fsdp 4"]
     assert {(one.rows, one.seconds) for one in found} == {(64, None)}
 
