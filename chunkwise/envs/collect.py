@@ -172,6 +172,8 @@ class Collector:
         self._asked_at = [0.0] * workers.count
         self._seconds = deque[float](maxlen=REMEMBERED)
         """That the latest answers to actions took."""
+        self._cores = deque[float](maxlen=REMEMBERED)
+        """That an environment kept busy for each of them."""
 
     def play(
         self,
@@ -255,9 +257,12 @@ class Collector:
 
         An inference, so that waiting for them at most doubles its time. As long as those that are awaited keep all
         cores busy, waiting costs nothing, and each batch less saves an inference: then as long as an answer takes, but
-        no longer, for one that hangs would keep the others waiting.
+        no longer, for one that hangs would keep the others waiting. Environments that themselves wait, for a robot or a
+        server, keep none busy.
         """
-        if asked >= self.workers.parallel and self._seconds:
+        parallel = self.workers.parallel
+        # Half of the cores is all of them: in threads, what steps in Python takes turns at one.
+        if asked >= parallel and self._cores and self.workers.count * np.median(self._cores) >= parallel / 2:
             return float(np.median(self._seconds))
         return 0.0 if math.isinf(self._fastest) else self._fastest
 
@@ -310,7 +315,9 @@ class Collector:
             slot.frames = [{name: value[None] for name, value in answer.observation.items()}]
             slot.init_hash = answer.init_hash
         else:
-            self._seconds.append(time.monotonic() - self._asked_at[i])
+            seconds = time.monotonic() - self._asked_at[i]
+            self._seconds.append(seconds)
+            self._cores.append(answer.cpu_s / max(seconds, 1e-9))
             if not self.workers.every_frame:
                 slot.frames.clear()
             slot.frames.append(answer.observations)

@@ -227,9 +227,13 @@ class RayWorkers:
                 node.heard = time.monotonic()  # not when it answered last: meanwhile nobody asked
 
     def _take(self, seconds: float) -> None:
-        """Takes what has come, waiting for it; lets go of nodes that are gone or silent."""
+        """Takes what has come, waiting for it; lets go of nodes that are gone or silent.
+
+        Raises:
+          RunError: A node's actor failed, for example since the environment's class cannot be found there.
+        """
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RayTaskError
 
         calls = {call: node for node in self._nodes.values() for call in node.calls}
         if calls:
@@ -242,6 +246,9 @@ class RayWorkers:
                 continue
             try:
                 answers = ray.get(call)
+            except RayTaskError as error:  # raised there, as it would be again on any other node
+                lines = [f"  {line}" for line in str(error).splitlines()]
+                raise RunError(f"the environments on {node.address} failed: {one_line(error.cause)}", *lines) from error
             except RayError as error:
                 self._lose(node, one_line(error))
                 continue
@@ -277,10 +284,10 @@ def _owned(answer: Answer) -> Answer:
         return answer
     if isinstance(answer, Start):
         return dataclasses.replace(answer, observation={k: np.array(v) for k, v in answer.observation.items()})
-    return Stretch(
+    return dataclasses.replace(
+        answer,
         observations={name: np.array(value) for name, value in answer.observations.items()},
         actions=np.array(answer.actions),
         rewards=np.array(answer.rewards),
         success=np.array(answer.success),
-        over=answer.over,
     )

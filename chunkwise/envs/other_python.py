@@ -55,6 +55,8 @@ class OtherPythonEnv:
           ConfigError: There is no such interpreter, it is too old, lacks numpy, or cannot import the environment.
           RunError: The factory raised something else.
         """
+        self.cpu_s = 0.0
+        """Seconds of processors that its process has used."""
         self._looks = bool(spec.cameras)
         self._name = f"{spec.suite} in {spec.python}"
         self._last: collections.deque[str] = collections.deque(maxlen=SHOWN)
@@ -150,6 +152,7 @@ class OtherPythonEnv:
         found = parse_json(text, source=source, finite=False)
         if "error" in found:
             raise self._raised(found)
+        self.cpu_s = float(found["cpu_s"])
         try:
             return found, parse_npz(content, source=source) if content else {}
         except DataError as error:

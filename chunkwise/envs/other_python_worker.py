@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import threading
+import time
 import traceback
 import types
 from typing import Any
@@ -178,7 +179,7 @@ def main() -> None:
         except Exception as error:  # whatever a simulator raises
             write(answers, dict(told(error), python=sys.version.split()[0]))
         else:
-            write(answers, dict(found, python=sys.version.split()[0]), shown)
+            write(answers, dict(found, python=sys.version.split()[0], cpu_s=time.process_time()), shown)
 
 
 def _listen(requests: Any, asked: Any) -> None:

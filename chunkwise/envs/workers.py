@@ -83,6 +83,8 @@ class Stretch:
     success: Bool[np.ndarray, " t"]
     over: bool
     """Whether the episode ended: by success, or by the environment itself."""
+    cpu_s: float = 0.0
+    """Seconds of processors that it took."""
 
 
 class WorkerDiedError(Exception):
@@ -245,7 +247,7 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
         os.environ[variable] = "1"
     try:
-        seat = Seat(opener, name)
+        seat = Seat(opener, name, time.process_time)
         while True:
             pipe.send(seat.answer(pipe.recv(), every_frame=every_frame))
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -285,7 +287,7 @@ class ThreadWorkers:
     def submit(self, slot: int, request: Request) -> None:
         seat = self._seats[slot]
         if seat is None:
-            seat = self._seats[slot] = Seat(self._opener, self._name)
+            seat = self._seats[slot] = Seat(self._opener, self._name, time.thread_time)
         if isinstance(request, Reset):
             seat.sit(request.task)
         self._answers[slot] = _threads().submit(seat.answer, request, every_frame=False, images=False)
@@ -349,9 +351,9 @@ class Seat:
     """A slot's environments, with where the one that plays is in its episode, for errors; as text "the environment NAME
     (reset with seed 3, step 12)"."""
 
-    def __init__(self, opener: Opener, name: str) -> None:
-        """Makes nothing yet."""
-        self._opener, self._name = opener, name
+    def __init__(self, opener: Opener, name: str, clock: Callable[[], float]) -> None:
+        """Makes nothing yet; `clock` gives the seconds of processors that were used where it answers."""
+        self._opener, self._name, self._clock = opener, name, clock
         self._open: dict[str, Environment] = {}
         self._task, self._seed, self._steps = "", 0, 0
 
@@ -392,14 +394,20 @@ class Seat:
         if isinstance(request, Reset):
             self.sit(request.task)
             self._seed, self._steps = request.seed, 0
+        began = self._used()
         try:
-            return answer(self.env, request, every_frame=every_frame, images=images, stepped=self._stepped)
+            found = answer(self.env, request, every_frame=every_frame, images=images, stepped=self._stepped)
         except RunError as error:
             if type(error) is not RunError:  # it has an exit code of its own
                 raise
             raise RunError(f"{self}: {error.args[0]}", *error.args[1:]) from error
         except Exception as error:  # anything a simulator raises
             raise failure(f"{self} failed", error) from error
+        return found if isinstance(found, Start) else dataclasses.replace(found, cpu_s=self._used() - began)
+
+    def _used(self) -> float:
+        """Seconds of processors up to now, with those of an environment's own process where it tells them."""
+        return self._clock() + float(getattr(self.env, "cpu_s", 0.0))
 
     def _stepped(self) -> None:
         self._steps += 1

@@ -17,7 +17,7 @@ from chunkwise.envs.workers import ThreadWorkers
 class Countdown:
     """Its state is (seed, t). It succeeds at step `seed % 7 + 1` if seed is even, and is cut at 9; at 5 of seed 11 it
     terminates without success. An image shows t. The task "slow" takes 50 ms a step if its seed is odd, "broken" fails
-    at seed 4, "deadly" ends its process there; "nan" shows NaN from step 3 on.
+    at seed 4, "deadly" ends its process there; "nan" shows NaN from step 3 on; "busy" keeps a core for 30 ms a step.
     """
 
     fps = 10
@@ -46,6 +46,9 @@ class Countdown:
         assert self.t < 9, "stepped after the end"
         if self.spec.task == "slow" and self.seed % 2:
             time.sleep(0.05)
+        began = time.thread_time()
+        while self.spec.task == "busy" and time.thread_time() < began + 0.03:
+            pass
         self.t += 1
         success = self.seed % 2 == 0 and self.t == self.seed % 7 + 1
         terminated = success or (self.seed == 11 and self.t == 5)

@@ -109,14 +109,17 @@ def test_a_slow_environment_keeps_nobody_waiting(tmp_path: Path) -> None:
 
 
 class Cores:
-    """Workers on a clock of their own: `parallel` cores take turns at what was asked, `seconds` for each Run."""
+    """Workers on a clock of their own: `parallel` cores take turns at what was asked, `seconds` for each Run.
+
+    Where they are not `busy`, each only waits for so long, and takes no turn.
+    """
 
     every_frame = True
 
-    def __init__(self, count: int, parallel: int, seconds: Callable[[int], float]) -> None:
+    def __init__(self, count: int, parallel: int, seconds: Callable[[int], float], busy: bool = True) -> None:
         self.count, self.parallel, self.now = count, parallel, 0.0
-        self._seconds = seconds
-        self._free = [0.0] * parallel
+        self._seconds, self._busy = seconds, busy
+        self._free = [0.0] * (parallel if busy else count)
         self._environments = [Countdown(EnvSpec(suite="own")) for _ in range(count)]
         self._answers: dict[int, tuple[float, Start | Stretch]] = {}
 
@@ -124,7 +127,10 @@ class Cores:
         begins = max(self.now, self._free[0])
         ends = begins + (self._seconds(slot) if isinstance(request, Run) else 0.0)
         self._free = sorted([ends, *self._free[1:]])
-        self._answers[slot] = ends, answer(self._environments[slot], request, every_frame=True)
+        found = answer(self._environments[slot], request, every_frame=True)
+        if isinstance(found, Stretch) and self._busy:
+            found = dataclasses.replace(found, cpu_s=self._seconds(slot))
+        self._answers[slot] = ends, found
 
     def receive(
         self, slots: Collection[int], stopping: Any = None, *, within: float = math.inf
@@ -161,6 +167,17 @@ def test_a_batch_waits_for_many_as_long_as_they_keep_the_cores_busy(monkeypatch:
     play(workers, jobs([1, 3, 5, 7, 1, 3, 5, 7]), actor)
     assert sum(draw is not None for _, draws in actor.calls for draw in draws) == 24
     assert len(actor.calls) <= 12
+
+
+def test_a_batch_does_not_wait_for_many_that_keep_no_core_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight that wait for something else, 1 to 1.7 s a chunk: each goes on by itself, three chunks for nine steps."""
+    workers = Cores(8, 2, lambda slot: 1 + 0.1 * slot, busy=False)
+    monkeypatch.setattr("chunkwise.envs.collect.time.monotonic", lambda: workers.now)
+    ended: dict[int, float] = {}
+    collector = Collector(workers)
+    collector.play(jobs([1] * 8), Takes(workers), lambda job, _: ended.update({job.number: workers.now}))
+    for slot in range(8):
+        assert ended[slot] < 3 * (1 + 0.1 * slot) + 0.2
 
 
 def test_a_batch_does_not_wait_for_one_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:

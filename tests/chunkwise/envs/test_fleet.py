@@ -1,6 +1,7 @@
 """A node's environments, asked by two threads as its actor is; what is refused; and, long, two Ray nodes."""
 
 import functools
+import importlib.util
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.fleet import Answer, NodeWorkers, make_workers
+from chunkwise.envs.fleet import Answer, NodeWorkers, _owned, make_workers
 from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch
 from chunkwise.errors import RunError
 from tests.chunkwise.envs.countdown import Countdown, Waits
@@ -74,6 +75,18 @@ def test_a_worker_that_dies_is_told_and_a_silent_one_too() -> None:
     workers.close()
 
 
+def test_what_comes_out_of_rays_store_is_copied_and_nothing_of_it_is_lost() -> None:
+    views = np.arange(6, dtype=np.float32).reshape(2, 3)
+    views.flags.writeable = False
+    answer = Stretch({"state": views}, views, views[:, 0], views[:, 0] > 1, over=True, cpu_s=0.5)
+    owned = _owned(answer)
+    assert isinstance(owned, Stretch)
+    assert (owned.over, owned.cpu_s) == (True, 0.5)
+    for mine, theirs in ((owned.observations["state"], views), (owned.actions, views), (owned.rewards, views[:, 0])):
+        np.testing.assert_array_equal(mine, theirs)
+        assert not np.shares_memory(mine, views)
+
+
 def test_where_nothing_is_there_it_says_so_soon_and_errors_come_as_answers() -> None:
     workers = node("broken", silence=0.8)
     assert workers.receive() == []
@@ -105,3 +118,15 @@ def test_addresses_are_checked() -> None:
 def test_two_nodes_play_what_processes_play_whatever_is_taken_away() -> None:
     pytest.importorskip("ray", reason="without Ray (the extra fleet) there is no cluster")
     subprocess.run([sys.executable, "-m", "tests.fleet"], cwd=Path(__file__).parents[3], check=True)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="without Ray (the extra fleet) there is no cluster")
+def test_what_a_node_raises_is_told_and_not_played_again_elsewhere() -> None:
+    spec = EnvSpec(suite="own")
+    workers = make_workers(FleetConfig(address="local"), lambda: Countdown(spec), 1, name="countdown")
+    workers.submit(0, Reset(1))
+    with pytest.raises(RunError, match=r"the environments on 127\.0\.0\.1 failed: .*lambda.*") as raised:
+        workers.receive([0])
+    assert len(raised.value.args) > 1, "where it happened"
+    workers.close()

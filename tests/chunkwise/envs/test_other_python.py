@@ -102,6 +102,9 @@ def test_what_it_shows_is_what_it_showed_there(spec: EnvSpec):
     env.step(np.zeros(2, np.float32))
     assert env.step(np.zeros(2, np.float32)).success
     assert (env.fps, env.action_dim, getattr(env, "video_size", None)) == (10, 2, (6, 8))
+    assert 0 < (used := getattr(env, "cpu_s")) < 60  # noqa: B009
+    env.render(800, 800)
+    assert getattr(env, "cpu_s") > used, "of its own process, up to its last answer"  # noqa: B009
     script = getattr(env, "expert")()  # noqa: B009
     np.testing.assert_array_equal(script(seen), [1 / 9, -1])
     env.close()

@@ -62,6 +62,15 @@ def test_answers_of_processes_and_threads_are_the_same(make: Callable[..., Any])
     assert isinstance(workers.receive([0])[1], Start), "a later request begins anew"
 
 
+def test_the_seconds_of_processors_are_told_but_not_those_that_passed_asleep(make: Callable[..., Any]) -> None:
+    for task, least, most in (("busy", 0.09, 9.0), ("slow", 0.0, 0.12)):  # 0.15 s asleep
+        workers = make(1, task=task)
+        workers.submit(0, Reset(3))
+        workers.receive([0])
+        workers.submit(0, Run(ACTIONS))
+        assert least <= workers.receive([0])[1].cpu_s <= most
+
+
 def test_the_first_that_is_there_is_received(make: Callable[..., Any]) -> None:
     workers = make(3, task="slow")
     for slot, seed in enumerate((1, 4, 3)):
