@@ -54,23 +54,21 @@ class Found:
     """At a time, of all devices, the most that fit among those tried."""
     total: int
     """Bytes of a device with them."""
-    parts: int
-    """train.grad_accum_steps of the config's own batch."""
+    parts: int | None
+    """train.grad_accum_steps of the config's own batch, the least that fits; None where none does."""
     seconds: float | None
-    """No update of that batch is faster; None where the chip's figures are not known."""
+    """No update of that batch is faster; None where it does not fit, or the chip's figures are not known."""
 
     def __str__(self) -> str:
         bound = "" if self.seconds is None else f", no faster than {self.seconds * 1e3:.3g} ms an update"
-        return (
-            f"{self.flags}: {self.rows} rows at a time in {self.total / GB:.2f} GB; own batch: "
-            f"--train.grad-accum-steps {self.parts}{bound}"
-        )
+        own = "does not fit in any number of parts" if self.parts is None else f"--train.grad-accum-steps {self.parts}"
+        return f"{self.flags}: {self.rows} rows at a time in {self.total / GB:.2f} GB; own batch: {own}{bound}"
 
 
 def search(
     config: ExperimentConfig, devices: int, measure: Callable[[ExperimentConfig], Measured], say: Callable[[str], None]
 ) -> list[Found]:
-    """Tries each way, and returns those that fit, the fastest first, by name where no figures are known.
+    """Tries each way, and returns those that fit, the fastest first, by name where none is known.
 
     Args:
       config: Of the run; what it says of mesh, batch and recomputation is replaced, but for the batch's size.
@@ -87,7 +85,7 @@ def search(
     found = [one for flags, way in _ways(config, devices) if (one := _of(flags, way, devices, measure, say))]
     if not found:
         raise MismatchError(f"no way fits: not even {devices} rows at a time; more devices, or more memory on each")
-    return sorted(found, key=lambda one: (one.seconds or 0.0, one.flags))
+    return sorted(found, key=lambda one: (math.inf if one.seconds is None else one.seconds, one.flags))
 
 
 def _ways(config: ExperimentConfig, devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
@@ -133,9 +131,11 @@ def _of(
     if (found := _most(grid, batch, lambda rows: at(rows, 1))) is None:
         return None
     rows, most = found
-    parts = next(n for n in range(1, batch + 1) if batch % (n * devices) == 0 and batch // n <= rows)
-    own = at(batch, parts)
-    seconds = None if own is None or not own.fits else max(own.bounds.values(), default=None)
+    # Perhaps in more than its rows alone ask for: the sum of the parts' gradients has to fit, too.
+    ways = [n for n in range(1, batch + 1) if batch % (n * devices) == 0 and batch // n <= rows]
+    parts = next((n for n in ways if (own := at(batch, n)) is not None and own.fits), None)
+    own = None if parts is None else at(batch, parts)
+    seconds = None if own is None else max(own.bounds.values(), default=None)
     return Found(flags=flags, rows=rows, total=most.total, parts=parts, seconds=seconds)
 
 

@@ -103,6 +103,35 @@ def test_a_size_is_found_where_rows_add_little_at_first():
     assert asked == [1, 64, 4_096, 1_024]
 
 
+def test_a_batch_goes_in_more_parts_where_their_sum_needs_room():
+    """A row takes 10 of 1,000: 64 fit at a time, and in parts as many as the sum of their gradients leaves room for."""
+
+    def measure(config: Any) -> Made:
+        parts = config.train.grad_accum_steps
+        return Made(config.train.batch_size // parts * 10 + (summed if parts > 1 else 0), 1_000, {"products": 2.0})
+
+    found = {}
+    for summed in (200, 500, 995):
+        (found[summed],) = search(plain(128), 1, measure, lambda line: None)
+    assert {summed: (one.rows, one.parts, one.seconds) for summed, one in found.items()} == {
+        200: (64, 2, 2.0),
+        500: (64, 4, 2.0),
+        995: (64, None, None),
+    }
+    assert "own batch: does not fit in any number of parts" in str(found[995])
+
+
+def test_ways_whose_batch_does_not_fit_come_last():
+    def measure(config: Any) -> Made:
+        wide = config.mesh.fsdp == 1 and config.train.grad_accum_steps > 1
+        return Made(
+            2_000 if wide else config.train.batch_size * 1_000 // config.train.grad_accum_steps // 64, 500, {"x": 1}
+        )
+
+    found = search(plain(64), 2, measure, lambda line: None)
+    assert [(one.flags, one.parts) for one in found] == [("--mesh.fsdp 2", 2), ("--mesh.fsdp 1", None)]
+
+
 def test_a_batch_has_an_end():
     found = search(config(8), 8, Machine(capacity=1e9), lambda line: None)
     assert {one.rows for one in found} == {MOST * 8}
