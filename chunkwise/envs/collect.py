@@ -173,7 +173,7 @@ class Collector:
         self._seconds = deque[float](maxlen=REMEMBERED)
         """That the latest answers to actions took."""
         self._cores = deque[float](maxlen=REMEMBERED)
-        """That an environment kept busy for each of them."""
+        """That an environment kept busy, or waited for, in each of them."""
 
     def play(
         self,
@@ -317,7 +317,7 @@ class Collector:
         else:
             seconds = time.monotonic() - self._asked_at[i]
             self._seconds.append(seconds)
-            self._cores.append(answer.cpu_s / max(seconds, 1e-9))
+            self._cores.append(answer.busy_s / max(seconds, 1e-9))
             if not self.workers.every_frame:
                 slot.frames.clear()
             slot.frames.append(answer.observations)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -83,8 +84,8 @@ class Stretch:
     success: Bool[np.ndarray, " t"]
     over: bool
     """Whether the episode ended: by success, or by the environment itself."""
-    cpu_s: float = 0.0
-    """Seconds of processors that it took."""
+    busy_s: float = 0.0
+    """Seconds of processors that it took, and that it waited for one."""
 
 
 class WorkerDiedError(Exception):
@@ -394,7 +395,7 @@ class Seat:
         if isinstance(request, Reset):
             self.sit(request.task)
             self._seed, self._steps = request.seed, 0
-        began = self._used()
+        began = self._busy()
         try:
             found = answer(self.env, request, every_frame=every_frame, images=images, stepped=self._stepped)
         except RunError as error:
@@ -403,14 +404,22 @@ class Seat:
             raise RunError(f"{self}: {error.args[0]}", *error.args[1:]) from error
         except Exception as error:  # anything a simulator raises
             raise failure(f"{self} failed", error) from error
-        return found if isinstance(found, Start) else dataclasses.replace(found, cpu_s=self._used() - began)
+        return found if isinstance(found, Start) else dataclasses.replace(found, busy_s=self._busy() - began)
 
-    def _used(self) -> float:
-        """Seconds of processors up to now, with those of an environment's own process where it tells them."""
-        return self._clock() + float(getattr(self.env, "cpu_s", 0.0))
+    def _busy(self) -> float:
+        """Seconds of processors up to now and of waiting for one, and those of an environment's own process."""
+        return self._clock() + _waited_s() + float(getattr(self.env, "cpu_s", 0.0))
 
     def _stepped(self) -> None:
         self._steps += 1
+
+
+def _waited_s() -> float:
+    """Seconds for which this thread could have run and had no core; 0 on systems other than Linux."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def answer(

@@ -129,7 +129,7 @@ class Cores:
         self._free = sorted([ends, *self._free[1:]])
         found = answer(self._environments[slot], request, every_frame=True)
         if isinstance(found, Stretch) and self._busy:
-            found = dataclasses.replace(found, cpu_s=self._seconds(slot))
+            found = dataclasses.replace(found, busy_s=self._seconds(slot))
         self._answers[slot] = ends, found
 
     def receive(
@@ -216,7 +216,8 @@ def test_a_chunk_is_late_by_the_delay_and_is_given_what_runs_meanwhile() -> None
     """Chunks of three, an inference every 2 steps, one step late: 0 1 2 of the first, then 1 2 of each."""
     actor = Completing()
     execution = Execution(how="realtime", execute=2, delay=1)
-    finished = play(threads(2), jobs([1, 6]), actor, execution=execution, tasks=(Task(max_steps=5),))
+    both = Cores(2, 2, lambda slot: 0.1)  # they answer at the same time, so that each batch has both
+    finished = play(both, jobs([1, 6]), actor, execution=execution, tasks=(Task(max_steps=5),))
     for n in (0, 1):
         first, second, third = (np.random.default_rng((5, n, c)).normal(0, 2, (3, 3)) for c in range(3))
         expected = np.stack([*first, *second[1:]])

@@ -78,10 +78,10 @@ def test_a_worker_that_dies_is_told_and_a_silent_one_too() -> None:
 def test_what_comes_out_of_rays_store_is_copied_and_nothing_of_it_is_lost() -> None:
     views = np.arange(6, dtype=np.float32).reshape(2, 3)
     views.flags.writeable = False
-    answer = Stretch({"state": views}, views, views[:, 0], views[:, 0] > 1, over=True, cpu_s=0.5)
+    answer = Stretch({"state": views}, views, views[:, 0], views[:, 0] > 1, over=True, busy_s=0.5)
     owned = _owned(answer)
     assert isinstance(owned, Stretch)
-    assert (owned.over, owned.cpu_s) == (True, 0.5)
+    assert (owned.over, owned.busy_s) == (True, 0.5)
     for mine, theirs in ((owned.observations["state"], views), (owned.actions, views), (owned.rewards, views[:, 0])):
         np.testing.assert_array_equal(mine, theirs)
         assert not np.shares_memory(mine, views)

@@ -68,7 +68,7 @@ def test_the_seconds_of_processors_are_told_but_not_those_that_passed_asleep(mak
         workers.submit(0, Reset(3))
         workers.receive([0])
         workers.submit(0, Run(ACTIONS))
-        assert least <= workers.receive([0])[1].cpu_s <= most
+        assert least <= workers.receive([0])[1].busy_s <= most
 
 
 def test_the_first_that_is_there_is_received(make: Callable[..., Any]) -> None:
