@@ -1,11 +1,13 @@
 """chunkwise/files/strict_json.py: what Python's json takes and a dataset must not hold."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from chunkwise.errors import DataError
+from chunkwise.files import budget, strict_json
 from chunkwise.files.strict_json import parse_json, read_json, read_json_lines
 
 
@@ -79,3 +81,46 @@ def test_half_a_surrogate_pair_is_refused_with_its_key(text: str, where: str):
 
 def test_whole_pairs_and_written_backslashes_are_read():
     assert parse_json(r'{"\ud83d\ude00": "\\ud800"}', source="s") == {"😀": r"\ud800"}
+
+
+DEEP = budget.LIMITS.json_depth
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[" * depth + "]" * depth for depth in (DEEP - 1, DEEP, DEEP + 1)),
+        *('{"a":' * depth + "[]" + "}" * depth for depth in (DEEP - 1, DEEP)),
+        *("[" * depth + '"]"' + "]" * depth for depth in (DEEP, DEEP + 1)),
+        *("[" * depth + rf'"{text}"' + "]" * depth for depth in (DEEP, DEEP + 1) for text in (r"\\", r"\"", r"]\\\"[")),
+        r'["\\","]","\\\"[", {"\\\\": "}"}, "]["]',
+        *(f"[{number}]" for number in ("1e308", "1e309", "1E+309", "-1e0400", "1e-999", "0e999")),
+        *(f"[{'9' * 300}{end}]" for end in ("", ".0", ".0e8", "e9", ".5e99", "e-200")),
+        *(f"[{'9' * count}]" for count in (199, 200, 4000, 4001)),
+        '[{"a": [NaN]}, [[Infinity]]]',
+        '[[[-Infinity]], {"b": NaN}]',
+        '{"a": NaN, "a": 1}',
+        '"NaN"',
+        "-Infinity",
+    ],
+)
+@pytest.mark.parametrize("finite", [True, False])
+def test_what_is_told_from_the_text_is_what_the_values_say(
+    monkeypatch: pytest.MonkeyPatch, text: str, finite: bool
+) -> None:
+    def read() -> str:
+        try:
+            return repr(parse_json(text, source="f", finite=finite))
+        except DataError as error:
+            return f"{type(error).__name__}: {error}"
+
+    quick = read()
+    monkeypatch.setattr(strict_json, "_is_shallow", lambda text: False)
+    monkeypatch.setattr(strict_json, "_may_be_large", lambda text: True)
+    assert quick == read()
+
+
+@pytest.mark.parametrize("text", ['{"a": [1.5, {"b": "c"}], "d": []}', r'[["\\"], "\"", "ü"]', "[" * DEEP + "]" * DEEP])
+def test_values_of_ordinary_json_are_not_searched(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(strict_json, "_first_constant", None)
+    assert parse_json(text, source="f") == json.loads(text)
