@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from chunkwise.data.problems import Problem, problem_of
 from chunkwise.files import budget
 
 SCHEMA_FILE = Path(__file__).with_name("episode.schema.json")
+NARROW = 10**18
+"""Up to which numbers are checked quickly; those that go further are compared with the schema's own limits."""
 MAX_FOUND = 1000
 """Problems of one file that are looked for."""
 
@@ -23,8 +25,22 @@ def schema() -> Mapping[str, Any]:
 
 
 @functools.cache
-def _quick() -> jsonschema_rs.Draft202012Validator:
-    return jsonschema_rs.Draft202012Validator(dict(schema()))
+def _quick() -> Sequence[jsonschema_rs.Draft202012Validator]:
+    """The schema with NARROW limits, and as it is.
+
+    A limit beyond 64 bits is compared digit by digit: 0.6 microseconds a number, and nearly all of the time. Nothing in
+    the schema is negated, so that what obeys the narrow one obeys it.
+    """
+    return [jsonschema_rs.Draft202012Validator(one) for one in (_narrowed(schema()), dict(schema()))]
+
+
+def _narrowed(part: Any) -> Any:
+    """A part of the schema, with NARROW in place of limits beyond it, which are floats."""
+    if isinstance(part, Mapping):
+        return {key: _narrowed(value) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_narrowed(value) for value in part]
+    return max(-NARROW, min(int(part), NARROW)) if isinstance(part, float) else part
 
 
 def _is_good(tree: Any) -> bool:
@@ -34,7 +50,7 @@ def _is_good(tree: Any) -> bool:
     it gives the verdict, and `_errors` the reasons.
     """
     try:
-        return _quick().is_valid(tree)
+        return any(validator.is_valid(tree) for validator in _quick())
     except ValueError:  # what JSON has not, such as half a surrogate pair
         return False
 
