@@ -16,9 +16,9 @@ import json
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -79,15 +79,18 @@ def _hash(path: str, verify: Verify) -> tuple[Stat, bytes]:
             if size <= WHOLE_BYTES or verify == "full":
                 if size > WHOLE_BYTES:
                     budget.require_stored(file, path, size)
-                found = hashlib.file_digest(file, "sha256").digest()
+                small = file.read(size + 1) if size < EDGE_BYTES else b""
+                digest = hashlib.sha256(small)
+                if len(small) != size:  # large, or it changes; by pieces small ones would take a fourth longer
+                    file.seek(0)
+                    digest = hashlib.file_digest(file, "sha256")
             else:
                 digest = hashlib.sha256(str(size).encode())
                 for start, count in _sample(size):
                     file.seek(start)
                     digest.update(file.read(count))
-                found = digest.digest()
             if stat_of(os.fstat(file.fileno())) == before:
-                return before, found
+                return before, digest.digest()
     raise OSError(f"{path}: is being written to; it changed {_TRIES} times while it was read")
 
 
@@ -116,6 +119,10 @@ class Entry(NamedTuple):
     size: int
     full: str
     """Of all bytes of a large file, where they were read; else empty."""
+
+
+_Looked = tuple[Stat, bytes, bytes] | OSError
+"""Stat, hash and hash of all bytes (empty where that is not asked for) of a file, or why it could not be read."""
 
 
 class Files:
@@ -225,14 +232,41 @@ class Files:
                 to_hash.append((place, path))
         if not to_hash:
             return
-        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-            for (place, _), result in zip(to_hash, pool.map(self._look, [path for _, path in to_hash]), strict=True):
-                if isinstance(result, OSError):
-                    if not isinstance(result, FileNotFoundError):
-                        self.errors[self.names[place]] = str(result)
-                    continue
-                self._remember(place, *result)
+        for (place, _), result in zip(to_hash, self._look_at_all([path for _, path in to_hash]), strict=True):
+            if isinstance(result, budget.LimitError):
+                raise result
+            if isinstance(result, OSError):
+                if not isinstance(result, FileNotFoundError):
+                    self.errors[self.names[place]] = str(result)
+                continue
+            self._remember(place, *result)
         self._save(known, [place for place, _ in to_hash])
+
+    def _look_at_all(self, paths: Sequence[str]) -> list[_Looked | budget.LimitError]:
+        """As `_look`, of many files.
+
+        Each thread takes the next file until none is left: to hand them out one by one takes longer than to hash them.
+        """
+        found: list[Any] = [None] * len(paths)
+        waiting = iter(range(len(paths)))
+
+        def look() -> None:
+            for i in waiting:
+                try:
+                    found[i] = self._look(paths[i])
+                except budget.LimitError as error:
+                    found[i] = error
+
+        with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+            looking = [pool.submit(look) for _ in range(min(THREADS, len(paths)))]
+            try:
+                concurrent.futures.wait(looking, return_when=concurrent.futures.FIRST_EXCEPTION)
+            finally:  # where it is broken off, no thread begins another file
+                for _ in waiting:
+                    pass
+        for one in looking:
+            one.result()
+        return found
 
     def _recall(self, place: int, now: Stat, known: Mapping[bytes, bytes]) -> bool:
         """Takes the hash of a file from the cache; False if it is not there."""
@@ -245,7 +279,7 @@ class Files:
     def _wants_full(self, now: Stat) -> bool:
         return self.verify == "full" and now.size > WHOLE_BYTES
 
-    def _look(self, path: str) -> tuple[Stat, bytes, bytes] | OSError:
+    def _look(self, path: str) -> _Looked:
         try:
             now, sample = _hash(path, "sample")
             if not self._wants_full(now):

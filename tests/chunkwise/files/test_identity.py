@@ -403,3 +403,38 @@ def test_a_file_that_grows_while_it_is_hashed_is_hashed_again(tmp_path: Path, mo
 
     monkeypatch.setattr(identity, "stat_of", looked)
     assert content_hash(file) == hashlib.sha256(b"one two").hexdigest()
+
+
+@pytest.mark.parametrize("size", [0, 1, identity.EDGE_BYTES - 1, identity.EDGE_BYTES, identity.EDGE_BYTES + 1])
+def test_every_byte_counts_whether_a_file_is_read_at_once_or_by_pieces(tmp_path: Path, size: int):
+    (tmp_path / "a").write_bytes(content := os.urandom(size))
+    assert content_hash(tmp_path / "a") == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, budget.LimitError("c", "hole_mib", "more")], ids=["break", "limit"]
+)
+def test_files_that_are_hashed_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException):
+    """A break is heeded before the next file; of those that are refused, the first by name is told, the last is not."""
+    names = [f"{number:03d}" for number in range(50)]
+    files, real, begun = Files(Bounds(made(tmp_path / "a", **dict.fromkeys(names, "x")))), identity._hash, []
+
+    def hashed(path: str, verify: identity.Verify) -> tuple[identity.Stat, bytes]:
+        begun.append(path)
+        number = int(Path(path).name)
+        if number == 3:
+            identity.time.sleep(0.05)
+            raise error
+        if number == 5 and isinstance(error, DataError):
+            raise budget.LimitError("e", "hole_mib", "more")
+        identity.time.sleep(0.02)
+        return real(path, verify)
+
+    monkeypatch.setattr(identity, "_hash", hashed)
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else budget.LimitError) as raised:
+        files.require(names)
+    if error is KeyboardInterrupt:
+        assert len(begun) < len(names)
+    else:
+        assert str(raised.value) == str(error)
+        assert files.hash("000") == hashlib.sha256(b"x").hexdigest()
