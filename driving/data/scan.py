@@ -187,7 +187,7 @@ def of_episode(episode: Episode, *, name: str, files: Files) -> tuple[Index | No
             continue
         paths[i, k] = found.encode()
         try:
-            sizes[i, k], content = _look_at(Path(files.bounds.path(found)))
+            sizes[i, k], content = _look_at(files.bounds.path(found))
             digest.update(f"{i} {episode.cameras[k]} ".encode() + content)
             image_status[i, k] = PRESENT
             files.require_unchanged(files.place(found))
@@ -204,7 +204,7 @@ def of_episode(episode: Episode, *, name: str, files: Files) -> tuple[Index | No
     return _from_arrays(episode, name, files.hash(name) or "", image_status, sizes, paths, digest.hexdigest()), []
 
 
-def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
+def _look_at(file: str) -> tuple[tuple[int, int], bytes]:
     """Height and width of an image, and bytes that stand for its content.
 
     Raises:
@@ -213,16 +213,17 @@ def _look_at(file: Path) -> tuple[tuple[int, int], bytes]:
     """
     with budget.open_file(file) as handle:
         status = os.fstat(handle.fileno())
-        budget.require("image_mib", status.st_size, str(file))
-        head = handle.read(HEAD_BYTES)
-        handle.seek(max(status.st_size - TAIL_BYTES, 0))
-        tail = handle.read()
+        budget.require("image_mib", status.st_size, file)
+        head = tail = handle.read(HEAD_BYTES)
+        if len(head) < status.st_size:
+            handle.seek(max(status.st_size - TAIL_BYTES, 0))
+            tail = handle.read()
         try:
-            size = read_image_size(head, source=str(file))
+            size = read_image_size(head, source=file)
         except DataError:  # perhaps a preview of more than HEAD_BYTES comes first
             handle.seek(0)
-            size = read_image_size(handle.read(MAX_HEADER_BYTES), source=str(file))
-    if not any(marker in tail for marker in END_MARKERS):
+            size = read_image_size(handle.read(MAX_HEADER_BYTES), source=file)
+    if not any(marker in tail[-TAIL_BYTES:] for marker in END_MARKERS):
         raise DataError(
             f"expected the end marker of an image in its last KiB, found none in {status.st_size} bytes: cut short"
         )
