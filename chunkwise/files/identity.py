@@ -9,6 +9,7 @@ mtime, ctime) had this hash. The ctime is in the key because an edit can put siz
 the ctime.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import hashlib
@@ -16,7 +17,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -121,10 +122,6 @@ class Entry(NamedTuple):
     """Of all bytes of a large file, where they were read; else empty."""
 
 
-_Looked = tuple[Stat, bytes, bytes] | OSError
-"""Stat, hash and hash of all bytes (empty where that is not asked for) of a file, or why it could not be read."""
-
-
 class Files:
     """The files of one dataset as they were when it was opened."""
 
@@ -137,7 +134,8 @@ class Files:
             is. full: every byte of every file is read.
           remember: Use the cache of hashes; False reads every file, and writes nothing.
         """
-        self.bounds, self.verify = bounds, verify
+        self.bounds = bounds
+        self.verify = verify
         self.names: list[str] = []
         self._paths: dict[int, str] = {}  # of files that lie elsewhere
         self._places: dict[str, int] = {}
@@ -146,9 +144,13 @@ class Files:
         self._full: dict[int, bytes] = {}
         self.errors: dict[str, str] = {}
         """By name, why a file could not be read; one that is missing has none."""
-        self._remembers = remember
-        self._waits = self._unsaved = False  # saved_once
-        self._known: dict[bytes, bytes] | None = None if remember else {}
+        self._remembers, self._waits, self._unsaved = remember, False, False  # the last two: saved_once
+        self._known: MutableMapping[bytes, bytes] | None = None
+        self._new: dict[bytes, bytes] = {}  # of the cache, in files that are `apart`
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the cache of hashes, which each process reads itself."""
+        return {**self.__dict__, "_known": None}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -210,15 +212,45 @@ class Files:
             if not waits and self._unsaved:
                 self._save(self._load(), [])
 
-    def _take(self, found: list[tuple[str, str]]) -> None:
+    def apart(self) -> "Files":
+        """No file yet of the same dataset: what is taken into them, here or in another process, `join` takes in."""
+        files = Files(self.bounds, verify=self.verify, remember=self._remembers)
+        files._known, files._waits = collections.ChainMap(files._new, self._load()), True
+        return files
+
+    def join(self, apart: "Files") -> bool:
+        """Takes in files that were taken in apart; none, and returns False, if one is not what it is known as here."""
+        places = np.array([self._places.get(name, -1) for name in apart.names], np.int64)
+        both, new = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
+        for mine, others in ((self._stats, apart._stats), (self._hashes, apart._hashes)):
+            if (mine[places[both]] != others[both]).any():
+                return False
+        first = self._append([apart.names[i] for i in new.tolist()])
+        self._stats[first : len(self.names)], self._hashes[first : len(self.names)] = (
+            apart._stats[new],
+            apart._hashes[new],
+        )
+        self._places |= {name: place for place, name in enumerate(self.names[first:], first)}
+        self._full |= {self._places[apart.names[place]]: full for place, full in apart._full.items()}
+        self.errors |= apart.errors
+        if apart._new:
+            self._load().update(apart._new)
+            self._save(self._load(), [])
+        return True
+
+    def _append(self, names: Sequence[str]) -> int:
+        """Makes room for files; returns the place of the first."""
         first = len(self.names)
-        self.names += [name for name, _ in found]
+        self.names += names
         more = len(self.names) - len(self._stats)
         if more > 0:  # room for as many again, so that files that come one by one are not copied each time
             more = max(more, len(self._stats))
             self._stats = np.concatenate([self._stats, np.full((more, 5), -1, np.int64)])
             self._hashes = np.concatenate([self._hashes, np.zeros((more, 32), np.uint8)])
-        known = self._load()
+        return first
+
+    def _take(self, found: list[tuple[str, str]]) -> None:
+        first, known = self._append([name for name, _ in found]), self._load()
         to_hash: list[tuple[int, str]] = []
         for place, (name, path) in enumerate(found, first):
             try:
@@ -242,15 +274,15 @@ class Files:
             self._remember(place, *result)
         self._save(known, [place for place, _ in to_hash])
 
-    def _look_at_all(self, paths: Sequence[str]) -> list[_Looked | budget.LimitError]:
-        """As `_look`, of many files.
+    def _look_at_all(self, paths: Sequence[str]) -> list[Any]:
+        """As `_look`, of many files; a LimitError is what was found of one.
 
         Each thread takes the next file until none is left: to hand them out one by one takes longer than to hash them.
         """
         found: list[Any] = [None] * len(paths)
         waiting = iter(range(len(paths)))
 
-        def look() -> None:
+        def look(_: int) -> None:
             for i in waiting:
                 try:
                     found[i] = self._look(paths[i])
@@ -258,14 +290,10 @@ class Files:
                     found[i] = error
 
         with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-            looking = [pool.submit(look) for _ in range(min(THREADS, len(paths)))]
             try:
-                concurrent.futures.wait(looking, return_when=concurrent.futures.FIRST_EXCEPTION)
-            finally:  # where it is broken off, no thread begins another file
-                for _ in waiting:
-                    pass
-        for one in looking:
-            one.result()
+                list(pool.map(look, range(min(THREADS, len(paths)))))
+            finally:
+                list(waiting)  # where this is broken off, no thread begins another file
         return found
 
     def _recall(self, place: int, now: Stat, known: Mapping[bytes, bytes]) -> bool:
@@ -279,7 +307,7 @@ class Files:
     def _wants_full(self, now: Stat) -> bool:
         return self.verify == "full" and now.size > WHOLE_BYTES
 
-    def _look(self, path: str) -> _Looked:
+    def _look(self, path: str) -> tuple[Stat, bytes, bytes] | OSError:
         try:
             now, sample = _hash(path, "sample")
             if not self._wants_full(now):
@@ -394,10 +422,10 @@ class Files:
         """Identity of the dataset: equal for equal names, sizes and contents, wherever it lies."""
         return digest(self.entries())
 
-    def _load(self) -> dict[bytes, bytes]:
+    def _load(self) -> MutableMapping[bytes, bytes]:
         """Hashes by stat. What is no such table reads as none."""
         if self._known is None:
-            content = cache.read("hashes", cache.key_of(self.bounds.root)) or b""
+            content = (cache.read("hashes", cache.key_of(self.bounds.root)) if self._remembers else None) or b""
             self._known = {}
             if len(content) % _ROW_BYTES == 0:
                 for start in range(0, len(content), _ROW_BYTES):
@@ -405,7 +433,7 @@ class Files:
                     self._known[row[: _KEY.size]] = row[_KEY.size :]
         return self._known
 
-    def _save(self, known: dict[bytes, bytes], hashed: list[int]) -> None:
+    def _save(self, known: MutableMapping[bytes, bytes], hashed: list[int]) -> None:
         """Adds to the cache what was hashed and was not changed just now."""
         if not self._remembers:
             return

@@ -6,6 +6,8 @@ import hashlib
 import itertools
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -411,30 +413,36 @@ def test_every_byte_counts_whether_a_file_is_read_at_once_or_by_pieces(tmp_path:
     assert content_hash(tmp_path / "a") == hashlib.sha256(content).hexdigest()
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt, budget.LimitError("c", "hole_mib", "more")], ids=["break", "limit"]
-)
-def test_files_that_are_hashed_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException):
-    """A break is heeded before the next file; of those that are refused, the first by name is told, the last is not."""
-    names = [f"{number:03d}" for number in range(50)]
-    files, real, begun = Files(Bounds(made(tmp_path / "a", **dict.fromkeys(names, "x")))), identity._hash, []
+def test_a_break_is_heeded_before_the_next_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names, begun, real = [f"{number:03d}" for number in range(60)], [], identity._hash
 
     def hashed(path: str, verify: identity.Verify) -> tuple[identity.Stat, bytes]:
         begun.append(path)
-        number = int(Path(path).name)
-        if number == 3:
-            identity.time.sleep(0.05)
-            raise error
-        if number == 5 and isinstance(error, DataError):
-            raise budget.LimitError("e", "hole_mib", "more")
-        identity.time.sleep(0.02)
+        if path.endswith("003"):
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+        identity.time.sleep(0.05)
         return real(path, verify)
 
     monkeypatch.setattr(identity, "_hash", hashed)
-    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else budget.LimitError) as raised:
+    with pytest.raises(KeyboardInterrupt):
+        Files(Bounds(made(tmp_path / "a", **dict.fromkeys(names, "x")))).require(names)
+    assert len(begun) < len(names)
+
+
+def test_of_files_above_a_limit_the_first_by_name_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names, real = [f"{number:03d}" for number in range(20)], identity._hash
+
+    def hashed(path: str, verify: identity.Verify) -> tuple[identity.Stat, bytes]:
+        if path.endswith("003"):
+            identity.time.sleep(0.1)
+        if path.endswith(("003", "005")):
+            raise budget.LimitError(path[-3:], "hole_mib", "more")
+        return real(path, verify)
+
+    monkeypatch.setattr(identity, "_hash", hashed)
+    files = Files(Bounds(made(tmp_path / "a", **dict.fromkeys(names, "x"))))
+    with pytest.raises(budget.LimitError, match="003: expected"):
         files.require(names)
-    if error is KeyboardInterrupt:
-        assert len(begun) < len(names)
-    else:
-        assert str(raised.value) == str(error)
-        assert files.hash("000") == hashlib.sha256(b"x").hexdigest()
+    assert files.hash("002") == hashlib.sha256(b"x").hexdigest()
