@@ -103,10 +103,13 @@ class DataConfig(FilesConfig):
     """Memory for decoded images, in units of 10^6 bytes; 0 decodes each time."""
     read_threads: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Threads that build batches ahead; 0 builds them where they are used."""
+    index_processes: int = dataclasses.field(default=1, metadata=FREE_ON_RESUME)
+    """Processes that parse, check and hash new drives when they are opened, where there is work for several; 0: one a
+    core. Each imports the program anew, so a script that asks for several trains below `if __name__ == "__main__"`."""
 
     def __post_init__(self) -> None:
         require_positive(self, "waypoint_steps", "waypoint_dt_s", "max_gap_s", "episode_fraction", "braking_repeats")
-        require_non_negative(self, "tolerance_s", "min_cameras", "cache_mb", "read_threads")
+        require_non_negative(self, "tolerance_s", "min_cameras", "cache_mb", "read_threads", "index_processes")
         require_fraction(self, "val_fraction", "test_fraction", "episode_fraction")
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError(

@@ -21,6 +21,7 @@ def get_config() -> DrivingConfig:
             test_fraction=0.1,
             augment=AugmentConfig(brightness=0.2, contrast=0.2, saturation=0.2, camera_dropout=0.05, flip=0.5),
             read_threads=2,
+            index_processes=0,
         ),
         waypoints=WaypointConfig(use_past=False, modes=3),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100, clip_norm=1.0),

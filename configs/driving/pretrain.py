@@ -20,6 +20,7 @@ def get_config() -> DrivingConfig:
             test_fraction=0.1,
             augment=AugmentConfig(brightness=0.3, contrast=0.3, saturation=0.3, camera_dropout=0.05, flip=0.5),
             read_threads=2,
+            index_processes=0,
         ),
         objective=ObjectiveConfig(cross_camera=0.2, temporal=0.2, ego_motion=1.0),
         optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50, clip_norm=1.0),

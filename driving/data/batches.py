@@ -17,6 +17,8 @@ from jaxtyping import Bool, Int64, Shaped, UInt8
 from chunkwise.data.episodes import manifest_hash
 from chunkwise.data.shards import add_pack, is_pack
 from chunkwise.data.stream import StreamConfig, batches_of_run, require_shares
+from chunkwise.distributed.cores import cores
+from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
@@ -261,7 +263,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
         check(files)
         index, images = open_pack(path, config, files)
     else:
-        index, problems = scan(path, files)
+        index, problems = scan(path, files, Hands(workers=config.index_processes or len(cores())))
         check(files)
         index = without_bad(index, problems, config, notes)
         images = FileImages(files.bounds.root, index, config.cameras, files)

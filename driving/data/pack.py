@@ -21,6 +21,7 @@ from chunkwise.data.images import decode_into
 from chunkwise.data.packing import Packing, make_pack, pack_parser, settings_of, size_of, whole_episodes
 from chunkwise.data.problems import Problem
 from chunkwise.data.shards import PackSettings
+from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import open_files
 from chunkwise.files.links import Bounds
@@ -41,14 +42,14 @@ JPEG_LIMIT = 4.0
 """Mean difference (of 255) that encoding anew at quality 95 stays below; measured 0.3 to 1.5."""
 
 
-def open_episodes(config: DataConfig) -> Index:
-    """The index of the episodes of `config.path`; its on_bad says what is refused.
+def open_episodes(config: DataConfig, hands: Hands | None = None) -> Index:
+    """The index of the episodes of `config.path`, by any number of processes; its on_bad says what is refused.
 
     Raises:
       DataError: If the dataset is bad, or names no image.
     """
     notes: list[str] = []
-    index, problems = scan(Path(config.path), open_files(config.path, config))
+    index, problems = scan(Path(config.path), open_files(config.path, config), hands)
     index = without_bad(index, problems, config, notes)
     for note in notes:
         say(note)
@@ -250,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             missing_files=args.missing_files,
             allow_links_to=tuple(args.allow_links_to),
         )
-        index = open_episodes(config)
+        index = open_episodes(config, jobs)
         config = dataclasses.replace(config, cameras=index.cameras)
         if not (args.check and args.out.exists()):
             pack(config, index, args.out, settings, jobs=jobs, report=say)

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,9 @@ from jaxtyping import Int32, UInt8
 
 from chunkwise.data.images import read_image_size
 from chunkwise.data.problems import Problem
-from chunkwise.errors import DataError
+from chunkwise.data.walking import crash, walk
+from chunkwise.distributed.jobs import Hands
+from chunkwise.errors import DataError, RunError
 from chunkwise.files import budget, cache
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
@@ -30,10 +32,12 @@ HEAD_BYTES = 1 << 16
 TAIL_BYTES = 1 << 10
 """Where the end marker of an image must be; one that is cut short has none. Damage elsewhere is found on decoding."""
 MAX_HEADER_BYTES = 1 << 24
+WORKER_BYTES = 8_000_000
+"""Of JSON that a process is started for: with its images over a second's work, which is twice what the start takes."""
 END_MARKERS = (b"\xff\xd9", b"IEND")
 
 
-def scan(root: Path, files: Files | None = None) -> tuple[Index | None, list[Problem]]:
+def scan(root: Path, files: Files | None = None, hands: Hands | None = None) -> tuple[Index | None, list[Problem]]:
     """The index of a dataset's good episodes (None if there is none), and what is wrong with the others.
 
     Episodes that the cache knows, and none of whose files has another content than then, are not parsed again.
@@ -41,11 +45,13 @@ def scan(root: Path, files: Files | None = None) -> tuple[Index | None, list[Pro
     Args:
       root: Folder of episodes, or the only one.
       files: Takes in the dataset's files: every JSON, and every image that one names.
+      hands: By how many processes, at most, and where; what is found does not depend on it.
 
     Raises:
       DataError: If the folder is missing or holds no episode, or links lead out of it.
+      RunError: As `walk`.
     """
-    files = Files(Bounds(root)) if files is None else files
+    files, hands = Files(Bounds(root)) if files is None else files, hands or Hands()
     names = episode_names(root, files.bounds)
     files.require(names)
     contents = hashlib.sha256(repr([(name, files.hash(name)) for name in names]).encode()).hexdigest()
@@ -57,14 +63,17 @@ def scan(root: Path, files: Files | None = None) -> tuple[Index | None, list[Pro
     parts: list[Index] = []
     shown: list[str] = []
     problems: list[Problem] = []
-    with files.saved_once():
+    drives = _Drives(names=[name for name, unchanged in zip(names, same, strict=True) if not unchanged], files=files)
+    with files.saved_once(), contextlib.closing(walk(drives, drives.shared_by(hands))) as looked_at:
         for name, unchanged in zip(names, same, strict=True):
             if known is not None and unchanged:
                 episode = known.index.files.index(name)
                 parts.append(known.index.one(episode))
                 shown.append(known.shown[episode])
                 continue
-            part, found = scan_file(Path(files.bounds.path(name)), files.bounds.root, files=files)
+            part, found, apart = next(looked_at)
+            if apart is None or not files.join(apart):  # it cannot be told there, or not beside other drives
+                part, found = scan_file(Path(files.bounds.path(name)), files.bounds.root, files=files)
             problems += found
             if part is not None:
                 parts.append(part)
@@ -74,6 +83,43 @@ def scan(root: Path, files: Files | None = None) -> tuple[Index | None, list[Pro
     index = concatenate(parts)
     _keep(root, contents, Known(index=index, shown=tuple(shown)))
     return index, problems
+
+
+_LookedAt = tuple[Index | None, list[Problem], Files | None]
+"""As of `scan_file`, and the files of the drive; without them, the process that asked has to look itself."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Drives:
+    """Drives that are to be parsed."""
+
+    names: Sequence[str]
+    files: Files
+    """That have all of them, but none of their images."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def shared_by(self, hands: Hands) -> Hands:
+        """Hands of which each has enough to do."""
+        if hands.is_alone:
+            return hands
+        worth = sum(self.files.size(name) for name in self.names) // WORKER_BYTES
+        workers = worth if hands.workers is None else min(worth, hands.workers)
+        return dataclasses.replace(hands, workers=workers) if worth > 1 else Hands()
+
+    def open(self) -> Callable[[int], _LookedAt]:
+        return self._look_at
+
+    def _look_at(self, number: int) -> _LookedAt:
+        name, files = self.names[number], self.files.apart()
+        try:
+            return *scan_file(Path(files.bounds.path(name)), files.bounds.root, files=files), files
+        except RunError:  # raised by the process that asked, when it is this drive's turn
+            return None, [], None
+
+    def crashed(self, number: int, found: str) -> _LookedAt:
+        return None, [crash(self.files.bounds.path(self.names[number]), found)], self.files.apart()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
