@@ -105,7 +105,7 @@ class DataConfig(FilesConfig):
     """Threads that build batches ahead; 0 builds them where they are used."""
     index_processes: int = dataclasses.field(default=1, metadata=FREE_ON_RESUME)
     """Processes that parse, check and hash new drives when they are opened, where there is work for several; 0: one a
-    core. Each imports the program anew, so a script that asks for several trains below `if __name__ == "__main__"`."""
+    core. They import the main module: a script that asks for several opens data below `if __name__ == "__main__":`."""
 
     def __post_init__(self) -> None:
         require_positive(self, "waypoint_steps", "waypoint_dt_s", "max_gap_s", "episode_fraction", "braking_repeats")
