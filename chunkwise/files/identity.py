@@ -135,7 +135,7 @@ class Files:
           remember: Use the cache of hashes; False reads every file, and writes nothing.
         """
         self.bounds = bounds
-        self.verify = verify
+        self.verify: Verify = verify
         self.names: list[str] = []
         self._paths: dict[int, str] = {}  # of files that lie elsewhere
         self._places: dict[str, int] = {}
