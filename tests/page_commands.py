@@ -23,12 +23,12 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chunkwise.config.load import load
 from chunkwise.config.saved import flatten
 from tests.driving.drives import write_drive
-from tests.lerobot_files import record, write_v21
+from tests.lerobot_files import TASKS, record, write_v21
 from tests.qchunk import image_recordings
 from tests.qchunk.converters.sources import robomimic
 
@@ -70,15 +70,9 @@ class Command:
 
     @property
     def parts(self) -> list[list[str]]:
-        """The words of each program that the line starts; brackets of what may be left out are dropped.
-
-        Of alternatives, `a|b`, it is the first; dots that stand for words are left out where they are a word.
-        """
-        lines = re.split(r"&&|&$", self.line)
-        plain = [
-            re.sub(r"\|\w+", "", SHELL.sub("", line.strip()).replace("[-", "-").replace("]", "")) for line in lines
-        ]
-        return [[word for word in shlex.split(line) if word != "..."] for line in plain if line]
+        """The words of each program that the line starts."""
+        plain = [SHELL.sub("", line.strip()) for line in re.split(r"&&|&$", typed(self.line))]
+        return [shlex.split(line) for line in plain if line]
 
 
 def commands() -> list[Command]:
@@ -116,13 +110,24 @@ def clone(folder: Path) -> Path:
     return folder
 
 
-def start(command: str, *more: str, folder: Path) -> "subprocess.Popen[str]":
-    """Starts a command of a page in such a folder, with a few more words."""
+def typed(line: str) -> str:
+    """Returns what a user types for a command that a page gives: a synopsis without its brackets.
+
+    Of alternatives there, `[--format a|b]`, it is the first; dots that stand for words are left out where they are one.
+    """
+    chosen = re.sub(r"\[(-[^]]*)\]", lambda found: re.sub(r"\|\w+", "", found[1]), line)
+    return re.sub(r" \.\.\.(?= |$)", "", chosen)
+
+
+def start(
+    command: str, *more: str, folder: Path, variables: Mapping[str, str] | None = None
+) -> "subprocess.Popen[str]":
+    """Starts a command of a page in such a folder, with a few more words, and variables of the environment."""
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
-        ["bash", "-c", " ".join((_bare(command), *more))],
+        ["bash", "-c", " ".join((typed(_bare(command)), *more))],
         cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)} | dict(variables or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -132,9 +137,19 @@ def start(command: str, *more: str, folder: Path) -> "subprocess.Popen[str]":
 
 
 def finish(process: "subprocess.Popen[str]") -> str:
-    """Returns what a command said that ended well."""
-    said, _ = process.communicate(timeout=TIMEOUT)
+    """Returns what a command said that ended well. One that takes too long is ended."""
+    said = end(process)
     assert process.returncode == 0, said
+    return said
+
+
+def end(process: "subprocess.Popen[str]") -> str:
+    """Returns what a command said until it ended, within TIMEOUT: else it would go on beside the tests that follow."""
+    try:
+        said, _ = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return said
 
 
@@ -149,6 +164,50 @@ def _lerobot(folder: Path) -> None:
 def _drives(folder: Path) -> None:
     for number in range(8):
         write_drive(folder, f"drive_{number}", frames=80, start_yaw=0.3 * number, size=(32, 48))
+
+
+def _empty(folder: Path) -> None:
+    folder.mkdir()
+
+
+def _weights(folder: Path, kind: Literal["pi0", "pi05"] = "pi0") -> None:
+    """Of a pi0 of some 90,000 weights, in the layout of openpi's checkpoints."""
+    from openpi_ript.config.experiment import toy  # here: most who read the pages need no model
+    from openpi_ript.model.pi0 import Pi0
+    from openpi_ript.weights import save_openpi
+    from tests.openpi_ript.toy_policy import random_params
+
+    save_openpi(random_params(Pi0(dataclasses.replace(toy(kind), action_dim=32))), folder)
+
+
+def _droid(folder: Path) -> None:
+    """A checkpoint as of openpi's pi05_droid, with statistics, of a model as small."""
+    _weights(folder / "params", "pi05")
+    one = {"mean": [0.0] * 8, "std": [1.0] * 8, "q01": [-1.0] * 8, "q99": [1.0] * 8}
+    (folder / "assets/droid").mkdir(parents=True)
+    (folder / "assets/droid/norm_stats.json").write_text(json.dumps({"norm_stats": {"state": one, "actions": one}}))
+
+
+def _droid_config(file: Path) -> None:
+    """The page's own file, with that model in place of one of 3 billion weights."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGES["docs/start/pi0.md"], re.MULTILINE | re.DOTALL)
+    file.write_text(f"""import dataclasses
+from openpi_ript.config.experiment import toy
+{code}
+_whole = get_config
+
+
+def get_config():
+    whole = _whole()
+    model = dataclasses.replace(toy("pi05"), action_dim=32, action_horizon=whole.model.action_horizon)
+    return dataclasses.replace(whole, model=model, data=dataclasses.replace(whole.data, image_size=(28, 28)))
+""")
+
+
+def _tokenizer(file: Path) -> None:
+    from openpi_ript.data.lerobot_writer import train_tokenizer
+
+    file.write_bytes(train_tokenizer(TASKS))
 
 
 FEW = "--train.steps 10 --train.log-every 10 --train.eval-every 0 --checkpoint.every 10"
@@ -185,6 +244,11 @@ DATA: Mapping[str, Callable[[Path], object]] = {
     "lerobot": _lerobot,
     "drives": _drives,
     "robomimic": robomimic,
+    "empty folder": _empty,
+    "weights": _weights,
+    "pi05_droid": _droid,
+    "config of pi05_droid": _droid_config,
+    "tokenizer": _tokenizer,
 }
 
 
@@ -192,17 +256,25 @@ def put_in_place(there: Mapping[str, str], folder: Path, *, trained: bool) -> No
     """Writes what a page's commands are given: datasets by their kind (`DATA`), runs by the config that made them.
 
     Args:
-      there: Kind or config by path.
+      there: Kind or config by path. Of one that begins with / the test has its own below the folder (`with_places`).
       folder: In which the paths are.
       trained: Whether runs are trained, or a config.json is all that there is of them.
     """
     for name, kind in there.items():
-        place = folder / name
+        place = folder / name.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         if kind in DATA:
             DATA[kind](place)
         else:
             (_run if trained else _config_alone)(kind, place)
+
+
+def with_places(line: str, there: Mapping[str, str], folder: Path) -> str:
+    """Returns a command whose paths of another machine, which begin with /, are those put in place in the folder."""
+    for name in there:
+        if name.startswith("/"):
+            line = line.replace(name, str(folder / name.lstrip("/")))
+    return line
 
 
 def _bare(line: str) -> str:

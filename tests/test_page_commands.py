@@ -20,13 +20,14 @@ from tests.page_commands import (
     PAGES,
     PROGRAMS,
     ROOT,
-    TIMEOUT,
     Command,
     clone,
     commands,
+    end,
     listed,
     put_in_place,
     start,
+    with_places,
 )
 
 COMMANDS = commands()
@@ -194,7 +195,7 @@ def why_it_failed(line: str, way: str, more: list[str], folder: Path) -> str:
     """Runs a command, or starts and stops what serves; returns what was said where it did not end well."""
     if way == "runs":
         process = start(line, *more, folder=folder)
-        said, _ = process.communicate(timeout=TIMEOUT)
+        said = end(process)
         return "" if process.returncode == 0 else said
     process, said = start(f"exec {line}", *more, folder=folder), ""
     assert process.stdout is not None
@@ -204,7 +205,7 @@ def why_it_failed(line: str, way: str, more: list[str], folder: Path) -> str:
             return f"{line} never said its address: {said}"
         said += shown
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=TIMEOUT)
+    end(process)
     return "" if process.returncode == 0 else f"ended with {process.returncode} when it was stopped: {said}"
 
 
@@ -213,10 +214,13 @@ def why_it_failed(line: str, way: str, more: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in LISTED if runs(page)])
 def test_a_page_s_commands_do_what_they_say(page: str, tmp_path: Path):
     """In the page's order, each as it stands with the words of the list added."""
-    put_in_place(LISTED[page].get("there", {}), clone(tmp_path), trained=True)
+    there = LISTED[page].get("there", {})
+    put_in_place(there, clone(tmp_path), trained=True)
     wrong = []
     for line, how in LISTED[page]["commands"].items():
         way, *more = how.split()
-        if way in ("runs", "starts") and (why := why_it_failed(line, way, more, tmp_path)):
+        if way in ("runs", "starts") and (
+            why := why_it_failed(with_places(line, there, tmp_path), way, more, tmp_path)
+        ):
             wrong.append(f"{line}: {why}")
     assert wrong == []
