@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -25,23 +26,28 @@ def folder(tmp_path: Path) -> Path:
     return clone(tmp_path)
 
 
-# Stands in for python, so that make installs nothing: `-m venv` links the interpreter of the tests.
+# Stands in for python, so that make installs nothing: `-m venv` makes an environment with the packages of the tests.
 INTERPRETER = """#!/bin/sh
 [ "$1" = -m ] || exit 0
-mkdir -p .venv/bin
-ln -s {python} .venv/bin/python
+{python} -m venv --without-pip .venv
+echo {packages} > .venv/lib/python{version}/site-packages/tests.pth
 """
 
 
 def test_the_environment_of_a_clone_has_the_command_of_the_pages(tmp_path: Path):
-    """From another folder, from a clone whose path has a space, beside what PYTHONPATH named; nothing is installed."""
+    """From another folder, from a clone whose path has a space, beside what PYTHONPATH named; nothing is installed.
+
+    The page's line puts it on the path of a terminal.
+    """
     clone, other = tmp_path / "my clone", tmp_path / "other"
     for folder in (clone, other):
         folder.mkdir()
     for name in ("Makefile", "pyproject.toml", "chunkwise", *(file.name for file in ROOT.glob("requirements*.lock"))):
         (clone / name).symlink_to(ROOT / name)
     interpreter = tmp_path / "python"
-    interpreter.write_text(INTERPRETER.format(python=sys.executable))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = sysconfig.get_path("purelib")
+    interpreter.write_text(INTERPRETER.format(python=sys.executable, packages=packages, version=version))
     interpreter.chmod(0o755)
     subprocess.run(["make", "-s", "env", f"PYTHON={interpreter}", "INSTALL=true"], cwd=clone, check=True, timeout=60)
     (other / "mine.py").write_text("")
@@ -54,6 +60,15 @@ def test_the_environment_of_a_clone_has_the_command_of_the_pages(tmp_path: Path)
     assert run(["sh", clone / ".venv/bin/where"]).stdout.strip() == str(clone)
     said = run([clone / ".venv/bin/chunkwise", "--version"])
     assert said.stdout.strip().endswith(chunkwise.__version__), said.stderr
+    (line,) = commands("docs/install.md", "activate")
+    terminal = subprocess.run(
+        ["bash", "-c", f"{line} && command -v chunkwise && cd / && chunkwise --version"],
+        cwd=clone,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert terminal.stdout.splitlines() == [str(clone / ".venv/bin/chunkwise"), said.stdout.strip()], terminal.stderr
 
 
 @pytest.mark.slow
