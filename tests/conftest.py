@@ -33,10 +33,11 @@ SKIPS = {
     "only root may mount an image": "as above; `.ci/full` runs where it is possible",
     r"(losetup|mkfs\.ext4|e2fsck|u?mount) not found": "as above; not every system has the tools for it",
     "no loop device can be mounted here": "as above",
-    r"no compiler for (TPUs|GPUs) is installed": "extras of 0.5 GB and 2 GB; each run for the figures of docs/pods.md",
+    r"no compiler for (TPUs|GPUs) is installed": "extras of 0.7 GB and 3.4 GB, which `.ci/full` installs",
     "this machine has no network": "with the loopback alone, there is no other address to bind to",
     "no Chromium": "a browser is no package of Python; pages are parsed, and servers asked, without one",
-    "rerun-sdk is not installed": "an extra of 500 MB; what is said without it is tested",
+    "rerun-sdk is not installed": "an extra of 500 MB; what is said without it is tested; `.ci/full` installs it",
+    "xprof is not installed": "another's program, which shows what a run wrote; `.ci/full` installs it",
 }
 """Reasons for which a test may be skipped where CI is set, as patterns, and why that is no loss there."""
 PACKAGES = ["chunkwise", "qchunk", "openpi_ript", "driving"]

@@ -1,0 +1,77 @@
+"""Commands of the pages that need what the suite's environment lacks: compilers, packages of viewers, a browser.
+
+`.ci/full` runs them in an environment that has the extras.
+"""
+
+import importlib.util
+import json
+import re
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.browser import needs_chromium
+from tests.page_commands import clone, commands, finish, put_in_place, start
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+TOPOLOGIES = {line.line for line in commands() if line.line.startswith("chunkwise compile")}
+
+
+def lines(page: str, words: str) -> list[str]:
+    """Returns the commands of a page that hold some words."""
+    return [one.line for one in commands() if one.page == page and words in one.line]
+
+
+@pytest.mark.parametrize("line", sorted(TOPOLOGIES))
+def test_a_device_that_is_not_here_is_compiled_for(line: str, tmp_path: Path):
+    gpu = re.search(r"--topology (h100|h200|l4|rtx4090):", line) is not None
+    if importlib.util.find_spec("jax_cuda13_plugin" if gpu else "libtpu") is None:
+        # Extras of 3.4 and 0.7 GB, which .ci/full installs for this test.
+        pytest.skip(f"no compiler for {'GPUs' if gpu else 'TPUs'} is installed")
+    # Without the flags that spare the suite's programs their optimisation: they would tell of other memory.
+    said = finish(start(line, "--json", folder=clone(tmp_path), variables={"XLA_FLAGS": ""}))
+    found = json.loads(said[said.index("{") :])
+    assert 0 < found["total"] < found["capacity"]
+    assert set(found["bounds"]) >= {"products", "memory"}
+
+
+def test_a_dataset_becomes_a_file_of_rerun(tmp_path: Path):
+    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
+    put_in_place({"path/to/episodes": "episodes"}, clone(tmp_path), trained=True)
+    (line,) = lines("docs/view.md", "--rerun")
+    finish(start(line, folder=tmp_path))
+    assert (tmp_path / "episodes.rrd").stat().st_size > 10_000
+
+
+def test_a_traced_run_is_shown_by_xprof(tmp_path: Path):
+    if importlib.util.find_spec("xprof") is None:
+        pytest.skip("xprof is not installed")
+    put_in_place({}, clone(tmp_path), trained=True)
+    folder = "runs/traced"
+    short = "--run.profile 2 --train.steps 10 --train.log-every 5 --train.eval-every 0 --checkpoint.every 10"
+    small = "--eval.videos 0 --eval.final-episodes 1 --eval.num-envs 1 --eval.max-steps 20"
+    finish(start(f"chunkwise train qchunk/debug --run.dir {folder}", short, small, folder=tmp_path))
+    (line,) = lines("docs/performance.md", "xprof")
+    program = line.split("&&")[1].strip()
+    process = start(f"exec {program}", "--port 0", folder=tmp_path)
+    assert process.stdout is not None
+    said = ""
+    while not (address := re.search(r"http://\S+", said)):
+        shown = process.stdout.readline()
+        assert shown, said
+        said += shown
+    with urllib.request.urlopen(address[0]) as answer:
+        assert answer.status == 200
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+
+
+@needs_chromium
+def test_how_long_a_page_takes_is_measured(tmp_path: Path):
+    """The numbers of frames and jumps alone are smaller."""
+    (line,) = lines("docs/view.md", "benchmarks.view_page")
+    small = re.sub(r"--jumps \d+", "--jumps 2", re.sub(r"--make \d+", "--make 1000", line))
+    said = finish(start(small, folder=clone(tmp_path)))
+    assert "(median of 2)" in said
