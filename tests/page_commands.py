@@ -228,8 +228,12 @@ def _run_of(config: str) -> Path:
     return folder / "run"
 
 
-def _run(config: str, folder: Path) -> None:
-    shutil.copytree(_run_of(config), folder)
+def _run(config: str, place: Path, folder: Path) -> None:
+    """Puts a stand-in in its place, and into the folder that it was trained in what it recorded there."""
+    run = _run_of(config)
+    shutil.copytree(run, place)
+    if (recorded := run.with_name("datasets")).exists():
+        shutil.copytree(recorded, folder / recorded.name, dirs_exist_ok=True)
 
 
 def _config_alone(config: str, folder: Path) -> None:
@@ -265,8 +269,10 @@ def put_in_place(there: Mapping[str, str], folder: Path, *, trained: bool) -> No
         place.parent.mkdir(parents=True, exist_ok=True)
         if kind in DATA:
             DATA[kind](place)
+        elif trained:
+            _run(kind, place, folder)
         else:
-            (_run if trained else _config_alone)(kind, place)
+            _config_alone(kind, place)
 
 
 def with_places(line: str, there: Mapping[str, str], folder: Path) -> str:
