@@ -59,7 +59,8 @@ def drawn(kind: str) -> dict[str, Any]:
 
 
 def statistics() -> dict[str, NormStats]:
-    return {name: NormStats(**one) for name, one in lerobot_cases.statistics().items()}
+    found = lerobot_cases.statistics()
+    return {name: NormStats(**{key: np.float64(value) for key, value in one.items()}) for name, one in found.items()}
 
 
 @functools.cache
