@@ -3,6 +3,7 @@
     python -m tests.kill --kills 100                       # the debug config of qchunk
     python -m tests.kill --kills 20 -- --train.steps 400   # what follows -- goes to launch.py
     python -m tests.kill --config configs/qchunk/debug_online.py --kills 20   # offline, then online
+    python -m tests.kill --config configs/qchunk/debug_online.py -- --online.num-envs 2 --online.interval 4
     python -m tests.kill --config configs/openpi_ript/debug.py --kills 10
     python -m tests.kill --config configs/openpi_ript/debug_ript.py --kills 10   # rollouts too
     python -m tests.kill --config configs/driving/debug.py --kills 10
@@ -60,7 +61,7 @@ def finish(config: str, folder: Path, options: list[str]) -> str:
 
 def written(folder: Path) -> dict[str, bytes]:
     """Contents of the files that a resumed run must repeat to the byte."""
-    paths = [folder / "metrics.jsonl", *sorted((folder / "replay").glob("*"))]
+    paths = [folder / "metrics.jsonl", *sorted(path for path in (folder / "replay").rglob("*") if path.is_file())]
     paths += sorted((folder / "rollouts").rglob("*.npz"))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 

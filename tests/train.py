@@ -12,6 +12,8 @@ import numpy as np
 
 from chunkwise.arrays import NumpyTree
 from chunkwise.config.experiment import CheckpointConfig, TrainConfig
+from chunkwise.distributed import processes
+from chunkwise.distributed.division import Division
 from chunkwise.files.durable import write_durably
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
@@ -24,20 +26,22 @@ SECONDS_A_BATCH = 0.03
 
 
 class World:
-    """An interaction before every tenth update: it brings home the mean of the weights, in a file."""
+    """An interaction before every tenth update: all processes bring home the mean of the weights."""
 
-    start, every, averaged, together = 10, 10, True, False
+    start, every, averaged = 10, 10, True
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "world.json"
         self.numbers: list[float] = []
+        self.division = Division()
 
     def interact(self, state: TrainState, step: int, stopping: Callable[[], bool]) -> dict[str, list[float]] | None:
         number = float(np.mean(state.params["w"]))
-        if stopping():
+        if self.division.work(lambda stopping: None if stopping() else number, stopping) is None:
             return None
         self.numbers.append(number)
-        write_durably(self.path, json.dumps(self.numbers))
+        if processes.is_primary():
+            write_durably(self.path, json.dumps(self.numbers))
         return {"world": [number, float(step)]}
 
     def position(self) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class Purpose(enum.Enum):
     QCHUNK_EVALUATION_SCENE = ("qchunk", None)
     """Reset of an evaluated episode: (seed, episode)."""
     ONLINE_SCENE = ("qchunk", 1)
-    """Reset of an online episode: (seed, episode)."""
+    """Reset of an online episode: (seed, episode, numbered across all environments)."""
     ONLINE_ACTION = ("qchunk", 2)
-    """Key of the policy: (seed, environment steps so far)."""
+    """Key of the policy: (seed, environment step, numbered across all environments)."""
     ONLINE_ROWS = ("qchunk", 3)
     """Rows of a batch that come from online episodes: (seed, update)."""
     QCHUNK_EVALUATION_ACTION = ("qchunk", 4)

@@ -291,7 +291,7 @@ class ThreadWorkers:
             seat = self._seats[slot] = Seat(self._opener, self._name, time.thread_time)
         if isinstance(request, Reset):
             seat.sit(request.task)
-        self._answers[slot] = _threads().submit(seat.answer, request, every_frame=False, images=False)
+        self._answers[slot] = threads().submit(seat.answer, request, every_frame=False, images=False)
 
     def receive(
         self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
@@ -332,7 +332,8 @@ class ThreadWorkers:
 
 
 @functools.cache
-def _threads() -> concurrent.futures.ThreadPoolExecutor:
+def threads() -> concurrent.futures.ThreadPoolExecutor:
+    """Threads in which environments of this process step."""
     # At least two: with one, an environment that sleeps or waits keeps all the others waiting.
     return concurrent.futures.ThreadPoolExecutor(max_workers=max(2, len(cores())))
 

@@ -18,8 +18,8 @@ class Interaction(Protocol):
     """The part of a task that meets a world between updates: steps of an environment, rounds of rollouts.
 
     It keeps what it brings home in the run folder, and hands it to the task's `batches`, which the loop asks for the
-    next batch only afterwards. Of several processes all act together, or the first acts alone and the others `rewind`
-    to its position; whoever acts has step and weights alone, on its first device. Both must be functions of seed, step
+    next batch only afterwards. Several processes act together, each its part, and come home with the same: metrics,
+    position, or None. Each has step and weights alone then, on its first device. Both must be functions of seed, step
     and weights alone; then a run that was killed ends as one that was not, and nothing depends on the number of updates
     in a call.
     """
@@ -37,11 +37,6 @@ class Interaction(Protocol):
     @property
     def averaged(self) -> bool:
         """Whether it acts with the moving average of the weights where one is kept, and not with those that train."""
-        ...
-
-    @property
-    def together(self) -> bool:
-        """Whether all processes act, each its part, and come home with the same: metrics, position, None."""
         ...
 
     def interact(self, state: TrainState, step: int, stopping: Callable[[], bool]) -> Metrics | None:
@@ -67,8 +62,7 @@ class Interaction(Protocol):
         ...
 
     def rewind(self, position: dict[str, Any] | None) -> None:
-        """Goes back to a position, and drops whatever came later; None: everything. Called first of all, and on all
-        but the first of several processes, where nothing may be written, after each `interact` of the first alone.
+        """Goes back to a position, and drops whatever came later; None: everything. Called first of all.
 
         Raises:
           DataError: What the position refers to is missing or damaged.
@@ -108,13 +102,13 @@ def interact(
     stopping: Callable[[], bool],
     unless_stopped: Callable[[Callable[[], Metrics | None]], Metrics | None],
 ) -> Metrics | None:
-    """Calls `interact` of the first process, and the others read what it brought home; or of all of them.
+    """Calls `interact`, and compares what all processes came home with.
 
     Args:
       interaction: Of this process.
       state: As in `Interaction.interact`; every process must come with it.
       step: As there.
-      stopping: As there; each process that acts asks its own.
+      stopping: As there; each process asks its own.
       unless_stopped: Calls what it is given, and returns None where that raises StopRequested; ends the run in its
         place where it is in a simulator's step that does not end, and so does not ask.
 
@@ -122,28 +116,12 @@ def interact(
       The metrics, on every process; None if it was broken off.
 
     Raises:
-      RunError: Processes that acted together came home with different things.
+      RunError: Processes came home with different things.
     """
     if not processes.is_multiprocess():
         return unless_stopped(lambda: interaction.interact(state, step, stopping))
-    state = weights_of(state, everywhere=interaction.together)
-    if interaction.together:
-        return _together(interaction, step, unless_stopped(lambda: interaction.interact(state, step, stopping)))
-
-    def act() -> dict[str, Any] | None:
-        metrics = unless_stopped(lambda: interaction.interact(state, step, stopping))
-        return None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
-
-    found = processes.broadcast_one_to_all(act)
-    if found is None:
-        return None
-    if not processes.is_primary():
-        interaction.rewind(found["position"])
-    return found["metrics"]
-
-
-def _together(interaction: Interaction, step: int, metrics: Metrics | None) -> Metrics | None:
-    """Compares what all processes came home with."""
+    state = weights_of(state, everywhere=True)
+    metrics = unless_stopped(lambda: interaction.interact(state, step, stopping))
     came = None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
     found = processes.gather(json.dumps(came, sort_keys=True))
     if differing := [index for index, text in enumerate(found) if text != found[0]]:

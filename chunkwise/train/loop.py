@@ -8,9 +8,9 @@ and what an `Interaction` brought from the world before it.
 In several processes each runs this loop over its own rows of the same global batches. What decides where the loop goes
 is the same in all of them: the step, the metrics (sums over all devices), and requests to stop, which travel with the
 updates: every call sums a flag over the processes, and a set one is acted on where that call's metrics are collected,
-by all at the same step. Only the first process writes files and prints. It evaluates and acts between updates, alone
-while the others wait, or all do together: with the whole weights on the first device of each that does, so they must
-fit there (chunkwise/train/interaction.py).
+by all at the same step. Only the first process writes files and prints, but for what others found when they acted. All
+act between updates, and the first evaluates, alone while the others wait, or all do together: with the whole weights on
+the first device of each that does, so they must fit there (chunkwise/train/interaction.py).
 """
 
 import dataclasses

@@ -53,8 +53,6 @@ class Rounds:
 
     averaged = False
     """The clipped ratio compares the policy that trains with the one that acted: it is the same at first."""
-    together = True
-    """Every process plays a part of the drives, with workers of its own."""
 
     def __init__(self, config: DrivingConfig, folder: Path) -> None:
         """Starts no environment yet.

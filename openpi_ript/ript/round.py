@@ -109,11 +109,6 @@ class Ript:
         return self._rollout.updates
 
     @property
-    def together(self) -> bool:
-        """Every process plays a part of the rollouts, on its own machine."""
-        return True
-
-    @property
     def averaged(self) -> bool:
         """PPO compares the policy that trains with the one that acted: it is the same at first."""
         return self._rollout.objective != "ppo"

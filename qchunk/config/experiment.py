@@ -18,13 +18,17 @@ from qchunk.config.data import DataConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnlineConfig:
-    """The online phase: from update `start` on the policy acts in an environment, and trains on what it finds there.
+    """The online phase: from update `start` on the policy acts in environments, and trains on what it finds there.
 
-    `train.steps` counts all updates: start + (steps - warmup) * updates_per_step.
+    `train.steps` counts all updates: start + (steps - warmup) * updates_per_step. Environment steps are counted over
+    all environments, of which each takes as many.
     """
 
     env: str
     """Of the environment, as eval.env."""
+    num_envs: int = 1
+    """Environments, each with episodes and a log of its own. The processes of a run divide them among themselves; what
+    is found there depends on how many environments there are, and not on how many processes."""
     steps: int = dataclasses.field(metadata=FREE_AT_A_CONSTANT_RATE)
     """Environment steps in all."""
     start: int
@@ -34,18 +38,24 @@ class OnlineConfig:
     updates_per_step: int = 1
     """Updates for each environment step (the updates-to-data ratio)."""
     interval: int | None = None
-    """Environment steps between two returns to training; None: the length of the policy's chunk."""
+    """Environment steps between two returns to training; None: the length of the policy's chunk in each environment."""
     online_ratio: float | None = None
     """Share of online rows in a batch: 0.5 is RLPD's symmetric sampling. None draws from dataset and online
     transitions together, as Q-chunking does: the share grows with them."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "updates_per_step")
+        require_positive(self, "steps", "updates_per_step", "num_envs")
         require_non_negative(self, "start", "warmup")
         if self.online_ratio is not None:
             require_fraction(self, "online_ratio")
         if self.interval is not None:
             require_positive(self, "interval")
+        for name in ("steps", "warmup", "interval"):
+            if (steps := getattr(self, name)) is not None and steps % self.num_envs:
+                raise ValueError(
+                    f"online.{name} is {steps}; expected a multiple of online.num_envs {self.num_envs}, of which each "
+                    "takes as many steps"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,7 +179,7 @@ class QChunkConfig(ExperimentConfig):
             raise ValueError(
                 f"online.steps {online.steps} less online.warmup {online.warmup} is {trained}; expected a multiple of "
                 f"{self.online_interval}, the environment steps between two returns to training (online.interval, "
-                "or the length of the policy's chunk)"
+                "or the length of the policy's chunk times online.num_envs)"
             )
         expected = online.start + trained * online.updates_per_step
         if self.train.steps != expected:
@@ -181,9 +191,9 @@ class QChunkConfig(ExperimentConfig):
     @property
     def online_interval(self) -> int:
         """Environment steps between two returns to training."""
-        if self.online is None or self.online.interval is None:
+        if self.online is None:
             return self.agent.action_horizon
-        return self.online.interval
+        return self.online.interval or self.agent.action_horizon * self.online.num_envs
 
     def env_steps(self, step: int) -> int:
         """Environment steps taken when `step` updates are done, those before update `step` itself not counted."""

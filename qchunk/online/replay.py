@@ -2,16 +2,19 @@
 
 <run>/replay/frames.bin     one record a frame, in the order of time
 <run>/replay/layout.json    numpy's description of a record: `read(folder)` gives them all
+<run>/replay/env_0001/      both, of each environment, where the run has several
 
 A record is what the environment showed, and for every frame but an episode's first the step that led to it: action,
 reward, ending. Values are as they were executed and seen; normalised is what lies in memory. An episode of L steps
 has L + 1 records. The log only grows, except on resume, when it is cut back to the checkpoint's count. Images are in
-it as bytes, so that what is drawn is what the policy saw. Of several processes the first writes, the others follow.
+it as bytes, so that what is drawn is what the policy saw. Of several processes one writes a log, the others follow.
 """
 
+import contextlib
 import itertools
 import os
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,20 @@ from chunkwise.files.strict_json import read_json
 from qchunk.config import QChunkConfig
 from qchunk.data import Batch, Dataset, Observations
 
-FRAMES, LAYOUT = "frames.bin", "layout.json"
+FOLDER, FRAMES, LAYOUT = "replay", "frames.bin", "layout.json"
 STATES = ("qpos", "state")
 """State arrays that a record may have."""
 Records = np.ndarray
 """One-dimensional structured array of the log's dtype."""
+
+
+def folders(run: Path, num_envs: int) -> Iterator[Path]:
+    """Names the folder of each environment's log in a run's folder."""
+    if num_envs == 1:
+        yield run / FOLDER
+        return
+    for number in range(num_envs):
+        yield run / FOLDER / f"env_{number:04d}"
 
 
 def record_dtype(widths: dict[str, int], action: int, image_shape: tuple[int, ...] | None) -> np.dtype:
@@ -53,7 +65,7 @@ def _described(dtype: np.dtype) -> list[list[Any]]:
 
 
 def read_layout(folder: Path) -> np.dtype:
-    """Returns the layout of the records in `<run>/replay`, which may come from elsewhere.
+    """Returns the layout of the records in a log's folder, which may come from elsewhere.
 
     Raises:
       DataError: layout.json is missing, or describes no records of `record_dtype`.
@@ -73,7 +85,11 @@ def read_layout(folder: Path) -> np.dtype:
 
 
 def read(folder: Path) -> Records:
-    """Every record of the log in `<run>/replay`, for those who only look at it. Raises DataError as `read_layout`."""
+    """Every record of a log, for those who only look at it. Raises DataError as `read_layout`.
+
+    Args:
+      folder: `<run>/replay`, or of a run with several environments that of one, `<run>/replay/env_0001`.
+    """
     dtype = read_layout(folder)
     count = (folder / FRAMES).stat().st_size // dtype.itemsize
     return np.fromfile(folder / FRAMES, dtype, count)
@@ -83,7 +99,7 @@ class Log:
     """The file. Records wait in memory until `sync` writes them and forces them to disk; a checksum runs along."""
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
-        self._path, self._dtype = folder / FRAMES, dtype
+        self.path, self._dtype = folder / FRAMES, dtype
         self._waiting: list[bytes] = []
         self.rows = 0
         self.crc32 = 0
@@ -94,13 +110,13 @@ class Log:
         Raises:
           DataError: There are fewer, or they are not those whose checksum is `crc32`.
         """
-        make_folders(self._path.parent)
-        write_json(self._path.parent / LAYOUT, _described(self._dtype), indent=None)
+        make_folders(self.path.parent)
+        write_json(self.path.parent / LAYOUT, _described(self._dtype), indent=None)
         self.rows = self.crc32 = 0
         records = self.follow(rows, crc32)
-        with open(self._path, "ab") as file:
+        with open(self.path, "ab") as file:
             file.truncate(rows * self._dtype.itemsize)
-        sync_folder(self._path.parent)  # `sync` forces out what is in the file, not its name
+        sync_folder(self.path.parent)  # `sync` forces out what is in the file, not its name
         return records
 
     def follow(self, rows: int, crc32: int) -> Records:
@@ -109,21 +125,24 @@ class Log:
         Raises:
           DataError: As `open`.
         """
-        size = rows * self._dtype.itemsize
-        found = self._path.stat().st_size if self._path.exists() else 0
-        if found < size:
-            raise DataError(
-                f"{self._path}: expected {rows} records ({size} bytes), as when the checkpoint was made, found {found} "
-                "bytes. Restore the file, or start anew in another folder"
-            )
+        size, found = rows * self._dtype.itemsize, 0
         records = np.empty(0, self._dtype)
+        # Nobody looks for another's file before it is there, nor asks for its size without opening it: a network's file
+        # system may go on saying what it said before.
         if rows > self.rows:
-            records = np.fromfile(self._path, self._dtype, rows - self.rows, offset=self.rows * self._dtype.itemsize)
+            with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:
+                found = os.fstat(file.fileno()).st_size
+                records = np.fromfile(file, self._dtype, rows - self.rows, offset=self.rows * self._dtype.itemsize)
+            if found < size:
+                raise DataError(
+                    f"{self.path}: expected {rows} records ({size} bytes), as when the checkpoint was made, found "
+                    f"{found} bytes. Restore the file, or start anew in another folder"
+                )
         in_bytes: Any = records.view(np.uint8)
         self.rows, self.crc32 = rows, zlib.crc32(in_bytes, self.crc32)
         if self.crc32 != crc32:
             raise DataError(
-                f"{self._path}: the checksum of {rows} records is {self.crc32}, {crc32} when the checkpoint was made: "
+                f"{self.path}: the checksum of {rows} records is {self.crc32}, {crc32} when the checkpoint was made: "
                 "it is damaged. Restore the file, or start anew in another folder"
             )
         return records
@@ -139,7 +158,7 @@ class Log:
         """Writes what waits, and forces it to disk."""
         if not self._waiting:
             return
-        with open(self._path, "ab") as file:
+        with open(self.path, "ab") as file:
             file.write(b"".join(self._waiting))
             file.flush()
             os.fsync(file.fileno())
@@ -273,3 +292,27 @@ class Replay:
     def unfinished(self, records: Records) -> Records:
         """Those of all the log's records that belong to the episode under way; none if it is over."""
         return records[len(records) :] if self.over else records[self._episode_row :]
+
+
+def gather(replays: Sequence[Replay], starts: Int64[np.ndarray, " b"]) -> Batch:
+    """The chunks that begin at these steps, counted over one replay after the other.
+
+    Args:
+      replays: Of each environment.
+      starts: In [0, sum of their starts).
+    """
+    ends = np.cumsum([replay.starts for replay in replays])
+    whose = np.searchsorted(ends, starts, side="right")
+    parts = {
+        number: replays[number].gather(starts[whose == number] - (ends[number] - replays[number].starts))
+        for number in np.unique(whose).tolist()
+    }
+    places = np.argsort(np.argsort(whose, kind="stable"))  # of each row among the parts
+    return _rows_of(list(parts.values()), places)
+
+
+def _rows_of(parts: Sequence[Any], places: Int64[np.ndarray, " b"]) -> Any:
+    """Batches put together, key by key, and of that the rows at these places."""
+    if isinstance(parts[0], dict):
+        return {key: _rows_of([part[key] for part in parts], places) for key in parts[0]}
+    return None if parts[0] is None else np.concatenate(parts)[places]

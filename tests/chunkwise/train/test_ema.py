@@ -77,7 +77,7 @@ def test_who_is_evaluated_is_the_average_and_who_acts_if_it_wants(tmp_path: Path
     acted: dict[int, TrainState] = {}
 
     class World:
-        start, every, averaged, together = 1, 1, wanted, False
+        start, every, averaged = 1, 1, wanted
 
         def interact(self, state: TrainState, step: int, stopping: Any) -> dict[str, list[float]]:
             acted[step] = jax.device_get(state)

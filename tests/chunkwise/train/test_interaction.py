@@ -28,7 +28,7 @@ class Task:
         return told
 
 class World:
-    start, every, averaged, together = 0, 1, False, True
+    start, every, averaged = 0, 1, False
     found = {"count": 7}
     def interact(self, state, step, stopping):
         assert state.params["w"].sum() == 6 and not state.opt_state

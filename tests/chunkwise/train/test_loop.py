@@ -304,7 +304,7 @@ def test_processes_that_agree_to_stop_do_so_at_one_step(
 class World:
     """An interaction before updates 7, 10, 13, ...: each adds the weights' sum to a file of numbers."""
 
-    start, every, averaged, together = 7, 3, True, False
+    start, every, averaged = 7, 3, True
 
     def __init__(self, folder: Path, on_interact: Any = None) -> None:
         self.path = folder / "numbers"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,8 @@ import pytest
 from chunkwise.arrays import NumpyTree
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.config.experiment import RunConfig
-from chunkwise.distributed import processes
 from chunkwise.state import TrainState
-from chunkwise.train import interaction, loop
+from chunkwise.train import loop
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
 from tests.chunkwise.toy import ToyConfig, ToyTask, toy_config
@@ -85,33 +84,3 @@ def test_a_save_carries_the_evaluation_of_its_own_weights(tmp_path: Path, monkey
     with RunFolder(config, "toy") as folder:
         fit(config, ToyTask(config), folder)
     assert carried == {4: False, 8: True, 12: False, 16: True, 20: True}
-
-
-@pytest.mark.parametrize("primary", [True, False])
-def test_others_read_what_the_first_process_brought_home(primary: bool, monkeypatch: pytest.MonkeyPatch):
-    class World:
-        start, every, averaged, together = 0, 1, False, False
-        rewound: list[Any] = []  # noqa: RUF012
-
-        def interact(self, state: Any, step: int, stopping: Callable[[], bool]) -> Any:
-            return {"world": [1.0]}
-
-        def position(self) -> dict[str, Any]:
-            return {"count": 7}
-
-        def close(self) -> None:
-            pass
-
-        def rewind(self, position: Any) -> None:
-            self.rewound.append(position)
-
-    world = World()
-    world.rewound = []
-    monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
-    monkeypatch.setattr(processes, "is_primary", lambda: primary)
-    monkeypatch.setattr(processes, "broadcast_one_to_all", lambda act: act())
-    config = toy_config(Path("none"))
-    state = ToyTask(config).init(loop.rngs.key(0, "init"))
-    found = interaction.interact(world, state, 3, lambda: False, lambda work: work())
-    assert found == {"world": [1.0]}
-    assert world.rewound == ([] if primary else [{"count": 7}])

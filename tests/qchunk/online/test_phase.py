@@ -10,7 +10,6 @@ import pytest
 
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.config.load import load
-from chunkwise.distributed import processes
 from chunkwise.envs.environment import Observation, Step
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.state import TrainState
@@ -92,8 +91,9 @@ def policy_of(state: Any) -> Any:
     """Chunks of three actions that depend on what is seen and on the key."""
 
     def policy(observations: Any, seeds: np.ndarray) -> np.ndarray:
-        rng = np.random.default_rng([*seeds.tolist(), int(observations["state"][0, 1])])
-        return rng.uniform(-0.5, 0.9, (1, 3, 2))
+        seen = observations["state"][:, 1].astype(int).tolist()
+        rngs = [np.random.default_rng([seed, t]) for seed, t in zip(seeds.tolist(), seen, strict=True)]
+        return np.stack([rng.uniform(-0.5, 0.9, (3, 2)) for rng in rngs])
 
     return policy
 
@@ -116,7 +116,7 @@ def test_chunks_are_executed_whole_and_a_new_episode_begins_with_a_new_one(tmp_p
     ended = run(online, range(10))
     position = online.position()
     records = read(tmp_path / "replay")
-    assert position["rows"] == len(records) == 20 + online.replay.episodes
+    assert position["rows"] == len(records) == 20 + online.replays[0].episodes
     firsts = np.flatnonzero(records["first"])
     ends = np.append(firsts[1:], len(records))
     over = records["terminated"] | records["truncated"]
@@ -213,12 +213,13 @@ def test_going_on_from_any_position_repeats_the_rest(tmp_path: Path, done: int) 
     killed.position()
     resumed = online_of(tmp_path / "b")
     resumed.rewind(position)
-    assert (resumed.replay.steps, resumed.replay.starts) == (2 * done, resumed.replay.starts)
+    assert (resumed.replays[0].steps, resumed.replays[0].starts) == (2 * done, resumed.replays[0].starts)
     run(resumed, range(done, 10))
     assert resumed.position() == expected
     assert (tmp_path / "a/replay/frames.bin").read_bytes() == (tmp_path / "b/replay/frames.bin").read_bytes()
-    starts = np.arange(untouched.replay.starts)
-    np.testing.assert_array_equal(resumed.replay.gather(starts)["actions"], untouched.replay.gather(starts)["actions"])
+    starts = np.arange(untouched.replays[0].starts)
+    found, expected = (online.replays[0].gather(starts)["actions"] for online in (resumed, untouched))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_stretch_broken_off_leaves_the_position_of_before(tmp_path: Path) -> None:
@@ -260,10 +261,10 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
     records = read(tmp_path / "replay")
     assert len(Line.looked) == len(records) - position["rows"]
     assert (records["images"][:, 0] == records["state"][:, 1][:, None, None, None]).all()
-    batch: Any = online.replay.gather(np.arange(online.replay.starts))
+    batch: Any = online.replays[0].gather(np.arange(online.replays[0].starts))
     for name in ("observations", "next_observations"):
         images, t = batch[name]["images"], dataset.observation_norm.invert(batch[name]["state"])[:, 1]
-        assert images.shape == (online.replay.starts, 2, 2, 3, 3)
+        assert images.shape == (online.replays[0].starts, 2, 2, 3, 3)
         assert (images[:, 0] == np.round(t)[:, None, None, None]).all()
         assert len(np.unique(images[:, 1])) > 10
     with pytest.raises(ConfigError, match="only aloha-transfer-cube shows images"):
@@ -271,52 +272,6 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
     evaluated = dataclasses.replace(config_of(), online=None, eval=EvalConfig(env=TASK))
     with pytest.raises(ConfigError, match="only aloha-transfer-cube shows images"):  # before any training
         QChunkTask(evaluated, tmp_path, dataset)
-
-
-def test_processes_that_follow_hold_the_same_and_share_the_rows_of_one_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, follower = online_of(tmp_path), online_of(tmp_path)
-    first.rewind(None)
-    position = None
-    shared = set[int]()
-    for i in range(10):
-        with monkeypatch.context() as others:
-            others.setattr(processes, "is_primary", lambda: False)
-            follower.rewind(position)
-            assert follower.position() == first.position()
-            again = online_of(tmp_path)
-            again.rewind(position)  # as when the run is resumed
-        for step in range(8 * i, 8 * i + 8):
-            whole: Any = next(first.mixed(offline(), step))
-            parts: list[Any] = []
-            for online, shard in zip((first, follower, again, follower), range(4), strict=True):
-                own = (_rows(batch, shard) for batch in offline())
-                parts.append(next(online.mixed(own, step, shard=shard, num_shards=4)))
-            for key in ("rewards", "actions", "valid", "is_positive"):
-                np.testing.assert_array_equal(np.concatenate([part[key] for part in parts]), whole[key])
-            seen = [part["next_observations"]["state"] for part in parts]
-            np.testing.assert_array_equal(np.concatenate(seen), whole["next_observations"]["state"])
-            shared.add(int((whole["final_reward"] != 77).sum()))
-        assert first.interact(STATE, 4 + 2 * i, never) is not None
-        position = first.position()
-    assert {0, 1, 3} < shared
-    written = (tmp_path / "replay/frames.bin").stat().st_mtime_ns
-    monkeypatch.setattr(processes, "is_primary", lambda: False)
-    follower.rewind(position)
-    assert (tmp_path / "replay/frames.bin").stat().st_mtime_ns == written
-    data = bytearray((tmp_path / "replay/frames.bin").read_bytes())
-    data[200] ^= 1
-    (tmp_path / "replay/frames.bin").write_bytes(data)
-    with pytest.raises(DataError, match="it is damaged"):
-        online_of(tmp_path).rewind(position)
-
-
-def _rows(tree: Any, shard: int) -> Any:
-    """Two of eight rows of a batch."""
-    if isinstance(tree, dict):
-        return {key: _rows(value, shard) for key, value in tree.items()}
-    return None if tree is None else tree[2 * shard : 2 * shard + 2]
 
 
 def test_an_environment_that_does_not_repeat_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,9 +291,9 @@ def test_the_warm_up_comes_before_the_first_online_update(tmp_path: Path) -> Non
     online.rewind(None)
     assert (online.start, online.every) == (4, 2)
     online.interact(STATE, 4, never)
-    assert online.replay.steps == 8
+    assert online.replays[0].steps == 8
     online.interact(STATE, 6, never)
-    assert online.replay.steps == 10
+    assert online.replays[0].steps == 10
     config = config_of(warmup=6)
     assert [config.env_steps(step) for step in (0, 4, 5, 6, 7, 18)] == [0, 0, 8, 8, 10, 20]
 
@@ -399,6 +354,12 @@ def test_phases_that_do_not_add_up_are_refused() -> None:
         dataclasses.replace(config, train=dataclasses.replace(config.train, steps=23))
     with pytest.raises(ValueError, match=r"online\.steps 20 less online\.warmup 5 is 15; expected a multiple of 2"):
         config_of(warmup=5)
+    for wrong, found in (({"steps": 25}, 25), ({"warmup": 5}, 5), ({"interval": 4}, 4)):
+        expected = rf"online\.{next(iter(wrong))} is {found}; expected a multiple of online\.num_envs 3"
+        with pytest.raises(ValueError, match=expected):
+            config_of(**{"steps": 24, "interval": 6, "num_envs": 3} | wrong)
+    with pytest.raises(ValueError, match="num_envs is 0; expected a number above 0"):
+        config_of(num_envs=0)
     with pytest.raises(ConfigError, match=r"train\.steps is 10; expected 900"):
         load(["--config", "configs/qchunk/debug_online.py", "--train.steps", "10"])
 

@@ -1,0 +1,196 @@
+"""One environment of the online phase: its episodes, how they are played, logged and gone on with.
+
+All of it is a function of (seed, environment) and of the weights at each step: each episode starts from a seed of its
+own, and each chunk is drawn with a key of its own. What an environment counts for itself, episodes and steps, is
+numbered across all of them for that: of two environments the first has the even numbers.
+"""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.environment import Environment, Observation, Step
+from chunkwise.errors import ConfigError, DataError
+from qchunk.config import QChunkConfig
+from qchunk.data import Dataset
+from qchunk.envs import simulators
+from qchunk.online.replay import Log, Records, Replay
+
+NOTHING = {"rows": 0, "crc32": 0, "queue": []}
+"""Position before the first episode."""
+
+
+class Player:
+    """One environment, its log and its replay; it is played in one process, and followed in the others."""
+
+    def __init__(
+        self, config: QChunkConfig, dataset: Dataset, folder: Path, number: int, view: simulators.View | None
+    ) -> None:
+        """Makes no environment yet.
+
+        Args:
+          config: Of the run; `online` is set.
+          dataset: The offline one.
+          folder: Of the log.
+          number: Of the environment, from 0 on.
+          view: What the policy sees of the scene; None without cameras.
+        """
+        assert config.online is not None
+        self._config, self._online, self._view = config, config.online, view
+        self.number = number
+        self.replay = Replay(config, dataset, config.online.steps // config.online.num_envs)
+        self.log = Log(folder, self.replay.dtype)
+        self.observed: Observation = {}
+        """What the environment shows now, as the policy takes it."""
+        self._queue: deque[np.ndarray] = deque()  # actions of the chunk under way that are still to be executed
+        self._env: Environment | None = None
+        self._unfinished: list[Records] = []  # records of the episode under way, one by one
+
+    def rewind(self, position: dict[str, Any], *, plays: bool) -> None:
+        """Loads the log up to a position.
+
+        Args:
+          position: As `position` gives it.
+          plays: Whether this process is going to play, and so cuts off what came later.
+
+        Raises:
+          DataError: The log is shorter than it was, or damaged.
+        """
+        if not plays:
+            self.follow(position)
+            return
+        records = self.log.open(position["rows"], position["crc32"])
+        self.replay.extend(records)
+        unfinished = self.replay.unfinished(records)
+        self._unfinished = [unfinished[i : i + 1].copy() for i in range(len(unfinished))]
+        self._queue = deque(np.array(action, np.float32) for action in position["queue"])
+
+    def follow(self, position: dict[str, Any]) -> None:
+        """Reads on to where another process has come. Raises DataError as `rewind`."""
+        self.replay.extend(self.log.follow(position["rows"], position["crc32"]))
+
+    def position(self) -> dict[str, Any]:
+        """Records of the log and their checksum, and the actions still to be executed: JSON values."""
+        queue = [action.tolist() for action in self._queue]
+        return {"rows": self.log.rows, "crc32": self.log.crc32, "queue": queue}
+
+    def prepare(self) -> None:
+        """Makes the environment if it is not there yet, and begins an episode where none is under way.
+
+        Raises:
+          DataError: After a resume it does not come to where the log ends.
+          ConfigError: The environment does not show what the dataset has.
+        """
+        if self._env is None:
+            self._env = self._open_env()
+        if self.replay.over:
+            self.observed = self._seen(self._env, self._env.reset(self._episode_seed(self.replay.episodes)))
+            self._queue.clear()
+            self._unfinished = []
+            self._record(first=True)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it needs a chunk."""
+        return not self._queue
+
+    @property
+    def action_seed(self) -> int:
+        """Of what the policy draws for the next chunk."""
+        return seed_of(Purpose.ONLINE_ACTION, self._config.run.seed, self._among_all(self.replay.steps))
+
+    def take(self, chunk: np.ndarray) -> None:
+        """Takes a chunk, to be executed step by step."""
+        assert self._env is not None
+        self._queue.extend(simulators.clip(self._env, chunk))
+
+    def step(self) -> tuple[np.ndarray, Step]:
+        """Executes one action, which it returns with what came of it; nothing but the environment is touched."""
+        assert self._env is not None
+        return self._queue[0], self._env.step(self._queue[0])
+
+    def record(self, action: np.ndarray, step: Step) -> dict[str, float] | None:
+        """Records what came of an action, with images; what the episode was worth if it is over."""
+        assert self._env is not None
+        self._queue.popleft()
+        self.observed = self._seen(self._env, step.observation)
+        self._record(
+            action=action,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            success=step.success,
+        )
+        if not self.replay.over:
+            return None
+        episode = np.concatenate(self._unfinished)
+        return {
+            "online/success": float(episode["success"].any()),
+            "online/return": float(episode["reward"].sum()),
+            "online/length": float(len(episode) - 1),
+        }
+
+    def _open_env(self) -> Environment:
+        """Makes the environment and, after a resume, brings it to where the log ends.
+
+        The simulator's state is not stored: the same seed and actions give it again, to the bit.
+        """
+        env = simulators.make(self._online.env, self._view, simulators.rules_of(self._config))
+        if not len(self._unfinished):
+            return env
+        episode = self.replay.episodes - 1
+        self.observed = self._arrays(env.reset(self._episode_seed(episode)))
+        for t, (record,) in enumerate(self._unfinished):
+            if t:
+                step = env.step(record["action"])
+                self.observed = self._arrays(step.observation)
+                self._compare(episode, t, "reward", np.float64(step.reward), record["reward"])
+            for name, found in self.observed.items():
+                self._compare(episode, t, name, found, record[name])
+        if self._view is not None:  # rendered again they would cost more than the steps
+            self.observed["images"] = self._unfinished[-1]["images"][0]
+        return env
+
+    def _compare(self, episode: int, t: int, name: str, found: Any, logged: Any) -> None:
+        """The environment against the log."""
+        if not np.array_equal(found, logged):
+            raise DataError(
+                f"{self._online.env} does not repeat online episode {episode}: {name} at its step {t} is {found}, "
+                f"{logged} in {self.log.path}. A run can only go on with the simulator, and on the kind of machine, "
+                "with which it began; start anew in another folder"
+            )
+
+    def _among_all(self, count: int) -> int:
+        """Numbers what this environment counts across all of them; of a single one it is the count."""
+        return count * self._online.num_envs + self.number
+
+    def _episode_seed(self, episode: int) -> int:
+        return seed_of(Purpose.ONLINE_SCENE, self._config.run.seed, self._among_all(episode))
+
+    def _seen(self, env: Environment, observation: Observation) -> Observation:
+        """Returns what the policy is shown: the arrays that the dataset has too, and the cameras' images."""
+        seen = self._arrays(observation)
+        return seen if self._view is None else seen | {"images": simulators.stacked_images(env.images(), self._view)}
+
+    def _arrays(self, observation: Observation) -> Observation:
+        """Returns the arrays that the dataset has too. Raises ConfigError if one is lacking."""
+        names = [name for name in self.replay.dtype.names or () if name in ("qpos", "state")]
+        if missing := [name for name in names if name not in observation]:
+            raise ConfigError(
+                f"online.env is {self._online.env!r}, which shows {sorted(observation)}; expected "
+                f"{', '.join(missing)}, as the dataset in data.path has"
+            )
+        return {name: observation[name] for name in names}
+
+    def _record(self, **step: Any) -> None:
+        """Appends a record to log and memory."""
+        record = np.zeros(1, self.replay.dtype)
+        for name, value in {**self.observed, **step}.items():
+            if name in (self.replay.dtype.names or ()):
+                record[name] = value
+        self.log.append(record)
+        self.replay.extend(record)
+        self._unfinished.append(record)
