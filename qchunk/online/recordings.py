@@ -1,5 +1,10 @@
-"""The replay of an online run for a page that shows it (chunkwise/view): episodes in the order in which they came."""
+"""The replay of an online run for a page that shows it (chunkwise/view): episodes in the order in which they came.
 
+Where a run acts in several environments, those of the first come first.
+"""
+
+import bisect
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +17,8 @@ from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.view.source import EpisodeContent, EpisodeSummary
 from qchunk.config import QChunkConfig
-from qchunk.online.replay import FRAMES, STATES, Records, read_layout
+from qchunk.online.replay import FOLDER, FRAMES, STATES, Records, folders, read_layout
 
-FOLDER = "replay"
-"""In a run's folder."""
 BLOCK = 1 << 20
 """Bytes that are read at a time."""
 
@@ -33,21 +36,33 @@ class ReplayRecordings:
           DataError: It has no replay or a damaged one, or links lead out of it.
         """
         self.config = read_config(run, QChunkConfig)
-        folder, self.title = run / FOLDER, str(run)
-        self._path = folder / FRAMES
-        if self.config.online is None or not self._path.exists():
+        self.title = str(run)
+        several = self.config.online is not None and self.config.online.num_envs > 1
+        found = () if self.config.online is None else folders(run, self.config.online.num_envs)
+        # Up to the first that is not there, however many a config claims; the others are about to be begun.
+        self._paths = [folder / FRAMES for folder in itertools.takewhile(lambda one: (one / FRAMES).exists(), found)]
+        if not self._paths:
             raise DataError(
                 f"{run}: expected a replay in {FOLDER}/{FRAMES}, found none: the run has acted in no environment. "
                 f"What it learns from is {self.config.data.path}; chunkwise view shows that folder"
             )
-        self._dtype = read_layout(folder)
+        self._dtype = read_layout(self._paths[0].parent)
         self._cameras = self._named_cameras()
-        self._records = self._without_images()
-        firsts = np.flatnonzero(self._records["first"])
-        if not len(firsts) or firsts[0]:
-            raise DataError(f"{self._path}: expected the first record to begin an episode, found none that does")
-        self._edges = [*firsts.tolist(), len(self._records)]
-        self.names = [f"episode {number}" for number in range(len(firsts))]
+        logs = self._without_images()
+        self._begins = [0, *itertools.accumulate(len(records) for records in logs)]
+        """Records before those of each log."""
+        self._records = np.concatenate(logs)
+        bad = [path for path, log in zip(self._paths, logs, strict=True) if len(log) and not log["first"][0]]
+        if bad or not len(self._records):
+            path = (bad or self._paths)[0]
+            raise DataError(f"{path}: expected the first record to begin an episode, found none that does")
+        self._edges, self.names = list[int](), list[str]()
+        for number, (log, begin) in enumerate(zip(logs, self._begins, strict=False)):
+            firsts = np.flatnonzero(log["first"])
+            self._edges += (firsts + begin).tolist()
+            whose = f"environment {number}, " if several else ""
+            self.names += [f"{whose}episode {episode}" for episode in range(len(firsts))]
+        self._edges.append(self._begins[-1])
 
     def records(self, episode: int) -> Records:
         """Returns the records of an episode, one a frame, without images."""
@@ -55,15 +70,16 @@ class ReplayRecordings:
 
     def images(self, episode: int, frame: int) -> np.ndarray:
         """Reads the images of a frame, [k, h, w, 3]. Raises DataError if they are not there."""
-        record = self._edges[episode] + frame
-        if not self._cameras or record >= self._edges[episode + 1]:
+        if not self._cameras or self._edges[episode] + frame >= self._edges[episode + 1]:
             raise DataError(f"{self.names[episode]}: expected a frame with images, found none at {frame}")
+        log = self._log_of(episode)
+        path, record = self._paths[log], self._edges[episode] + frame - self._begins[log]
         size, place = self._dtype["images"].itemsize, self._dtype.fields
         assert place is not None
-        with budget.open_file(self._path) as file:
+        with budget.open_file(path) as file:
             found = os.pread(file.fileno(), size, record * self._dtype.itemsize + place["images"][1])
         if len(found) != size:
-            raise DataError(f"{self._path}: expected record {record}, found the file's end: a resumed run cut it back")
+            raise DataError(f"{path}: expected record {record}, found the file's end: a resumed run cut it back")
         return np.frombuffer(found, np.uint8).reshape(self._dtype["images"].shape)
 
     def examine(self) -> Iterator[tuple[int, EpisodeSummary]]:
@@ -90,8 +106,11 @@ class ReplayRecordings:
         columns = {"action": records["action"][1:], "reward": records["reward"][1:]}
         columns |= {name: records[name] for name in STATES if name in (records.dtype.names or ())}
         columns["success"] = records["success"][1:]
-        begin = self._edges[episode] - episode  # an episode of L steps has L + 1 records
-        notes = (f"Environment steps {begin} to {begin + len(records) - 1} of the online phase.",)
+        log = self._log_of(episode)
+        before = episode - bisect.bisect_left(self._edges, self._begins[log])  # episodes of this log
+        begin = self._edges[episode] - self._begins[log] - before  # an episode of L steps has L + 1 records
+        where = f", in environment {log}" if len(self._paths) > 1 else ""
+        notes = (f"Environment steps {begin} to {begin + len(records) - 1} of the online phase{where}.",)
         return EpisodeContent(cameras=self._cameras, columns=columns, frames=len(records), notes=notes)
 
     def image(self, episode: int, camera: str, frame: int) -> bytes:
@@ -99,37 +118,50 @@ class ReplayRecordings:
             raise DataError(f"{self.names[episode]}: expected one of {', '.join(self._cameras)}, found {camera}")
         return encode_png(self.images(episode, frame)[self._cameras.index(camera)])
 
+    def _log_of(self, episode: int) -> int:
+        """Number of the log that holds an episode."""
+        return bisect.bisect_right(self._begins, self._edges[episode]) - 1
+
     def _named_cameras(self) -> tuple[str, ...]:
         """Names of the images of a record. Raises DataError if they are not as many as the config's cameras."""
         if "images" not in (self._dtype.names or ()):
             return ()
         count, height, width, _ = self._dtype["images"].shape
-        require_pixels(height, width, str(self._path))
+        require_pixels(height, width, str(self._paths[0]))
         if count != len(self.config.data.cameras):
             expected = f"images of {len(self.config.data.cameras)} cameras as data.cameras says"
-            raise DataError(f"{self._path.parent}: expected {expected}, found {count}")
+            raise DataError(f"{self._paths[0].parent}: expected {expected}, found {count}")
         return self.config.data.cameras
 
-    def _without_images(self) -> Records:
-        """All records but for their images, which come last in each."""
+    def _without_images(self) -> list[Records]:
+        """All records of each log but for their images, which come last in each."""
         kept = [name for name in self._dtype.names or () if name != "images"]
         small = np.dtype([(name, self._dtype[name]) for name in kept])
-        source = str(self._path)
-        with budget.open_file(self._path) as file:
-            size = os.fstat(file.fileno()).st_size
-            budget.require_stored(file, self._path, size)
-            count = size // self._dtype.itemsize  # what is left is a record that is being written
-            budget.require("table_rows", count, source)
-            budget.require("decoded_mib", count * small.itemsize, source)
-            found = np.empty(count, small)
-            # Records without images follow one another; of those with images the head alone is read.
-            at_once = BLOCK // small.itemsize + 1 if small.itemsize == self._dtype.itemsize else 1
-            for begin in range(0, count, at_once):
-                wanted = small.itemsize * (min(begin + at_once, count) - begin)
-                content = os.pread(file.fileno(), wanted, begin * self._dtype.itemsize)
-                if len(content) != wanted:
-                    raise DataError(f"{source}: expected {count} records, found fewer: a run cuts it back; try again")
-                found[begin : begin + at_once] = np.frombuffer(content, small)
+        found, total = list[Records](), 0
+        for path in self._paths:
+            if read_layout(path.parent) != self._dtype:
+                raise DataError(f"{path.parent}: expected the layout of {self._paths[0].parent}, found another")
+            with budget.open_file(path) as file:
+                size = os.fstat(file.fileno()).st_size
+                budget.require_stored(file, path, size)
+                count = size // self._dtype.itemsize  # what is left is a record that is being written
+                total += count
+                budget.require("table_rows", total, str(path))
+                budget.require("decoded_mib", total * small.itemsize, str(path))
+                found.append(self._heads(file.fileno(), count, small, path))
+        return found
+
+    def _heads(self, descriptor: int, count: int, small: np.dtype, path: Path) -> Records:
+        """The first fields of so many records."""
+        found = np.empty(count, small)
+        # Records without images follow one another; of those with images the head alone is read.
+        at_once = BLOCK // small.itemsize + 1 if small.itemsize == self._dtype.itemsize else 1
+        for begin in range(0, count, at_once):
+            wanted = small.itemsize * (min(begin + at_once, count) - begin)
+            content = os.pread(descriptor, wanted, begin * self._dtype.itemsize)
+            if len(content) != wanted:
+                raise DataError(f"{path}: expected {count} records, found fewer: a run cuts it back; try again")
+            found[begin : begin + at_once] = np.frombuffer(content, small)
         return found
 
 

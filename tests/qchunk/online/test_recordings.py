@@ -14,20 +14,21 @@ from chunkwise.errors import DataError
 from qchunk import view
 from qchunk.config import OnlineConfig
 from qchunk.online.recordings import ReplayRecordings
-from qchunk.online.replay import Log, record_dtype
+from qchunk.online.replay import Log, folders, record_dtype
 from tests.qchunk.online.test_replay import config_of, episode_of, records_of
 
 CAMERAS, SIZE = ("top", "wrist"), (6, 8)
 
 
-def write_run(run: Path, records: np.ndarray, cameras: tuple[str, ...] = ()) -> None:
-    log = Log(run / "replay", records.dtype)
-    log.open(0, 0)
-    log.append(records)
-    log.sync()
+def write_run(run: Path, *logged: np.ndarray, cameras: tuple[str, ...] = ()) -> None:
+    for records, folder in zip(logged, folders(run, len(logged)), strict=True):
+        log = Log(folder, records.dtype)
+        log.open(0, 0)
+        log.append(records)
+        log.sync()
     config = config_of()
     data = dataclasses.replace(config.data, cameras=cameras)
-    online = OnlineConfig(env="somewhere-v0", steps=9, start=1)
+    online = OnlineConfig(env="somewhere-v0", steps=9, start=1, num_envs=len(logged), interval=len(logged))
     config = dataclasses.replace(config, data=data, online=online)
     (run / "config.json").write_text(json.dumps(flatten(config)))
 
@@ -69,7 +70,7 @@ def test_episodes_are_those_of_the_log(tmp_path: Path):
 
 def test_an_image_is_read_where_it_lies(tmp_path: Path):
     records = logged((4, "terminated"), (6, "cut"), images=True)
-    write_run(tmp_path, records, CAMERAS)
+    write_run(tmp_path, records, cameras=CAMERAS)
     found = ReplayRecordings(tmp_path)
     assert found.open(1).cameras == CAMERAS
     np.testing.assert_array_equal(found.open(1).columns["qpos"], records["qpos"][5:])
@@ -87,6 +88,39 @@ def test_an_image_is_read_where_it_lies(tmp_path: Path):
     with pytest.raises(DataError, match="a resumed run cut it back"):
         found.image(1, "wrist", 6)
     assert len(ReplayRecordings(tmp_path).records(1)) == 6, "a record that is not whole is not there yet"
+
+
+def test_all_environments_are_shown_one_after_the_other(tmp_path: Path):
+    logs = [
+        logged((4, "terminated"), (6, "cut"), images=True),
+        logged((3, "cut"), images=True),
+        logged((2, "cut"), (5, "terminated"), images=True),
+    ]
+    for number, log in enumerate(logs):
+        log["images"][..., 2] = 50 + number
+    write_run(tmp_path, *logs, cameras=CAMERAS)
+    found = ReplayRecordings(tmp_path)
+    whose = [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
+    assert found.names == [f"environment {env}, episode {episode}" for env, episode in whose]
+    for number, ((env, episode), begin, length) in enumerate(zip(whose, (0, 5, 0, 0, 3), (4, 6, 3, 2, 5), strict=True)):
+        expected = logs[env][begin : begin + length + 1]
+        columns = found.open(number).columns
+        np.testing.assert_array_equal(columns["state"], expected["state"])
+        np.testing.assert_array_equal(columns["action"], expected["action"][1:])
+        np.testing.assert_array_equal(found.images(number, length), expected["images"][-1])
+        steps = f"Environment steps {begin - episode} to {begin - episode + length} of the online phase"
+        assert found.open(number).notes == (f"{steps}, in environment {env}.",)
+    assert [one.length for _, one in found.examine()] == [4, 6, 3, 2, 5]
+
+    (tmp_path / "replay/env_0001/frames.bin").write_bytes(b"")  # its first stretch is not over yet
+    assert ReplayRecordings(tmp_path).names == [found.names[i] for i in (0, 1, 3, 4)]
+    assert ReplayRecordings(tmp_path).images(2, 0).tolist() == logs[2]["images"][0].tolist()
+    (tmp_path / "replay/env_0001/frames.bin").write_bytes(logs[1][1:].tobytes())
+    with pytest.raises(DataError, match=r"env_0001/frames\.bin: expected the first record to begin an episode"):
+        ReplayRecordings(tmp_path)
+    (tmp_path / "replay/env_0001/layout.json").write_text(json.dumps(changed(lambda one: None)))
+    with pytest.raises(DataError, match=r"env_0001: expected the layout of .*env_0000, found another"):
+        ReplayRecordings(tmp_path)
 
 
 def changed(change: Any) -> list[Any]:
@@ -127,7 +161,7 @@ def test_what_the_log_does_not_begin_with_is_refused(tmp_path: Path):
     write_run(tmp_path, logged((4, "cut"))[1:])
     with pytest.raises(DataError, match="expected the first record to begin an episode"):
         ReplayRecordings(tmp_path)
-    write_run(tmp_path, logged((4, "cut"), images=True), ("top",))
+    write_run(tmp_path, logged((4, "cut"), images=True), cameras=("top",))
     with pytest.raises(DataError, match=r"expected images of 1 cameras as data\.cameras says, found 2"):
         ReplayRecordings(tmp_path)
     write_run(tmp_path, logged((4, "cut")))
