@@ -6,6 +6,7 @@
     python -m tests.pod --config configs/openpi_ript/debug_ript.py --steps 40     # behind the first round of rollouts
     python -m tests.pod --config configs/driving/debug_rollouts.py --steps 20    # two rounds of drives
     python -m tests.pod --config configs/qchunk/debug_online.py                  # an environment step an update
+    python -m tests.pod --config configs/qchunk/debug_online.py -- --online.num-envs 2 --online.interval 2
 
 Two processes with four simulated devices each, joined by gloo, stand in for two hosts. In this order:
 
@@ -403,7 +404,7 @@ def run(
     """
     rng = random.Random(seed)
     if "stream" in parts and config.startswith("configs"):
-        kill.finish(config, folder / "recorded", [*options, *train_steps(config, 1)])  # where there are no data yet
+        kill.finish(config, folder / "recorded", [*options, *train_steps(config, 2)])  # where there are no data yet
         check_stream(config, options)
     if "equality" in parts:
         check_equality(config, folder, options)
@@ -440,8 +441,9 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=4, help="of each process in these runs; fewer are faster")
     parser.add_argument("--only", action="append", choices=PARTS, help="repeatable; default all")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("options", nargs="*", help="for launch.py, after --")
     arguments = parser.parse_args()
-    options = [*OWN[arguments.config], *train_steps(arguments.config, arguments.steps)]
+    options = [*OWN[arguments.config], *train_steps(arguments.config, arguments.steps), *arguments.options]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         run(
