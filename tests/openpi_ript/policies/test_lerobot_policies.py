@@ -60,7 +60,10 @@ def drawn(kind: str) -> dict[str, Any]:
 
 def statistics() -> dict[str, NormStats]:
     found = lerobot_cases.statistics()
-    return {name: NormStats(**{key: np.asarray(value, np.float64) for key, value in one.items()}) for name, one in found.items()}
+    return {
+        name: NormStats(**{key: np.asarray(value, np.float64) for key, value in one.items()})
+        for name, one in found.items()
+    }
 
 
 @functools.cache
