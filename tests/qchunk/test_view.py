@@ -252,13 +252,7 @@ def test_ctrl_c_at_the_first_moment_ends_it(tmp_path: Path):
     """While a thread reads HDF5, whose lock Python's own end waits for, and before the page is served."""
     dataset(tmp_path / "episodes", lengths=(60,) * 40)
     command = [sys.executable, "-m", "chunkwise", "view", str(tmp_path / "episodes")]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else as what started the tests has it
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert process.stdout is not None
         assert "40 episode(s)" in process.stdout.readline()

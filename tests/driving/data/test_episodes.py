@@ -242,8 +242,7 @@ def test_a_path_below_another_folder_of_the_dataset_is_legal(tmp_path: Path):
 def test_hashes_of_a_new_dataset_are_saved_as_often_however_many_drives_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    saved: list[int] = []
-    write = cache.write
+    saved, write = list[int](), cache.write
     monkeypatch.setattr(cache, "write", lambda kind, *rest: saved.append(kind == "hashes") or write(kind, *rest))
     counts = []
     for name, drives in (("few", 2), ("many", 9)):
