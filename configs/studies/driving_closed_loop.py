@@ -6,10 +6,10 @@ chunkwise study driving_closed_loop --out studies/driving_closed_loop
 24 runs of configs/driving/modes.py, each evaluated on 30 routes beside the town's own driver, one who stands,
 constant velocity and the MLP on motion (`chunkwise evaluate RUN --closed-loop`); ADE, FDE and minADE at 1, 2 and 3 s
 against the held-out drives are in each run's evaluation.json: `python -m driving.evaluate RUN...` makes one table of
-them. history sees no image. Reinforced rows go on for sixteen rounds of 32 drives, 800 updates after the 6,000 of the
+them. history sees no image. Reinforced rows go on for sixteen rounds of 32 drives, 800 updates after the 8,000 of the
 others, whose learning rate falls to 0 meanwhile; docs/driving.md has single runs of two steps.
 
-Not run whole yet; docs/driving.md has the seven runs of it that were made.
+Not run whole yet; docs/driving.md has the runs of it that were made, seven of them with 6,000 updates.
 """
 
 from chunkwise.config.study import StudyConfig
@@ -26,7 +26,7 @@ MODELS = {
 }
 REINFORCED = {
     "no": "",
-    "yes": "--train.steps 6800 --rollout.start 6000 --rollout.weight 3",
+    "yes": "--train.steps 8800 --rollout.start 8000 --rollout.weight 3",
 }
 
 
