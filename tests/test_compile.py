@@ -108,7 +108,7 @@ def long(*values: Any) -> Any:
         long(("openpi_ript/debug", "--what", "serve", "--dtype", "bfloat16"), {"what": "serve"}),
         long(("openpi_ript/debug_ppo", "--what", "evaluate"), {"what": "evaluate"}),
         (("qchunk/debug", *SIZES, "--what", "serve", "--rows", "3"), {"batch": 3 * (28 * 4 + 4)}),
-        (("qchunk/debug", *SIZES, "--what", "evaluate", "--eval.num-envs", "7"), {"batch": 7 * (28 * 4 + 4)}),
+        long(("qchunk/debug", *SIZES, "--what", "evaluate", "--eval.num-envs", "7"), {"batch": 7 * (28 * 4 + 4)}),
         long(("driving/debug", "--what", "evaluate"), {"what": "evaluate"}),
     ],
 )
@@ -165,6 +165,7 @@ def test_bytes_of_weights_in_eight_bits_are_those_computed_by_hand(words: tuple[
         assert found["flops"] == in_float32["flops"], "products are those of model.dtype"
 
 
+@pytest.mark.long
 def test_fresh_weights_are_born_where_they_lie():
     words = ("--topology", "cpu:4", *SIZES, "--mesh.fsdp", "4", "--mesh.replicate-below", "0", "--json")
     update, init = (json.loads(run("qchunk/debug", *words, "--what", what).stdout) for what in ("update", "init"))
@@ -310,14 +311,18 @@ def test_a_target_that_is_none_is_refused_with_those_there_are(text: str, messag
             64,
             "expected the sizes of observation, action: --size observation=N",
         ),
-        (("driving/debug", "--topology", "cpu:1", "--size", "action=5"), 64, "this package needs no sizes"),
+        long(("driving/debug", "--topology", "cpu:1", "--size", "action=5"), 64, "this package needs no sizes"),
         (("driving/debug", "--topology", "cpu:3"), 64, "not divisible by 3 devices"),
         (("driving/debug", "--topology", "cpu:1", "--model.witdh", "5"), 64, "witdh"),
         (("driving/debug", "--topology", "cpu:1", "--rows", "2"), 64, "of --what serve alone, found --what update"),
         (("driving/debug", "--topology", "cpu:2", "--what", "evaluate"), 64, "runs on one device"),
         (("driving/debug", "--topology", "cpu:2", "--find"), 64, "for devices whose memory is known"),
-        (("driving/pretrain", "--topology", "cpu:1", "--what", "serve"), 64, "a pretraining has no policy"),
-        (("openpi_ript/sft", "--topology", "cpu:1", "--what", "evaluate"), 64, "it has no eval, and data.holdout is 0"),
+        long(("driving/pretrain", "--topology", "cpu:1", "--what", "serve"), 64, "a pretraining has no policy"),
+        long(
+            ("openpi_ript/sft", "--topology", "cpu:1", "--what", "evaluate"),
+            64,
+            "it has no eval, and data.holdout is 0",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(words: tuple[str, ...], code: int, message: str):

@@ -72,6 +72,7 @@ def measure(drives: Path, folder: Path) -> None:
     (folder / f"told.{processes.index()}.json").write_text(json.dumps(told | {"read": read}))
 
 
+@pytest.mark.long
 def test_two_processes_measure_what_one_measures(tmp_path: Path):
     drives, one, two = (tmp_path / name for name in ("drives", "one", "two"))
     for folder in (one, two):

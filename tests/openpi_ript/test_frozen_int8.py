@@ -30,7 +30,8 @@ def in_eight_bits(config: OpenpiRiptConfig) -> OpenpiRiptConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, frozen_dtype="int8"))
 
 
-@pytest.mark.parametrize("parts", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("parts", [1, 2])
 def test_updates_are_those_of_rounded_weights(parts: int, root: Path, tmp_path: Path):
     """The frozen language model in 8 bits, against the same numbers in float32."""
     train = TrainConfig(steps=6, batch_size=4, ema_decay=0.5, grad_accum_steps=parts)

@@ -214,7 +214,7 @@ def _alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [
-        (signal.SIGTERM, 75, "stopped by SIGTERM"),
+        pytest.param(signal.SIGTERM, 75, "stopped by SIGTERM", marks=pytest.mark.long),
         pytest.param(signal.SIGINT, 130, "stopped", marks=pytest.mark.long),
         (signal.SIGKILL, -9, ""),
     ],

@@ -118,6 +118,7 @@ def test_whoever_leaves_the_road_is_out():
     assert {"drivable_area"} <= set(env.result().infractions)
 
 
+@pytest.mark.long
 def test_the_towns_own_driver_violates_nothing():
     for seed in range(4):
         env = TownEnv(SPEC, expert=True)

@@ -162,7 +162,13 @@ def test_a_step_moves_trained_weights_alone() -> None:
 
 @pytest.mark.parametrize(
     ("objective", "parts", "block"),
-    [("flow", 1, None), ("flow", 2, None), ("flow", 1, 16), ("guided", 1, None), ("ppo", 1, None)],
+    [
+        ("flow", 1, None),
+        pytest.param("flow", 2, None, marks=pytest.mark.long),
+        pytest.param("flow", 1, 16, marks=pytest.mark.long),
+        ("guided", 1, None),
+        pytest.param("ppo", 1, None, marks=pytest.mark.long),
+    ],
 )
 def test_gradients_of_layers_wait_in_the_dtype_of_products(
     objective: str, parts: int, block: int | None, monkeypatch: pytest.MonkeyPatch
