@@ -34,7 +34,6 @@ SKIPS = {
     r"(losetup|mkfs\.ext4|e2fsck|u?mount) not found": "as above; not every system has the tools for it",
     "no loop device can be mounted here": "as above",
     r"no compiler for (TPUs|GPUs) is installed": "extras of 0.7 GB and 3.4 GB, which `.ci/full` installs",
-    "this machine has no network": "with the loopback alone, there is no other address to bind to",
     "no Chromium": "a browser is no package of Python; pages are parsed, and servers asked, without one",
     "rerun-sdk is not installed": "an extra of 500 MB; what is said without it is tested; `.ci/full` installs it",
     "xprof is not installed": "another's program, which shows what a run wrote; `.ci/full` installs it",
@@ -110,7 +109,7 @@ def can_render() -> None:
     root = Path(__file__).parents[1]
     child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
     if "this machine cannot render" in child.stderr:
-        # A GL driver is part of the system, which pip cannot install, and no stand-in draws what it would.
+        # Reason: a GL driver is part of the system, which pip cannot install, and no stand-in draws what it would.
         pytest.skip(child.stderr.strip().splitlines()[-1][:200])
     assert child.returncode == 0, child.stderr
 

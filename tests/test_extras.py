@@ -28,7 +28,7 @@ def lines(page: str, words: str) -> list[str]:
 def test_a_device_that_is_not_here_is_compiled_for(line: str, tmp_path: Path):
     gpu = re.search(r"--topology (h100|h200|l4|rtx4090):", line) is not None
     if importlib.util.find_spec("jax_cuda13_plugin" if gpu else "libtpu") is None:
-        # Extras of 3.4 and 0.7 GB, which .ci/full installs for this test.
+        # Reason: extras of 3.4 and 0.7 GB, in no lock; `.ci/full` installs them for this test.
         pytest.skip(f"no compiler for {'GPUs' if gpu else 'TPUs'} is installed")
     # Without the flags that spare the suite's programs their optimisation: they would tell of other memory.
     said = finish(start(line, "--json", folder=clone(tmp_path), variables={"XLA_FLAGS": ""}))
@@ -47,6 +47,7 @@ def test_a_dataset_becomes_a_file_of_rerun(tmp_path: Path):
 
 def test_a_traced_run_is_shown_by_xprof(tmp_path: Path):
     if importlib.util.find_spec("xprof") is None:
+        # Reason: a viewer of another project, in no lock; `.ci/full` installs it for this test.
         pytest.skip("xprof is not installed")
     put_in_place({}, clone(tmp_path), trained=True)
     folder = "runs/traced"

@@ -8,8 +8,8 @@ import pytest
 from tests import full_disk, kill
 
 
-# A small file system can only be mounted where the system lets a user have a mount namespace; containers often do not.
 @pytest.mark.long
+# Reason to skip: the disk that fills is a small file system of its own, which containers often let nobody mount.
 @pytest.mark.skipif(not full_disk.possible(), reason="this user may not mount a file system")
 def test_a_full_disk_ends_with_74_and_loses_nothing():
     command = [sys.executable, "-m", "tests.full_disk", "--cases", "1", "--seed", "1"]

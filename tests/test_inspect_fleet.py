@@ -35,7 +35,6 @@ def drives(root: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("write", [play, lerobot, drives])
 def test_the_report_is_that_of_one_process(tmp_path: Path, write: Callable[[Path], None]):
-    pytest.importorskip("ray", reason="without Ray (the extra fleet) there is no cluster")
     root = tmp_path / "set"
     root.mkdir()
     write(root)

@@ -1,4 +1,3 @@
-import socket
 
 import pytest
 
@@ -188,22 +187,13 @@ def test_process_0_listens_at_its_own_address_alone(
         found = [(0, 0, 0, "", (address, 0)) for address in addresses]
         monkeypatch.setattr(cluster.socket, "getaddrinfo", lambda *_, **__: found)
 
-    named = decide(JAX | {"JAX_PROCESS_ID": "0"})
-    own = _own_address()
+    named, own = decide(JAX | {"JAX_PROCESS_ID": "0"}), "198.51.100.7"  # nobody's, as 203.0.113.1 (RFC 5737)
+    assert cluster._is_own("127.0.0.1")
+    assert not cluster._is_own(own)
+    monkeypatch.setattr(cluster, "_is_own", lambda address: address in ("127.0.0.1", "127.0.1.1", own))
     resolved(own)
     assert cluster._listen_at(named, {}) == "node1:1234"
-    for addresses in ([], ["127.0.1.1"], ["192.0.2.1"], [own, "192.0.2.1"]):  # the last is nobody's (RFC 5737)
+    for addresses in ([], ["127.0.1.1"], ["203.0.113.1"], [own, "203.0.113.1"]):
         resolved(*addresses)
         assert cluster._listen_at(named, {}) is None, addresses
         assert "at all addresses, since node1 is none of this machine's" in capsys.readouterr().out
-
-
-def _own_address() -> str:
-    """An address of this machine that is not the loopback's, without sending anything; skips where there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            # An address cannot be made up: whether it is this machine's is what the system is asked.
-            pytest.skip("this machine has no network: with the loopback alone there is no other address to listen at")
-        return probe.getsockname()[0]

@@ -1,7 +1,6 @@
 """A node's environments, asked by two threads as its actor is; what is refused; and, long, two Ray nodes."""
 
 import functools
-import importlib.util
 import os
 import signal
 import subprocess
@@ -116,12 +115,10 @@ def test_addresses_are_checked() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_two_nodes_play_what_processes_play_whatever_is_taken_away() -> None:
-    pytest.importorskip("ray", reason="without Ray (the extra fleet) there is no cluster")
     subprocess.run([sys.executable, "-m", "tests.fleet"], cwd=Path(__file__).parents[3], check=True)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="without Ray (the extra fleet) there is no cluster")
 def test_what_a_node_raises_is_told_and_not_played_again_elsewhere() -> None:
     spec = EnvSpec(suite="own")
     workers = make_workers(FleetConfig(address="local"), lambda: Countdown(spec), 1, name="countdown")

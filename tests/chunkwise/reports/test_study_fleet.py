@@ -215,7 +215,6 @@ def test_slurm_trains_what_processes_train_and_only_what_is_left(stands_in: Path
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_cluster_trains_what_processes_train_also_after_a_kill(tmp_path: Path):
-    pytest.importorskip("ray", reason="without Ray (the extra fleet) there is no cluster")
     words = [sys.executable, "-m", "chunkwise", "study", write_study(tmp_path), "--out"]
     here, there = tmp_path / "here", tmp_path / "there"
     share = str(max(1, len(cores()) // 2))

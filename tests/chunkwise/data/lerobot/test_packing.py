@@ -69,7 +69,6 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path):
 
 @pytest.mark.long
 def test_a_cluster_gives_the_same_bytes(tmp_path: Path):
-    pytest.importorskip("ray", reason="without Ray (the extra fleet) there is no cluster")
     root = write_v30(tmp_path / "set", record((5, 6, 7, 8)))
     pack(root, tmp_path / "one", settings=SETTINGS)
     ended = subprocess.run([sys.executable, "-c", program(root, tmp_path / "ray", "--fleet", "local")], check=False)
