@@ -1,4 +1,3 @@
-
 import pytest
 
 from chunkwise.distributed import cluster
