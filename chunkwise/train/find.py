@@ -133,8 +133,8 @@ def _of(
     rows, most = found
     # Perhaps in more than its rows alone ask for: the sum of the parts' gradients has to fit, too.
     ways = [n for n in range(1, batch + 1) if batch % (n * devices) == 0 and batch // n <= rows]
-    parts = next((n for n in ways if (own := at(batch, n)) is not None and own.fits), None)
-    own = None if parts is None else at(batch, parts)
+    fitting = ((n, report) for n in ways if (report := at(batch, n)) is not None and report.fits)
+    parts, own = next(fitting, (None, None))
     seconds = None if own is None else max(own.bounds.values(), default=None)
     return Found(flags=flags, rows=rows, total=most.total, parts=parts, seconds=seconds)
 
