@@ -1,11 +1,14 @@
 """Environment steps a second: the collector against one environment stepped serially with inference for one.
 
     python benchmarks/rollouts.py [--suite robosuite] [--num-envs 4] [--rollouts 16] [--rounds 3] [--latencies FILE]
+    python benchmarks/rollouts.py --suite metaworld --ray
 
-Both play the same rollouts of robosuite's Lift (state only) with the policy of configs/openpi_ript/ript_lift.py at
-random weights, and every rollout to its time limit, in interleaved rounds. Beside the ratio: where the time went, in
-the serial loop and, seen from the process that infers, in the collector. The first round is not counted: compiling.
-With --latencies what single steps, inferences and requests took is written for the simulation of benchmarks/hosts.py.
+All play the same rollouts with a policy at random weights, state only, and every rollout to its time limit, in
+interleaved rounds: robosuite's Lift with that of configs/openpi_ript/ript_lift.py, Meta-World's reach-v3 with that of
+metaworld_mt10.py. Beside the ratio: where the time went, in the serial loop and, seen from the process that infers, in
+the collector. The first round is not counted: compiling. With --ray the collector's environments are also put on a Ray
+of this machine. With --latencies what single steps, inferences and requests took is written for the simulation of
+benchmarks/hosts.py.
 """
 
 import argparse
@@ -24,11 +27,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anyw
 import jax
 import numpy as np
 
+from chunkwise.config.experiment import FleetConfig
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.collect import Job
 from chunkwise.envs.environment import Environment
 from chunkwise.train.rngs import key
-from configs.openpi_ript.ript_lift import get_config
+from configs.openpi_ript import metaworld_mt10, ript_lift
 from openpi_ript.config.experiment import EnvConfig, OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import train_tokenizer
 from openpi_ript.envs.layer_4 import policy_state
@@ -76,13 +80,15 @@ class Each:
 
 
 def make_config(suite: str, num_envs: int, folder: Path) -> OpenpiRiptConfig:
-    """ript_lift's, without a dataset, and without normalisation, which needs one."""
-    config = get_config()
+    """The suite's, without a dataset, and without normalisation, which needs one."""
+    config = (metaworld_mt10 if suite == "metaworld" else ript_lift).get_config()
     tokenizer = folder / "tokenizer.model"
     tokenizer.write_bytes(train_tokenizer(["lift the red cube"]))
     assert config.env is not None
     env = dataclasses.replace(config.env, num_envs=num_envs)
     data = dataclasses.replace(config.data, state_norm="none", action_norm="none")
+    if suite == "metaworld":
+        env = dataclasses.replace(env, tasks=(), task="reach-v3", prompt="reach the goal")
     if suite == "point":
         env = dataclasses.replace(env, suite="point", task="red", state=("robot0_eef_pos", "robot0_eef_quat"))
         robot = dataclasses.replace(data.robot, state_dim=7, action_dim=3)
@@ -146,26 +152,30 @@ def collected(collector: Collector, policy: ActingPolicy, todo: Sequence[Job]) -
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", choices=["robosuite", "point"], default="robosuite")
+    parser.add_argument("--suite", choices=["robosuite", "metaworld", "point"], default="robosuite")
     parser.add_argument("--num-envs", type=int, default=4)
     parser.add_argument("--rollouts", type=int, default=16, help="of one round")
     parser.add_argument("--rounds", type=int, default=3, help="counted ones")
     parser.add_argument("--latencies", type=Path, metavar="FILE.json", help="where single latencies are written")
+    parser.add_argument("--ray", action="store_true", help="also on a Ray of this machine")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(arguments.suite, arguments.num_envs, Path(folder))
         assert config.env is not None
-        policy, env, collector = make_policy(config), make(config.env), Collector(config.env)
+        policy, env = make_policy(config), make(config.env)
+        collectors = {"collector": Collector(config.env)}
+        if arguments.ray:
+            collectors["ray"] = Collector(config.env, fleet=FleetConfig(address="local"))
         todo = jobs(arguments.rollouts)
         each = Each()
-        rates: dict[str, list[float]] = {"serial": [], "collector": []}
+        rates: dict[str, list[float]] = {"serial": [], **{name: [] for name in collectors}}
         for number in range(arguments.rounds + 1):
             for name in rates:
                 began = time.perf_counter()
                 if name == "serial":
                     steps, calls = serial(config, env, policy, todo)
                 else:
-                    steps, calls = collected(collector, policy, todo)
+                    steps, calls = collected(collectors[name], policy, todo)
                 wall = time.perf_counter() - began
                 spent = {part: one.seconds for part, one in calls.items()}
                 rest = {"other": wall - sum(spent.values())}
@@ -175,18 +185,26 @@ def main() -> None:
                     rates[name].append(steps / wall)
                     if name == "serial":
                         each.step.extend(calls["environment"].each)
-                    else:
+                    elif name == "collector":
                         each.inference.extend(calls["inference"].each)
                         each.request.append(rest["other"] * config.env.execute / steps)
-        collector.close()
+        for collector in collectors.values():
+            collector.close()
         if arguments.latencies:
             each.write(arguments.latencies, config.env)
-        ratios = [mine / theirs for mine, theirs in zip(rates["collector"], rates["serial"], strict=True)]
-        print(
-            f"{arguments.suite}: {statistics.median(rates['collector']):.0f} against "
-            f"{statistics.median(rates['serial']):.0f} steps/s: {statistics.median(ratios):.2f} times "
-            f"({min(ratios):.2f} to {max(ratios):.2f}), {arguments.num_envs} environments"
-        )
+        if arguments.ray:
+            tell(arguments, rates, "ray", "collector")
+        tell(arguments, rates, "collector", "serial")  # last: what `make bench` reads
+
+
+def tell(arguments: argparse.Namespace, rates: dict[str, list[float]], ours: str, theirs: str) -> None:
+    """Prints the ratio of two, round by round."""
+    ratios = [mine / other for mine, other in zip(rates[ours], rates[theirs], strict=True)]
+    print(
+        f"{arguments.suite}, {ours} against {theirs}: {statistics.median(rates[ours]):.0f} against "
+        f"{statistics.median(rates[theirs]):.0f} steps/s: {statistics.median(ratios):.2f} times "
+        f"({min(ratios):.2f} to {max(ratios):.2f}), {arguments.num_envs} environments"
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """Environment steps a second with one worker five times slower than the rest, against the sum of what each does alone.
 
     python benchmarks/slow_worker.py [--workers 8] [--step-ms 20] [--infer-ms 5] [--only local] [--rounds 3]
+    python benchmarks/slow_worker.py --suite metaworld --workers 2
+    git worktree add ../old 9ac8221 && python benchmarks/slow_worker.py --workers 8 --old ../old
 
-Environments only wait, and so does the policy, so that it needs no cores: what is measured is the collector, and how
-requests travel: to threads (in process), to processes (local), to an actor of Ray on this machine (ray). Rollouts have
-80 steps, in chunks of 8. Summed are the steps a second of each worker, from the end of its first rollout to that of its
+Environments only wait, or are Meta-World's reach-v3, state only, of which the slow one waits after each step for four
+times what it took. The policy only waits, so that it needs no cores: what is measured is the collector, and how
+requests travel: to threads (in process), to processes (local), to an actor of Ray on this machine (ray); with --old
+also the collector of a commit before, which took the answers of its halves in turns (lock-step). Rollouts have 80
+steps, in chunks of 8. Summed are the steps a second of each worker, from the end of its first rollout to that of its
 last before none is left to begin; the ideal is the same sum for workers of its kind that play alone, by the same
-transport.
+transport. Kinds take turns in each round.
 """
 
 import argparse
@@ -14,11 +18,12 @@ import collections
 import functools
 import importlib
 import os
+import pickle
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +32,25 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anyw
 import numpy as np
 
 from chunkwise.config.experiment import FleetConfig
-from chunkwise.envs.collect import Collector, Draw, Job
-from chunkwise.envs.environment import Observation, Step
+from chunkwise.envs.collect import Collector, Job
+from chunkwise.envs.environment import EnvSpec, Observation, Step, make
 from chunkwise.envs.fleet import make_workers
-from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers, Workers
 
 LENGTH, CHUNK = 80, 8
-ROLLOUTS = 14
-"""Of each worker in the mean: the slow one plays three while the others play fifteen."""
 SLOWER = 5.0
 KINDS = ("in process", "local", "ray")
 
 
-class Waiting:
-    """Waits in each step, and gives its number for a reward; number 0 of a folder is slower by a factor."""
+class Numbered:
+    """An environment that gives its number for a reward, and whose rollouts have LENGTH steps."""
 
     fps, action_dim = 10.0, 4
 
-    def __init__(self, seconds: float, folder: Path) -> None:
-        self._t = self._number = 0
-        while not self._is_mine(folder / str(self._number)):
-            self._number += 1
-        self._seconds = seconds if self._number else seconds * SLOWER
+    def __init__(self, folder: Path) -> None:
+        self._t = self.number = 0
+        while not self._is_mine(folder / str(self.number)):
+            self.number += 1
 
     def _is_mine(self, mark: Path) -> bool:
         try:
@@ -60,7 +61,7 @@ class Waiting:
 
     def reset(self, seed: int) -> Observation:
         self._t = 0
-        return {"state": np.zeros(32, np.float32)}
+        return self._reset(seed)
 
     def state(self) -> Any:
         return np.zeros(1)
@@ -69,10 +70,9 @@ class Waiting:
         return np.asarray(action, np.float32)
 
     def step(self, action: Any) -> Step:
-        time.sleep(self._seconds)
+        shown = self._step(action)
         self._t += 1
-        shown = {"state": np.zeros(32, np.float32)}
-        return Step(shown, float(self._number), success=False, truncated=self._t == LENGTH)
+        return Step(shown, float(self.number), success=False, truncated=self._t == LENGTH)
 
     def images(self) -> Observation:
         return {}
@@ -83,18 +83,76 @@ class Waiting:
     def close(self) -> None:
         pass
 
+    def _reset(self, seed: int) -> Observation:
+        raise NotImplementedError
+
+    def _step(self, action: Any) -> Observation:
+        raise NotImplementedError
+
+
+class Waiting(Numbered):
+    """Only waits; number 0 of a folder is slower by a factor."""
+
+    def __init__(self, seconds: float, slower: float, folder: Path) -> None:
+        super().__init__(folder)
+        self._seconds = seconds if self.number else seconds * slower
+
+    def _reset(self, seed: int) -> Observation:
+        return {"state": np.zeros(32, np.float32)}
+
+    def _step(self, action: Any) -> Observation:
+        time.sleep(self._seconds)
+        return {"state": np.zeros(32, np.float32)}
+
+
+class Simulated(Numbered):
+    """Meta-World's reach-v3; number 0 of a folder waits after each step, until it has taken a factor of its time."""
+
+    def __init__(self, slower: float, folder: Path) -> None:
+        super().__init__(folder)
+        self._env = make(EnvSpec(suite="metaworld", task="reach-v3"))
+        self._slower = 1.0 if self.number else slower
+
+    def _reset(self, seed: int) -> Observation:
+        return self._env.reset(seed)
+
+    def _step(self, action: Any) -> Observation:
+        began = time.perf_counter()
+        shown = self._env.step(self._env.clip(action)).observation
+        if self._slower > 1:
+            time.sleep((time.perf_counter() - began) * (self._slower - 1))
+        return shown
+
 
 class Policy:
     """Waits for an inference."""
 
-    step, weights = 0, ""
+    step, weights, chunk = 0, "", (CHUNK, Numbered.action_dim)
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def __call__(self, observations: Observation, draws: Sequence[Draw | None], prompts: Sequence[str]) -> Any:
+    def __call__(self, observations: Observation, draws: Any, prompts: Any = ()) -> Any:
         time.sleep(self._seconds)
-        return np.zeros((len(draws), CHUNK, Waiting.action_dim), np.float32)
+        return np.zeros((len(draws), *self.chunk), np.float32)
+
+
+class Rates:
+    """Steps a second of workers together, from when their rollouts end."""
+
+    def __init__(self, workers: int, rollouts: int) -> None:
+        self._workers, self._rollouts = workers, rollouts
+        self._ended = collections.defaultdict[int, list[float]](list)
+
+    def done(self, rewards: Any) -> None:
+        """Notes the end of a rollout."""
+        if sum(map(len, self._ended.values())) <= self._rollouts - self._workers:  # afterwards some have nothing to do
+            self._ended[int(rewards[0])].append(time.perf_counter())
+
+    def together(self) -> float:
+        """Returns the sum of each worker's."""
+        assert len(self._ended) == self._workers, "a worker has ended no rollout: raise --rollouts"
+        return sum(LENGTH * (len(times) - 1) / (times[-1] - times[0]) for times in self._ended.values())
 
 
 def workers_of(kind: str, opener: Any, count: int) -> Workers:
@@ -107,47 +165,64 @@ def workers_of(kind: str, opener: Any, count: int) -> Workers:
 def rate(kind: str, opener: Any, count: int, rollouts: int, infer: float) -> float:
     """Steps a second of a collector's workers together."""
     collector = Collector(workers_of(kind, opener, count), rows=max(count // 2, 1))
-    ended = collections.defaultdict[int, list[float]](list)
+    rates = Rates(count, rollouts)
     jobs = [Job(number=n, seed=n, draw=(n,), path=Path(f"rollout_{n}.npz")) for n in range(rollouts)]
-
-    def done(job: Job, rollout: Rollout) -> None:
-        if sum(map(len, ended.values())) <= rollouts - count:  # afterwards some have nothing to do
-            ended[int(rollout.rewards[0])].append(time.perf_counter())
-
     try:
-        collector.play(jobs, Policy(infer), done)
+        collector.play(jobs, Policy(infer), lambda job, rollout: rates.done(rollout.rewards))
     finally:
         collector.close()
-    assert len(ended) == count, "a worker has ended no rollout: raise ROLLOUTS"
-    return sum(LENGTH * (len(times) - 1) / (times[-1] - times[0]) for times in ended.values())
+    return rates.together()
+
+
+def old_rate(tree: Path, opener: Any, count: int, rollouts: int, infer: float) -> float:
+    """The same of the collector at commit 9ac8221, in a process that finds that tree's packages first."""
+    with tempfile.TemporaryDirectory() as folder:
+        (asked := Path(folder) / "asked.pickle").write_bytes(
+            pickle.dumps((tree.resolve(), opener, count, rollouts, infer))
+        )
+        command = [sys.executable, str(Path(__file__).with_name("lock_step.py")), str(asked)]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+        return float(done.stdout.split()[-1])
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", choices=("waiting", "metaworld"), default="waiting")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--step-ms", type=float, default=20.0, help="of environments that wait")
     parser.add_argument("--infer-ms", type=float, default=5.0)
+    parser.add_argument("--rollouts", type=int, default=14, help="of each worker in the mean")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=KINDS, help="repeatable; default all")
+    parser.add_argument("--old", type=Path, metavar="TREE", help="a worktree of commit 9ac8221, measured beside")
     arguments = parser.parse_args()
     # By the name by which another process finds it: this one is its own __main__.
-    waiting = importlib.import_module("benchmarks.slow_worker").Waiting
-    step, infer, count = arguments.step_ms / 1000, arguments.infer_ms / 1000, arguments.workers
-    for kind in arguments.only or KINDS:
-        ratios, rates = list[float](), list[float]()
-        for _ in range(arguments.rounds):
+    module = importlib.import_module("benchmarks.slow_worker")
+    waiting = functools.partial(module.Waiting, arguments.step_ms / 1000)
+    opener = waiting if arguments.suite == "waiting" else module.Simulated
+    infer, count = arguments.infer_ms / 1000, arguments.workers
+    measures = {kind: functools.partial(rate, kind) for kind in arguments.only or KINDS}
+    if arguments.old:
+        measures["lock-step"] = functools.partial(old_rate, arguments.old)
+    ratios, rates = collections.defaultdict[str, list[float]](list), collections.defaultdict[str, list[float]](list)
+    for _ in range(arguments.rounds):
+        for kind, measure in measures.items():
             with tempfile.TemporaryDirectory() as folder:
                 alone = []
-                for name, seconds in (("fast", step / SLOWER), ("slow", step)):
+                for name, slower in (("fast", 1.0), ("slow", SLOWER)):
                     (place := Path(folder) / name).mkdir()
-                    alone.append(rate(kind, functools.partial(waiting, seconds, place), 1, 4, infer))
+                    alone.append(measure(functools.partial(opener, slower, place), 1, 4, infer))
                 (place := Path(folder) / "all").mkdir()
-                rates.append(rate(kind, functools.partial(waiting, step, place), count, ROLLOUTS * count, infer))
-                ratios.append(rates[-1] / ((count - 1) * alone[0] + alone[1]))
+                total = arguments.rollouts * count
+                rates[kind].append(measure(functools.partial(opener, SLOWER, place), count, total, infer))
+                ratios[kind].append(rates[kind][-1] / ((count - 1) * alone[0] + alone[1]))
+    for kind in measures:
         print(
-            f"{kind:10} {statistics.median(rates):7.1f} steps/s, {statistics.median(ratios):.3f} of the ideal "
-            f"({min(ratios):.3f} to {max(ratios):.3f}), {count} workers, one {SLOWER:.0f} times slower",
+            f"{kind:10} {statistics.median(rates[kind]):7.1f} steps/s, {statistics.median(ratios[kind]):.3f} of the "
+            f"ideal ({min(ratios[kind]):.3f} to {max(ratios[kind]):.3f}), {count} workers, one {SLOWER:.0f} times "
+            "slower",
             flush=True,
         )
 

@@ -1,11 +1,12 @@
-"""A node's environments, asked by two threads as its actor is; what is refused; and, long, two Ray nodes."""
+"""A node's environments, asked by several threads as its actor is; what is refused; and, long, two Ray nodes."""
 
 import functools
 import os
 import signal
 import subprocess
 import sys
-import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.fleet import Answer, NodeWorkers, _owned, make_workers
-from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch
+from chunkwise.envs.workers import ProcessWorkers, Request, Reset, Run, Start, Stretch
 from chunkwise.errors import RunError
 from tests.chunkwise.envs.countdown import Countdown, Waits
 
@@ -25,32 +26,35 @@ def node(task: str = "", kind: type[Countdown] = Countdown, silence: float = 300
     return NodeWorkers(functools.partial(kind, EnvSpec(suite="own", task=task)), 3, "countdown", True, silence)
 
 
-def answers(workers: NodeWorkers, count: int) -> dict[int, Answer]:
-    """So many of them, in as many calls as it takes."""
-    found: dict[int, Answer] = {}
+def answers(workers: NodeWorkers, count: int, *requests: tuple[int, Request]) -> dict[int, Answer]:
+    """So many of them to what is asked, in as many calls as it takes."""
+    found = dict(workers.exchange(list(requests)))
     while len(found) < count:
-        found |= dict(workers.receive())
+        found |= dict(workers.exchange([]))
     return found
 
 
 def test_what_is_asked_during_a_wait_is_answered(tmp_path: Path) -> None:
-    """Slot 0 waits for a file that is made once slot 1, which was asked after the wait began, has answered."""
+    """Slot 0 waits for a file that is made once the others, which are asked while it is waited for, have answered."""
     workers = node(str(tmp_path / "mark"), Waits)
-    workers.submit([(0, Reset(3))])
-    assert isinstance(answers(workers, 1)[0], Start)
-    workers.submit([(0, Run(ACTIONS))])
-    found: list[dict[int, Answer]] = []
-    waiting = threading.Thread(target=lambda: found.append(answers(workers, 1)))
-    waiting.start()
-    workers.submit([(1, Reset(2)), (2, Reset(5))])
-    waiting.join()
-    later = found[0] | answers(workers, 2 - len(found[0])) if len(found[0]) < 2 else found[0]
-    assert {slot: start.observation["state"][0] for slot, start in later.items() if isinstance(start, Start)} == {
-        1: 2,
-        2: 5,
-    }
-    (tmp_path / "mark").touch()
-    last = answers(workers, 1)[0]
+    assert isinstance(answers(workers, 1, (0, Reset(3)))[0], Start)
+    found: dict[int, Answer] = {}
+    with ThreadPoolExecutor() as pool:
+        calls = {pool.submit(workers.exchange, [(0, Run(ACTIONS))])}
+        time.sleep(0.2)  # so that it listens already; the others are answered in either case
+        calls.add(pool.submit(workers.exchange, [(1, Reset(2)), (2, Reset(5))]))
+        while len(found) < 2:
+            done, calls = wait(calls, return_when=FIRST_COMPLETED)
+            found |= {slot: answer for call in done for slot, answer in call.result()}
+            calls = calls or {pool.submit(workers.exchange, [])}
+        starts = {slot: start.observation["state"][0] for slot, start in found.items() if isinstance(start, Start)}
+        assert starts == {1: 2, 2: 5}
+        calls.add(pool.submit(workers.exchange, []))  # one more than there are slots to listen to
+        (tmp_path / "mark").touch()
+        results = sorted((call.result() for call in calls), key=len)
+    assert results[:-1] == [[]] * (len(calls) - 1), "a call that nothing is left for comes back"
+    ((slot, last),) = results[-1]
+    assert slot == 0
     assert isinstance(last, Stretch)
     assert len(last.actions) == 3
     workers.close()
@@ -58,19 +62,16 @@ def test_what_is_asked_during_a_wait_is_answered(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_told_and_a_silent_one_too() -> None:
     workers = node("deadly", silence=60.0)
-    workers.submit([(0, Reset(4)), (1, Reset(2))])
-    found = answers(workers, 2)
+    found = answers(workers, 2, (0, Reset(4)), (1, Reset(2)))
     assert found[0] is None
     assert isinstance(found[1], Start)
     pid = workers._workers.pid(1)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     workers._workers.silence = 0.0
-    workers.submit([(1, Run(ACTIONS))])
-    assert answers(workers, 1) == {1: None}
+    assert answers(workers, 1, (1, Run(ACTIONS))) == {1: None}
     workers._workers.silence = 60.0
-    workers.submit([(1, Reset(2))])
-    assert isinstance(answers(workers, 1)[1], Start)
+    assert isinstance(answers(workers, 1, (1, Reset(2)))[1], Start)
     workers.close()
 
 
@@ -86,14 +87,35 @@ def test_what_comes_out_of_rays_store_is_copied_and_nothing_of_it_is_lost() -> N
         assert not np.shares_memory(mine, views)
 
 
-def test_where_nothing_is_there_it_says_so_soon_and_errors_come_as_answers() -> None:
-    workers = node("broken", silence=0.8)
-    assert workers.receive() == []
-    workers._workers.silence = 60.0
-    workers.submit([(0, Reset(4))])
-    error = answers(workers, 1)[0]
+def test_where_nothing_is_there_it_says_so_soon(tmp_path: Path) -> None:
+    workers = node(str(tmp_path / "mark"), Waits, silence=60.0)
+    assert workers.exchange([]) == [], "nothing was asked"
+    assert isinstance(answers(workers, 1, (0, Reset(3)))[0], Start)
+    workers._beat = 0.1
+    assert workers.exchange([(0, Run(ACTIONS))]) == [], "its actor would seem to be gone"
+    (tmp_path / "mark").touch()
+    assert isinstance(answers(workers, 1)[0], Stretch)
+    workers.close()
+
+
+def test_errors_come_as_answers() -> None:
+    workers = node("broken")
+    error = answers(workers, 1, (0, Reset(4)))[0]
     assert isinstance(error, RunError)
     assert str(error).startswith("the environment countdown (reset with seed 4, step 0) failed: ZeroDivisionError")
+    workers.close()
+
+
+def test_many_exchanges_leave_nothing_behind_that_wakes() -> None:
+    """A pipe that nobody empties holds some thousand messages, and the next one would wait for ever."""
+    workers = node()
+    for number in range(50):
+        answers(workers, 2, (0, Reset(number)), (1, Reset(number)))
+    pending = 0
+    while workers._wake.poll():
+        workers._wake.recv()
+        pending += 1
+    assert pending <= 1
     workers.close()
 
 

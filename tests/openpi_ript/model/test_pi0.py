@@ -100,7 +100,13 @@ def test_cached_prefix_equals_one_joint_pass_in_values_and_gradients(kind: Kind)
     assert_trees_close(gradient, expected_gradient, 1e-5)
 
 
-@pytest.mark.parametrize("policy", get_args(RematPolicy))
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in ("attention", "inputs_on_host") else ())
+        for name in get_args(RematPolicy)
+    ],
+)
 def test_remat_and_unrolling_change_nothing(policy: RematPolicy) -> None:
     plain, other = make_model("pi05"), make_model("pi05", remat=True, remat_policy=policy, scan_unroll=2)
     params, seen, actions = random_params(plain), make_observation(plain.config), make_actions(plain.config)

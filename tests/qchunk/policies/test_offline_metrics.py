@@ -83,7 +83,14 @@ def test_errors_by_step_and_dimension_are_those_of_recorded_units(tmp_path: Path
     assert metrics["holdout/critic_bias"] == pytest.approx((q - returns).mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize("policy", ["distill", "best_of_n", "gaussian", "adjoint_matching"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "distill",
+        "best_of_n",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("gaussian", "adjoint_matching")),
+    ],
+)
 def test_a_run_without_a_simulator_writes_them(tmp_path: Path, policy: Any):
     for number in range(6):
         content = arrays(12, number) | {"/action": np.tanh(arrays(12, number)["/action"])}
