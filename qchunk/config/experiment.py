@@ -1,6 +1,7 @@
 """A run as a whole: data, agent, the online phase, evaluation, recording."""
 
 import dataclasses
+import math
 
 from chunkwise.config.experiment import (
     FREE_AT_A_CONSTANT_RATE,
@@ -50,12 +51,15 @@ class OnlineConfig:
             require_fraction(self, "online_ratio")
         if self.interval is not None:
             require_positive(self, "interval")
-        for name in ("steps", "warmup", "interval"):
-            if (steps := getattr(self, name)) is not None and steps % self.num_envs:
-                raise ValueError(
-                    f"online.{name} is {steps}; expected a multiple of online.num_envs {self.num_envs}, of which each "
-                    "takes as many steps"
-                )
+        given = {name: getattr(self, name) or 0 for name in ("steps", "warmup", "interval")}
+        if wrong := {name: steps for name, steps in given.items() if steps % self.num_envs}:
+            found = ", ".join(f"online.{name} is {steps}" for name, steps in wrong.items())
+            enough = {name: math.ceil(steps / self.num_envs) * self.num_envs for name, steps in wrong.items()}
+            flags = " ".join(f"--online.{name} {steps}" for name, steps in enough.items())
+            raise ValueError(
+                f"{found}; expected a multiple of online.num_envs {self.num_envs}, since each environment takes as many steps: "
+                f"{flags}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

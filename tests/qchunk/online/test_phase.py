@@ -358,6 +358,9 @@ def test_phases_that_do_not_add_up_are_refused() -> None:
         expected = rf"online\.{next(iter(wrong))} is {found}; expected a multiple of online\.num_envs 3"
         with pytest.raises(ValueError, match=expected):
             config_of(**{"steps": 24, "interval": 6, "num_envs": 3} | wrong)
+    both = r"steps is 25, online\.interval is 4; .*: --online\.steps 27 --online\.interval 6$"
+    with pytest.raises(ValueError, match=both):
+        config_of(steps=25, interval=4, num_envs=3)
     with pytest.raises(ValueError, match="num_envs is 0; expected a number above 0"):
         config_of(num_envs=0)
     with pytest.raises(ConfigError, match=r"train\.steps is 10; expected 900"):
