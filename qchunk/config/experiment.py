@@ -57,7 +57,7 @@ class OnlineConfig:
             enough = {name: math.ceil(steps / self.num_envs) * self.num_envs for name, steps in wrong.items()}
             flags = " ".join(f"--online.{name} {steps}" for name, steps in enough.items())
             raise ValueError(
-                f"{found}; expected a multiple of online.num_envs {self.num_envs}, since each environment takes as many steps: "
+                f"{found}; expected a multiple of online.num_envs {self.num_envs}, of which each takes as many steps: "
                 f"{flags}"
             )
 

@@ -1,11 +1,13 @@
 """A node's environments, asked by several threads as its actor is; what is refused; and, long, two Ray nodes."""
 
+import contextlib
 import functools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -20,10 +22,22 @@ from chunkwise.errors import RunError
 from tests.chunkwise.envs.countdown import Countdown, Waits
 
 ACTIONS = np.ones((3, 3), np.float32)
+SOON = 25.0
+"""Seconds in which answers come on a busy machine; less than a call waits that nobody wakes."""
 
 
-def node(task: str = "", kind: type[Countdown] = Countdown, silence: float = 300.0) -> NodeWorkers:
-    return NodeWorkers(functools.partial(kind, EnvSpec(suite="own", task=task)), 3, "countdown", True, silence)
+@pytest.fixture
+def node() -> Iterator[Callable[..., NodeWorkers]]:
+    """Makes a node's workers, whose processes end with the test, also where it fails."""
+    with contextlib.ExitStack() as stack:
+
+        def make(task: str = "", kind: type[Countdown] = Countdown, silence: float = 300.0) -> NodeWorkers:
+            opener = functools.partial(kind, EnvSpec(suite="own", task=task))
+            workers = NodeWorkers(opener, 3, "countdown", True, silence)
+            stack.callback(workers.close)
+            return workers
+
+        yield make
 
 
 def answers(workers: NodeWorkers, count: int, *requests: tuple[int, Request]) -> dict[int, Answer]:
@@ -34,7 +48,7 @@ def answers(workers: NodeWorkers, count: int, *requests: tuple[int, Request]) ->
     return found
 
 
-def test_what_is_asked_during_a_wait_is_answered(tmp_path: Path) -> None:
+def test_what_is_asked_during_a_wait_is_answered(node: Callable[..., NodeWorkers], tmp_path: Path) -> None:
     """Slot 0 waits for a file that is made once the others, which are asked while it is waited for, have answered."""
     workers = node(str(tmp_path / "mark"), Waits)
     assert isinstance(answers(workers, 1, (0, Reset(3)))[0], Start)
@@ -44,23 +58,23 @@ def test_what_is_asked_during_a_wait_is_answered(tmp_path: Path) -> None:
         time.sleep(0.2)  # so that it listens already; the others are answered in either case
         calls.add(pool.submit(workers.exchange, [(1, Reset(2)), (2, Reset(5))]))
         while len(found) < 2:
-            done, calls = wait(calls, return_when=FIRST_COMPLETED)
+            done, calls = wait(calls, timeout=SOON, return_when=FIRST_COMPLETED)
+            assert done, "nobody hears them before a beat is over"
             found |= {slot: answer for call in done for slot, answer in call.result()}
             calls = calls or {pool.submit(workers.exchange, [])}
         starts = {slot: start.observation["state"][0] for slot, start in found.items() if isinstance(start, Start)}
         assert starts == {1: 2, 2: 5}
         calls.add(pool.submit(workers.exchange, []))  # one more than there are slots to listen to
         (tmp_path / "mark").touch()
-        results = sorted((call.result() for call in calls), key=len)
+        results = sorted((call.result(SOON) for call in calls), key=len)
     assert results[:-1] == [[]] * (len(calls) - 1), "a call that nothing is left for comes back"
     ((slot, last),) = results[-1]
     assert slot == 0
     assert isinstance(last, Stretch)
     assert len(last.actions) == 3
-    workers.close()
 
 
-def test_a_worker_that_dies_is_told_and_a_silent_one_too() -> None:
+def test_a_worker_that_dies_is_told_and_a_silent_one_too(node: Callable[..., NodeWorkers]) -> None:
     workers = node("deadly", silence=60.0)
     found = answers(workers, 2, (0, Reset(4)), (1, Reset(2)))
     assert found[0] is None
@@ -72,7 +86,6 @@ def test_a_worker_that_dies_is_told_and_a_silent_one_too() -> None:
     assert answers(workers, 1, (1, Run(ACTIONS))) == {1: None}
     workers._workers.silence = 60.0
     assert isinstance(answers(workers, 1, (1, Reset(2)))[1], Start)
-    workers.close()
 
 
 def test_what_comes_out_of_rays_store_is_copied_and_nothing_of_it_is_lost() -> None:
@@ -87,7 +100,7 @@ def test_what_comes_out_of_rays_store_is_copied_and_nothing_of_it_is_lost() -> N
         assert not np.shares_memory(mine, views)
 
 
-def test_where_nothing_is_there_it_says_so_soon(tmp_path: Path) -> None:
+def test_where_nothing_is_there_it_says_so_soon(node: Callable[..., NodeWorkers], tmp_path: Path) -> None:
     workers = node(str(tmp_path / "mark"), Waits, silence=60.0)
     assert workers.exchange([]) == [], "nothing was asked"
     assert isinstance(answers(workers, 1, (0, Reset(3)))[0], Start)
@@ -95,28 +108,25 @@ def test_where_nothing_is_there_it_says_so_soon(tmp_path: Path) -> None:
     assert workers.exchange([(0, Run(ACTIONS))]) == [], "its actor would seem to be gone"
     (tmp_path / "mark").touch()
     assert isinstance(answers(workers, 1)[0], Stretch)
-    workers.close()
 
 
-def test_errors_come_as_answers() -> None:
+def test_errors_come_as_answers(node: Callable[..., NodeWorkers]) -> None:
     workers = node("broken")
     error = answers(workers, 1, (0, Reset(4)))[0]
     assert isinstance(error, RunError)
     assert str(error).startswith("the environment countdown (reset with seed 4, step 0) failed: ZeroDivisionError")
-    workers.close()
 
 
-def test_many_exchanges_leave_nothing_behind_that_wakes() -> None:
-    """A pipe that nobody empties holds some thousand messages, and the next one would wait for ever."""
+def test_calls_that_nothing_is_left_for_do_not_fill_the_pipe_that_wakes(node: Callable[..., NodeWorkers]) -> None:
+    """It holds some thousand messages; the call after them would wait for ever."""
     workers = node()
-    for number in range(50):
-        answers(workers, 2, (0, Reset(number)), (1, Reset(number)))
-    pending = 0
+    for _ in range(50):
+        assert workers.exchange([]) == []
+    left = 0
     while workers._wake.poll():
         workers._wake.recv()
-        pending += 1
-    assert pending <= 1
-    workers.close()
+        left += 1
+    assert left <= 1
 
 
 def test_without_an_address_there_is_no_ray() -> None:
