@@ -203,6 +203,7 @@ def main() -> None:
     waiting = functools.partial(module.Waiting, arguments.step_ms / 1000)
     opener = waiting if arguments.suite == "waiting" else module.Simulated
     infer, count = arguments.infer_ms / 1000, arguments.workers
+    single = 4 if arguments.suite == "waiting" else max(arguments.rollouts // 2, 4)  # a simulator's steps differ
     measures = {kind: functools.partial(rate, kind) for kind in arguments.only or KINDS}
     if arguments.old:
         measures["lock-step"] = functools.partial(old_rate, arguments.old)
@@ -213,7 +214,7 @@ def main() -> None:
                 alone = []
                 for name, slower in (("fast", 1.0), ("slow", SLOWER)):
                     (place := Path(folder) / name).mkdir()
-                    alone.append(measure(functools.partial(opener, slower, place), 1, 4, infer))
+                    alone.append(measure(functools.partial(opener, slower, place), 1, single, infer))
                 (place := Path(folder) / "all").mkdir()
                 total = arguments.rollouts * count
                 rates[kind].append(measure(functools.partial(opener, SLOWER, place), count, total, infer))
