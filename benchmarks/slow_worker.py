@@ -13,6 +13,7 @@ last before none is left to begin; the ideal is the same sum for workers of its 
 transport. Kinds take turns in each round.
 """
 
+import abc
 import argparse
 import collections
 import functools
@@ -42,7 +43,7 @@ SLOWER = 5.0
 KINDS = ("in process", "local", "ray")
 
 
-class Numbered:
+class Numbered(abc.ABC):
     """An environment that gives its number for a reward, and whose rollouts have LENGTH steps."""
 
     fps, action_dim = 10.0, 4
@@ -83,11 +84,13 @@ class Numbered:
     def close(self) -> None:
         pass
 
+    @abc.abstractmethod
     def _reset(self, seed: int) -> Observation:
-        raise NotImplementedError
+        """Begins a rollout."""
 
+    @abc.abstractmethod
     def _step(self, action: Any) -> Observation:
-        raise NotImplementedError
+        """Takes the time of a step."""
 
 
 class Waiting(Numbered):
