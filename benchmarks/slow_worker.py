@@ -13,9 +13,9 @@ last before none is left to begin; the ideal is the same sum for workers of its 
 transport. Kinds take turns in each round.
 """
 
-import abc
 import argparse
 import collections
+import dataclasses
 import functools
 import importlib
 import os
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,52 @@ from chunkwise.envs.environment import EnvSpec, Observation, Step, make
 from chunkwise.envs.fleet import make_workers
 from chunkwise.envs.workers import ThreadWorkers, Workers
 
-LENGTH, CHUNK = 80, 8
+LENGTH, CHUNK, ACTIONS = 80, 8, 4
 SLOWER = 5.0
 KINDS = ("in process", "local", "ray")
 
 
-class Numbered(abc.ABC):
-    """An environment that gives its number for a reward, and whose rollouts have LENGTH steps."""
+class Waiting:
+    """An environment that only waits."""
 
-    fps, action_dim = 10.0, 4
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
 
-    def __init__(self, folder: Path) -> None:
-        self._t = self.number = 0
-        while not self._is_mine(folder / str(self.number)):
-            self.number += 1
+    def reset(self, seed: int) -> Observation:
+        return {"state": np.zeros(32, np.float32)}
+
+    def state(self) -> Any:
+        return np.zeros(1)
+
+    def clip(self, action: Any) -> Any:
+        return np.asarray(action, np.float32)
+
+    def step(self, action: Any) -> Step:
+        time.sleep(self._seconds)
+        return Step({"state": np.zeros(32, np.float32)}, 0.0, success=False)
+
+    def images(self) -> Observation:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class Numbered:
+    """An environment with rollouts of LENGTH steps, its number for a reward; number 0 of a folder is slower.
+
+    That one waits after each step until a factor of its time is over.
+    """
+
+    def __init__(self, opener: Callable[[], Any], slower: float, folder: Path) -> None:
+        self._env = opener()
+        self._t = self._number = 0
+        while not self._is_mine(folder / str(self._number)):
+            self._number += 1
+        self._slower = 1.0 if self._number else slower
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
 
     def _is_mine(self, mark: Path) -> bool:
         try:
@@ -62,75 +95,21 @@ class Numbered(abc.ABC):
 
     def reset(self, seed: int) -> Observation:
         self._t = 0
-        return self._reset(seed)
-
-    def state(self) -> Any:
-        return np.zeros(1)
-
-    def clip(self, action: Any) -> Any:
-        return np.asarray(action, np.float32)
-
-    def step(self, action: Any) -> Step:
-        shown = self._step(action)
-        self._t += 1
-        return Step(shown, float(self.number), success=False, truncated=self._t == LENGTH)
-
-    def images(self) -> Observation:
-        return {}
-
-    def render(self, height: int, width: int) -> Any:
-        return np.zeros((height, width, 3), np.uint8)
-
-    def close(self) -> None:
-        pass
-
-    @abc.abstractmethod
-    def _reset(self, seed: int) -> Observation:
-        """Begins a rollout."""
-
-    @abc.abstractmethod
-    def _step(self, action: Any) -> Observation:
-        """Takes the time of a step."""
-
-
-class Waiting(Numbered):
-    """Only waits; number 0 of a folder is slower by a factor."""
-
-    def __init__(self, seconds: float, slower: float, folder: Path) -> None:
-        super().__init__(folder)
-        self._seconds = seconds if self.number else seconds * slower
-
-    def _reset(self, seed: int) -> Observation:
-        return {"state": np.zeros(32, np.float32)}
-
-    def _step(self, action: Any) -> Observation:
-        time.sleep(self._seconds)
-        return {"state": np.zeros(32, np.float32)}
-
-
-class Simulated(Numbered):
-    """Meta-World's reach-v3; number 0 of a folder waits after each step, until it has taken a factor of its time."""
-
-    def __init__(self, slower: float, folder: Path) -> None:
-        super().__init__(folder)
-        self._env = make(EnvSpec(suite="metaworld", task="reach-v3"))
-        self._slower = 1.0 if self.number else slower
-
-    def _reset(self, seed: int) -> Observation:
         return self._env.reset(seed)
 
-    def _step(self, action: Any) -> Observation:
+    def step(self, action: Any) -> Step:
         began = time.perf_counter()
-        shown = self._env.step(self._env.clip(action)).observation
+        step = self._env.step(action)
         if self._slower > 1:
             time.sleep((time.perf_counter() - began) * (self._slower - 1))
-        return shown
+        self._t += 1
+        return dataclasses.replace(step, reward=float(self._number), success=False, truncated=self._t == LENGTH)
 
 
 class Policy:
     """Waits for an inference."""
 
-    step, weights, chunk = 0, "", (CHUNK, Numbered.action_dim)
+    step, weights, chunk = 0, "", (CHUNK, ACTIONS)
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -204,7 +183,8 @@ def main() -> None:
     # By the name by which another process finds it: this one is its own __main__.
     module = importlib.import_module("benchmarks.slow_worker")
     waiting = functools.partial(module.Waiting, arguments.step_ms / 1000)
-    opener = waiting if arguments.suite == "waiting" else module.Simulated
+    simulated = functools.partial(make, EnvSpec(suite="metaworld", task="reach-v3"))
+    opener = functools.partial(module.Numbered, waiting if arguments.suite == "waiting" else simulated)
     infer, count = arguments.infer_ms / 1000, arguments.workers
     single = 4 if arguments.suite == "waiting" else max(arguments.rollouts // 2, 4)  # a simulator's steps differ
     measures = {kind: functools.partial(rate, kind) for kind in arguments.only or KINDS}
