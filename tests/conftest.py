@@ -33,14 +33,10 @@ from tests import array_checks, slow
 
 SKIPS = {
     "this machine cannot render": "without a GL driver, which the project cannot install, nothing is drawn",
-    "this user may not mount a file system": "a full disk and a power cut need a file system of their own",
-    "only root may mount an image": "as above; `.ci/full` runs where it is possible",
+    "only root may mount an image": "a power cut needs a file system of its own; `.ci/full` runs where it is possible",
     r"(losetup|mkfs\.ext4|e2fsck|u?mount) not found": "as above; not every system has the tools for it",
     "no loop device can be mounted here": "as above",
-    r"no compiler for (TPUs|GPUs) is installed": "extras of 0.7 GB and 3.4 GB, which `.ci/full` installs",
     "no Chromium": "a browser is no package of Python; pages are parsed, and servers asked, without one",
-    "rerun-sdk is not installed": "an extra of 500 MB; what is said without it is tested; `.ci/full` installs it",
-    "xprof is not installed": "another's program, which shows what a run wrote; `.ci/full` installs it",
 }
 """Reasons for which a test may be skipped where CI is set, as patterns, and why that is no loss there."""
 PACKAGES = ["chunkwise", "qchunk", "openpi_ript", "driving"]

@@ -353,9 +353,8 @@ DEBUG = [("qchunk/debug", *SIZES), ("driving/debug",), ("openpi_ript/debug",)]
 
 
 @pytest.mark.long
+@pytest.mark.extra  # tpu, 0.7 GB
 @pytest.mark.parametrize("words", DEBUG)
-# Reason to skip: the compiler is an extra of 0.7 GB, which .ci/full installs for this test.
-@pytest.mark.skipif(targets.importlib.util.find_spec("libtpu") is None, reason="no compiler for TPUs is installed")
 def test_a_tpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
     done = run(*words, "--topology", "v5e:2x2", "--train.batch-size", "8", "--json")
     assert done.returncode == 0, done.stderr
@@ -365,11 +364,8 @@ def test_a_tpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
 
 
 @pytest.mark.long
+@pytest.mark.extra  # cuda, 3.4 GB
 @pytest.mark.parametrize("words", DEBUG)
-# Reason to skip: the compiler is an extra of 3.4 GB, which .ci/full installs for this test.
-@pytest.mark.skipif(
-    targets.importlib.util.find_spec("jax_cuda13_plugin") is None, reason="no compiler for GPUs is installed"
-)
 def test_a_gpu_that_is_not_here_is_compiled_for(words: tuple[str, ...]):
     done = run(*words, "--topology", "h100:2", "--train.batch-size", "8", "--json")
     assert done.returncode == 0, done.stderr

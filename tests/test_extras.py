@@ -3,7 +3,6 @@
 `.ci/full` runs them in an environment that has the extras.
 """
 
-import importlib.util
 import json
 import re
 import signal
@@ -24,12 +23,9 @@ def lines(page: str, words: str) -> list[str]:
     return [one.line for one in commands() if one.page == page and words in one.line]
 
 
+@pytest.mark.extra  # tpu and cuda
 @pytest.mark.parametrize("line", sorted(TOPOLOGIES))
 def test_a_device_that_is_not_here_is_compiled_for(line: str, tmp_path: Path):
-    gpu = re.search(r"--topology (h100|h200|l4|rtx4090):", line) is not None
-    if importlib.util.find_spec("jax_cuda13_plugin" if gpu else "libtpu") is None:
-        # Reason: extras of 3.4 and 0.7 GB, in no lock; `.ci/full` installs them for this test.
-        pytest.skip(f"no compiler for {'GPUs' if gpu else 'TPUs'} is installed")
     # Without the flags that spare the suite's programs their optimisation: they would tell of other memory.
     said = finish(start(line, "--json", folder=clone(tmp_path), variables={"XLA_FLAGS": ""}))
     found = json.loads(said[said.index("{") :])
@@ -37,18 +33,16 @@ def test_a_device_that_is_not_here_is_compiled_for(line: str, tmp_path: Path):
     assert set(found["bounds"]) >= {"products", "memory"}
 
 
+@pytest.mark.extra  # rerun
 def test_a_dataset_becomes_a_file_of_rerun(tmp_path: Path):
-    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     put_in_place({"path/to/episodes": "episodes"}, clone(tmp_path), trained=True)
     (line,) = lines("docs/view.md", "--rerun")
     finish(start(line, folder=tmp_path))
     assert (tmp_path / "episodes.rrd").stat().st_size > 10_000
 
 
+@pytest.mark.extra  # xprof, a viewer of another project, in no extra of ours
 def test_a_traced_run_is_shown_by_xprof(tmp_path: Path):
-    if importlib.util.find_spec("xprof") is None:
-        # Reason: a viewer of another project, in no lock; `.ci/full` installs it for this test.
-        pytest.skip("xprof is not installed")
     put_in_place({}, clone(tmp_path), trained=True)
     folder = "runs/traced"
     short = "--run.profile 2 --train.steps 10 --train.log-every 5 --train.eval-every 0 --checkpoint.every 10"

@@ -11,10 +11,8 @@ CONFIG = "tests/train.py"
 WHY_NOT = power.possible()
 
 
-# Marked long: half a minute, and `.ci/full` cuts the power 190 times. That what is announced lies on the device before
-# it has its name is asked in tests/chunkwise/checkpoint/test_announced.py. Only root may attach an image to a loop
-# device, and containers often have none; `.ci/full` runs where they do.
-@pytest.mark.long
+# Reason to skip: only root may attach an image to a loop device, and containers often have none. `.ci/full` cuts the
+# power 190 times, and ends where it cannot; what lies on the device, and when, tests/chunkwise/checkpoint asks anywhere.
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "possible")
 def test_what_was_announced_outlives_a_power_cut(tmp_path: Path):
     options = [*kill.SHORT, *kill.OWN[CONFIG], "--train.steps", "120"]

@@ -1,6 +1,7 @@
 """The file for Rerun's viewer, read back with its package; and what is said without the package."""
 
 import dataclasses
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.chunkwise.view.played import Played
 
 def read_back(file: Path) -> dict[str, dict[str, list[Any]]]:
     """Rows by entity and component."""
-    chunks = pytest.importorskip("rerun.chunk", reason="rerun-sdk is not installed")
+    chunks = importlib.import_module("rerun.chunk")
     found: dict[str, dict[str, list[Any]]] = {}
     for chunk in chunks.RrdReader(file).stream():
         batch = chunk.to_record_batch()
@@ -48,8 +49,9 @@ class Torn(Played):
         return super().image(episode, camera, frame)
 
 
+@pytest.mark.long
+@pytest.mark.extra  # rerun, 500 MB
 def test_what_is_read_back_is_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     recordings, file = Torn(), tmp_path / "out.rrd"
     file.write_bytes(b"an older one")
     assert write_rerun(recordings, file) == 2
@@ -78,8 +80,9 @@ def test_what_is_read_back_is_what_the_page_shows(tmp_path: Path, capsys: pytest
     assert "episode_2: episode_2: expected a whole file, found half" in capsys.readouterr().out
 
 
+@pytest.mark.long
+@pytest.mark.extra  # rerun, 500 MB
 def test_nothing_is_left_of_a_file_without_an_episode(tmp_path: Path):
-    pytest.importorskip("rerun", reason="rerun-sdk is not installed")
     recordings = Torn()
     recordings.lengths, recordings.names = recordings.lengths[2:], recordings.names[2:]
     recordings.open = lambda episode: Torn.open(recordings, 2)
