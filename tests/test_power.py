@@ -12,7 +12,7 @@ WHY_NOT = power.possible()
 
 
 # Reason to skip: only root may attach an image to a loop device, and containers often have none. `.ci/full` cuts the
-# power 190 times, and ends where it cannot; what lies on the device, and when, tests/chunkwise/checkpoint asks anywhere.
+# power 190 times, and fails where it cannot. tests/chunkwise/checkpoint asks anywhere what lies on the device.
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "possible")
 def test_what_was_announced_outlives_a_power_cut(tmp_path: Path):
     options = [*kill.SHORT, *kill.OWN[CONFIG], "--train.steps", "120"]
