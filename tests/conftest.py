@@ -18,8 +18,8 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.par
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Tests compile much and compute little: without XLA's fusion and LLVM's passes a file of them took 49 seconds of a core
-# instead of 88; in one part in place of 32 a program takes 5 % less. `.ci/full` sets it empty, so that programs are
-# compared as they are trained with.
+# instead of 88; compiled in one part in place of 32, another took 43 in place of 46. `.ci/full` sets it empty, so that
+# programs are compared as they are trained with.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",

@@ -74,7 +74,7 @@ class NodeWorkers:
         """Asks slots for something, and returns all answers that are there once there is one, to whatever call.
 
         An empty list where there is none for a while, or other calls wait for all that were asked. One call for both:
-        two took 5 ms of a chunk longer than a pipe where two environments played, one takes 3.
+        two took 5 ms of a chunk longer than a pipe where two environments played, one takes 3 to 4.
         """
         for slot, request in requests:
             self._workers.submit(slot, request)
