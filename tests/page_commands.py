@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +53,13 @@ PROGRAMS = (
 )
 TIMEOUT = 600
 """Seconds that a command may take."""
+INTERRUPTIBLE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+"""Starts a program that ends on Ctrl-C. A shell lets what it runs in the background ignore that, and so would what is
+started there; this process cannot change it in a child, since it must not fork once jax has threads."""
 HOW = ("runs", "starts", "shown by", "in .ci", "not run")
 SHELL = re.compile(r"^(?:[A-Z_]+=\S+ )+|^\w+=\$\(|\)$")
 """Variables before a command, and what puts its output into one."""
@@ -125,14 +131,12 @@ def start(
     """Starts a command of a page in such a folder, with a few more words, and variables of the environment."""
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
-        ["bash", "-c", " ".join((typed(_bare(command)), *more))],
+        [sys.executable, "-c", INTERRUPTIBLE, "bash", "-c", " ".join((typed(_bare(command)), *more))],
         cwd=folder,
         env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)} | dict(variables or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # A shell lets what it runs in the background ignore Ctrl-C, and so would what these tests start.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
