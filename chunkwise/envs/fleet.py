@@ -1,23 +1,26 @@
 """Environments on the nodes of a Ray cluster, asked as those of worker processes are.
 
-One actor a node owns that node's environment processes (`ProcessWorkers`). What a batch asks of a node is one call of
-its actor, which comes back with whatever is ready there, so that small messages do not pay two calls each. A slot stays
-on its node while that lives. Where a worker dies or is silent, an actor is killed, a node is gone or frozen, the
-rollouts under way there are lost, as with a process that dies; their slots go to the other nodes, which wait for
-nothing.
+Ray places one actor on each node, starts it, ends it, and tells what it raises. The actor owns that node's environment
+processes (`ProcessWorkers`); requests and answers go through a connection of its own, since a call of an actor takes 1
+to 3 ms and a message 0.2. A slot stays on its node while that lives. Where a worker dies or is silent, an actor is
+killed, a node is gone or frozen, the rollouts under way there are lost, as with a process that dies; their slots go to
+the other nodes, which wait for nothing.
 """
 
 import contextlib
 import dataclasses
+import functools
 import math
-import multiprocessing
-import threading
+import os
+import secrets
+import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any
-
-import numpy as np
 
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.distributed.ray_cluster import connected
@@ -35,7 +38,15 @@ from chunkwise.envs.workers import (
 from chunkwise.errors import ConfigError, RunError, StopRequested, one_line
 
 BEATS = 8
-"""An actor answers at least so often in the time after which its silence counts as death."""
+"""An actor that was asked for something sends at least so often in the time after which its silence counts as death."""
+OPENING = 0.05
+"""Seconds between two looks whether an actor has started, while others are listened to."""
+REACHED = 20.0
+"""Seconds in which an actor that has started must be reached."""
+STRANGER = 5.0
+"""Seconds in which whoever connects must say something that follows from the key; the next one waits so long."""
+RAISED = 2.0
+"""Seconds that an actor's error may come later than the end of its connection."""
 
 Answer = Start | Stretch | RunError | None
 """None: the worker is gone."""
@@ -57,66 +68,71 @@ def make_workers(fleet: FleetConfig, opener: Opener, count: int, *, name: str, e
 
 
 class NodeWorkers:
-    """The environments of a node: the body of its actor, whose calls run in threads, one for each slot at most."""
+    """The environments of a node: the body of its actor."""
 
-    def __init__(self, opener: Opener, count: int, name: str, every_frame: bool, silence: float) -> None:
-        """Starts nothing yet; arguments are those of ProcessWorkers."""
-        self._wake, self._waker = multiprocessing.Pipe(duplex=False)
-        self._workers = ProcessWorkers(
-            opener, count, name=name, every_frame=every_frame, silence=silence, wake=self._wake
+    def listen(
+        self, host: str, opener: Opener, count: int, name: str, every_frame: bool, silence: float
+    ) -> tuple[int, bytes]:
+        """Listens on a free port of an address.
+
+        The arguments are not those of the constructor, since Ray takes an actor whose constructor fails for one that
+        died, also where they cannot be unpickled on that node.
+
+        Args:
+          host: The address.
+          opener: As of ProcessWorkers.
+          count: As there.
+          name: As there.
+          every_frame: As there.
+          silence: As there; while something is asked, word is sent more often.
+
+        Returns:
+          The port, and the key that whoever connects must know.
+        """
+        self._workers = functools.partial(
+            ProcessWorkers, opener, count, name=name, every_frame=every_frame, silence=silence
         )
         self._beat = silence / BEATS
-        self._asked: dict[int, None] = {}  # slots, the one that was asked longest ago first
-        self._calls = 0
-        self._lock, self._listening = threading.Lock(), threading.Lock()
+        self._key = secrets.token_bytes(32)
+        self._listener = socket.create_server((host, 0), family=_family(host))
+        return self._listener.getsockname()[1], self._key
 
-    def exchange(self, requests: list[tuple[int, Request]]) -> list[tuple[int, Answer]]:
-        """Asks slots for something, and returns all answers that are there once there is one, to whatever call.
-
-        An empty list where there is none for a while, or other calls wait for all that were asked. One call for both:
-        two took 5 ms of a chunk longer than a pipe where two environments played, one takes 3 to 4.
-        """
-        for slot, request in requests:
-            self._workers.submit(slot, request)
-        with self._lock:
-            self._calls += 1
-            self._asked |= dict.fromkeys(slot for slot, _ in requests)
-        self._waker.send(None)  # for the call that listens, to listen to these too
-        with self._listening:
+    def serve(self) -> None:
+        """Answers the first who connects and knows the key, until they close the connection."""
+        with self._listener:
+            connection = _accepted(self._listener, self._key)
+        workers = self._workers(wake=connection)
+        with connection:
             try:
-                return self._receive()
+                self._answer(workers, connection)
+            except (EOFError, ConnectionError):
+                return  # who asked is gone
             finally:
-                with self._lock:  # before the next call listens, which would take itself for a spare one
-                    self._calls -= 1
+                workers.close()
 
-    def _receive(self) -> list[tuple[int, Answer]]:
-        answers: list[tuple[int, Answer]] = []
-        until = time.monotonic() + self._beat
+    def _answer(self, workers: ProcessWorkers, connection: Connection) -> None:
+        asked: dict[int, None] = {}  # slots, the one that was asked longest ago first
+        beat = 0.0
         while True:
-            with self._lock:
-                while self._wake.poll():  # or they would fill the pipe where answers always come first
-                    self._wake.recv()
-                asked, spare = list(self._asked), self._calls > len(self._asked)
-            left = until - time.monotonic()
-            if spare and not answers:
-                return answers
+            while connection.poll(0 if asked else None):
+                slot, request = connection.recv()
+                beat = beat if asked else time.monotonic() + self._beat
+                asked[slot] = None
+                workers.submit(slot, request)
             try:
-                slot, answer = self._workers.receive(asked, within=0.0 if answers else max(left, 0.0))
+                slot, answer = workers.receive(asked, within=max(beat - time.monotonic(), 0.0))
             except TimeoutError:
-                if answers or left <= 0:
-                    return answers
-                continue  # more was asked for meanwhile
+                if time.monotonic() >= beat:
+                    beat = time.monotonic() + self._beat
+                    connection.send(None)
+                continue  # or more is asked for
             except WorkerDiedError as error:
                 slot, answer = error.slot, None
             except RunError as error:
-                return [*answers, (asked[0], error)]
-            with self._lock:
-                del self._asked[slot]
-            answers.append((slot, answer))
-
-    def close(self) -> None:
-        """Ends the processes."""
-        self._workers.close()
+                slot, answer = next(iter(asked)), error
+            del asked[slot]
+            beat = time.monotonic() + self._beat
+            connection.send((slot, answer))
 
 
 @dataclasses.dataclass(eq=False)
@@ -127,14 +143,15 @@ class _Node:
     address: str
     cores: float
     actor: Any
+    call: Any
+    """Under way: `listen`, and once there is a connection `serve`."""
     heard: float
-    """When it last answered, or was asked while no call was under way: some call returns several times in `silence`."""
+    """When it last said something, or was asked while it owed nothing."""
+    connection: Connection | None = None
     requests: list[tuple[int, Request]] = dataclasses.field(default_factory=list)
     """Not sent yet."""
     waiting: set[int] = dataclasses.field(default_factory=set)
     """Slots whose answer is awaited."""
-    calls: set[Any] = dataclasses.field(default_factory=set)
-    """Under way."""
 
 
 class RayWorkers:
@@ -166,15 +183,17 @@ class RayWorkers:
             self._answers[slot] = None  # its node went while the policy was asked, and the episode with it
             return
         node = self._node_of[slot] if slot in self._node_of else self._place(slot)
+        if not node.waiting:
+            node.heard = time.monotonic()  # not when it answered last: meanwhile nobody asked
         node.requests.append((slot, request))
         node.waiting.add(slot)
+        self._send(node)
 
     def receive(
         self, slots: Collection[int], stopping: Callable[[], bool] = lambda: False, *, within: float = math.inf
     ) -> tuple[int, Start | Stretch]:
         until = time.monotonic() + within
         while True:
-            self._send()
             there = any(slot in self._answers for slot in slots)
             self._take(0.0 if there else min(ASK_AGAIN, max(until - time.monotonic(), 0.0)))
             for slot in slots:
@@ -197,9 +216,13 @@ class RayWorkers:
         import ray
         from ray.exceptions import RayError
 
+        nodes = list(self._nodes.values())
+        for node in nodes:
+            if node.connection is not None:
+                node.connection.close()
         with contextlib.suppress(RayError):  # one that hangs is killed all the same
-            ray.get([node.actor.close.remote() for node in self._nodes.values()], timeout=10)
-        for node in list(self._nodes.values()):
+            ray.wait([node.call for node in nodes], num_returns=len(nodes), timeout=10)
+        for node in nodes:
             self._forget(node)
         self._answers.clear()
         self._losses.clear()
@@ -226,22 +249,26 @@ class RayWorkers:
         )
         if chosen not in self._nodes:
             # Its processes are counted by num_envs: it needs no core of its own.
-            settings: Any = {"num_cpus": 0, "max_restarts": 0, "max_concurrency": self.count + 1}
+            settings: Any = {"num_cpus": 0, "max_restarts": 0}
             actors: Any = ray.remote(**settings)(NodeWorkers)
             here = NodeAffinitySchedulingStrategy(chosen, soft=False)
-            actor = actors.options(scheduling_strategy=here).remote(*self._arguments)
-            self._nodes[chosen] = _Node(chosen, addresses[chosen], cores[chosen], actor, time.monotonic())
+            actor = actors.options(scheduling_strategy=here).remote()
+            host = addresses[chosen]
+            call = actor.listen.remote(host, *self._arguments)
+            self._nodes[chosen] = _Node(chosen, host, cores[chosen], actor, call, time.monotonic())
         self._node_of[slot] = self._nodes[chosen]
         return self._nodes[chosen]
 
-    def _send(self) -> None:
-        """Sends each node what it is asked for, and has it listened to."""
-        for node in self._nodes.values():
-            if node.requests or (node.waiting and not node.calls):
-                if not node.calls:
-                    node.heard = time.monotonic()  # not when it answered last: meanwhile nobody asked
-                node.calls.add(node.actor.exchange.remote(node.requests))
-                node.requests = []
+    def _send(self, node: _Node) -> None:
+        """Sends a node what it is asked for, if it is reached already."""
+        if node.connection is None:
+            return
+        try:
+            for request in node.requests:
+                node.connection.send(request)
+        except OSError as error:
+            self._gone(node, error)
+        node.requests.clear()
 
     def _take(self, seconds: float) -> None:
         """Takes what has come, waiting for it; lets go of nodes that are gone or silent.
@@ -249,34 +276,78 @@ class RayWorkers:
         Raises:
           RunError: A node's actor failed, for example since the environment's class cannot be found there.
         """
-        import ray
-        from ray.exceptions import RayError, RayTaskError
+        self._reach(seconds)
+        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
+        opening = len(connections) < len(self._nodes)
+        ready = wait(connections, min(seconds, OPENING) if opening else seconds)
+        nodes = list(self._nodes.values())
+        for node in nodes:  # all that have said something: else one whose turn has not come yet would seem to be silent
+            if node.connection in ready:
+                self._read(node)
+        for node in nodes:
+            if node.id in self._nodes and node.waiting and time.monotonic() - node.heard > self.silence:
+                self._lose(node, f"silent for {self.silence:.0f} s")
 
-        calls = {call: node for node in self._nodes.values() for call in node.calls}
-        if calls:
-            ray.wait(list(calls), num_returns=1, timeout=seconds)
-        # All that are there: else a node whose turn has not come yet would seem to be silent.
-        done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else []
+    def _reach(self, seconds: float) -> None:
+        """Connects to the actors that have started; waits for one only where none was reached before."""
+        opening = {node.call: node for node in self._nodes.values() if node.connection is None}
+        if not opening:
+            return
+        import ray
+
+        done, _ = ray.wait(list(opening), timeout=seconds if len(opening) == len(self._nodes) else 0)
         for call in done:
-            node = calls[call]
-            if self._nodes.get(node.id) is not node:  # lost with the call before
+            node = opening[call]
+            found = self._result(node)
+            if found is None:
                 continue
+            port, key = found
+            node.call = node.actor.serve.remote()
             try:
-                answers = ray.get(call)
-            except RayTaskError as error:  # raised there, as it would be again on any other node
-                lines = [f"  {line}" for line in str(error).splitlines()]
-                raise RunError(f"the environments on {node.address} failed: {one_line(error.cause)}", *lines) from error
-            except RayError as error:
-                self._lose(node, one_line(error))
+                node.connection = _connected(node.address, port, key, self.silence)
+            except (OSError, EOFError, AuthenticationError) as error:
+                self._lose(node, f"not reached on port {port}, which the nodes of a cluster must be: {error!r}")
                 continue
             node.heard = time.monotonic()
-            node.calls.remove(call)
-            for slot, answer in answers:
-                node.waiting.discard(slot)
-                self._answers[slot] = _owned(answer)
-        for node in list(self._nodes.values()):
-            if node.calls and time.monotonic() - node.heard > self.silence:
-                self._lose(node, f"silent for {self.silence:.0f} s")
+            self._send(node)
+
+    def _read(self, node: _Node) -> None:
+        assert node.connection is not None
+        try:
+            while node.connection.poll():
+                said: tuple[int, Answer] | None = node.connection.recv()
+                node.heard = time.monotonic()
+                if said is not None:
+                    slot, answer = said
+                    node.waiting.discard(slot)
+                    self._answers[slot] = answer
+        except (EOFError, OSError) as error:
+            self._gone(node, error)
+
+    def _gone(self, node: _Node, error: Exception) -> None:
+        """Lets go of a node whose connection ended. Raises RunError with what its actor raised, if that is why."""
+        if self._result(node, RAISED) is None and self._nodes.get(node.id) is node:
+            self._lose(node, f"its connection ended: {error!r}")
+
+    def _result(self, node: _Node, seconds: float = 0.0) -> Any:
+        """What the actor's call returned, None if it is under way still; loses the node where the actor is gone.
+
+        Raises:
+          RunError: What the actor raised.
+        """
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        try:
+            return ray.get(node.call, timeout=seconds)
+        except GetTimeoutError:
+            return None
+        except RayTaskError as error:  # raised there, as it would be again on any other node
+            lines = [f"  {line}" for line in str(error).splitlines()]
+            raise RunError(f"the environments on {node.address} failed: {one_line(error.cause)}", *lines) from error
+        except RayError as error:
+            self._lose(node, one_line(error))
+            return None
 
     def _lose(self, node: _Node, why: str) -> None:
         """Counts a node's environments as dead."""
@@ -289,22 +360,61 @@ class RayWorkers:
         import ray
         from ray.exceptions import RayError
 
+        if node.connection is not None:
+            node.connection.close()
         with contextlib.suppress(RayError, ValueError):
             ray.kill(node.actor)
         self._nodes.pop(node.id, None)
         self._node_of = {slot: one for slot, one in self._node_of.items() if one is not node}
 
 
-def _owned(answer: Answer) -> Answer:
-    """An answer whose arrays are this process's own, not views of Ray's store, which would stay full of them."""
-    if answer is None or isinstance(answer, RunError):
-        return answer
-    if isinstance(answer, Start):
-        return dataclasses.replace(answer, observation={k: np.array(v) for k, v in answer.observation.items()})
-    return dataclasses.replace(
-        answer,
-        observations={name: np.array(value) for name, value in answer.observations.items()},
-        actions=np.array(answer.actions),
-        rewards=np.array(answer.rewards),
-        success=np.array(answer.success),
-    )
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _connected(host: str, port: int, key: bytes, silence: float) -> Connection:
+    """Connects to an actor. Raises OSError, EOFError or AuthenticationError where there is none that knows the key.
+
+    A message that stops in its middle for `silence` seconds, since its node has no power any more, raises OSError too.
+    """
+    connection = _made(socket.create_connection((host, port), timeout=REACHED))
+    try:
+        _limit(connection, REACHED)
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+        _limit(connection, silence)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _accepted(listener: socket.socket, key: bytes) -> Connection:
+    """Waits for the first who knows the key; nothing that others say is unpickled."""
+    while True:
+        connection = _made(listener.accept()[0])
+        try:
+            _limit(connection, STRANGER)
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+            _limit(connection, 0)
+        except (OSError, EOFError, AuthenticationError, AssertionError):
+            connection.close()
+        else:
+            return connection
+
+
+def _made(found: socket.socket) -> Connection:
+    """A connection of a socket; small messages leave at once, and one whose other side is gone ends."""
+    found.settimeout(None)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else the second of two writes may wait 40 ms
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return Connection(found.detach())
+
+
+def _limit(connection: Connection, seconds: float) -> None:
+    """Has a read or write of a connection that gets no further fail after so many seconds; 0: never."""
+    interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as found:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            found.setsockopt(socket.SOL_SOCKET, option, interval)

@@ -158,7 +158,7 @@ class ProcessWorkers:
           name: Of the environment, for errors.
           every_frame: Whether each action's observation is answered.
           silence: Seconds after which a worker that does not answer counts as dead.
-          wake: A pipe; what comes through it ends a wait for answers, with a TimeoutError.
+          wake: A pipe; while something is to be read from it, a wait for answers ends with a TimeoutError.
         """
         self.count, self.every_frame, self.silence = count, every_frame, silence
         self.parallel = min(count, len(cores()))
@@ -195,11 +195,7 @@ class ProcessWorkers:
             for slot in slots:
                 if self._pipes[slot] in ready:
                     return slot, self._read(slot)
-            for wake in self._wakes:
-                if wake in ready:
-                    wake.recv()
-                    raise TimeoutError
-            if now >= until:
+            if now >= until or any(wake in ready for wake in self._wakes):
                 raise TimeoutError
             if stopping():
                 raise StopRequested

@@ -1,132 +1,196 @@
-"""A node's environments, asked by several threads as its actor is; what is refused; and, long, two Ray nodes."""
+"""A node's environments, asked as its actor is; who may ask; what is refused; and, long, two Ray nodes."""
 
 import contextlib
 import functools
+import importlib
 import os
-import signal
+import pickle
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.envs import fleet
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.fleet import Answer, NodeWorkers, _owned, make_workers
+from chunkwise.envs.fleet import Answer, NodeWorkers, _connected, make_workers
 from chunkwise.envs.workers import ProcessWorkers, Request, Reset, Run, Start, Stretch
 from chunkwise.errors import RunError
 from tests.chunkwise.envs.countdown import Countdown, Waits
 
 ACTIONS = np.ones((3, 3), np.float32)
 SOON = 25.0
-"""Seconds in which answers come on a busy machine; less than a call waits that nobody wakes."""
+"""Seconds in which answers come on a busy machine."""
+HERE = "127.0.0.1"
+
+
+class Node:
+    """A node's workers, served in a thread, and a connection to them."""
+
+    def __init__(self, task: str = "", kind: type[Countdown] = Countdown, beat: float = SOON) -> None:
+        opener, workers = functools.partial(kind, EnvSpec(suite="own", task=task)), NodeWorkers()
+        self.port, self.key = workers.listen(HERE, opener, 3, "countdown", True, 60.0)
+        workers._beat = beat
+        self.thread = threading.Thread(target=workers.serve)
+        self.thread.start()
+
+    def connect(self, silence: float = 60.0) -> Connection:
+        self.connection = _connected(HERE, self.port, self.key, silence)
+        return self.connection
+
+    def ask(self, *requests: tuple[int, Request]) -> None:
+        for request in requests:
+            self.connection.send(request)
+
+    def answers(self, count: int) -> dict[int, Answer]:
+        found: dict[int, Answer] = {}
+        while len(found) < count:
+            assert self.connection.poll(SOON), f"expected {count} answers, found those of slots {list(found)}"
+            said = self.connection.recv()
+            found |= {} if said is None else dict([said])
+        return found
+
+    def end(self) -> None:
+        """Leaves, as whoever asked does; or calls, so that it stops to wait for them."""
+        with contextlib.suppress(OSError):  # it is served already, and listens no more
+            self.connect()
+        self.connection.close()
+        self.thread.join(SOON)
+        assert not self.thread.is_alive()
 
 
 @pytest.fixture
-def node() -> Iterator[Callable[..., NodeWorkers]]:
-    """Makes a node's workers, whose processes end with the test, also where it fails."""
+def node() -> Iterator[Callable[..., Node]]:
+    """Makes nodes, whose processes end with the test, also where it fails."""
     with contextlib.ExitStack() as stack:
 
-        def make(task: str = "", kind: type[Countdown] = Countdown, silence: float = 300.0) -> NodeWorkers:
-            opener = functools.partial(kind, EnvSpec(suite="own", task=task))
-            workers = NodeWorkers(opener, 3, "countdown", True, silence)
-            stack.callback(workers.close)
-            return workers
+        def make(*arguments: Any, **settings: Any) -> Node:
+            made = Node(*arguments, **settings)
+            stack.callback(made.end)
+            return made
 
         yield make
 
 
-def answers(workers: NodeWorkers, count: int, *requests: tuple[int, Request]) -> dict[int, Answer]:
-    """So many of them to what is asked, in as many calls as it takes."""
-    found = dict(workers.exchange(list(requests)))
-    while len(found) < count:
-        found |= dict(workers.exchange([]))
-    return found
-
-
-def test_what_is_asked_during_a_wait_is_answered(node: Callable[..., NodeWorkers], tmp_path: Path) -> None:
+def test_what_is_asked_during_a_wait_is_answered(node: Callable[..., Node], tmp_path: Path) -> None:
     """Slot 0 waits for a file that is made once the others, which are asked while it is waited for, have answered."""
-    workers = node(str(tmp_path / "mark"), Waits)
-    assert isinstance(answers(workers, 1, (0, Reset(3)))[0], Start)
-    found: dict[int, Answer] = {}
-    with ThreadPoolExecutor() as pool:
-        calls = {pool.submit(workers.exchange, [(0, Run(ACTIONS))])}
-        time.sleep(0.2)  # so that it listens already; the others are answered in either case
-        calls.add(pool.submit(workers.exchange, [(1, Reset(2)), (2, Reset(5))]))
-        while len(found) < 2:
-            done, calls = wait(calls, timeout=SOON, return_when=FIRST_COMPLETED)
-            assert done, "nobody hears them before a beat is over"
-            found |= {slot: answer for call in done for slot, answer in call.result()}
-            calls = calls or {pool.submit(workers.exchange, [])}
-        starts = {slot: start.observation["state"][0] for slot, start in found.items() if isinstance(start, Start)}
-        assert starts == {1: 2, 2: 5}
-        calls.add(pool.submit(workers.exchange, []))  # one more than there are slots to listen to
-        (tmp_path / "mark").touch()
-        results = sorted((call.result(SOON) for call in calls), key=len)
-    assert results[:-1] == [[]] * (len(calls) - 1), "a call that nothing is left for comes back"
-    ((slot, last),) = results[-1]
-    assert slot == 0
+    served = node(str(tmp_path / "mark"), Waits, beat=1000.0)
+    served.connect()
+    served.ask((0, Reset(3)))
+    assert isinstance(served.answers(1)[0], Start)
+    served.ask((0, Run(ACTIONS)))
+    time.sleep(0.2)  # so that it is waited for already; the others are answered in either case
+    served.ask((1, Reset(2)), (2, Reset(5)))
+    found = served.answers(2)
+    starts = {slot: start.observation["state"][0] for slot, start in found.items() if isinstance(start, Start)}
+    assert starts == {1: 2, 2: 5}
+    (tmp_path / "mark").touch()
+    last = served.answers(1)[0]
     assert isinstance(last, Stretch)
     assert len(last.actions) == 3
 
 
-def test_a_worker_that_dies_is_told_and_a_silent_one_too(node: Callable[..., NodeWorkers]) -> None:
-    workers = node("deadly", silence=60.0)
-    found = answers(workers, 2, (0, Reset(4)), (1, Reset(2)))
+def test_a_worker_that_dies_is_told_and_the_others_play_on(node: Callable[..., Node]) -> None:
+    served = node("deadly")
+    served.connect()
+    served.ask((0, Reset(4)), (1, Reset(2)))
+    found = served.answers(2)
     assert found[0] is None
     assert isinstance(found[1], Start)
-    pid = workers._workers.pid(1)
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    workers._workers.silence = 0.0
-    assert answers(workers, 1, (1, Run(ACTIONS))) == {1: None}
-    workers._workers.silence = 60.0
-    assert isinstance(answers(workers, 1, (1, Reset(2)))[1], Start)
+    served.ask((0, Reset(2)))
+    assert isinstance(served.answers(1)[0], Start), "a new process for its slot"
 
 
-def test_what_comes_out_of_rays_store_is_copied_and_nothing_of_it_is_lost() -> None:
-    views = np.arange(6, dtype=np.float32).reshape(2, 3)
-    views.flags.writeable = False
-    answer = Stretch({"state": views}, views, views[:, 0], views[:, 0] > 1, over=True, busy_s=0.5)
-    owned = _owned(answer)
-    assert isinstance(owned, Stretch)
-    assert (owned.over, owned.busy_s) == (True, 0.5)
-    for mine, theirs in ((owned.observations["state"], views), (owned.actions, views), (owned.rewards, views[:, 0])):
-        np.testing.assert_array_equal(mine, theirs)
-        assert not np.shares_memory(mine, views)
-
-
-def test_where_nothing_is_there_it_says_so_soon(node: Callable[..., NodeWorkers], tmp_path: Path) -> None:
-    workers = node(str(tmp_path / "mark"), Waits, silence=60.0)
-    assert workers.exchange([]) == [], "nothing was asked"
-    assert isinstance(answers(workers, 1, (0, Reset(3)))[0], Start)
-    workers._beat = 0.1
-    assert workers.exchange([(0, Run(ACTIONS))]) == [], "its actor would seem to be gone"
+def test_it_says_that_it_is_there_while_it_is_waited_for_alone(node: Callable[..., Node], tmp_path: Path) -> None:
+    served = node(str(tmp_path / "mark"), Waits, beat=0.1)
+    connection = served.connect()
+    served.ask((0, Reset(3)))
+    assert isinstance(served.answers(1)[0], Start)
+    assert not connection.poll(0.5), "nobody waits"
+    served.ask((0, Run(ACTIONS)))
+    for _ in range(3):
+        assert connection.poll(SOON), "it would seem to be gone"
+        assert connection.recv() is None
     (tmp_path / "mark").touch()
-    assert isinstance(answers(workers, 1)[0], Stretch)
+    assert isinstance(served.answers(1)[0], Stretch)
 
 
-def test_errors_come_as_answers(node: Callable[..., NodeWorkers]) -> None:
-    workers = node("broken")
-    error = answers(workers, 1, (0, Reset(4)))[0]
+def test_errors_come_as_answers(node: Callable[..., Node]) -> None:
+    served = node("broken")
+    served.connect()
+    served.ask((0, Reset(4)))
+    error = served.answers(1)[0]
     assert isinstance(error, RunError)
     assert str(error).startswith("the environment countdown (reset with seed 4, step 0) failed: ZeroDivisionError")
 
 
-def test_calls_that_nothing_is_left_for_do_not_fill_the_pipe_that_wakes(node: Callable[..., NodeWorkers]) -> None:
-    """It holds some thousand messages; the call after them would wait for ever."""
-    workers = node()
-    for _ in range(50):
-        assert workers.exchange([]) == []
-    left = 0
-    while workers._wake.poll():
-        workers._wake.recv()
-        left += 1
-    assert left <= 1
+class Trap:
+    """Does something when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def test_who_does_not_know_the_key_is_not_listened_to(
+    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "STRANGER", 0.2)
+    served = node()
+    with pytest.raises(AuthenticationError):
+        _connected(HERE, served.port, b"another", 60.0)
+    mark = tmp_path / "unpickled"
+    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", pickle.dumps(Trap(mark)), b"\x7f\xff\xff\xff" + b"x" * 99):
+        with socket.create_connection((HERE, served.port)) as stranger:
+            stranger.sendall(said)
+            time.sleep(0.3)  # the first says nothing
+            stranger.settimeout(SOON)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(100):
+                    pass  # up to its end
+    served.connect()
+    served.ask((2, Reset(2)))
+    assert isinstance(served.answers(1)[2], Start)
+    assert not mark.exists()
+
+
+def test_an_actor_that_others_take_for_ours_is_not_believed() -> None:
+    """Who holds the port must know the key too."""
+    with socket.create_server((HERE, 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=lambda: fleet._accepted(listener, b"another"), daemon=True)
+        thread.start()
+        with pytest.raises(AuthenticationError):
+            _connected(HERE, port, b"ours", 60.0)
+        _connected(HERE, port, b"another", 60.0).close()  # so that it ends
+        thread.join(SOON)
+
+
+def test_a_message_that_stops_in_its_middle_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a machine has no power any more, which closes no connection."""
+    with socket.create_server((HERE, 0)) as listener:
+        accepted: list[Connection] = []
+        thread = threading.Thread(target=lambda: accepted.append(fleet._accepted(listener, b"key")))
+        thread.start()
+        connection = _connected(HERE, listener.getsockname()[1], b"key", silence=0.5)
+        thread.join(SOON)
+        os.write(accepted[0].fileno(), b"\x00\x00\x00\x63half")
+        assert connection.poll(SOON)
+        with pytest.raises(BlockingIOError):
+            connection.recv()
+        connection.close()
+        accepted[0].close()
 
 
 def test_without_an_address_there_is_no_ray() -> None:
@@ -151,11 +215,17 @@ def test_two_nodes_play_what_processes_play_whatever_is_taken_away() -> None:
 
 
 @pytest.mark.long
-def test_what_a_node_raises_is_told_and_not_played_again_elsewhere() -> None:
+def test_what_a_node_raises_is_told_and_not_played_again_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = EnvSpec(suite="own")
-    workers = make_workers(FleetConfig(address="local"), lambda: Countdown(spec), 1, name="countdown")
-    workers.submit(0, Reset(1))
-    with pytest.raises(RunError, match=r"the environments on 127\.0\.0\.1 failed: .*lambda.*") as raised:
-        workers.receive([0])
-    assert len(raised.value.args) > 1, "where it happened"
-    workers.close()
+    (tmp_path / "only_here.py").write_text("class Env:\n    def __init__(self):\n        pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("only_here")
+    for opener, error in ((lambda: Countdown(spec), "lambda"), (module.Env, "only_here")):
+        workers = make_workers(FleetConfig(address="local"), opener, 1, name="countdown")
+        workers.submit(0, Reset(1))
+        with pytest.raises(RunError, match=rf"the environments on 127\.0\.0\.1 failed: .*{error}.*") as raised:
+            workers.receive([0])
+        assert len(raised.value.args) > 1, "where it happened"
+        workers.close()
