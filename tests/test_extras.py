@@ -45,7 +45,7 @@ def test_a_dataset_becomes_a_file_of_rerun(tmp_path: Path):
 def test_a_traced_run_is_shown_by_xprof(tmp_path: Path):
     put_in_place({}, clone(tmp_path), trained=True)
     folder = "runs/traced"
-    short = "--run.profile 2 --train.steps 10 --train.log-every 5 --train.eval-every 0 --checkpoint.every 10"
+    short = "--run.profile 2 --train.steps 40 --train.log-every 5 --train.eval-every 0 --checkpoint.every 40"
     small = "--eval.videos 0 --eval.final-episodes 1 --eval.num-envs 1 --eval.max-steps 20"
     finish(start(f"chunkwise train qchunk/debug --run.dir {folder}", short, small, folder=tmp_path))
     (line,) = lines("docs/performance.md", "xprof")

@@ -1,6 +1,6 @@
 """A trace of some updates: what host and devices did when, as xprof and TensorBoard open it (run.profile).
 
-    pip install xprof && xprof --logdir RUN/profile
+    pip install xprof && xprof server --logdir RUN/profile
 
 Each call of the compiled update is a step of the trace by the name `update`, numbered as the run numbers it.
 """
