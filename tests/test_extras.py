@@ -3,9 +3,11 @@
 `.ci/full` runs them in an environment that has the extras.
 """
 
+import gzip
 import json
 import re
 import signal
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -50,15 +52,17 @@ def test_a_traced_run_is_shown_by_xprof(tmp_path: Path):
     finish(start(f"chunkwise train qchunk/debug --run.dir {folder}", short, small, folder=tmp_path))
     (line,) = lines("docs/performance.md", "xprof")
     program = line.split("&&")[1].strip()
-    process = start(f"exec {program}", "--port 0", folder=tmp_path)
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    process = start(f"exec {program}", f"--port {port}", folder=tmp_path)
     assert process.stdout is not None
     said = ""
-    while not (address := re.search(r"http://\S+", said)):
+    while f":{port}/" not in said:
         shown = process.stdout.readline()
         assert shown, said
         said += shown
-    with urllib.request.urlopen(address[0]) as answer:
-        assert answer.status == 200
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/profile/runs") as answer:
+        assert json.loads(gzip.decompress(answer.read())), "expected the trace among its runs"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
 
