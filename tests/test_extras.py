@@ -8,6 +8,8 @@ import json
 import re
 import signal
 import socket
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -61,8 +63,15 @@ def test_a_traced_run_is_shown_by_xprof(tmp_path: Path):
         shown = process.stdout.readline()
         assert shown, said
         said += shown
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/profile/runs") as answer:
-        assert json.loads(gzip.decompress(answer.read())), "expected the trace among its runs"
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/profile/runs") as answer:
+                assert json.loads(gzip.decompress(answer.read())), "expected the trace among its runs"
+            break
+        except urllib.error.URLError:  # it says where it answers before it does
+            assert time.monotonic() < until, said
+            time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
 
