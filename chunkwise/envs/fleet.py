@@ -42,7 +42,8 @@ BEATS = 8
 OPENING = 0.05
 """Seconds between two looks whether an actor has started, while others are listened to."""
 REACHED = 20.0
-"""Seconds in which an actor that has started must be reached."""
+"""Seconds in which an actor that has started must be reached, and a message that has begun go on: its node may have no
+power any more."""
 STRANGER = 5.0
 """Seconds in which whoever connects must say something that follows from the key; the next one waits so long."""
 RAISED = 2.0
@@ -304,7 +305,7 @@ class RayWorkers:
             port, key = found
             node.call = node.actor.serve.remote()
             try:
-                node.connection = _connected(node.address, port, key, self.silence)
+                node.connection = _connected(node.address, port, key)
             except (OSError, EOFError, AuthenticationError) as error:
                 self._lose(node, f"not reached on port {port}, which the nodes of a cluster must be: {error!r}")
                 continue
@@ -372,17 +373,13 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _connected(host: str, port: int, key: bytes, silence: float) -> Connection:
-    """Connects to an actor. Raises OSError, EOFError or AuthenticationError where there is none that knows the key.
-
-    A message that stops in its middle for `silence` seconds, since its node has no power any more, raises OSError too.
-    """
+def _connected(host: str, port: int, key: bytes) -> Connection:
+    """Connects to an actor. Raises OSError, EOFError or AuthenticationError where there is none that knows the key."""
     connection = _made(socket.create_connection((host, port), timeout=REACHED))
     try:
         _limit(connection, REACHED)
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
-        _limit(connection, silence)
     except BaseException:
         connection.close()
         raise

@@ -43,8 +43,8 @@ class Node:
         self.thread = threading.Thread(target=workers.serve)
         self.thread.start()
 
-    def connect(self, silence: float = 60.0) -> Connection:
-        self.connection = _connected(HERE, self.port, self.key, silence)
+    def connect(self) -> Connection:
+        self.connection = _connected(HERE, self.port, self.key)
         return self.connection
 
     def ask(self, *requests: tuple[int, Request]) -> None:
@@ -149,7 +149,7 @@ def test_who_does_not_know_the_key_is_not_listened_to(
     monkeypatch.setattr(fleet, "STRANGER", 0.2)
     served = node()
     with pytest.raises(AuthenticationError):
-        _connected(HERE, served.port, b"another", 60.0)
+        _connected(HERE, served.port, b"another")
     mark = tmp_path / "unpickled"
     for said in (b"", b"GET / HTTP/1.1\r\n\r\n", pickle.dumps(Trap(mark)), b"\x7f\xff\xff\xff" + b"x" * 99):
         with socket.create_connection((HERE, served.port)) as stranger:
@@ -165,15 +165,24 @@ def test_who_does_not_know_the_key_is_not_listened_to(
     assert not mark.exists()
 
 
-def test_an_actor_that_others_take_for_ours_is_not_believed() -> None:
-    """Who holds the port must know the key too."""
+def test_who_holds_the_port_must_know_the_key_too() -> None:
+    """Else what they send would be unpickled here."""
     with socket.create_server((HERE, 0)) as listener:
-        port = listener.getsockname()[1]
-        thread = threading.Thread(target=lambda: fleet._accepted(listener, b"another"), daemon=True)
+
+        def welcome() -> None:
+            connection = fleet._made(listener.accept()[0])
+            connection.send_bytes(b"#CHALLENGE#" + b"x" * 20)
+            connection.recv_bytes()
+            connection.send_bytes(b"#WELCOME#")
+            connection.recv_bytes()
+            connection.send_bytes(b"x" * 16)
+            assert connection.recv_bytes() == b"#FAILURE#"
+            connection.close()
+
+        thread = threading.Thread(target=welcome)
         thread.start()
         with pytest.raises(AuthenticationError):
-            _connected(HERE, port, b"ours", 60.0)
-        _connected(HERE, port, b"another", 60.0).close()  # so that it ends
+            _connected(HERE, listener.getsockname()[1], b"ours")
         thread.join(SOON)
 
 
@@ -183,7 +192,8 @@ def test_a_message_that_stops_in_its_middle_is_not_waited_for(monkeypatch: pytes
         accepted: list[Connection] = []
         thread = threading.Thread(target=lambda: accepted.append(fleet._accepted(listener, b"key")))
         thread.start()
-        connection = _connected(HERE, listener.getsockname()[1], b"key", silence=0.5)
+        monkeypatch.setattr(fleet, "REACHED", 0.5)
+        connection = _connected(HERE, listener.getsockname()[1], b"key")
         thread.join(SOON)
         os.write(accepted[0].fileno(), b"\x00\x00\x00\x63half")
         assert connection.poll(SOON)
