@@ -7,14 +7,17 @@ killed, a node is gone or frozen, the rollouts under way there are lost, as with
 the other nodes, which wait for nothing.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import math
 import os
+import queue
 import secrets
 import socket
 import struct
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -24,6 +27,7 @@ from typing import Any
 
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.distributed.ray_cluster import connected
+from chunkwise.envs.failures import failure
 from chunkwise.envs.workers import (
     ASK_AGAIN,
     Opener,
@@ -46,6 +50,9 @@ REACHED = 20.0
 power any more."""
 STRANGER = 5.0
 """Seconds in which whoever connects must say something that follows from the key; the next one waits so long."""
+ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 3}
+"""Seconds after which a connection that carries nothing is tried, between two tries, and their number: routers forget
+those that are idle for minutes, as these are while a policy trains."""
 RAISED = 2.0
 """Seconds that an actor's error may come later than the end of its connection."""
 
@@ -102,24 +109,35 @@ class NodeWorkers:
         """Answers the first who connects and knows the key, until they close the connection."""
         with self._listener:
             connection = _accepted(self._listener, self._key)
-        workers = self._workers(wake=connection)
-        with connection:
-            try:
-                self._answer(workers, connection)
-            except (EOFError, ConnectionError):
-                return  # who asked is gone
-            finally:
-                workers.close()
+        wake, waker = os.pipe()
+        requests: queue.SimpleQueue[tuple[int, Request] | Exception] = queue.SimpleQueue()
+        reader = threading.Thread(target=_listen, args=(connection, requests, waker))
+        reader.start()
+        workers = self._workers(wake=wake)
+        try:
+            self._answer(workers, connection, requests, wake)
+        except (EOFError, ConnectionError):
+            return  # who asked is gone
+        finally:
+            workers.close()
+            _hang_up(connection)  # so that it does not read for ever
+            reader.join()
+            connection.close()
+            os.close(wake)
+            os.close(waker)
 
-    def _answer(self, workers: ProcessWorkers, connection: Connection) -> None:
+    def _answer(self, workers: ProcessWorkers, connection: Connection, requests: Any, wake: int) -> None:
         asked: dict[int, None] = {}  # slots, the one that was asked longest ago first
         beat = 0.0
         while True:
-            while connection.poll(0 if asked else None):
-                slot, request = connection.recv()
+            while not asked or not requests.empty():
+                request = requests.get()
+                os.read(wake, 1)
+                if isinstance(request, Exception):
+                    raise request
                 beat = beat if asked else time.monotonic() + self._beat
-                asked[slot] = None
-                workers.submit(slot, request)
+                asked[request[0]] = None
+                workers.submit(*request)
             try:
                 slot, answer = workers.receive(asked, within=max(beat - time.monotonic(), 0.0))
             except TimeoutError:
@@ -136,6 +154,22 @@ class NodeWorkers:
             connection.send((slot, answer))
 
 
+def _listen(connection: Connection, requests: Any, waker: int) -> None:
+    """Body of a thread that reads requests, at last what ends them, and writes a byte for each.
+
+    If the thread that sends read them too, both sides could wait for each other to read, with large images and many
+    slots.
+    """
+    request: Any = None
+    while not isinstance(request, Exception):
+        try:
+            request = connection.recv()
+        except Exception as error:  # also one that cannot be unpickled here
+            request = error
+        requests.put(request)
+        os.write(waker, b".")
+
+
 @dataclasses.dataclass(eq=False)
 class _Node:
     """What is known here of a node and its actor."""
@@ -145,9 +179,11 @@ class _Node:
     cores: float
     actor: Any
     call: Any
-    """Under way: `listen`, and once there is a connection `serve`."""
+    """Under way: `listen`, and once that has returned `serve`."""
     heard: float
     """When it last said something, or was asked while it owed nothing."""
+    reaching: "concurrent.futures.Future[Connection] | None" = None
+    """Under way once `listen` has returned; the connection that comes of it."""
     connection: Connection | None = None
     requests: list[tuple[int, Request]] = dataclasses.field(default_factory=list)
     """Not sent yet."""
@@ -169,6 +205,8 @@ class RayWorkers:
         self._answers: dict[int, Answer] = {}
         self._losses: Counter[str] = Counter()
         self._connection: contextlib.ExitStack | None = None
+        self._threads = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="fleet")
+        self._asked_ray = 0.0
 
     @property
     def parallel(self) -> int:
@@ -220,7 +258,7 @@ class RayWorkers:
         nodes = list(self._nodes.values())
         for node in nodes:
             if node.connection is not None:
-                node.connection.close()
+                _hang_up(node.connection)
         with contextlib.suppress(RayError):  # one that hangs is killed all the same
             ray.wait([node.call for node in nodes], num_returns=len(nodes), timeout=10)
         for node in nodes:
@@ -281,42 +319,61 @@ class RayWorkers:
         connections = [node.connection for node in self._nodes.values() if node.connection is not None]
         opening = len(connections) < len(self._nodes)
         ready = wait(connections, min(seconds, OPENING) if opening else seconds)
-        nodes = list(self._nodes.values())
-        for node in nodes:  # all that have said something: else one whose turn has not come yet would seem to be silent
+        for node in self._nodes.copy().values():
             if node.connection in ready:
                 self._read(node)
-        for node in nodes:
-            if node.id in self._nodes and node.waiting and time.monotonic() - node.heard > self.silence:
+        now = time.monotonic()
+        if now - self._asked_ray > ASK_AGAIN:
+            self._asked_ray = now
+            self._ask_ray()
+        for node in self._nodes.copy().values():
+            unread = node.connection is not None and node.connection.poll()  # came while others were read
+            if node.waiting and not unread and now - node.heard > self.silence:
                 self._lose(node, f"silent for {self.silence:.0f} s")
 
-    def _reach(self, seconds: float) -> None:
-        """Connects to the actors that have started; waits for one only where none was reached before."""
-        opening = {node.call: node for node in self._nodes.values() if node.connection is None}
-        if not opening:
-            return
+    def _ask_ray(self) -> None:
+        """Lets go of those whose actors Ray knows to be gone: one without power or network closes no connection."""
         import ray
 
-        done, _ = ray.wait(list(opening), timeout=seconds if len(opening) == len(self._nodes) else 0)
+        calls = {node.call: node for node in self._nodes.values() if node.connection is not None}
+        done = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else []
         for call in done:
-            node = opening[call]
-            found = self._result(node)
-            if found is None:
-                continue
-            port, key = found
-            node.call = node.actor.serve.remote()
-            try:
-                node.connection = _connected(node.address, port, key)
-            except (OSError, EOFError, AuthenticationError) as error:
-                self._lose(node, f"not reached on port {port}, which the nodes of a cluster must be: {error!r}")
-                continue
-            node.heard = time.monotonic()
-            self._send(node)
+            node = calls[call]
+            if node.connection is not None and not node.connection.poll():  # else what it said last is read first
+                self._gone(node, EOFError())
+
+    def _reach(self, seconds: float) -> None:
+        """Connects to the actors that have started; waits for one only where none was reached before.
+
+        In threads, since one that cannot be reached would hold up the others.
+        """
+        opening = {node.call: node for node in self._nodes.values() if node.connection is None and not node.reaching}
+        if opening:
+            import ray
+
+            alone = len(opening) == len(self._nodes)
+            ray.wait(list(opening), timeout=seconds if alone else 0)
+            for call in ray.wait(list(opening), num_returns=len(opening), timeout=0)[0]:  # all of them: see `heard`
+                node = opening[call]
+                found = self._result(node)
+                if found is not None:
+                    node.call = node.actor.serve.remote()
+                    node.reaching = self._threads.submit(_connected, node.address, *found)
+                    node.heard = time.monotonic()
+        for node in self._nodes.copy().values():
+            if node.connection is None and node.reaching and node.reaching.done():
+                if error := node.reaching.exception():
+                    self._lose(node, f"not reached at its port, as the nodes of a cluster must be: {error!r}")
+                    continue
+                node.connection = node.reaching.result()
+                node.heard = time.monotonic()
+                self._send(node)
 
     def _read(self, node: _Node) -> None:
         assert node.connection is not None
         try:
             while node.connection.poll():
-                said: tuple[int, Answer] | None = node.connection.recv()
+                said: tuple[int, Answer] | None = self._received(node.connection, node.address)
                 node.heard = time.monotonic()
                 if said is not None:
                     slot, answer = said
@@ -324,6 +381,14 @@ class RayWorkers:
                     self._answers[slot] = answer
         except (EOFError, OSError) as error:
             self._gone(node, error)
+
+    def _received(self, connection: Connection, address: str) -> Any:
+        try:
+            return connection.recv()
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # of another version of numpy, for example
+            raise failure(f"what the environments on {address} answered cannot be read here", error) from error
 
     def _gone(self, node: _Node, error: Exception) -> None:
         """Lets go of a node whose connection ended. Raises RunError with what its actor raised, if that is why."""
@@ -362,7 +427,9 @@ class RayWorkers:
         from ray.exceptions import RayError
 
         if node.connection is not None:
+            _hang_up(node.connection)
             node.connection.close()
+            node.connection = None
         with contextlib.suppress(RayError, ValueError):
             ray.kill(node.actor)
         self._nodes.pop(node.id, None)
@@ -406,6 +473,9 @@ def _made(found: socket.socket) -> Connection:
     found.settimeout(None)
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else the second of two writes may wait 40 ms
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in ALIVE.items():  # not every system has all of them
+        if hasattr(socket, name):
+            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return Connection(found.detach())
 
 
@@ -415,3 +485,10 @@ def _limit(connection: Connection, seconds: float) -> None:
     with socket.socket(fileno=os.dup(connection.fileno())) as found:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             found.setsockopt(socket.SOL_SOCKET, option, interval)
+        found.settimeout(None)  # whatever socket.setdefaulttimeout says
+
+
+def _hang_up(connection: Connection) -> None:
+    """Tells the other side that nothing follows, also where a forked child holds the connection open."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as found:
+        found.shutdown(socket.SHUT_RDWR)

@@ -133,6 +133,20 @@ def test_errors_come_as_answers(node: Callable[..., Node]) -> None:
     assert str(error).startswith("the environment countdown (reset with seed 4, step 0) failed: ZeroDivisionError")
 
 
+def test_neither_side_waits_for_the_other_to_read(node: Callable[..., Node]) -> None:
+    """Requests and answers of 24 MB each, of which more are asked before the first is read."""
+    served = node()
+    served.connect()
+    served.ask((0, Reset(2)), (1, Reset(2)), (2, Reset(2)))
+    assert len(served.answers(3)) == 3
+    large = np.ones((1, 6_000_000), np.float32)
+    served.ask((0, Run(large)))
+    time.sleep(1.0)  # so that its answer is under way
+    served.ask((1, Run(large)), (2, Run(large)))
+    found = served.answers(3)
+    assert [len(answer.actions[0]) for answer in found.values() if isinstance(answer, Stretch)] == [6_000_000] * 3
+
+
 class Trap:
     """Does something when it is unpickled."""
 
