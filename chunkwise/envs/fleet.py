@@ -15,17 +15,15 @@ import math
 import os
 import queue
 import secrets
-import socket
-import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed.connections import accept, connect, hang_up, listen_on
 from chunkwise.distributed.ray_cluster import connected
 from chunkwise.envs.failures import failure
 from chunkwise.envs.workers import (
@@ -45,14 +43,6 @@ BEATS = 8
 """An actor that was asked for something sends at least so often in the time after which its silence counts as death."""
 OPENING = 0.05
 """Seconds between two looks whether an actor has started, while others are listened to."""
-REACHED = 20.0
-"""Seconds in which an actor that has started must be reached, and a message that has begun go on: its node may have no
-power any more."""
-STRANGER = 5.0
-"""Seconds in which whoever connects must say something that follows from the key; the next one waits so long."""
-ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 20, "TCP_KEEPCNT": 3}
-"""Seconds after which a connection that carries nothing is tried, between two tries, and their number: routers forget
-those that are idle for minutes, as these are while a policy trains."""
 RAISED = 2.0
 """Seconds that an actor's error may come later than the end of its connection."""
 
@@ -102,13 +92,13 @@ class NodeWorkers:
         )
         self._beat = silence / BEATS
         self._key = secrets.token_bytes(32)
-        self._listener = socket.create_server((host, 0), family=_family(host))
+        self._listener = listen_on(host)
         return self._listener.getsockname()[1], self._key
 
     def serve(self) -> None:
         """Answers the first who connects and knows the key, until they close the connection."""
         with self._listener:
-            connection = _accepted(self._listener, self._key)
+            connection = accept(self._listener, self._key)
         wake, waker = os.pipe()
         requests: queue.SimpleQueue[tuple[int, Request] | Exception] = queue.SimpleQueue()
         reader = threading.Thread(target=_listen, args=(connection, requests, waker))
@@ -120,7 +110,7 @@ class NodeWorkers:
             return  # who asked is gone
         finally:
             workers.close()
-            _hang_up(connection)  # so that it does not read for ever
+            hang_up(connection)  # so that it does not read for ever
             reader.join()
             connection.close()
             os.close(wake)
@@ -258,7 +248,7 @@ class RayWorkers:
         nodes = list(self._nodes.values())
         for node in nodes:
             if node.connection is not None:
-                _hang_up(node.connection)
+                hang_up(node.connection)
         with contextlib.suppress(RayError):  # one that hangs is killed all the same
             ray.wait([node.call for node in nodes], num_returns=len(nodes), timeout=10)
         for node in nodes:
@@ -358,7 +348,7 @@ class RayWorkers:
                 found = self._result(node)
                 if found is not None:
                     node.call = node.actor.serve.remote()
-                    node.reaching = self._threads.submit(_connected, node.address, *found)
+                    node.reaching = self._threads.submit(connect, node.address, *found)
                     node.heard = time.monotonic()
         for node in self._nodes.copy().values():
             if node.connection is None and node.reaching and node.reaching.done():
@@ -427,68 +417,10 @@ class RayWorkers:
         from ray.exceptions import RayError
 
         if node.connection is not None:
-            _hang_up(node.connection)
+            hang_up(node.connection)
             node.connection.close()
             node.connection = None
         with contextlib.suppress(RayError, ValueError):
             ray.kill(node.actor)
         self._nodes.pop(node.id, None)
         self._node_of = {slot: one for slot, one in self._node_of.items() if one is not node}
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _connected(host: str, port: int, key: bytes) -> Connection:
-    """Connects to an actor. Raises OSError, EOFError or AuthenticationError where there is none that knows the key."""
-    connection = _made(socket.create_connection((host, port), timeout=REACHED))
-    try:
-        _limit(connection, REACHED)
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _accepted(listener: socket.socket, key: bytes) -> Connection:
-    """Waits for the first who knows the key; nothing that others say is unpickled."""
-    while True:
-        connection = _made(listener.accept()[0])
-        try:
-            _limit(connection, STRANGER)
-            deliver_challenge(connection, key)
-            answer_challenge(connection, key)
-            _limit(connection, 0)
-        except (OSError, EOFError, AuthenticationError, AssertionError):
-            connection.close()
-        else:
-            return connection
-
-
-def _made(found: socket.socket) -> Connection:
-    """A connection of a socket; small messages leave at once, and one whose other side is gone ends."""
-    found.settimeout(None)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else the second of two writes may wait 40 ms
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in ALIVE.items():  # not every system has all of them
-        if hasattr(socket, name):
-            found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return Connection(found.detach())
-
-
-def _limit(connection: Connection, seconds: float) -> None:
-    """Has a read or write of a connection that gets no further fail after so many seconds; 0: never."""
-    interval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with socket.socket(fileno=os.dup(connection.fileno())) as found:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            found.setsockopt(socket.SOL_SOCKET, option, interval)
-        found.settimeout(None)  # whatever socket.setdefaulttimeout says
-
-
-def _hang_up(connection: Connection) -> None:
-    """Tells the other side that nothing follows, also where a forked child holds the connection open."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as found:
-        found.shutdown(socket.SHUT_RDWR)

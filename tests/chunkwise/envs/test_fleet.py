@@ -1,17 +1,13 @@
-"""A node's environments, asked as its actor is; who may ask; what is refused; and, long, two Ray nodes."""
+"""A node's environments, asked as its actor is; what is refused; and, long, two Ray nodes."""
 
 import contextlib
 import functools
 import importlib
-import os
-import pickle
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,9 +16,9 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import FleetConfig
-from chunkwise.envs import fleet
+from chunkwise.distributed.connections import connect
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.fleet import Answer, NodeWorkers, _connected, make_workers
+from chunkwise.envs.fleet import Answer, NodeWorkers, make_workers
 from chunkwise.envs.workers import ProcessWorkers, Request, Reset, Run, Start, Stretch
 from chunkwise.errors import RunError
 from tests.chunkwise.envs.countdown import Countdown, Waits
@@ -44,7 +40,7 @@ class Node:
         self.thread.start()
 
     def connect(self) -> Connection:
-        self.connection = _connected(HERE, self.port, self.key)
+        self.connection = connect(HERE, self.port, self.key)
         return self.connection
 
     def ask(self, *requests: tuple[int, Request]) -> None:
@@ -145,76 +141,6 @@ def test_neither_side_waits_for_the_other_to_read(node: Callable[..., Node]) -> 
     served.ask((1, Run(large)), (2, Run(large)))
     found = served.answers(3)
     assert [len(answer.actions[0]) for answer in found.values() if isinstance(answer, Stretch)] == [6_000_000] * 3
-
-
-class Trap:
-    """Does something when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.mark,)
-
-
-def test_who_does_not_know_the_key_is_not_listened_to(
-    node: Callable[..., Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fleet, "STRANGER", 0.2)
-    served = node()
-    with pytest.raises(AuthenticationError):
-        _connected(HERE, served.port, b"another")
-    mark = tmp_path / "unpickled"
-    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", pickle.dumps(Trap(mark)), b"\x7f\xff\xff\xff" + b"x" * 99):
-        with socket.create_connection((HERE, served.port)) as stranger:
-            stranger.sendall(said)
-            time.sleep(0.3)  # the first says nothing
-            stranger.settimeout(SOON)
-            with contextlib.suppress(ConnectionResetError):
-                while stranger.recv(100):
-                    pass  # up to its end
-    served.connect()
-    served.ask((2, Reset(2)))
-    assert isinstance(served.answers(1)[2], Start)
-    assert not mark.exists()
-
-
-def test_who_holds_the_port_must_know_the_key_too() -> None:
-    """Else what they send would be unpickled here."""
-    with socket.create_server((HERE, 0)) as listener:
-
-        def welcome() -> None:
-            connection = fleet._made(listener.accept()[0])
-            connection.send_bytes(b"#CHALLENGE#" + b"x" * 20)
-            connection.recv_bytes()
-            connection.send_bytes(b"#WELCOME#")
-            connection.recv_bytes()
-            connection.send_bytes(b"x" * 16)
-            assert connection.recv_bytes() == b"#FAILURE#"
-            connection.close()
-
-        thread = threading.Thread(target=welcome)
-        thread.start()
-        with pytest.raises(AuthenticationError):
-            _connected(HERE, listener.getsockname()[1], b"ours")
-        thread.join(SOON)
-
-
-def test_a_message_that_stops_in_its_middle_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a machine has no power any more, which closes no connection."""
-    with socket.create_server((HERE, 0)) as listener:
-        accepted: list[Connection] = []
-        thread = threading.Thread(target=lambda: accepted.append(fleet._accepted(listener, b"key")))
-        thread.start()
-        monkeypatch.setattr(fleet, "REACHED", 0.5)
-        connection = _connected(HERE, listener.getsockname()[1], b"key")
-        thread.join(SOON)
-        os.write(accepted[0].fileno(), b"\x00\x00\x00\x63half")
-        assert connection.poll(SOON)
-        with pytest.raises(BlockingIOError):
-            connection.recv()
-        connection.close()
-        accepted[0].close()
 
 
 def test_without_an_address_there_is_no_ray() -> None:
