@@ -109,8 +109,8 @@ def can_render() -> None:
     root = Path(__file__).parents[1]
     child = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
     if "this machine cannot render" in child.stderr:
-        # Reason: a GL driver is part of the system, which pip cannot install, and no stand-in draws what it would.
-        pytest.skip(child.stderr.strip().splitlines()[-1][:200])
+        said = child.stderr.strip().splitlines()[-1][:200]
+        pytest.skip(said)  # since pip cannot install a GL driver, and no stand-in draws what it would
     assert child.returncode == 0, child.stderr
 
 

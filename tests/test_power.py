@@ -11,9 +11,9 @@ CONFIG = "tests/train.py"
 WHY_NOT = power.possible()
 
 
-# Reason to skip: only root may attach an image to a loop device, and containers often have none. `.ci/full` cuts the
-# power 190 times, and fails where it cannot. tests/chunkwise/checkpoint asks anywhere what lies on the device.
-@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "possible")
+# `.ci/full` cuts the power 190 times, and fails where it cannot. tests/chunkwise/checkpoint asks anywhere what lies on
+# the device.
+@pytest.mark.skipif(bool(WHY_NOT), reason=str(WHY_NOT))  # since only root may mount an image that loses what it holds
 def test_what_was_announced_outlives_a_power_cut(tmp_path: Path):
     options = [*kill.SHORT, *kill.OWN[CONFIG], "--train.steps", "120"]
     assert power.run(CONFIG, 3, tmp_path, options, kinds=("stop", "save", "done")) == 0
