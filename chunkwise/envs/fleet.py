@@ -317,8 +317,9 @@ class RayWorkers:
             self._asked_ray = now
             self._ask_ray()
         for node in self._nodes.copy().values():
-            unread = node.connection is not None and node.connection.poll()  # came while others were read
-            if node.waiting and not unread and now - node.heard > self.silence:
+            if node.waiting and now - node.heard > self.silence:
+                if node.connection is not None and node.connection.poll():
+                    continue  # what it said came while others were read
                 self._lose(node, f"silent for {self.silence:.0f} s")
 
     def _ask_ray(self) -> None:
