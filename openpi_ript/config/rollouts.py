@@ -42,8 +42,8 @@ class EnvConfig:
     e.g. reach-v3. ogbench: a single task, e.g. cube-single-singletask-task2-v0. gymnasium: any id, e.g. Pendulum-v1,
     or module:id, which is imported. point: the disc that is right, red or blue."""
     tasks: tuple[str, ...] = ()
-    """Several tasks in place of `task`: their names, or that of a set which the suite knows (metaworld: MT10, MT50;
-    libero: libero_spatial, libero_object, libero_goal, libero_10, libero_90)."""
+    """Several tasks in place of `task`: their names, or that of a set which the suite knows (metaworld: MT10, MT50,
+    easy, medium, hard, very_hard; libero: libero_spatial, libero_object, libero_goal, libero_10, libero_90)."""
     prompt: str = ""
     """The task in words, as the policy is told it; empty: as its suite says it (metaworld, libero)."""
     prompts: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -109,7 +109,31 @@ MT10 = (
     "window-close-v3",
 )
 """Tasks of Meta-World's benchmark of ten; that of fifty, MT50, is all of PROMPTS."""
-TASK_SETS = {"MT10": MT10, "MT50": tuple(PROMPTS)}
+MEDIUM = (
+    "basketball-v3",
+    "bin-picking-v3",
+    "box-close-v3",
+    "coffee-pull-v3",
+    "coffee-push-v3",
+    "hammer-v3",
+    "peg-insert-side-v3",
+    "push-wall-v3",
+    "soccer-v3",
+    "sweep-v3",
+    "sweep-into-v3",
+)
+HARD = ("assembly-v3", "hand-insert-v3", "pick-out-of-hole-v3", "pick-place-v3", "push-v3", "push-back-v3")
+VERY_HARD = ("shelf-place-v3", "disassemble-v3", "stick-pull-v3", "stick-push-v3", "pick-place-wall-v3")
+EASY = tuple(task for task in PROMPTS if task not in {*MEDIUM, *HARD, *VERY_HARD})
+"""The fifty by difficulty, as Masked World Models (arXiv:2206.14244) group them and published tables of MT50 do."""
+TASK_SETS = {
+    "MT10": MT10,
+    "MT50": tuple(PROMPTS),
+    "easy": EASY,
+    "medium": MEDIUM,
+    "hard": HARD,
+    "very_hard": VERY_HARD,
+}
 
 
 def prompt_of(task: str) -> str | None:

@@ -169,6 +169,13 @@ def test_simulators_that_render_in_turns_see_their_own_scenes():
         world.close()
 
 
+def test_every_task_is_in_one_group_of_difficulty() -> None:
+    """28, 11, 6 and 5, as in the tables of SmolVLA (arXiv:2506.01844) and pi_RL (arXiv:2510.25889)."""
+    groups = [metaworld.TASK_SETS[name] for name in ("easy", "medium", "hard", "very_hard")]
+    assert [len(group) for group in groups] == [28, 11, 6, 5]
+    assert sorted(task for group in groups for task in group) == sorted(metaworld.PROMPTS)
+
+
 ENDS = """
 from chunkwise.envs.environment import EnvSpec, make
 for suite, task, camera in (("metaworld", "reach-v3", "corner2"), ("robosuite", "Lift", "agentview_image")):
