@@ -9,7 +9,8 @@ command goes on. The result is the same.
 
 import argparse
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -20,10 +21,6 @@ from chunkwise.data.parts import Part
 from chunkwise.errors import DataError
 from chunkwise.files.strict_json import read_json
 from driving.converters.episode_writer import ConvertSettings, Counts, EpisodeWriter, file_name, taken
-from driving.converters.lerobot import LerobotConverter
-from driving.converters.nuscenes import NuscenesConverter
-from driving.converters.waymo_tfrecord import WaymoTfrecordConverter
-from driving.converters.waymo_v2 import WaymoV2Converter
 
 Format = Literal["waymo_v2", "waymo_v1", "waymo_e2e", "nuscenes", "lerobot"]
 
@@ -50,12 +47,28 @@ class Converter(Protocol):
         ...
 
 
-_CONVERTERS: Mapping[str, Callable[[Path, ConvertSettings], Converter]] = {
-    "waymo_v2": WaymoV2Converter,
-    "waymo_v1": functools.partial(WaymoTfrecordConverter, end_to_end=False),
-    "waymo_e2e": functools.partial(WaymoTfrecordConverter, end_to_end=True),
-    "nuscenes": NuscenesConverter,
-    "lerobot": LerobotConverter,
+@runtime_checkable
+class Spread(Converter, Protocol):
+    """One whose drives may go on in other units."""
+
+    def fragments(self) -> dict[str, Any]:
+        """What the unit that was converted last has of such drives, as JSON values."""
+        ...
+
+    def join(
+        self, fragments: Mapping[int, Mapping[str, Any]], writer: EpisodeWriter
+    ) -> tuple[int, dict[int, set[str]]]:
+        """Writes them, given those of each unit; returns how many records are bad, and by unit the drives left out."""
+        ...
+
+
+# Each brings a reader of its own: pyarrow takes a third of the time in which a worker process starts.
+_CONVERTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "waymo_v2": ("driving.converters.waymo_v2:WaymoV2Converter", {}),
+    "waymo_v1": ("driving.converters.waymo_tfrecord:WaymoTfrecordConverter", {"end_to_end": False}),
+    "waymo_e2e": ("driving.converters.waymo_tfrecord:WaymoTfrecordConverter", {"end_to_end": True}),
+    "nuscenes": ("driving.converters.nuscenes:NuscenesConverter", {}),
+    "lerobot": ("driving.converters.lerobot:LerobotConverter", {}),
 }
 
 
@@ -86,7 +99,8 @@ class _Conversion:
 
     def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
         self._settings = settings
-        self._converter = _CONVERTERS[kind](source, settings)
+        name, options = _CONVERTERS[kind]
+        self._converter: Converter = pkgutil.resolve_name(name)(source, settings, **options)
         self._units = self._converter.units
 
     @property
@@ -104,7 +118,7 @@ class _Conversion:
             for drive, _ in writer.claims.values() if counts.bad else ():
                 writer.discard(drive)
         said = {"claims": writer.claims, "drives": writer.drives, "images": writer.images}
-        if isinstance(self._converter, WaymoTfrecordConverter):
+        if isinstance(self._converter, Spread):
             said["fragments"] = self._converter.fragments()
         return Part(said=said, problems=tuple(writer.problems), read=counts.read, bad=counts.bad)
 
@@ -113,7 +127,7 @@ class _Conversion:
         bad, left_out = 0, {number: set[str]() for number in parts}
         parts = {number: part for number, part in parts.items() if part.said}  # without what is bad as a whole
         fragments = {number: part.said.get("fragments") or {} for number, part in parts.items()}
-        if isinstance(self._converter, WaymoTfrecordConverter):
+        if isinstance(self._converter, Spread):
             bad, drives = self._converter.join(fragments, writer)
             left_out |= {number: {f"images/{file_name(drive)}" for drive in names} for number, names in drives.items()}
         drives, images = dict(writer.drives), 0

@@ -6,6 +6,8 @@ https://protobuf.dev/programming-guides/encoding. What is not asked for is stepp
 """
 
 import collections
+import itertools
+import operator
 
 import numpy as np
 from jaxtyping import Float64
@@ -41,7 +43,8 @@ class Message:
         view = memoryview(data)
         at = fields = 0
         most = budget.current().metadata_values - self._values[0]
-        while at < len(view):
+        end = len(view)
+        while at < end:
             tag, at = self._varint(view, at)
             number, kind = tag >> 3, tag & 7
             value: int | memoryview
@@ -50,11 +53,12 @@ class Message:
             if kind == VARINT:
                 value, at = self._varint(view, at)
             else:
-                length = {EIGHT: 8, FOUR: 4}.get(kind)
-                if length is None:
+                if kind == BYTES:
                     length, at = self._varint(view, at)
-                if at + length > len(view):
-                    raise self._bad(f"field {number}", f"{length} bytes", f"{len(view) - at}: the message is cut short")
+                else:
+                    length = 8 if kind == EIGHT else 4
+                if at + length > end:
+                    raise self._bad(f"field {number}", f"{length} bytes", f"{end - at}: the message is cut short")
                 value, at = view[at : at + length], at + length
             self._fields[number].append((kind, value))
             fields += 1
@@ -110,16 +114,17 @@ class Message:
 
     def _floats(self, number: int, packed: str, size: int) -> Float64[np.ndarray, " n"]:
         found: list[np.ndarray] = [np.zeros(0)]
-        for kind, value in self._fields.get(number, ()):
-            if isinstance(value, int):
+        for kind, values in itertools.groupby(self._fields.get(number, ()), key=operator.itemgetter(0)):
+            if kind == VARINT:
                 raise self._bad(f"field {number}", "floating point numbers", _KINDS[kind])
-            if kind == BYTES and len(value) % size:
-                raise self._bad(f"field {number}", f"packed numbers of {size} bytes", f"{len(value)} bytes")
-            code = {EIGHT: "<f8", FOUR: "<f4", BYTES: packed}[kind]
-            if kind == BYTES:
-                self._values[0] += len(value) // size
+            pieces: list[memoryview] = [value for _, value in values]  # pyright: ignore[reportAssignmentType]
+            for piece in pieces if kind == BYTES else ():
+                if len(piece) % size:
+                    raise self._bad(f"field {number}", f"packed numbers of {size} bytes", f"{len(piece)} bytes")
+                self._values[0] += len(piece) // size
                 budget.require("metadata_values", self._values[0], f"{self._where}, field {number}")
-            found.append(np.frombuffer(value, code).astype(np.float64))
+            code = {EIGHT: "<f8", FOUR: "<f4", BYTES: packed}[kind]
+            found.append(np.frombuffer(b"".join(pieces), code).astype(np.float64))  # at once: a pose has 16, one by one
         return np.concatenate(found)
 
     def _of(self, number: int, kind: int) -> list[int | memoryview]:
@@ -129,6 +134,8 @@ class Message:
         return [value for _, value in self._fields.get(number, ())]
 
     def _varint(self, view: memoryview, at: int) -> tuple[int, int]:
+        if at < len(view) and view[at] < 0x80:  # most are one byte: half of the time of a message of doubles
+            return view[at], at + 1
         value = shift = 0
         while True:
             if at == len(view) or shift > 63:
