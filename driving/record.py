@@ -34,7 +34,7 @@ from chunkwise.envs import recorder
 from chunkwise.envs.environment import EnvSpec, Observation
 from chunkwise.envs.recorder import MetadataFiles, Recorder
 from chunkwise.errors import ConfigError
-from chunkwise.files.durable import make_folders, sync_tree, write_durably
+from chunkwise.files.durable import make_folders, sync_tree, write_ahead, write_durably
 from driving.config import MOTION_HZ, RecordConfig
 from driving.data.episodes import ROUTE_COMMANDS
 from driving.sim.noise import Noise
@@ -168,7 +168,7 @@ def _write_images(
             cameras[name] = None
         elif status == 1:
             file = folder / f"{frame:06d}_{name}.jpg"
-            file.write_bytes(encode_jpeg(images[name], quality=config.jpeg_quality))
+            write_ahead(file, encode_jpeg(images[name], quality=config.jpeg_quality))
             cameras[name] = {
                 "image_path": file.relative_to(path).as_posix(),
                 "intrinsics": scene.intrinsics(*config.image_size),

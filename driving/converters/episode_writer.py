@@ -16,6 +16,7 @@ from chunkwise.data import convert
 from chunkwise.data.images import read_image_size
 from chunkwise.data.problems import Problem, problem_of
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.durable import write_ahead
 from driving.converters.trajectory import Pose
 from driving.data.episodes import parse, schema_problems, write_episode
 from driving.data.history import History
@@ -172,7 +173,7 @@ class EpisodeWriter:
         self._written[path] = None
         file = self._root / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
+        write_ahead(file, data)
         return path.as_posix()
 
     @property

@@ -37,6 +37,25 @@ def test_a_writer_by_name_is_forced_out_as_well(tmp_path: Path, calls: Calls):
     assert (tmp_path / "a").read_text() == "abcd"
 
 
+@pytest.mark.parametrize("advice", [True, False])
+def test_a_file_that_goes_ahead_is_whole_and_its_bytes_are_on_their_way_when_advice_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advice: bool
+):
+    """Kills: flush left out (0 bytes at the advice); no advice; no way without it."""
+    given: list[tuple[int, ...]] = []
+
+    def advise(descriptor: int, offset: int, length: int, what: int) -> None:
+        given.append((os.fstat(descriptor).st_size, offset, length, what))
+
+    if advice:
+        monkeypatch.setattr("os.posix_fadvise", advise)
+    else:
+        monkeypatch.delattr("os.posix_fadvise")
+    durable.write_ahead(tmp_path / "a", memoryview(b"abc"))
+    assert (tmp_path / "a").read_bytes() == b"abc"
+    assert given == [(3, 0, 0, os.POSIX_FADV_DONTNEED)] * advice
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
     """Kills: the scratch file is not removed; it is written under its own name."""
     (tmp_path / "a").write_text("old")
