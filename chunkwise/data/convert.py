@@ -26,7 +26,7 @@ from chunkwise.distributed.jobs import Hands, do_here_or
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files import budget
-from chunkwise.files.durable import scratch_name, sync_tree
+from chunkwise.files.durable import give_name, scratch_name, sync_folder, sync_names, sync_tree, write_durably
 from chunkwise.files.new_folder import new_folder
 
 NOTHING_WRITTEN = (
@@ -223,21 +223,23 @@ def build(
       DataError, StorageError: As `convert`.
     """
     out = out.absolute()
-    with contextlib.closing(opener()) as conversion, new_folder(out, keep=has_parts) as scratch:
+    with contextlib.closing(opener()) as conversion, new_folder(out, keep=has_parts, finish=give_name) as scratch:
         run = _Run(conversion, opener, Parts(scratch, {**about, **identity, "version": __version__}), jobs, report)
         parts, problems = run.parts(done)
         joining = run.folder.path / "joined"
         shutil.rmtree(joining, ignore_errors=True)
         joining.mkdir()
         joined = conversion.join({number: part for number, (part, _) in parts.items()}, joining)
+        sync_tree(joining)  # the files of the parts are on the device
         skipped = run.require_few([*problems, *joined.problems], joined.bad)
         _merge(run.folder, run.stage, parts, joined.left_out, joining, scratch)
         if description is not None:
             text = json.dumps({**about, **joined.about, **skipped}, indent=2, sort_keys=True)
-            (scratch / description).write_text(text + "\n")
-        sync_tree(scratch)  # before the parts go: from here to the end it is a moment
+            write_durably(scratch / description, text + "\n")
+        sync_names(scratch)  # before the parts go: from here to the end it is a moment
         left = scratch_name(out)
         os.rename(run.folder.path, left)
+        sync_folder(scratch)
     shutil.rmtree(left, ignore_errors=True)
     report(joined.summary.format(out=out))
     if skipped:

@@ -160,15 +160,18 @@ def sync_tree(folder: Path) -> None:
     Links are left alone; what they point to is somebody else's.
     """
     files: list[Path] = []
-    folders: list[Path] = []
-    for path, _, names in os.walk(folder, topdown=False, onerror=_raise):
-        folders.append(Path(path))
+    for path, _, names in os.walk(folder, onerror=_raise):
         files += [file for name in names if not (file := Path(path, name)).is_symlink()]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as threads:
         for _ in threads.map(sync_file, files):
             pass
-    for path in folders:  # names last: a name on the device without its bytes is what must not be
-        sync_folder(path)
+    sync_names(folder)  # names last: a name on the device without its bytes is what must not be
+
+
+def sync_names(folder: Path) -> None:
+    """The second half of `sync_tree`, for files that are on the device already: folders from the deepest up."""
+    for path, _, _ in os.walk(folder, topdown=False, onerror=_raise):
+        sync_folder(Path(path))
 
 
 def sync_up(folder: Path, top: Path) -> None:

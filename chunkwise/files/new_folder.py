@@ -12,7 +12,12 @@ from chunkwise.files.durable import make_folders, publish
 
 
 @contextlib.contextmanager
-def new_folder(out: Path, *, keep: Callable[[Path], bool] = lambda _: False) -> Iterator[Path]:
+def new_folder(
+    out: Path,
+    *,
+    keep: Callable[[Path], bool] = lambda _: False,
+    finish: Callable[[Path, Path], None] = publish,
+) -> Iterator[Path]:
     """Yields a scratch folder beside `out`, which becomes `out` at the end of the block; on an error it is removed.
 
     Its name is always the same, so that what a kill leaves, which may be hundreds of GB, is removed by the next one.
@@ -20,6 +25,7 @@ def new_folder(out: Path, *, keep: Callable[[Path], bool] = lambda _: False) -> 
     Args:
       out: Folder to make; does not exist.
       keep: Whether what is in the scratch folder stays, for the block to go on with: at its start, and on an error.
+      finish: Gives the scratch folder its name; `give_name` where the block has forced all of it to the device.
 
     Raises:
       BusyError: Another process is making the same folder.
@@ -33,7 +39,7 @@ def new_folder(out: Path, *, keep: Callable[[Path], bool] = lambda _: False) -> 
                 for left in [] if keep(scratch) else list(scratch.iterdir()):
                     shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
                 yield scratch
-                publish(scratch, out)
+                finish(scratch, out)
             except BaseException:
                 if not keep(scratch):
                     shutil.rmtree(scratch, ignore_errors=True)

@@ -17,6 +17,7 @@ from chunkwise.data.convert import ConvertSettings, Formats, Joined, Pairs
 from chunkwise.data.parts import Part, PartFolder
 from chunkwise.data.problems import Problem
 from chunkwise.errors import ConfigError, DataError
+from tests.chunkwise.calls import Calls
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,6 +203,22 @@ def test_killed_in_the_middle_it_goes_on_with_what_is_missing(tmp_path: Path, ca
     for path in (tmp_path / "out").iterdir():
         assert path.read_bytes() == (tmp_path / "whole" / path.name).read_bytes()
     assert not list(tmp_path.glob(".*"))
+
+
+def test_all_is_on_the_device_once_before_the_dataset_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kills: files of parts forced out again; what is joined, the description or a folder's names not forced out."""
+    (tmp_path / "a").write_text("one two")
+    calls = Calls(tmp_path, monkeypatch)
+    assert run(tmp_path / "a", tmp_path / "out") == 0
+    named = calls.seen.index("rename .out.part out")
+    before, parts_go = calls.seen[:named], next(i for i, call in enumerate(calls.seen) if ".jobs out." in call)
+    for file in ("0.txt 8 bytes", "1.txt 8 bytes", "all.txt 7 bytes"):
+        assert len([call for call in calls.seen if call.startswith("fsync") and call.endswith(f"/{file}")]) == 1, file
+    assert any("about.json" in call and call.startswith("fsync") for call in before)
+    moved = max(i for i, call in enumerate(before) if call.startswith("replace") and call.endswith(".out.part/all.txt"))
+    assert before[moved:parts_go].count("fsync .out.part") == 2  # for the description's name, and for all
+    assert "fsync .out.part" in before[parts_go:]
+    assert calls.seen[named + 1] == "fsync ."
 
 
 @pytest.mark.parametrize("change", ["settings", "file", "nothing"])
