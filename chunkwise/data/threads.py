@@ -1,13 +1,16 @@
-"""Threads for work that releases Python's lock, such as decoding, resizing and copying images."""
+"""Threads for work that releases Python's lock, such as decoding, resizing and copying images, and writing files."""
 
 import itertools
 import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec
 
 from chunkwise.distributed.cores import cores
+
+Given = ParamSpec("Given")
 
 BACKGROUND_NICENESS = 5
 """Of threads that load what is needed later: where cores are short, one gets a third of a training thread's share.
@@ -77,3 +80,47 @@ class Workers:
         for future in pending:
             if not future.cancelled():
                 future.result()
+
+
+class Behind:
+    """Does work by one thread, in order, while its caller goes on; leave its block to have all of it done."""
+
+    def __init__(self, name: str, *, waiting: int) -> None:
+        """Starts nothing yet.
+
+        Args:
+          name: Of the thread.
+          waiting: Pieces of work that may be under way; for one more `do` waits.
+        """
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._room = threading.Semaphore(waiting)
+        self._given: list[Future[None]] = []
+
+    def do(self, work: Callable[Given, object], *args: Given.args, **named: Given.kwargs) -> None:
+        """Has `work` called with these arguments. Raises what an earlier piece of work raised."""
+
+        def worked() -> None:
+            try:
+                work(*args, **named)
+            finally:
+                self._room.release()
+
+        for future in [future for future in self._given if future.done()]:
+            self._given.remove(future)
+            future.result()
+        self._room.acquire()
+        self._given.append(self._thread.submit(worked))
+
+    def wait(self) -> None:
+        """Returns when all work is done. Raises what the first that failed raised."""
+        given, self._given = self._given, []
+        for future in given:
+            future.result()
+
+    def __enter__(self) -> "Behind":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._thread.shutdown()
+        if kind is None:
+            self.wait()

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from chunkwise.data.threads import Behind
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
 from chunkwise.envs.collect import Job
-from chunkwise.envs.rollout import Rollout, Writer, load
+from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
@@ -135,10 +136,10 @@ class DividedRollouts:
         missing = [job for job in jobs if job.path.name not in outcomes]
         if not missing:
             return outcomes
-        with Writer() as writer:
+        with Behind("rollouts", waiting=4) as writing:
 
             def done(job: Job, rollout: Rollout) -> None:
-                writer.save(job.path, rollout)
+                writing.do(save, job.path, rollout)
                 outcomes[job.path.name] = _outcome(rollout)
 
             finished = play(missing, done, stopping)

@@ -6,11 +6,9 @@ the policy noted of its chunks lies under `note/<name>`, a row for each chunk.
 Pickle is never read or written; zip's checksums tell a damaged file.
 """
 
-import concurrent.futures
 import dataclasses
 import json
 import math
-import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,43 +93,6 @@ def _write(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
             info.compress_type = zipfile.ZIP_STORED if name.startswith("frames/") else zipfile.ZIP_DEFLATED
             with archive.open(info, "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-
-
-class Writer:
-    """Writes rollouts by a thread, so that whoever plays goes on; leave its block to have all on disk."""
-
-    def __init__(self, waiting: int = 4) -> None:
-        """Starts nothing yet.
-
-        Args:
-          waiting: Rollouts that are kept in memory for the thread; for one more `save` waits.
-        """
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="rollouts")
-        self._room = threading.Semaphore(waiting)
-        self._written: list[concurrent.futures.Future[None]] = []
-
-    def save(self, path: Path, rollout: Rollout) -> None:
-        """Has a rollout written. Raises what the writing of an earlier one raised."""
-        for future in [future for future in self._written if future.done()]:
-            self._written.remove(future)
-            future.result()
-        self._room.acquire()
-        self._written.append(self._thread.submit(self._save, path, rollout))
-
-    def _save(self, path: Path, rollout: Rollout) -> None:
-        try:
-            save(path, rollout)
-        finally:
-            self._room.release()
-
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        self._thread.shutdown()
-        if kind is None:
-            for future in self._written:
-                future.result()
 
 
 def load(path: Path, *, outcome_only: bool = False, by_frame: bool = False) -> Rollout:

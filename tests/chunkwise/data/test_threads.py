@@ -1,11 +1,14 @@
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from chunkwise.data.threads import Workers
+from chunkwise.data.threads import Behind, Workers
 from chunkwise.errors import DataError
 
 
@@ -55,3 +58,60 @@ def test_a_thread_steps_back_from_where_its_process_is(niceness: int, found: str
     """By five, once, up to the last: less than the process's own is for root alone."""
     done = subprocess.run([sys.executable, "-c", STEP_BACK.format(niceness=niceness)], capture_output=True, text=True)
     assert done.stdout.strip() == found, done.stderr
+
+
+def test_work_is_done_behind_in_order_and_what_failed_is_told():
+    """Kills: the first failure forgotten by `do`, `wait` or the end of the block; room that is not given back."""
+    done: list[int] = []
+
+    def work(i: int, *, fail: bool = False) -> None:
+        if fail:
+            raise OSError(f"number {i}")
+        done.append(i)
+
+    with Behind("test", waiting=1) as behind:
+        for i in range(5):
+            behind.do(work, i)
+        behind.wait()
+        assert done == [0, 1, 2, 3, 4]
+    with pytest.raises(OSError, match="number 5"), Behind("test", waiting=2) as behind:
+        behind.do(work, 5, fail=True)
+    with Behind("test", waiting=1) as behind:
+        behind.do(work, 7, fail=True)
+        with pytest.raises(OSError, match="number 7"):
+            behind.wait()
+        behind.wait()
+
+    def told_by_the_next() -> None:
+        behind = Behind("test", waiting=1)
+        for i in range(8, 100):
+            behind.do(work, i, fail=i == 8)
+
+    with pytest.raises(OSError, match="number 8"):
+        told_by_the_next()
+
+
+def test_no_more_waits_than_there_is_room_for_and_what_was_handed_over_is_done_all_the_same():
+    go, done, given = threading.Event(), list[int](), list[int]()
+
+    def work(i: int) -> None:
+        go.wait(30)
+        done.append(i)
+
+    def hand_over() -> None:
+        with Behind("test", waiting=2) as behind:
+            for i in range(4):
+                behind.do(work, i)
+                given.append(i)
+            raise ZeroDivisionError
+
+    with ThreadPoolExecutor(1) as other:
+        ended = other.submit(hand_over)
+        while given != [0, 1]:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        assert given == [0, 1]
+        go.set()
+        with pytest.raises(ZeroDivisionError):
+            ended.result(30)
+    assert done == [0, 1, 2, 3]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chunkwise.envs.frames import Frames
-from chunkwise.envs.rollout import Writer, load, save
+from chunkwise.envs.rollout import load, save
 from chunkwise.errors import DataError
 from chunkwise.files.npz import stored_bytes
 from tests.openpi_ript.toy_rollouts import make_rollout
@@ -175,23 +175,3 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path):
         for by_frame in (True, False):
             with pytest.raises(DataError, match=said):
                 load(tmp_path / "y.npz", by_frame=by_frame)
-
-
-def test_a_thread_writes_and_tells_what_failed(tmp_path: Path):
-    with Writer(waiting=1) as writer:
-        for number in range(5):
-            writer.save(tmp_path / f"{number}.npz", make_rollout(seed=number))
-    for number in range(5):
-        assert load(tmp_path / f"{number}.npz").seed == number
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(OSError, match="file"), Writer() as writer:
-        writer.save(tmp_path / "file" / "x.npz", make_rollout())
-
-    def broken_off() -> None:
-        with Writer() as writer:
-            writer.save(tmp_path / "whole.npz", make_rollout())
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        broken_off()
-    assert load(tmp_path / "whole.npz").success, "what was handed over is on disk all the same"
