@@ -111,19 +111,20 @@ class _Conversion:
         return self._converter.files(self._units[unit])
 
     def write(self, unit: int, folder: Path, known: Any) -> Part:
-        writer, name = EpisodeWriter(folder, images=self._settings.images), self._units[unit]
-        counts = self._converter.convert(name, writer)
-        if counts is None:
-            counts = Counts(read=1, bad=int(bool(writer.problems)))
-            for drive, _ in writer.claims.values() if counts.bad else ():
-                writer.discard(drive)
+        name = self._units[unit]
+        with EpisodeWriter(folder, images=self._settings.images) as writer:
+            counts = self._converter.convert(name, writer)
+            if counts is None:
+                counts = Counts(read=1, bad=int(bool(writer.problems)))
+                for drive, _ in writer.claims.values() if counts.bad else ():
+                    writer.discard(drive)
         said = {"claims": writer.claims, "drives": writer.drives, "images": writer.images}
         if isinstance(self._converter, Spread):
             said["fragments"] = self._converter.fragments()
         return Part(said=said, problems=tuple(writer.problems), read=counts.read, bad=counts.bad)
 
     def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
-        writer = EpisodeWriter(folder, images=False)
+        writer = EpisodeWriter(folder, images=False)  # without a thread, as it is without images
         bad, left_out = 0, {number: set[str]() for number in parts}
         parts = {number: part for number, part in parts.items() if part.said}  # without what is bad as a whole
         fragments = {number: part.said.get("fragments") or {} for number, part in parts.items()}

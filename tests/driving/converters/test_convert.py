@@ -1,7 +1,9 @@
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from chunkwise.errors import ConfigError, DataError, StorageError
 from chunkwise.files.links import Bounds
 from driving.config import DataConfig
 from driving.convert import convert, detect, main
+from driving.converters import episode_writer
 from driving.converters.episode_writer import (
     MAX_NAME,
     ConvertSettings,
@@ -104,6 +107,33 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StorageError, match=r"could not be written: .*No space left"):
         convert(tmp_path / "training", tmp_path / "out", report=lambda _: None)
     assert os.listdir(tmp_path) == ["training"]
+
+
+def test_an_image_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kills: what the thread raised is forgotten."""
+    waymo_files.write_v2(tmp_path / "training")
+    monkeypatch.setattr(episode_writer, "write_ahead", mock.Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(StorageError, match=r"could not be written: .*No space left"):
+        convert(tmp_path / "training", tmp_path / "out", report=lambda _: None)
+    assert os.listdir(tmp_path) == ["training"]
+
+
+def test_images_that_are_left_out_are_gone_though_they_are_written_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Kills: an image is removed before it is written."""
+    write = episode_writer.write_ahead
+
+    def late(path: Path, content: bytes) -> None:
+        time.sleep(0.05)
+        write(path, content)
+
+    monkeypatch.setattr(episode_writer, "write_ahead", late)
+    with EpisodeWriter(tmp_path, images=True) as writer:
+        kept = writer.add_image("a", "0", waymo_files.jpeg(0, 1), source="file")
+        assert writer.add_image("a", "1", waymo_files.jpeg(1, 1), source="file")
+        writer.discard_images(after=1)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jpg")] == [kept]
 
 
 def test_an_episode_that_the_schema_refuses_is_a_problem(tmp_path: Path):
