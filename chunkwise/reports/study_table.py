@@ -17,7 +17,7 @@ from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import compare
-from chunkwise.reports.run_record import rows_of
+from chunkwise.reports.run_record import read_evaluation, rows_of
 
 EVALUATION = "evaluations/study.json"
 """In a run's folder, where the study asked for it."""
@@ -61,7 +61,16 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
         return None
     last = evaluations[-1]
     episodes = last.get(f"{policy}/episodes")
-    return {"score": float(last[name]), "episodes": None if episodes is None else int(episodes), "states": {}}
+    states = _states(run, last["step"]) if name == "policy/success" else {}
+    return {"score": float(last[name]), "episodes": None if episodes is None else int(episodes), "states": states}
+
+
+def _states(run: Path, step: int) -> dict[str, bool]:
+    """Whether a run's own evaluation after so many updates solved each of its initial states; {} without its file."""
+    files = sorted((run / "evaluations").glob(f"step_{step:08d}*.json"))
+    found = [one for file in files if (one := read_evaluation(file, run)) is not None and not one.settings]
+    outcomes = found[0].outcomes if found else {}
+    return {" ".join(map(str, state)): outcome["success"] for state, outcome in outcomes.items()}
 
 
 def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
