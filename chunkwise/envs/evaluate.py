@@ -17,6 +17,7 @@ import numpy as np
 
 from chunkwise.distributed.division import Division
 from chunkwise.distributed.stopping import is_requested
+from chunkwise.envs import environment
 from chunkwise.envs.collect import Actor, Collector, Job
 from chunkwise.envs.rollout import Rollout
 from chunkwise.errors import DataError, StopRequested
@@ -78,6 +79,8 @@ class Evaluation:
     """Of each episode: seed, init_hash, success, length, reward, and its task where the environment has several."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What differed from the run's own evaluation: its flags on the command line."""
+    task_sets: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    """Sets of its tasks that are told on lines of their own, such as those of a suite by difficulty."""
 
     @property
     def successes(self) -> int:
@@ -89,10 +92,16 @@ class Evaluation:
         names = tuple(dict.fromkeys(outcome.get("task", "") for outcome in self.outcomes))
         return names if len(names) > 1 else ()
 
-    def of_task(self, task: str) -> "Evaluation":
-        """Returns the episodes of one task."""
-        outcomes = tuple(outcome for outcome in self.outcomes if outcome.get("task", "") == task)
+    def of_task(self, *tasks: str) -> "Evaluation":
+        """Returns the episodes of one task, or of several."""
+        outcomes = tuple(outcome for outcome in self.outcomes if outcome.get("task", "") in tasks)
         return dataclasses.replace(self, outcomes=outcomes)
+
+    def with_sets_of(self, suite: str) -> "Evaluation":
+        """Returns the evaluation with those of a suite's sets of tasks of which it has every task, and others too."""
+        names = set(self.tasks)
+        found = {name: list(tasks) for name, tasks in environment.task_sets(suite).items() if set(tasks) < names}
+        return dataclasses.replace(self, task_sets=found)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -123,6 +132,13 @@ class Evaluation:
         n = len(self.outcomes)
         low, high = self.interval
         lines = [f"\n  {task}: {one.successes} of {len(one.outcomes)}" for task, one in self._by_task()]
+        for name, tasks in self.task_sets.items():
+            one = self.of_task(*tasks)
+            between = "{:.1%} to {:.1%}".format(*one.interval)
+            lines.append(
+                f"\n  {name}, {len(tasks)} tasks: {one.successes} of {len(one.outcomes)}, {one.mean('success'):.1%} "
+                f"({between})"
+            )
         return (
             f"{self.successes} of {n} episodes succeeded, {self.mean('success'):.1%} (95 % interval {low:.1%} to "
             f"{high:.1%}), return {self.mean('reward'):.1f}, length {self.mean('length'):.0f}"

@@ -123,7 +123,7 @@ def evaluate(
         )
         for number, state in enumerate(states)
     ]
-    return evaluation.evaluate(
+    result = evaluation.evaluate(
         collector,
         collector.seen_by(actor),
         jobs,
@@ -132,6 +132,7 @@ def evaluate(
         done=done,
         division=division,
     )
+    return result.with_sets_of(suite)
 
 
 def write_video(collector: Collector, folder: Path, path: Path, *, episodes: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Collector
 from chunkwise.envs.evaluate import Evaluation, compare_evaluations
+from chunkwise.envs.suites.metaworld import HARD
 from chunkwise.errors import DataError
 from chunkwise.reports.intervals import wilson
 from tests.chunkwise.envs.countdown import Drawn, actions_of, jobs, threads
@@ -52,6 +53,29 @@ def test_evaluations_of_several_tasks_are_paired_task_by_task() -> None:
     assert [len(three.of_task(task).outcomes) for task in three.tasks] == [1, 1, 1]
     found = three.metrics()
     assert [found[f"policy/success/{task}"] for task in three.tasks] == [1, 1, 0]
+
+
+def test_sets_of_tasks_that_were_played_whole_have_a_line_of_their_own(tmp_path: Path) -> None:
+    """Meta-World's hard ones are all here, its MT10 and its easy ones are not; all that was played is no set of it."""
+
+    def evaluated(*won: str, tasks: tuple[str, ...]) -> Evaluation:
+        outcomes = tuple(
+            {"seed": seed, "init_hash": "ab", "success": task in won, "length": 1, "reward": 0.0, "task": task}
+            for task in tasks
+            for seed in (1, 2)
+        )
+        return Evaluation(step=1, weights="", outcomes=outcomes).with_sets_of("metaworld")
+
+    found = evaluated("push-v3", "reach-v3", tasks=(*HARD, "reach-v3"))
+    assert str(found).splitlines()[1:] == [
+        *(f"  {task}: {2 * (task == 'push-v3')} of 2" for task in HARD),
+        "  reach-v3: 2 of 2",
+        "  hard, 6 tasks: 2 of 12, 16.7% (4.7% to 44.8%)",  # Wilson's of 2 in 12
+    ]
+    found.save(tmp_path / "a.json")
+    assert Evaluation.load(tmp_path / "a.json") == found
+    assert evaluated(tasks=HARD).task_sets == {}
+    assert evaluated(tasks=("reach-v3",)).task_sets == {}
 
 
 def test_an_initial_state_that_is_another_is_refused() -> None:
