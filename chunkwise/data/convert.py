@@ -26,7 +26,7 @@ from chunkwise.distributed.jobs import Hands, do_here_or
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files import budget
-from chunkwise.files.durable import give_name, scratch_name, sync_folder, sync_names, sync_tree, write_durably
+from chunkwise.files.durable import give_name, scratch_name, sync_folder, sync_names, sync_tree
 from chunkwise.files.new_folder import new_folder
 
 NOTHING_WRITTEN = (
@@ -230,12 +230,12 @@ def build(
         shutil.rmtree(joining, ignore_errors=True)
         joining.mkdir()
         joined = conversion.join({number: part for number, (part, _) in parts.items()}, joining)
-        sync_tree(joining)  # the files of the parts are on the device
         skipped = run.require_few([*problems, *joined.problems], joined.bad)
-        _merge(run.folder, run.stage, parts, joined.left_out, joining, scratch)
         if description is not None:
             text = json.dumps({**about, **joined.about, **skipped}, indent=2, sort_keys=True)
-            write_durably(scratch / description, text + "\n")
+            (joining / description).write_text(text + "\n")
+        sync_tree(joining)  # files of parts are on the device since they were made
+        _merge(run.folder, run.stage, parts, joined.left_out, joining, scratch)
         sync_names(scratch)  # before the parts go: from here to the end it is a moment
         left = scratch_name(out)
         os.rename(run.folder.path, left)

@@ -109,18 +109,26 @@ class Behind:
             self._given.remove(future)
             future.result()
         self._room.acquire()
-        self._given.append(self._thread.submit(worked))
+        try:
+            self._given.append(self._thread.submit(worked))
+        except BaseException:
+            self._room.release()
+            raise
 
     def wait(self) -> None:
-        """Returns when all work is done. Raises what the first that failed raised."""
+        """Returns when all work is done. Raises what the first that failed raised; what others did is lost with it."""
         given, self._given = self._given, []
-        for future in given:
-            future.result()
+        for failed in [error for future in given if (error := future.exception()) is not None]:
+            raise failed
 
     def __enter__(self) -> "Behind":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._thread.shutdown()
+        try:
+            self._thread.shutdown()
+        except BaseException:  # Ctrl-C: whoever asked for the work goes on as if none were under way
+            self._thread.shutdown()
+            raise
         if kind is None:
             self.wait()

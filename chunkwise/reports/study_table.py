@@ -3,6 +3,7 @@
 A function of the run folders: no clock, no host and no absolute path is in table.md and table.json.
 """
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,16 +62,23 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
         return None
     last = evaluations[-1]
     episodes = last.get(f"{policy}/episodes")
-    states = _states(run, last["step"]) if name == "policy/success" else {}
-    return {"score": float(last[name]), "episodes": None if episodes is None else int(episodes), "states": states}
+    found: dict[str, Any] = {"score": float(last[name]), "episodes": None if episodes is None else int(episodes)}
+    return found | {"states": _states(run, last["step"], found) if name == "policy/success" else {}}
 
 
-def _states(run: Path, step: int) -> dict[str, bool]:
-    """Whether a run's own evaluation after so many updates solved each of its initial states; {} without its file."""
-    files = sorted((run / "evaluations").glob(f"step_{step:08d}*.json"))
-    found = [one for file in files if (one := read_evaluation(file, run)) is not None and not one.settings]
-    outcomes = found[0].outcomes if found else {}
-    return {" ".join(map(str, state)): outcome["success"] for state, outcome in outcomes.items()}
+def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether a run's own evaluation after so many updates solved each of its initial states.
+
+    {} without its file, and where the file is no longer that of what was measured: later ones of the same checkpoint,
+    with more episodes or at another scale of guidance, take its place.
+    """
+    file = run / f"evaluations/step_{step:08d}.json"
+    one = read_evaluation(file, run) if file.is_file() else None
+    if one is None or one.settings or (one.step, len(one.outcomes)) != (step, measured["episodes"]):
+        return {}
+    if not math.isclose(one.successes / len(one.outcomes), measured["score"], abs_tol=1e-6):  # metrics are float32
+        return {}
+    return {" ".join(map(str, state)): outcome["success"] for state, outcome in one.outcomes.items()}
 
 
 def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:

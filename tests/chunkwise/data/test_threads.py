@@ -82,12 +82,26 @@ def test_work_is_done_behind_in_order_and_what_failed_is_told():
             behind.wait()
         behind.wait()
 
+    go = threading.Event()
+    with Behind("test", waiting=4) as behind:
+        behind.do(go.wait, 30)
+        behind.do(work, 8, fail=True)
+        behind.do(time.sleep, 0.05)
+        behind.do(work, 9)
+        go.set()
+        with pytest.raises(OSError, match="number 8"):
+            behind.wait()
+        assert done[-1] == 9, "wait waits for all, whatever failed"
+    for _ in range(5):  # the room of what could not be handed over is given back: the fifth would wait for ever
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            behind.do(work, 10)
+
     def told_by_the_next() -> None:
         behind = Behind("test", waiting=1)
-        for i in range(8, 100):
-            behind.do(work, i, fail=i == 8)
+        for i in range(11, 100):
+            behind.do(work, i, fail=i == 11)
 
-    with pytest.raises(OSError, match="number 8"):
+    with pytest.raises(OSError, match="number 11"):
         told_by_the_next()
 
 

@@ -252,25 +252,35 @@ def test_episodes_are_paired_by_seed_and_state(tmp_path: Path):
     assert "/evaluations/study.json" in study_table.commands(study, runs)[1]
 
 
-def test_a_runs_own_evaluation_is_paired_too_and_none_of_another_step_or_with_other_settings(tmp_path: Path):
+def test_a_runs_own_evaluation_is_paired_too(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0,), grid={"agent.horizon": ("1", "5")})
     runs = runs_of(study)
     for run, won in zip(runs, ([True, False, False], [True, True, True]), strict=True):
         write_run(tmp_path / run.folder, [line(10, 0.0, 3), line(20, sum(won) / 3, 3)])
-        (tmp_path / run.folder / "evaluations").mkdir()
-        for name, step, settings, outcomes in (
-            ("step_00000010", 10, {}, [False] * 3),
-            ("step_00000020-eval-seed_7", 20, {"eval-seed": 7}, [False] * 3),
-            ("step_00000020", 20, {}, won),
-        ):
-            episodes = [
-                {"task": f"t{n}", "seed": 0, "init_hash": "h", "success": success} for n, success in enumerate(outcomes)
-            ]
-            tree = {"step": step, "settings": settings, "outcomes": episodes}
-            (tmp_path / run.folder / f"evaluations/{name}.json").write_text(json.dumps(tree))
-    _, second = study_table.table(study, runs, tmp_path, {})["rows"]
-    paired = second["against_first"]["paired_episodes"]
-    assert paired == {"states": 3, "only_this": 2, "only_first": 0, "mcnemar_p": 0.5}
+        write_own(tmp_path / run.folder, "step_00000010", 10, [False] * 3)
+        write_own(tmp_path / run.folder, "step_00000020", 20, won)
+    (tmp_path / runs[0].folder / "evaluations/step_00000020-seed_7.json").write_text("{")
+
+    def paired() -> Any:
+        return study_table.table(study, runs, tmp_path, {})["rows"][1]["against_first"].get("paired_episodes")
+
+    assert paired() == {"states": 3, "only_this": 2, "only_first": 0, "mcnemar_p": 0.5}
+    evaluated_again = (
+        (20, [True, False], {}),
+        (20, [True, True, False], {}),
+        (10, [True] * 3, {}),
+        (20, [True] * 3, {"seed": 7}),
+    )
+    for step, won, settings in evaluated_again:
+        write_own(tmp_path / runs[1].folder, "step_00000020", step, won, settings)
+        assert paired() is None, (step, won, settings)
+
+
+def write_own(run: Path, name: str, step: int, won: list[bool], settings: dict[str, Any] | None = None) -> None:
+    (run / "evaluations").mkdir(exist_ok=True)
+    episodes = [{"task": f"t{n}", "seed": 0, "init_hash": "h", "success": success} for n, success in enumerate(won)]
+    tree = {"step": step, "settings": settings or {}, "outcomes": episodes}
+    (run / f"evaluations/{name}.json").write_text(json.dumps(tree))
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"step": 3, "outcomes": []}', '{"step": 3, "outcomes": [{"seed": 1}]}'])
