@@ -2,7 +2,7 @@
 
 metaworld_mt10.py else, with half of its rounds. The images' encoder starts from nothing. Failures are not imitated in
 hindsight, which would have to show another goal in pictures that are recorded, and rollouts do not explore. Needs
-Meta-World (make env). What came of it: docs/ript.md.
+Meta-World (make env). As far as it was run: docs/ript.md.
 
     python launch.py --config configs/openpi_ript/metaworld_mt10_images.py
 """
