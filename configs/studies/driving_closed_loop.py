@@ -9,7 +9,7 @@ against the held-out drives are in each run's evaluation.json: `python -m drivin
 them. history sees no image. Reinforced rows go on for sixteen rounds of 32 drives, 800 updates after the 8,000 of the
 others, whose learning rate falls to 0 meanwhile; docs/driving.md has single runs of two steps.
 
-Not run whole yet; docs/driving.md has the runs of it that were made, seven of them with 6,000 updates.
+Not run whole yet; docs/driving.md has the runs of it that were made, nine of them with 6,000 updates.
 """
 
 from chunkwise.config.study import StudyConfig
