@@ -42,6 +42,6 @@ def test_what_is_listed_has_a_form_and_every_suite_is_listed():
     listed = names.known()
     suites = {names.split_name(name)[0] for name in listed if name != "gymnasium/ID"}
     assert suites == {*SUITES, "module:factory"} - {"gymnasium"}
-    assert len([name for name in listed if name.startswith("metaworld/")]) == 52
+    assert len([name for name in listed if name.startswith("metaworld/")]) == 50 + 6
     assert listed["metaworld/MT10"].startswith("a set of 10 tasks")
     assert isinstance(names.spec_named("point/red"), EnvSpec)

@@ -167,5 +167,6 @@ def test_a_file_system_without_fsync_of_folders_is_no_error_but_a_broken_device_
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path):
     """Kills: `onerror` left out, with which os.walk passes over it."""
-    with pytest.raises(FileNotFoundError):
-        durable.sync_tree(tmp_path / "missing")
+    for sync in (durable.sync_tree, durable.sync_names):
+        with pytest.raises(FileNotFoundError):
+            sync(tmp_path / "missing")
