@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anyw
 
 import numpy as np
 
-from chunkwise.envs.rollout import Rollout, Writer, load, save
+from chunkwise.data.threads import Behind
+from chunkwise.envs.rollout import Rollout, load, save
 
 CAMERAS = ("agentview_image", "robot0_eye_in_hand_image")
 
@@ -101,9 +102,9 @@ def main() -> None:
             save(path, one)
         tell("by frame", paths["frames"], time.perf_counter() - began, time.process_time() - burned)
         began = time.perf_counter()
-        with Writer() as writer:
+        with Behind("rollouts", waiting=4) as writing:
             for path in paths["thread"]:
-                writer.save(path, dataclasses.replace(one))
+                writing.do(save, path, dataclasses.replace(one))
             handed = time.perf_counter() - began
         print(f"  handed to the thread in {handed / len(numbers):.3f} s each", flush=True)
         began = time.perf_counter()
