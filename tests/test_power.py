@@ -13,7 +13,7 @@ WHY_NOT = power.possible()
 
 # `.ci/full` cuts the power 190 times, and fails where it cannot. tests/chunkwise/checkpoint asks anywhere what lies on
 # the device.
-@pytest.mark.skipif(bool(WHY_NOT), reason=str(WHY_NOT))  # since only root may mount an image that loses what it holds
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"needs a disk that can lose its power: {WHY_NOT}")
 def test_what_was_announced_outlives_a_power_cut(tmp_path: Path):
     options = [*kill.SHORT, *kill.OWN[CONFIG], "--train.steps", "120"]
     assert power.run(CONFIG, 3, tmp_path, options, kinds=("stop", "save", "done")) == 0

@@ -26,7 +26,7 @@ from driving.data.rater import Rated
 MAX_NAME = 200
 """Letters of a drive's name; names of files end at 255 bytes, and endings come behind it."""
 IMAGES_WAITING = 16
-"""Images in memory that wait to be written, three frames of five cameras: a Waymo segment is read 1.4 times as fast."""
+"""Images in memory that wait to be written, at most: three frames of five cameras."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

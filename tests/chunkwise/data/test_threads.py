@@ -121,7 +121,9 @@ def test_no_more_waits_than_there_is_room_for_and_what_was_handed_over_is_done_a
 
     with ThreadPoolExecutor(1) as other:
         ended = other.submit(hand_over)
-        while given != [0, 1]:
+        for _ in range(3000):
+            if given == [0, 1]:
+                break
             time.sleep(0.001)
         time.sleep(0.05)
         assert given == [0, 1]
