@@ -266,7 +266,7 @@ def test_a_runs_own_evaluation_is_paired_too(tmp_path: Path):
 
     assert paired() == {"states": 3, "only_this": 2, "only_first": 0, "mcnemar_p": 0.5}
     evaluated_again = (
-        (20, [True, False], {}),
+        (20, [True, True], {}),
         (20, [True, True, False], {}),
         (10, [True] * 3, {}),
         (20, [True] * 3, {"seed": 7}),
