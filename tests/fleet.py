@@ -4,9 +4,9 @@
     python -m tests.fleet --times 10 --only frozen-worker
 
 Each rollout is written as a file, which must be equal to the byte to that of worker processes without Ray. `ray`: left
-alone; the cluster listens on the loopback alone. `waits`: one environment answers only once all the other rollouts have
-ended. `actor`: SIGKILL of a node's actor. `node`: of a whole node. `frozen-worker`, `frozen-actor`: SIGSTOP of an
-environment's process, of an actor.
+alone; the cluster listens on the loopback alone. `client`: through Ray's client. `waits`: one environment answers only
+once all the other rollouts have ended. `actor`: SIGKILL of a node's actor. `node`: of a whole node. `frozen-worker`,
+`frozen-actor`: SIGSTOP of an environment's process, of an actor.
 """
 
 import argparse
@@ -18,10 +18,12 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed.connections import listen_on
 from chunkwise.envs.collect import Collector, Job
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.fleet import RayWorkers
@@ -34,7 +36,7 @@ SILENCE = 20.0
 """Seconds; enough for a process to start on a machine that does other things too."""
 SECONDS_TO_GO = 60.0
 """In which Ray ends an actor that is frozen."""
-PARTS = ("ray", "waits", "actor", "node", "frozen-worker", "frozen-actor")
+PARTS = ("ray", "client", "waits", "actor", "node", "frozen-worker", "frozen-actor")
 
 
 class Disturbed(Drawn):
@@ -93,17 +95,19 @@ def signal_one(pids: list[int], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def two_nodes() -> Iterator[Any]:
-    """A cluster of two nodes with two cores each, on the loopback, with a token."""
+def two_nodes(client: int) -> Iterator[Any]:
+    """A cluster of two nodes with two cores each, on the loopback, with a token; Ray's client is served on a port."""
     os.environ |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(Path(__file__).parents[1]),  # through a client Ray does not tell where this was started
     }
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": client}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(NODES):
         cluster.add_node(num_cpus=2)
     cluster.wait_for_nodes()
@@ -116,7 +120,7 @@ def two_nodes() -> Iterator[Any]:
 def listening() -> set[str]:
     """Addresses, in hexadecimal, on which processes of Ray accept connections."""
     sockets = set()
-    for pid in [*processes("raylet"), *processes("gcs_server"), *processes("ray::")]:
+    for pid in chain(*map(processes, ("raylet", "gcs_server", "ray::", "ray.util.client.server"))):
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             with contextlib.suppress(OSError):
                 sockets.add(os.readlink(link))
@@ -126,13 +130,18 @@ def listening() -> set[str]:
     return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
 
 
-def check(part: str, cluster: Any, expected: dict[int, bytes], silence: float) -> None:
-    """Plays all rollouts on the cluster. Raises AssertionError where a file is another one."""
+def check(part: str, cluster: Any, client: int, expected: dict[int, bytes], silence: float) -> None:
+    """Plays all rollouts on the cluster, at the port `client` if that is the part.
+
+    Raises:
+      AssertionError: A file is another one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder) / "others have ended"
         spec = EnvSpec(suite="own", task=str(mark) if part == "waits" else "slow")
         opener = functools.partial(Waits if part == "waits" else Countdown, spec)
-        fleet = FleetConfig(address=cluster.address, silence=silence)
+        address = f"ray://127.0.0.1:{client}" if part == "client" else cluster.address
+        fleet = FleetConfig(address=address, silence=silence)
         workers, seen = RayWorkers(fleet, opener, SLOTS, name="countdown"), list[str]()
 
         def disturb() -> None:
@@ -172,9 +181,11 @@ def main() -> None:
     opener = functools.partial(Countdown, EnvSpec(suite="own", task="slow"))
     expected = play(ProcessWorkers(opener, 3, name="countdown"))
     assert len(set(expected.values())) == ROLLOUTS
-    with two_nodes() as cluster:
+    with listen_on("127.0.0.1") as listener:
+        client = listener.getsockname()[1]
+    with two_nodes(client) as cluster:
         for part in (arguments.only or PARTS) * arguments.times:
-            check(part, cluster, expected, arguments.silence)
+            check(part, cluster, client, expected, arguments.silence)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def connected(address: str) -> Iterator[None]:
                 ray.init(address=found, log_to_driver=False, **_QUIET)
             except (RayError, ConnectionError, ValueError, RuntimeError, OSError) as error:
                 raise ConfigError(
-                    f"fleet.address is {address}: Ray finds no cluster there: {one_line(error)}"
+                    f"fleet.address is {address}: Ray cannot connect to a cluster there: {one_line(error)}"
                 ) from error
             finally:
                 if threading.current_thread() is threading.main_thread():

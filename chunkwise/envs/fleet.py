@@ -14,6 +14,7 @@ import functools
 import math
 import os
 import queue
+import re
 import secrets
 import threading
 import time
@@ -390,18 +391,25 @@ class RayWorkers:
         """What the actor's call returned, None if it is under way still; loses the node where the actor is gone.
 
         Raises:
-          RunError: What the actor raised.
+          RunError: What the actor raised, or that its class cannot be imported there, as on a node without chunkwise.
         """
         import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+        from ray.exceptions import ActorDiedError, GetTimeoutError, RayError, RayTaskError
 
         try:
             return ray.get(node.call, timeout=seconds)
         except GetTimeoutError:
             return None
         except RayTaskError as error:  # raised there, as it would be again on any other node
-            lines = [f"  {line}" for line in str(error).splitlines()]
-            raise RunError(f"the environments on {node.address} failed: {one_line(error.cause)}", *lines) from error
+            raise RunError(
+                f"the environments on {node.address} failed: {one_line(error.cause)}", *_said(error)
+            ) from error
+        except ActorDiedError as error:
+            if error.actor_init_failed:  # its constructor does nothing: what failed is the import
+                why = f"the environments on {node.address} cannot start; install there what is installed here"
+                raise RunError(f"{why}: {_said(error)[-1].strip()}", *_said(error)) from error
+            self._lose(node, one_line(error))
+            return None
         except RayError as error:
             self._lose(node, one_line(error))
             return None
@@ -425,3 +433,8 @@ class RayWorkers:
             ray.kill(node.actor)
         self._nodes.pop(node.id, None)
         self._node_of = {slot: one for slot, one in self._node_of.items() if one is not node}
+
+
+def _said(error: Exception) -> list[str]:
+    """The lines of an error of Ray's, without its colours."""
+    return [f"  {line}" for line in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()]

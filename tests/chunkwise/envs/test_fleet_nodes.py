@@ -41,6 +41,14 @@ class RaisedError(StandInError):
         self.cause = cause
 
 
+class DiedError(StandInError):
+    """As ray.exceptions.ActorDiedError."""
+
+    def __init__(self, message: str, *, actor_init_failed: bool) -> None:
+        super().__init__(message)
+        self.actor_init_failed = actor_init_failed
+
+
 class Body(NodeWorkers):
     """Of an actor that answers each request at once, unless `talk` is another one."""
 
@@ -80,7 +88,10 @@ class Ray(types.ModuleType):
         self.bodies = bodies
         self.threads = ThreadPoolExecutor(16)
         self.exceptions = types.SimpleNamespace(
-            RayError=StandInError, GetTimeoutError=TimeoutOfGetError, RayTaskError=RaisedError
+            RayError=StandInError,
+            GetTimeoutError=TimeoutOfGetError,
+            RayTaskError=RaisedError,
+            ActorDiedError=DiedError,
         )
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -280,6 +291,37 @@ def test_what_an_actor_raises_is_told_with_its_address(workers: Callable[..., Ra
 
     with pytest.raises(RunError, match=r"the environments on 127\.0\.0\.1 failed: in the actor"):
         workers(Broken).receive([0], within=60.0)
+
+
+class NotInstalled(Body):
+    """Of a node on which the class cannot be imported."""
+
+    def listen(
+        self, host: str, opener: Any, count: int, name: str, every_frame: bool, silence: float
+    ) -> tuple[int, bytes]:
+        super().listen(host, opener, count, name, every_frame, silence)
+        self._listener.close()
+        raise DiedError("The actor died\nModuleNotFoundError: No module named 'chunkwise'", actor_init_failed=True)
+
+
+class Killed(Body):
+    """Of a node that kills what starts there."""
+
+    def listen(
+        self, host: str, opener: Any, count: int, name: str, every_frame: bool, silence: float
+    ) -> tuple[int, bytes]:
+        super().listen(host, opener, count, name, every_frame, silence)
+        self._listener.close()
+        raise DiedError("The actor died\nout of memory", actor_init_failed=False)
+
+
+def test_a_node_without_what_is_installed_here_is_told_and_one_that_died_is_lost(
+    workers: Callable[..., RayWorkers],
+) -> None:
+    nodes = workers(Body, NotInstalled)
+    with pytest.raises(RunError, match=rf"on {HERE} cannot start; install there .*here: ModuleNotFoundError: No mod"):
+        nodes.receive([1], within=60.0)
+    assert died(workers(Body, Killed), 1) == 1
 
 
 def test_closed_workers_begin_anew(workers: Callable[..., RayWorkers]) -> None:
