@@ -3,11 +3,10 @@
 import argparse
 import importlib
 import json
-import sys
 from collections.abc import Callable
 from typing import get_args
 
-from chunkwise.cli import verbs
+from chunkwise.cli import command, verbs
 from chunkwise.cli.command import Parser
 from chunkwise.config import names
 from chunkwise.config.packages import PACKAGES
@@ -72,4 +71,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command.run(main)

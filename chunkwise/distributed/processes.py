@@ -13,11 +13,12 @@ import json
 import multiprocessing
 import os
 import re
+import select
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TextIO, TypeVar
 
 from chunkwise import errors
 from chunkwise.errors import ConfigError, PeerError, RunError, StopRequested
@@ -182,10 +183,22 @@ def report(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         print("\nstopped by the keyboard", file=sys.stderr, flush=True)
         return 130
+    if isinstance(error, BrokenPipeError) and _unread(sys.stdout):
+        return 141  # as of a program that SIGPIPE ends: `chunkwise list | head`
     told = error if isinstance(error, RunError | StopRequested) else lost(error) or out_of_memory(error)
     text = "".join(traceback.format_exception(error)) if told is None else f"\nerror: {told}"
     print(text, file=sys.stderr, flush=True)
     return 1 if told is None else told.exit_code
+
+
+def _unread(stream: TextIO) -> bool:
+    """Whether a stream goes into a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+    except (AttributeError, OSError, ValueError):  # a system without poll; a stream without a file
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def leave(code: int, *, together: bool) -> NoReturn:

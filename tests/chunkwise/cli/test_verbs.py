@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -189,3 +190,13 @@ def test_the_help_of_evaluate_names_the_ways_to_execute(capsys: pytest.CaptureFi
         assert name in said
     assert verbs.main(["--help"]) == 0
     assert "ls, verify or prune" in capsys.readouterr().out, "the words of chunkwise checkpoint"
+
+
+def test_a_reader_who_has_read_enough_ends_a_command_without_a_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    for words in (["list"], ["record", "driving", "--help"]):
+        command = [sys.executable, "-u", "-m", "chunkwise", *words]
+        found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+        assert (found.returncode, found.stderr) == (141, "")
+    os.close(writer)
