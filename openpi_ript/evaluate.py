@@ -143,8 +143,9 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     require_unseen(env, config.env, episodes, 0 if config.rollout is None else config.rollout.initial_states)
     try:
         manifest = initial_states(collector, own, arguments.manifest, seed=config.eval.seed, episodes=episodes)
-        names = ("env", "initial_states", "how", "execute", "delay")
+        names = ("env", "initial_states", "manifest", "guidance_scale", "how", "execute", "delay")
         given = {name: getattr(arguments, name) for name in names}
+        given["episodes"] = None if episodes == config.eval.final_episodes else episodes
         settings = {k: v.name if isinstance(v, Path) else v for k, v in given.items() if v is not None}
         out: Path = arguments.out or file_of(run, step, settings)
         result = evaluate(
@@ -183,7 +184,7 @@ def main(argv: list[str]) -> int:
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
     add_flags(run, "env.execute actions of each chunk")
     add_flag(run)
-    run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json)")
+    run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json; what differs from the run's own is in its name)")
     run.add_argument("--allow-env", help=f"{ALLOWED} of the run, that you trust")
     run.add_argument("--allow-code", help="data.robot.adapter of the run, where it is a module:factory that you trust")
     run.add_argument("--video", type=int, default=0, help="episodes in a video beside it, and in one each")

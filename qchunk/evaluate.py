@@ -305,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON, and one of each"
     )
     parser.add_argument("--checkpoint", default="newest", metavar="WHICH", help="newest, best, or a step")
-    parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json")
+    parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json, what differs from the run's own in its name")
     parser.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
     parser.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="agent.factory of the run, where you trust it")
     arguments = parser.parse_args(argv)
@@ -317,8 +317,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(policy, QChunkPolicy):
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")
         execution = execution_of(arguments.how, arguments.execute, arguments.delay)
-        names = ("env", "seed", "how", "execute", "delay", "max_steps")
+        names = ("env", "seed", "how", "execute", "delay", "max_steps", "episodes")
         settings = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+        if arguments.episodes == policy.config.eval.final_episodes:
+            del settings["episodes"]
         out = arguments.out or evaluation.file_of(arguments.run, policy.step, settings)
         result = evaluate_run(
             policy,

@@ -339,7 +339,7 @@ def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: py
     sizes = ["--train.steps", "4", "--train.log-every", "4", "--eval.final-episodes", "3", "--eval.videos", "0"]
     assert launch(["--config", config, *sizes, "--train.eval-every", "0", "--run.dir", str(run)]) == 0
     logged = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert evaluate.main([str(run), "--num-envs", "1"]) == 0
+    assert evaluate.main([str(run), "--num-envs", "1", "--episodes", "3"]) == 0
     found = Evaluation.load(run / "evaluations/step_00000004.json")
     assert found.metrics() == {name: logged[name] for name in found.metrics()}
     assert "3 episodes" in capsys.readouterr().out
@@ -352,8 +352,8 @@ def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: py
     assert "a chunk of this policy has 5 actions" in capsys.readouterr().err
     short = ["--episodes", "1", "--max-steps", "5"]
     assert evaluate.main([str(run), *short, "--how", "ensemble", "--delay", "1"]) == 0
-    found = Evaluation.load(run / "evaluations/step_00000004-how_ensemble-delay_1-max_steps_5.json")
-    assert found.settings == {"how": "ensemble", "delay": 1, "max_steps": 5}
+    found = Evaluation.load(run / "evaluations/step_00000004-how_ensemble-delay_1-max_steps_5-episodes_1.json")
+    assert found.settings == {"how": "ensemble", "delay": 1, "max_steps": 5, "episodes": 1}
     capsys.readouterr()
     for flags, message in [
         (["--how", "realtime"], "--how realtime: agent.policy is distill, which makes a chunk in a single step"),

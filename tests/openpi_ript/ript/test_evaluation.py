@@ -101,9 +101,19 @@ def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, t
     assert Manifest.load(tmp_path / "new.json") == new == own
 
 
-@pytest.mark.parametrize(("given", "expected"), [((), (None, 1.5)), (("--guidance-scale", "3"), (3.0, 3.0))])
+@pytest.mark.parametrize(
+    ("given", "expected", "name"),
+    [
+        (("--episodes", "2"), (None, 1.5), "step_00000007"),
+        (("--guidance-scale", "3", "--episodes", "1"), (3.0, 3.0), "step_00000007-guidance_scale_3-0-episodes_1"),
+    ],
+)
 def test_the_scale_that_is_written_down_is_the_one_that_acts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], expected: tuple[float | None, float]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, ...],
+    expected: tuple[float | None, float],
+    name: str,
 ):
     class Acting(Straight):
         """Stands for the run's policy: without a scale of its own it takes the config's."""
@@ -133,8 +143,9 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
     monkeypatch.setattr(command, "evaluate", watched)
     assert command.main(["run", str(tmp_path), *given]) == 0
     assert scales == [expected]
-    written = Evaluation.load(tmp_path / "evaluations/step_00000007.json")
-    assert (written.guidance_scale, len(written.outcomes)) == (expected[1], 2)
+    assert [file.stem for file in (tmp_path / "evaluations").glob("*.json")] == [name]
+    written = Evaluation.load(tmp_path / f"evaluations/{name}.json")
+    assert (written.guidance_scale, len(written.outcomes)) == (expected[1], int(given[-1]))
     assert command.main(["run", str(tmp_path), "--how", "ensemble", "--delay", "1"]) == 0
     late = Evaluation.load(tmp_path / "evaluations/step_00000007-how_ensemble-delay_1.json")
     assert late.settings == {"how": "ensemble", "delay": 1}
