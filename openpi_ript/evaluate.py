@@ -184,7 +184,11 @@ def main(argv: list[str]) -> int:
     run.add_argument("--guidance-scale", type=float, help="in place of the run's")
     add_flags(run, "env.execute actions of each chunk")
     add_flag(run)
-    run.add_argument("--out", type=Path, help="JSON to write (default: RUN/evaluations/step_<n>.json; what differs from the run's own is in its name)")
+    run.add_argument(
+        "--out",
+        type=Path,
+        help="JSON to write (default: RUN/evaluations/step_<n>.json; what differs from the run's own is in its name)",
+    )
     run.add_argument("--allow-env", help=f"{ALLOWED} of the run, that you trust")
     run.add_argument("--allow-code", help="data.robot.adapter of the run, where it is a module:factory that you trust")
     run.add_argument("--video", type=int, default=0, help="episodes in a video beside it, and in one each")

@@ -305,7 +305,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--video", type=int, metavar="N", help="write a video of so many episodes beside the JSON, and one of each"
     )
     parser.add_argument("--checkpoint", default="newest", metavar="WHICH", help="newest, best, or a step")
-    parser.add_argument("--out", type=Path, help="JSON to write; default: RUN/evaluations/step_<n>.json, what differs from the run's own in its name")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="JSON to write; default: RUN/evaluations/step_<n>.json, what differs from the run's own in its name",
+    )
     parser.add_argument("--json", action="store_true", help="print the metrics as one JSON object")
     parser.add_argument("--allow-code", metavar="MODULE:FUNCTION", help="agent.factory of the run, where you trust it")
     arguments = parser.parse_args(argv)

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from chunkwise.config.experiment import FleetConfig
@@ -172,10 +172,12 @@ class _Node:
     call: Any
     """Under way: `listen`, and once that has returned `serve`."""
     heard: float
-    """When it last said something, or was asked while it owed nothing."""
+    """When it last said something whole, or was asked while it owed nothing."""
     reaching: "concurrent.futures.Future[Connection] | None" = None
     """Under way once `listen` has returned; the connection that comes of it."""
     connection: Connection | None = None
+    reader: threading.Thread | None = None
+    """Of the connection."""
     requests: list[tuple[int, Request]] = dataclasses.field(default_factory=list)
     """Not sent yet."""
     waiting: set[int] = dataclasses.field(default_factory=set)
@@ -196,6 +198,8 @@ class RayWorkers:
         self._answers: dict[int, Answer] = {}
         self._losses: Counter[str] = Counter()
         self._connection: contextlib.ExitStack | None = None
+        self._said = queue.SimpleQueue[tuple[_Node, Any]]()
+        """Messages of nodes in the order in which they have come whole, of each at last why its connection ended."""
         self._threads = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="fleet")
         self._asked_ray = 0.0
 
@@ -307,20 +311,18 @@ class RayWorkers:
           RunError: A node's actor failed, for example since the environment's class cannot be found there.
         """
         self._reach(seconds)
-        connections = [node.connection for node in self._nodes.values() if node.connection is not None]
-        opening = len(connections) < len(self._nodes)
-        ready = wait(connections, min(seconds, OPENING) if opening else seconds)
-        for node in self._nodes.copy().values():
-            if node.connection in ready:
-                self._read(node)
+        opening = any(node.connection is None for node in self._nodes.values())
+        with contextlib.suppress(queue.Empty):
+            said = self._said.get(timeout=min(seconds, OPENING) if opening else seconds)
+            while True:
+                self._hear(*said)
+                said = self._said.get_nowait()
         now = time.monotonic()
         if now - self._asked_ray > ASK_AGAIN:
             self._asked_ray = now
             self._ask_ray()
         for node in self._nodes.copy().values():
             if node.waiting and now - node.heard > self.silence:
-                if node.connection is not None and node.connection.poll():
-                    continue  # what it said came while others were read
                 self._lose(node, f"silent for {self.silence:.0f} s")
 
     def _ask_ray(self) -> None:
@@ -359,28 +361,22 @@ class RayWorkers:
                     continue
                 node.connection = node.reaching.result()
                 node.heard = time.monotonic()
+                node.reader = threading.Thread(target=_read, args=(node, node.connection, self._said), daemon=True)
+                node.reader.start()
                 self._send(node)
 
-    def _read(self, node: _Node) -> None:
-        assert node.connection is not None
-        try:
-            while node.connection.poll():
-                said: tuple[int, Answer] | None = self._received(node.connection, node.address)
-                node.heard = time.monotonic()
-                if said is not None:
-                    slot, answer = said
-                    node.waiting.discard(slot)
-                    self._answers[slot] = answer
-        except (EOFError, OSError) as error:
-            self._gone(node, error)
-
-    def _received(self, connection: Connection, address: str) -> Any:
-        try:
-            return connection.recv()
-        except (EOFError, OSError):
-            raise
-        except Exception as error:  # of another version of numpy, for example
-            raise failure(f"what the environments on {address} answered cannot be read here", error) from error
+    def _hear(self, node: _Node, said: Any) -> None:
+        """Takes a message of a node. Raises RunError where it cannot be read here."""
+        if self._nodes.get(node.id) is not node:
+            return  # it is lost, and another one may bear its name
+        if isinstance(said, EOFError | OSError):
+            self._gone(node, said)
+        elif isinstance(said, Exception):
+            raise failure(f"what the environments on {node.address} answered cannot be read here", said) from said
+        elif said is not None:
+            slot, answer = said
+            node.waiting.discard(slot)
+            self._answers[slot] = answer
 
     def _gone(self, node: _Node, error: Exception) -> None:
         """Lets go of a node whose connection ended. Raises RunError with what its actor raised, if that is why."""
@@ -402,12 +398,12 @@ class RayWorkers:
             return None
         except RayTaskError as error:  # raised there, as it would be again on any other node
             raise RunError(
-                f"the environments on {node.address} failed: {one_line(error.cause)}", *_said(error)
+                f"the environments on {node.address} failed: {one_line(error.cause)}", *_lines(error)
             ) from error
         except ActorDiedError as error:
             if error.actor_init_failed:  # its constructor does nothing: what failed is the import
                 why = f"the environments on {node.address} cannot start; install there what is installed here"
-                raise RunError(f"{why}: {_said(error)[-1].strip()}", *_said(error)) from error
+                raise RunError(f"{why}: {_lines(error)[-1].strip()}", *_lines(error)) from error
             self._lose(node, one_line(error))
             return None
         except RayError as error:
@@ -427,14 +423,34 @@ class RayWorkers:
 
         if node.connection is not None:
             hang_up(node.connection)
+            if node.reader is not None:
+                node.reader.join()  # else it could read of another file that is given the same number
             node.connection.close()
-            node.connection = None
+            node.connection = node.reader = None
         with contextlib.suppress(RayError, ValueError):
             ray.kill(node.actor)
         self._nodes.pop(node.id, None)
         self._node_of = {slot: one for slot, one in self._node_of.items() if one is not node}
 
 
-def _said(error: Exception) -> list[str]:
+def _read(node: _Node, connection: Connection, said: Any) -> None:
+    """Body of a thread that reads what a node says, at last what ends it.
+
+    In one thread for all, a message that comes in slowly would hold up the other nodes.
+    """
+    message: Any = None
+    while not isinstance(message, Exception):
+        try:
+            connection.poll(
+                None
+            )  # nodes are silent for minutes while a policy trains; a message that has begun goes on
+            message = connection.recv()
+        except Exception as error:  # also of another version of numpy, for example
+            message = error
+        node.heard = time.monotonic()
+        said.put((node, message))
+
+
+def _lines(error: Exception) -> list[str]:
     """The lines of an error of Ray's, without its colours."""
     return [f"  {line}" for line in re.sub(r"\x1b\[\d*m", "", str(error)).splitlines()]

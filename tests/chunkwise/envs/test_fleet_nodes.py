@@ -4,13 +4,16 @@ import concurrent.futures
 import contextlib
 import os
 import socket
+import struct
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -212,6 +215,31 @@ def test_what_was_said_while_another_stalled_is_no_silence(
     assert died(nodes, 0, 1) == 1
     with pytest.raises(TimeoutError):
         nodes.receive([0], within=1.0)
+
+
+def test_a_message_that_comes_in_slowly_holds_up_no_other_node(workers: Callable[..., RayWorkers]) -> None:
+    others = threading.Event()
+
+    class Slow(Body):
+        """The end of its answer is on its way until the other node has answered often."""
+
+        def talk(self, connection: Connection) -> None:
+            slot, _ = connection.recv()
+            message = ForkingPickler.dumps((slot, Start({"state": np.ones(3, np.float32)}, "late")))
+            whole = struct.pack("!i", len(message)) + bytes(message)
+            os.write(connection.fileno(), whole[:20])
+            assert others.wait(10.0), "the other node was held up"
+            os.write(connection.fileno(), whole[20:])
+            connection.recv()
+
+    nodes = workers(Body, Slow)
+    for _ in range(20):
+        assert nodes.receive([0, 1], within=60.0)[0] == 0
+        nodes.submit(0, Reset(0))
+    others.set()
+    found = nodes.receive([1], within=60.0)[1]
+    assert isinstance(found, Start)
+    np.testing.assert_array_equal(found.observation["state"], np.ones(3))
 
 
 def test_a_node_that_cannot_be_reached_holds_up_no_other(workers: Callable[..., RayWorkers]) -> None:
