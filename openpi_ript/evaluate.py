@@ -6,10 +6,10 @@
                                         [--initial-states FILE.npz]
     python -m openpi_ript.evaluate compare A.json B.json
 
-The first writes RUN/evaluations/step_<n>.json (or --out), on the initial states of RUN/manifest.json unless another
-manifest is given; with --env in another environment, or in one of the run's tasks, with initial states of its own; with
---initial-states on the first ones of a file, of which no groups of the run may have begun in any; with
---video a grid of the first episodes, successes framed green, failures red.
+The first writes RUN/evaluations/step_<n>.json (or --out), with what differs from the run's own in the name, on the
+initial states of RUN/manifest.json unless another manifest is given; with --env in another environment, or in one of
+the run's tasks, with initial states of its own; with --initial-states on the first ones of a file, of which no groups
+of the run may have begun in any; with --video a grid of the first episodes, successes framed green, failures red.
 """
 
 import argparse
@@ -87,6 +87,13 @@ def published(env: EnvConfig, path: Path, own: Path) -> tuple[EnvConfig, Path]:
     return found, own.with_stem(f"{own.stem}-{name}")
 
 
+def _other(given: Path | None, own: Path) -> str | None:
+    """Name of a manifest that was given, after its content; None for one that is the run's own, or not given."""
+    if given is None or (own.exists() and read_bytes(given) == read_bytes(own)):
+        return None
+    return hashlib.sha256(read_bytes(given)).hexdigest()[:12]
+
+
 def require_unseen(env: EnvConfig, own: EnvConfig, episodes: int, groups: int) -> None:
     """Raises ConfigError where an evaluation in published states would begin in one that the run's groups began in.
 
@@ -143,8 +150,10 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     require_unseen(env, config.env, episodes, 0 if config.rollout is None else config.rollout.initial_states)
     try:
         manifest = initial_states(collector, own, arguments.manifest, seed=config.eval.seed, episodes=episodes)
-        names = ("env", "initial_states", "manifest", "guidance_scale", "how", "execute", "delay")
+        names = ("env", "initial_states", "how", "execute", "delay")
         given = {name: getattr(arguments, name) for name in names}
+        given["manifest"] = _other(arguments.manifest, own)
+        given["guidance_scale"] = None if config.guidance and scale == config.guidance.scale else scale
         given["episodes"] = None if episodes == config.eval.final_episodes else episodes
         settings = {k: v.name if isinstance(v, Path) else v for k, v in given.items() if v is not None}
         out: Path = arguments.out or file_of(run, step, settings)

@@ -2,7 +2,8 @@
 
     chunkwise evaluate RUN [--episodes 100] [--checkpoint best] [--env ID] [--execute 2] [--video 4]
 
-plays the episodes that the run plays at its end, and writes RUN/evaluations/step_<n>.json (or --out).
+plays the episodes that the run plays at its end, and writes RUN/evaluations/step_<n>.json (or --out), with what differs
+from the run's own in the name.
 """
 
 import dataclasses

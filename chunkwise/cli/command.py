@@ -92,6 +92,8 @@ def run(main: Callable[[], int | None], unsaved: str = "stopped; what was finish
     with stopping.watched(unsaved):
         try:
             code = main() or 0
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here it may still fail
         except BaseException as error:  # left from here, where it is alive: what it holds may wait for threads
             processes.leave(processes.report(error), together=isinstance(error, PreemptedError))
         processes.leave(code, together=code in (0, PreemptedError.exit_code))

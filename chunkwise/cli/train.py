@@ -54,6 +54,11 @@ def _code_of(act: Callable[[], None]) -> int:
         act()
     except (RunError, KeyboardInterrupt) as error:
         return processes.report(error)
+    except BrokenPipeError as error:
+        if processes.report(error) != processes.UNREAD:
+            return 1
+        print("error: nobody reads what this run prints any more; what was saved stands", file=sys.stderr, flush=True)
+        return processes.UNREAD
     return 0
 
 

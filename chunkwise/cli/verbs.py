@@ -6,6 +6,7 @@ word says which, `chunkwise inspect driving DIR`, or else what the argument is.
 
 import dataclasses
 import difflib
+import os
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from chunkwise.errors import ConfigError, RunError
 
 EXIT_CODES = (
     "exit codes: 0 done, 64 usage or config, 65 data or checkpoints bad, 70 not finite, 73 folder busy, 74 storage "
-    "failed,\n75 stopped and saved, 76 another process ended, 78 not the config or dataset of the checkpoint"
+    "failed,\n75 stopped and saved, 76 another process ended, 78 not the config or dataset of the checkpoint, "
+    "141 nobody reads what it prints"
 )
 
 OPTIONS = (
@@ -231,18 +233,28 @@ def _help(name: str, rest: Sequence[str]) -> str | None:
     return "\n".join([*lines, f"`chunkwise {name} PACKAGE --help` lists the options.", EXIT_CODES])
 
 
+def _tell(text: str) -> int:
+    """Prints a text; returns the exit code, as of processes.report where nobody reads it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own end fails at it again
+        return 141
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Console script `chunkwise`; returns the exit code, or leaves with that of the verb's program."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage(), file=sys.stdout if words else sys.stderr)
-        return 0 if words else ConfigError.exit_code
+        if words:
+            return _tell(usage())
+        print(usage(), file=sys.stderr)
+        return ConfigError.exit_code
     if words[0] == "--version":
-        print(f"chunkwise {__version__}")
-        return 0
+        return _tell(f"chunkwise {__version__}")
     if text := _help(words[0], words[1:]):
-        print(text)
-        return 0
+        return _tell(text)
     try:
         module, rest = resolve(words)
     except RunError as error:

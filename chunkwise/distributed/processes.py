@@ -33,6 +33,9 @@ _LAST_WORDS_SECONDS = 10.0
 # In messages of a collective or of the coordinator; jax raises the same type where memory runs out.
 _BETWEEN_PROCESSES = re.compile(r"gloo|nccl|coordinat|barrier|peer|socket|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", re.I)
 
+UNREAD = 141
+"""Exit code of a program that SIGPIPE ends, as in `chunkwise list | head`: nobody reads what is printed any more."""
+
 _calls = itertools.count()
 
 
@@ -184,7 +187,7 @@ def report(error: BaseException) -> int:
         print("\nstopped by the keyboard", file=sys.stderr, flush=True)
         return 130
     if isinstance(error, BrokenPipeError) and _unread(sys.stdout):
-        return 141  # as of a program that SIGPIPE ends: `chunkwise list | head`
+        return UNREAD
     told = error if isinstance(error, RunError | StopRequested) else lost(error) or out_of_memory(error)
     text = "".join(traceback.format_exception(error)) if told is None else f"\nerror: {told}"
     print(text, file=sys.stderr, flush=True)
@@ -198,7 +201,7 @@ def _unread(stream: TextIO) -> bool:
         poll.register(stream.fileno(), 0)
     except (AttributeError, OSError, ValueError):  # a system without poll; a stream without a file
         return False
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def leave(code: int, *, together: bool) -> NoReturn:

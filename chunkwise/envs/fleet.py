@@ -44,6 +44,8 @@ BEATS = 8
 """An actor that was asked for something sends at least so often in the time after which its silence counts as death."""
 OPENING = 0.05
 """Seconds between two looks whether an actor has started, while others are listened to."""
+SECOND_LOOK = 0.5
+"""Seconds between two looks at a node that seems silent: this process may have been stopped, its readers too."""
 RAISED = 2.0
 """Seconds that an actor's error may come later than the end of its connection."""
 
@@ -173,6 +175,8 @@ class _Node:
     """Under way: `listen`, and once that has returned `serve`."""
     heard: float
     """When it last said something whole, or was asked while it owed nothing."""
+    suspected: float = math.inf
+    """When it seemed silent first, since it was heard."""
     reaching: "concurrent.futures.Future[Connection] | None" = None
     """Under way once `listen` has returned; the connection that comes of it."""
     connection: Connection | None = None
@@ -313,17 +317,23 @@ class RayWorkers:
         self._reach(seconds)
         opening = any(node.connection is None for node in self._nodes.values())
         with contextlib.suppress(queue.Empty):
-            said = self._said.get(timeout=min(seconds, OPENING) if opening else seconds)
-            while True:
-                self._hear(*said)
-                said = self._said.get_nowait()
+            self._hear(*self._said.get(timeout=min(seconds, OPENING) if opening else seconds))
+        self._drain()
         now = time.monotonic()
         if now - self._asked_ray > ASK_AGAIN:
             self._asked_ray = now
             self._ask_ray()
         for node in self._nodes.copy().values():
-            if node.waiting and now - node.heard > self.silence:
+            silent = node.waiting and now - node.heard > self.silence
+            node.suspected = min(node.suspected, now) if silent else math.inf
+            if now - node.suspected > SECOND_LOOK:
                 self._lose(node, f"silent for {self.silence:.0f} s")
+
+    def _drain(self) -> None:
+        """Takes what has come already."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._hear(*self._said.get_nowait())
 
     def _ask_ray(self) -> None:
         """Lets go of those whose actors Ray knows to be gone: one without power or network closes no connection."""
@@ -334,7 +344,9 @@ class RayWorkers:
         for call in done:
             node = calls[call]
             if node.connection is not None and not node.connection.poll():  # else what it said last is read first
-                self._gone(node, EOFError())
+                self._drain()
+                if self._nodes.get(node.id) is node:
+                    self._gone(node, EOFError())
 
     def _reach(self, seconds: float) -> None:
         """Connects to the actors that have started; waits for one only where none was reached before.
@@ -369,9 +381,11 @@ class RayWorkers:
         """Takes a message of a node. Raises RunError where it cannot be read here."""
         if self._nodes.get(node.id) is not node:
             return  # it is lost, and another one may bear its name
+        node.heard = time.monotonic()  # as long as nobody took what it said, it may have had nothing more to say
         if isinstance(said, EOFError | OSError):
             self._gone(node, said)
         elif isinstance(said, Exception):
+            self._forget(node)
             raise failure(f"what the environments on {node.address} answered cannot be read here", said) from said
         elif said is not None:
             slot, answer = said
@@ -424,8 +438,9 @@ class RayWorkers:
         if node.connection is not None:
             hang_up(node.connection)
             if node.reader is not None:
-                node.reader.join()  # else it could read of another file that is given the same number
-            node.connection.close()
+                node.reader.join(RAISED)
+            if node.reader is None or not node.reader.is_alive():  # else it could read what gets the same number later
+                node.connection.close()
             node.connection = node.reader = None
         with contextlib.suppress(RayError, ValueError):
             ray.kill(node.actor)

@@ -69,8 +69,8 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
 def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, bool]:
     """Whether a run's own evaluation after so many updates solved each of its initial states.
 
-    {} without its file, and where the file is no longer that of what was measured: later ones of the same checkpoint,
-    with more episodes or at another scale of guidance, take its place.
+    {} without its file, and where the file is not that of what was measured: earlier versions gave that of a later
+    evaluation, with more episodes or at another scale of guidance, the same name.
     """
     file = run / f"evaluations/step_{step:08d}.json"
     one = read_evaluation(file, run) if file.is_file() else None

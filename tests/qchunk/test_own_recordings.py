@@ -40,7 +40,8 @@ def test_record_inspect_train_measure_evaluate_serve_and_drive(tmp_path: Path):
     command = ("chunkwise", "train", "qchunk/own_data", "--data.path", data, "--run.dir", trained)
     assert "held out, 1 episodes: error of an action: policy" in run(*command, *fields, *tiny)
     run("chunkwise", "evaluate", trained, "--episodes", "3", "--num-envs", "1")
-    (evaluation,) = (trained / "evaluations").glob("*.json")
+    own, evaluation = (trained / f"evaluations/step_00000006{name}.json" for name in ("", "-episodes_3"))
+    assert len(json.loads(own.read_text())["outcomes"]) == 2, "what was asked for later stands beside the run's own"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -56,6 +57,7 @@ def test_record_inspect_train_measure_evaluate_serve_and_drive(tmp_path: Path):
         server.terminate()
         server.wait(30)
     assert json.loads(out.read_text())["outcomes"] == json.loads(evaluation.read_text())["outcomes"]
+    assert " of 3, " in run("chunkwise", "compare", evaluation, out)
 
 
 def _wait(server: "subprocess.Popen[bytes]", port: int) -> None:

@@ -195,8 +195,19 @@ def test_the_help_of_evaluate_names_the_ways_to_execute(capsys: pytest.CaptureFi
 def test_a_reader_who_has_read_enough_ends_a_command_without_a_traceback():
     reader, writer = os.pipe()
     os.close(reader)
-    for words in (["list"], ["record", "driving", "--help"]):
-        command = [sys.executable, "-u", "-m", "chunkwise", *words]
+    for words in ("-u -m chunkwise list", "-m chunkwise list", "-m chunkwise --help", "-m chunkwise record --help"):
+        command = [sys.executable, *words.split()]
         found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
-        assert (found.returncode, found.stderr) == (141, "")
+        assert (words, found.returncode, found.stderr) == (words, 141, "")
     os.close(writer)
+
+
+def test_a_pipe_that_breaks_elsewhere_is_told():
+    lines = (
+        "from chunkwise.cli import command",
+        "def main(): raise BrokenPipeError('of a worker')",
+        "command.run(main)",
+    )
+    found = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert found.returncode == 1
+    assert "BrokenPipeError: of a worker" in found.stderr

@@ -173,3 +173,10 @@ def test_what_the_data_are_taken_as_may_not_change(path: str) -> None:
     rules, now = resume_rules(type(config)), flatten(config)
     saved = fingerprint(now, rules)
     assert {"data.cameras", "data.image_size"} <= saved.keys()
+
+
+def test_the_page_names_every_field_that_may_change_on_resume():
+    text = (ROOT / "docs/reliability.md").read_text()
+    told = text[text.index("Fields that may change on resume:") :].partition("\n\n")[0]
+    rules = EVERY_RUN | RIPT | DRIVING | QCHUNK | {"train.steps", "online.steps"}
+    assert [name for name in sorted(rules) if f"`{name}{'*' if name.endswith('.') else ''}`" not in told] == []

@@ -217,6 +217,34 @@ def test_what_was_said_while_another_stalled_is_no_silence(
         nodes.receive([0], within=1.0)
 
 
+class Pair(Body):
+    """Of two environments, the second of which answers a little later."""
+
+    def talk(self, connection: Connection) -> None:
+        while True:
+            slot, _ = connection.recv()
+            time.sleep(0.3 * slot)
+            connection.send((slot, Start({"state": np.zeros(3, np.float32)}, "x")))
+
+
+def test_what_came_while_the_policy_acted_is_no_silence(workers: Callable[..., RayWorkers]) -> None:
+    nodes = workers(Pair, silence=2.0)
+    nodes.submit(1, Reset(1))
+    assert nodes.receive([0, 1], within=60.0)[0] == 0
+    time.sleep(3.0)  # slot 1 has answered since, and the node owes nothing
+    nodes.submit(0, Reset(0))
+    assert {nodes.receive([0, 1], within=60.0)[0] for _ in range(2)} == {0, 1}
+
+
+def test_a_node_that_seems_silent_is_looked_at_again(workers: Callable[..., RayWorkers]) -> None:
+    nodes = workers(Thinks, silence=60.0)
+    with pytest.raises(TimeoutError):
+        nodes.receive([0], within=1.0)
+    nodes._nodes["a"].heard -= 100.0  # as after this process was stopped: what the node said is not read yet
+    with pytest.raises(TimeoutError):
+        nodes.receive([0], within=3.0)
+
+
 def test_a_message_that_comes_in_slowly_holds_up_no_other_node(workers: Callable[..., RayWorkers]) -> None:
     others = threading.Event()
 
@@ -346,10 +374,10 @@ class Killed(Body):
 def test_a_node_without_what_is_installed_here_is_told_and_one_that_died_is_lost(
     workers: Callable[..., RayWorkers],
 ) -> None:
-    nodes = workers(Body, NotInstalled)
+    nodes = workers(NotInstalled)
     with pytest.raises(RunError, match=rf"on {HERE} cannot start; install there .*here: ModuleNotFoundError: No mod"):
-        nodes.receive([1], within=60.0)
-    assert died(workers(Body, Killed), 1) == 1
+        nodes.receive([0], within=60.0)
+    assert died(workers(Killed), 0) == 0
 
 
 def test_closed_workers_begin_anew(workers: Callable[..., RayWorkers]) -> None:

@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import math
 import os
 import signal
@@ -149,6 +150,15 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
     assert command.main(["run", str(tmp_path), "--how", "ensemble", "--delay", "1"]) == 0
     late = Evaluation.load(tmp_path / "evaluations/step_00000007-how_ensemble-delay_1.json")
     assert late.settings == {"how": "ensemble", "delay": 1}
+    own = tmp_path / MANIFEST
+    assert command.main(["run", str(tmp_path), "--manifest", str(own), "--guidance-scale", "1.5"]) == 0
+    other = tmp_path / "of another run" / MANIFEST
+    other.parent.mkdir()
+    other.write_bytes(own.read_bytes() + b" ")
+    before = {file.stem for file in (tmp_path / "evaluations").glob("*.json")} | {"step_00000007"}
+    assert command.main(["run", str(tmp_path), "--manifest", str(other)]) == 0
+    (added,) = {file.stem for file in (tmp_path / "evaluations").glob("*.json")} - before
+    assert added == f"step_00000007-manifest_{hashlib.sha256(other.read_bytes()).hexdigest()[:12]}"
     assert command.main(["run", str(tmp_path), "--execute", "100"]) == 64
 
 
