@@ -4,6 +4,9 @@ from typing import Any
 
 from chunkwise.printable import printable
 
+UNREAD = 141
+"""Exit code of a program that SIGPIPE ends, as in `chunkwise list | head`: nobody reads what is printed any more."""
+
 
 def one_line(error: BaseException) -> str:
     """Returns what an exception says, without line breaks; its type, if it says nothing."""

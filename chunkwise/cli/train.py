@@ -10,7 +10,7 @@ from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.load import load
 from chunkwise.config.names import find
 from chunkwise.distributed import processes
-from chunkwise.errors import RunError
+from chunkwise.errors import UNREAD, RunError
 
 UNSAVED = "asked to stop before the first update of this start: nothing was trained yet, what was saved before stands"
 
@@ -55,10 +55,10 @@ def _code_of(act: Callable[[], None]) -> int:
     except (RunError, KeyboardInterrupt) as error:
         return processes.report(error)
     except BrokenPipeError as error:
-        if processes.report(error) != processes.UNREAD:
+        if processes.report(error) != UNREAD:
             return 1
         print("error: nobody reads what this run prints any more; what was saved stands", file=sys.stderr, flush=True)
-        return processes.UNREAD
+        return UNREAD
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 from chunkwise import __version__
 from chunkwise.cli import kinds
 from chunkwise.config.packages import PACKAGES
-from chunkwise.errors import ConfigError, RunError
+from chunkwise.errors import UNREAD, ConfigError, RunError
 
 EXIT_CODES = (
     "exit codes: 0 done, 64 usage or config, 65 data or checkpoints bad, 70 not finite, 73 folder busy, 74 storage "
@@ -239,7 +239,7 @@ def _tell(text: str) -> int:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's own end fails at it again
-        return 141
+        return UNREAD
     return 0
 
 

@@ -33,9 +33,6 @@ _LAST_WORDS_SECONDS = 10.0
 # In messages of a collective or of the coordinator; jax raises the same type where memory runs out.
 _BETWEEN_PROCESSES = re.compile(r"gloo|nccl|coordinat|barrier|peer|socket|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED", re.I)
 
-UNREAD = 141
-"""Exit code of a program that SIGPIPE ends, as in `chunkwise list | head`: nobody reads what is printed any more."""
-
 _calls = itertools.count()
 
 
@@ -187,7 +184,7 @@ def report(error: BaseException) -> int:
         print("\nstopped by the keyboard", file=sys.stderr, flush=True)
         return 130
     if isinstance(error, BrokenPipeError) and _unread(sys.stdout):
-        return UNREAD
+        return errors.UNREAD
     told = error if isinstance(error, RunError | StopRequested) else lost(error) or out_of_memory(error)
     text = "".join(traceback.format_exception(error)) if told is None else f"\nerror: {told}"
     print(text, file=sys.stderr, flush=True)

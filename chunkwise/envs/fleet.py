@@ -381,7 +381,7 @@ class RayWorkers:
         """Takes a message of a node. Raises RunError where it cannot be read here."""
         if self._nodes.get(node.id) is not node:
             return  # it is lost, and another one may bear its name
-        node.heard = time.monotonic()  # as long as nobody took what it said, it may have had nothing more to say
+        node.heard = time.monotonic()  # when it is taken: since it was said, the node may have owed nothing
         if isinstance(said, EOFError | OSError):
             self._gone(node, said)
         elif isinstance(said, Exception):
@@ -456,13 +456,10 @@ def _read(node: _Node, connection: Connection, said: Any) -> None:
     message: Any = None
     while not isinstance(message, Exception):
         try:
-            connection.poll(
-                None
-            )  # nodes are silent for minutes while a policy trains; a message that has begun goes on
-            message = connection.recv()
+            connection.poll(None)  # without a limit: while a policy trains nodes say nothing for minutes
+            message = connection.recv()  # one that has begun goes on within REACHED
         except Exception as error:  # also of another version of numpy, for example
             message = error
-        node.heard = time.monotonic()
         said.put((node, message))
 
 
