@@ -349,26 +349,23 @@ def test_what_an_actor_raises_is_told_with_its_address(workers: Callable[..., Ra
         workers(Broken).receive([0], within=60.0)
 
 
-class NotInstalled(Body):
-    """Of a node on which the class cannot be imported."""
-
-    def listen(
-        self, host: str, opener: Any, count: int, name: str, every_frame: bool, silence: float
-    ) -> tuple[int, bytes]:
-        super().listen(host, opener, count, name, every_frame, silence)
-        self._listener.close()
-        raise DiedError("The actor died\nModuleNotFoundError: No module named 'chunkwise'", actor_init_failed=True)
-
-
 class Killed(Body):
     """Of a node that kills what starts there."""
 
+    error = DiedError("The actor died\nout of memory", actor_init_failed=False)
+
     def listen(
         self, host: str, opener: Any, count: int, name: str, every_frame: bool, silence: float
     ) -> tuple[int, bytes]:
         super().listen(host, opener, count, name, every_frame, silence)
         self._listener.close()
-        raise DiedError("The actor died\nout of memory", actor_init_failed=False)
+        raise self.error
+
+
+class NotInstalled(Killed):
+    """Of a node on which the class cannot be imported."""
+
+    error = DiedError("The actor died\nModuleNotFoundError: No module named 'chunkwise'", actor_init_failed=True)
 
 
 def test_a_node_without_what_is_installed_here_is_told_and_one_that_died_is_lost(
