@@ -91,7 +91,10 @@ def run(main: Callable[[], int | None], unsaved: str = "stopped; what was finish
     """
     with stopping.watched(unsaved):
         try:
-            code = main() or 0
+            try:
+                code = main() or 0
+            except SystemExit as end:  # after --help, for example
+                code = processes.report(end)
             if sys.stdout is not None:
                 sys.stdout.flush()  # here it may still fail
         except BaseException as error:  # left from here, where it is alive: what it holds may wait for threads

@@ -195,9 +195,11 @@ def test_the_help_of_evaluate_names_the_ways_to_execute(capsys: pytest.CaptureFi
 def test_a_reader_who_has_read_enough_ends_a_command_without_a_traceback():
     reader, writer = os.pipe()
     os.close(reader)
-    for words in ("-u -m chunkwise list", "-m chunkwise list", "-m chunkwise --help", "-m chunkwise record --help"):
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    long, short = ("list",), ("list studies", "record driving --help", "--help", "record --help")
+    for words in (*(f"-u -m chunkwise {one}" for one in long), *(f"-m chunkwise {one}" for one in long + short)):
         command = [sys.executable, *words.split()]
-        found = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+        found = subprocess.run(command, env=buffered, stdout=writer, stderr=subprocess.PIPE, text=True)
         assert (words, found.returncode, found.stderr) == (words, 141, "")
     os.close(writer)
 

@@ -218,13 +218,14 @@ def test_what_was_said_while_another_stalled_is_no_silence(
 
 
 class Pair(Body):
-    """Of two environments, the second of which answers a little later."""
+    """Of two environments, the second of which answers a little later, the first the second time later still."""
 
     def talk(self, connection: Connection) -> None:
-        while True:
+        for seconds in (0.0, 0.3, 1.2):
             slot, _ = connection.recv()
-            time.sleep(0.3 * slot)
+            time.sleep(seconds)
             connection.send((slot, Start({"state": np.zeros(3, np.float32)}, "x")))
+        connection.recv()
 
 
 def test_what_came_while_the_policy_acted_is_no_silence(workers: Callable[..., RayWorkers]) -> None:
@@ -241,6 +242,8 @@ def test_a_node_that_seems_silent_is_looked_at_again(workers: Callable[..., RayW
     with pytest.raises(TimeoutError):
         nodes.receive([0], within=1.0)
     nodes._nodes["a"].heard -= 100.0  # as after this process was stopped: what the node said is not read yet
+    with pytest.raises(TimeoutError):
+        nodes.receive([0], within=0.0)
     with pytest.raises(TimeoutError):
         nodes.receive([0], within=3.0)
 
