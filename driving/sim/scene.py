@@ -5,19 +5,18 @@ an image of 64 x 96 pixels takes about 8 ms on one core without a graphics card.
 """
 
 import dataclasses
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, UInt8
 
-from chunkwise.envs.suites.offscreen import Renderer
+from chunkwise.envs.suites.offscreen import Renderer, import_mujoco
 from driving.sim.painting import Ground, make_palette, paint
 from driving.sim.roads import JUNCTION_HALF, LANE, Junction, Road, branch_lines, direction
 from driving.sim.traffic import Moment, Signal
 
-mujoco: Any = importlib.import_module("mujoco")  # its stubs lack most of it
+mujoco = import_mujoco()
 
 OVERSAMPLING = 2
 MOST_GEOMS = 10_000

@@ -21,7 +21,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 from chunkwise.config.installed import pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
-from chunkwise.envs.suites.offscreen import Renderer
+from chunkwise.envs.suites.offscreen import Renderer, import_mujoco
 from chunkwise.errors import ConfigError
 
 CAMERAS = ("top", "angle", "front_close", "left_pillar", "right_pillar")
@@ -105,10 +105,10 @@ def mujoco() -> Any:
     """The package, untyped: its stubs lack most functions.
 
     Raises:
-      ConfigError: If it is not installed.
+      ConfigError: If it is not installed, or MUJOCO_GL names nothing that it knows.
     """
     try:
-        return importlib.import_module("mujoco")
+        return import_mujoco()
     except ImportError as error:
         raise _missing(error) from error
 

@@ -15,6 +15,26 @@ _NOT_INITIALIZED = 0x3001
 """EGL's error where another simulator's package has ended EGL for the process: nothing is left to let go of."""
 
 
+def import_mujoco() -> Any:
+    """Imports MuJoCo, untyped: its stubs lack most functions.
+
+    Raises:
+      ConfigError: If MUJOCO_GL names nothing that it knows, which it says as it is imported.
+      ImportError: If it is not installed.
+    """
+    try:
+        return importlib.import_module("mujoco")
+    except RuntimeError as error:
+        raise _cannot_render(os.environ.get("MUJOCO_GL", ""), error) from error
+
+
+def _cannot_render(backend: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"this machine cannot render (MUJOCO_GL={backend}: {error}); set MUJOCO_GL to egl, osmesa or glfw, "
+        "whichever works here"
+    )
+
+
 class Renderer:
     """Renders images of one size of one model.
 
@@ -34,7 +54,7 @@ class Renderer:
           ConfigError: If the machine cannot render.
         """
         backend = os.environ.get("MUJOCO_GL") or ("egl" if sys.platform == "linux" else "glfw")
-        lib: Any = importlib.import_module("mujoco")
+        lib = import_mujoco()
         model.vis.global_.offheight = max(model.vis.global_.offheight, height)
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, width)
         try:
@@ -42,10 +62,7 @@ class Renderer:
             self._gl.make_current()
             self._context = lib.MjrContext(model, lib.mjtFontScale.mjFONTSCALE_100)
         except Exception as error:  # whatever the GL driver raises
-            raise ConfigError(
-                f"this machine cannot render (MUJOCO_GL={backend}: {error}); set MUJOCO_GL to egl, osmesa or glfw, "
-                "whichever works here"
-            ) from error
+            raise _cannot_render(backend, error) from error
         lib.mjr_setBuffer(lib.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._lib, self._model = lib, model
         self.scene = lib.MjvScene(model, maxgeom=most_geoms)

@@ -1,5 +1,6 @@
 """ALOHA's tasks against gym-aloha's own, stages, and what a machine that cannot render is told."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,3 +127,13 @@ def test_a_machine_that_cannot_render_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     with pytest.raises(ConfigError, match=r"this machine cannot render \(MUJOCO_GL=nonsense: "):
         aloha.Renderer(aloha.load_model("bimanual_viperx_insertion"), 8, 8)
+
+
+def test_so_does_one_that_imports_mujoco_first() -> None:
+    """MuJoCo refuses an unknown MUJOCO_GL as it is imported; in a process of its own, since here it is imported."""
+    program = "from chunkwise.envs.suites import aloha; aloha.load_model('bimanual_viperx_insertion')"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"try: {program}\nexcept Exception as error: print(type(error).__name__, error)"],
+        env=os.environ | {"MUJOCO_GL": "nonsense"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.stdout.startswith("ConfigError this machine cannot render (MUJOCO_GL=nonsense: "), ended.stderr
