@@ -47,5 +47,5 @@ def _of(jaxpr: Any, rounds: int) -> dict[str, float]:
 def _programs(params: dict[str, Any]) -> list[Any]:
     """Programs inside an operation: of a call, a loop, a function with a gradient of its own."""
     values = [one for value in params.values() for one in (value if isinstance(value, tuple | list) else [value])]
-    inner = [value.jaxpr for value in values if isinstance(value, core.ClosedJaxpr)]
-    return inner + [value for value in values if isinstance(value, core.Jaxpr)]
+    closed = [value.jaxpr if isinstance(value, core.ClosedJaxpr) else value for value in values]
+    return [value for value in closed if isinstance(value, core.Jaxpr)]  # both are one class from jax 0.11 on
