@@ -69,8 +69,8 @@ def record(
       fleet: A Ray cluster on which the processes run; None: this machine.
 
     Raises:
-      ConfigError: The folder holds another recording (the message names the field) or other files, MuJoCo is not
-        installed, or the driver's plans or cameras are not those of a recording.
+      ConfigError: The folder holds another recording (the message names the field) or other files, MuJoCo is needed
+        and not installed, or the driver's plans or cameras are not those of a recording.
       DataError: The driver has no whole checkpoint.
       BusyError: Another process records into the folder.
       StorageError: An episode could not be written.
@@ -78,7 +78,8 @@ def record(
       RunError: A worker process died.
     """
     path = Path(path)
-    _require_simulator()
+    if not (path / METADATA.finished).exists():  # a recording that is whole is used on machines without it, too
+        _require_simulator()
     images = round(config.seconds * config.rate_hz) * len(config.cameras)
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name != "processes"}
     step = None

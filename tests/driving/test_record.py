@@ -1,5 +1,6 @@
 """The town's recordings: inputs as in closed loop, waypoints back to the path, and a function of seed and number."""
 
+import importlib.util
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,3 +213,19 @@ def test_recording_goes_on_where_it_was_stopped_and_ends_with_the_same_files(tmp
     assert seen.std(axis=(1, 2, 3)).min() > 10  # neither black nor flat
     assert (seen[:, :6].mean((1, 2))[:, 2] > seen[:, :6].mean((1, 2))[:, 0]).mean() > 0.8  # a blue sky is above
     assert batch["waypoint_valid"].all()  # the driver's, behind the end of the drive as well
+
+
+def test_a_whole_recording_needs_no_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A machine that only trains has no MuJoCo;"""
+    record(SHORT, tmp_path / "whole")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *more: None if name == "mujoco" else found(name, *more)
+    )
+    said: list[str] = []
+    record(SHORT, tmp_path / "whole", report=said.append)
+    assert not said
+    (tmp_path / "whole/_dataset.json").rename(tmp_path / "whole/_recording.json")
+    for folder in ("whole", "none"):
+        with pytest.raises(ConfigError, match="recording needs MuJoCo"):
+            record(SHORT, tmp_path / folder)
