@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.distributed import processes, stopping
+from chunkwise.distributed.repeatable import ask_for_repeatable_kernels
 from chunkwise.errors import ConfigError, DataError, PreemptedError
 from chunkwise.files import budget
 from chunkwise.files.links import FLAG
@@ -89,6 +90,7 @@ def run(main: Callable[[], int | None], unsaved: str = "stopped; what was finish
       main: The command; returns the exit code, or raises what `processes.report` has words for.
       unsaved: As in `stopping.watched`.
     """
+    ask_for_repeatable_kernels()
     with stopping.watched(unsaved):
         try:
             try:
