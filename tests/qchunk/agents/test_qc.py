@@ -379,7 +379,8 @@ def test_tiles_do_not_change_the_best_of_n(rows, monkeypatch):
 def test_the_best_of_n_goes_through_the_networks_in_as_few_parts_as_1024_rows_allow(
     samples: int, batch: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """The size that was measured; a part has whole samples, and at least one, all of the same number."""
+    """The size that was measured on a CPU; a part has whole samples, and at least one, all of the same number. On
+    accelerators all go at once."""
     agent, seen = agent_of(policy="best_of_n", num_samples=samples), []
     flow_chunks = agent._flow_chunks
 
@@ -391,7 +392,13 @@ def test_the_best_of_n_goes_through_the_networks_in_as_few_parts_as_1024_rows_al
     params, _ = weights(agent)
     shape = jax.eval_shape(agent.policy, params, {"qpos": jnp.zeros((batch, S))}, KEY)
     assert shape.shape == (batch, agent.chunk_size)
-    assert set(seen) == {(at_once, batch, agent.chunk_size)}
+    assert set(seen) == {(at_once, batch, agent.chunk_size), (samples, batch, agent.chunk_size)}
+    programs = [
+        quick(agent.policy).trace(params, {"qpos": jnp.zeros((batch, S))}, KEY).lower(lowering_platforms=(name,))
+        for name in ("cpu", "cuda", "tpu")
+    ]
+    parts = f"tensor<{samples // at_once}x{at_once}x{batch}x"
+    assert [parts in program.as_text() for program in programs] == [True, False, False]
 
 
 @pytest.mark.parametrize("predicts", ["velocity", "chunk"])
