@@ -28,6 +28,7 @@ from benchmarks import lerobot_loader
 from benchmarks import qchunk_update as ours
 from chunkwise.config.experiment import MeshConfig
 from chunkwise.data.shards import PackSettings
+from chunkwise.distributed.repeatable import ask_for_repeatable_kernels
 from chunkwise.train import ahead, rngs
 from chunkwise.train import compile as verb
 from chunkwise.train import sharding as mesh_lib
@@ -445,6 +446,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--qc", nargs=2, metavar=("PYTHON", "DIR"))
     given = parser.parse_args()
+    ask_for_repeatable_kernels()  # as every command does: what is timed is what runs
     if given.section == "device":
         tell_machine()
     SECTIONS[given.section](Setting(given.small, None if given.qc is None else tuple(given.qc)))

@@ -36,6 +36,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
 from chunkwise.config.experiment import TrainConfig
+from chunkwise.distributed.repeatable import FLAG
 from chunkwise.train.loop import CALLS_IN_FLIGHT
 from chunkwise.train.update import run_updates
 from qchunk.agents.make import make_agent
@@ -133,9 +134,11 @@ class Peer:
 
     def __init__(self, python: str, path: str) -> None:
         script = Path(__file__).with_name("qchunk_peer.py")
+        flags = os.environ.get("XLA_FLAGS", "").replace(f"{FLAG}=true", "")  # it asks for no repeatable kernels
         site = str(Path(h5py.__file__).parents[1])
         self.process = subprocess.Popen(
             [python, str(script), path, site],
+            env=os.environ | {"XLA_FLAGS": flags},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -35,6 +35,7 @@ FOREIGN = {
     "--variant": "debootstrap's",
     "--xla_cpu_multi_thread_eigen": "XLA's",
     "--xla_dump_to": "XLA's",
+    "--xla_gpu_exclude_nondeterministic_ops": "XLA's",
 }
 """Flags that the pages name and no program here spells out, and whose they are."""
 IN_THE_WHEEL = "README.md: chunkwise/configs"
