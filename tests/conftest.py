@@ -10,6 +10,8 @@ import venv
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from tests import xla
+
 # Before jax is imported: tests run on the CPU, and 32-bit as in training.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs are compiled once for all tests, their child processes and later runs: 232 seconds of a core became 81 for
@@ -20,10 +22,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Tests compile much and compute little: without XLA's fusion and LLVM's passes a file of them took 49 seconds of a core
 # instead of 88; compiled in one part in place of 32, another took 43 in place of 46. `.ci/full` sets it empty, so that
 # programs are compared as they are trained with.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-)
+os.environ.setdefault("XLA_FLAGS", xla.flags(xla.QUICK | {"xla_cpu_parallel_codegen_split_count": 1}))
 
 import jax
 import numpy as np

@@ -8,10 +8,8 @@ import pytest
 
 from openpi_ript import parity
 from openpi_ript.parity import Difference, compare
+from tests import xla
 from tests.openpi_ript.toy_policy import PARITY
-
-# The run computes little and compiles much: see `compiled` in toy_policy.py.
-QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.mark.parametrize(
@@ -22,7 +20,7 @@ QUICK_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitter
 def test_everything_recorded_from_openpi_agrees(fixture: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "openpi_ript.parity", str(fixture)],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": QUICK_COMPILE},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla.flags(xla.QUICK)},  # it computes little
         capture_output=True,
         text=True,
         check=False,

@@ -14,11 +14,10 @@ from safetensors.numpy import save_file
 from openpi_ript.config.experiment import ModelConfig, toy
 from openpi_ript.model.pi0 import Observation, Pi0, init_params
 from openpi_ript.weights import by_path
+from tests import xla
 
 # Compiling dominates these tests: without LLVM's passes and XLA's fusion a gradient compiles in 1.5 s instead of 11 s.
-compiled = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
-)
+compiled = functools.partial(jax.jit, compiler_options=xla.QUICK)
 
 OWN = Path(__file__).resolve().parents[1] / "fixtures"
 """Recorded from openpi's own code by record_openpi.py there, at small sizes."""

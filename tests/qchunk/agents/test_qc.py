@@ -18,6 +18,7 @@ from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import AgentConfig, DataConfig, QChunkConfig
 from qchunk.data import Dims
+from tests import xla
 from tests.qchunk import numpy_networks
 
 H, A, S = 4, 2, 3
@@ -26,8 +27,6 @@ KEY = jax.random.key(7)
 
 # Unoptimised machine code: most of a test's time is compilation, 3 s for a step instead of 10.
 quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-# Only with XLA's own settings, which the tests' environment changes, are bits the same however updates are called.
-AS_IN_TRAINING: Any = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 
 # Real steps and terminated step (None: none) of each row: inside an episode; terminated at the chunk's end; the
 # episode ends by a time limit inside the chunk; by termination inside the chunk; at the chunk's first step.
@@ -338,7 +337,8 @@ def test_updates_per_call_change_no_bit(name, hidden_sizes):
     """One call with 5 batches and 5 calls with one; "dropped" has a single flow step, whose loop XLA inlines."""
     agent = agent_of(hidden_sizes=hidden_sizes, **SETTINGS[name])
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *[batch_of(seed=i) for i in range(5)])
-    update = jax.jit(functools.partial(run_updates, agent.step), donate_argnums=0, compiler_options=AS_IN_TRAINING)
+    # Only with XLA's own settings, which the tests' environment changes, are bits the same however updates are called.
+    update = jax.jit(functools.partial(run_updates, agent.step), donate_argnums=0, compiler_options=xla.AS_IN_TRAINING)
     together, metrics = update(state_of(agent), stacked, jnp.int32(5))
     apart = state_of(agent)
     for i in range(5):
