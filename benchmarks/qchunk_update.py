@@ -36,7 +36,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script, from anywhere
 
 from chunkwise.config.experiment import TrainConfig
-from chunkwise.distributed.repeatable import FLAG
+from chunkwise.distributed.repeatable import FLAG, ask_for_repeatable_kernels
 from chunkwise.train.loop import CALLS_IN_FLIGHT
 from chunkwise.train.update import run_updates
 from qchunk.agents.make import make_agent
@@ -222,6 +222,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if (arguments.peer is None) != (arguments.peer_path is None):
         parser.error("--peer and --peer-path belong together")
+    ask_for_repeatable_kernels()  # as commands do
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # the index of a dataset that is gone afterwards
         if arguments.peer is not None:

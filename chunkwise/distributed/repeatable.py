@@ -12,11 +12,12 @@ def ask_for_repeatable_kernels() -> None:
     """Adds FLAG to XLA_FLAGS where jax has a GPU and nobody has set it, to false for example.
 
     Without it no two runs of one config were the same to the bit on an H200, and so no resumed run was that of one left
-    alone (docs/reliability.md). To be called before jax's first computation: XLA reads its flags once. Child processes
-    take the variable over.
+    alone (docs/reliability.md). To be called before jax opens its devices: XLA reads its flags once. Child processes
+    take the variable over. Where the variable names a file of flags, nothing can be added, and it is left as it is.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    if FLAG not in flags and _has_gpu_plugin():
+    names_a_file = bool(flags.strip()) and not flags.lstrip().startswith("-")
+    if FLAG not in flags and not names_a_file and _has_gpu_plugin():
         os.environ["XLA_FLAGS"] = f"{flags} {FLAG}=true".strip()
 
 

@@ -27,6 +27,7 @@ from chunkwise.checkpoint.weights import which
 from chunkwise.cli.command import Parser
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.load import load
+from chunkwise.distributed.repeatable import ask_for_repeatable_kernels
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_token
 from chunkwise.policies.load import load_policy
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line: loads, compiles, serves until it is stopped."""
     words = list(sys.argv[1:] if argv is None else argv)
     own = words.index("--") if "--" in words else len(words)
+    ask_for_repeatable_kernels()  # an evaluation in training and one over the wire are the same to the bit
     arguments = _parser().parse_args(words[:own])
     try:
         names = dict(_pair(text) for text in arguments.rename)

@@ -28,6 +28,7 @@ def flags_of_a_command(path: Path, given: str | None) -> str:
         (None, f"'{FLAG}=true'"),
         ("--xla_dump_to=/x", f"'--xla_dump_to=/x {FLAG}=true'"),
         (f"{FLAG}=false", f"'{FLAG}=false'"),  # the user's word stands
+        ("/my/flags.txt", "'/my/flags.txt'"),  # XLA would take all of it for the name of a file
     ],
 )
 def test_where_jax_has_a_gpu_kernels_are_repeatable(tmp_path: Path, given: str | None, found: str) -> None:
