@@ -9,14 +9,20 @@ import pytest
 
 FLAG = "--xla_gpu_deterministic_ops"
 PROGRAM = "import os; from chunkwise.cli import command; command.run(lambda: print(repr(os.environ.get('XLA_FLAGS'))))"
+SERVER = """
+import os
+from chunkwise.policies import serve
+assert serve.main(["no folder of this name"])
+print(repr(os.environ.get("XLA_FLAGS")))
+"""
 
 
-def flags_of_a_command(path: Path, given: str | None) -> str:
+def flags_of_a_command(path: Path, given: str | None, program: str = PROGRAM) -> str:
     """XLA_FLAGS inside a command that was started with others."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment |= {"PYTHONPATH": str(path)} | ({} if given is None else {"XLA_FLAGS": given})
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True,
+        [sys.executable, "-c", program], env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True,
         check=True,
     )  # fmt: skip
     return ended.stdout.strip()
@@ -44,3 +50,11 @@ def test_elsewhere_nothing_is_set(tmp_path: Path) -> None:
     (tmp_path / "jax_plugins" / "xla_tpu").mkdir(parents=True)
     assert flags_of_a_command(tmp_path, None) == "None"
     assert flags_of_a_command(tmp_path, "--xla_dump_to=/x") == "'--xla_dump_to=/x'"
+
+
+def test_a_server_acts_by_the_kernels_of_an_evaluation(tmp_path: Path) -> None:
+    """It is no command that `command.run` ends."""
+    (tmp_path / "jax_plugins" / "xla_cuda12").mkdir(parents=True)
+    assert flags_of_a_command(tmp_path, None, SERVER) == "None", "a folder without __init__.py is no plugin"
+    (tmp_path / "jax_plugins" / "xla_cuda12" / "__init__.py").touch()
+    assert flags_of_a_command(tmp_path, None, SERVER) == f"'{FLAG}=true'"
