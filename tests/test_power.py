@@ -12,9 +12,8 @@ WHY_NOT = power.possible()
 
 
 # `.ci/full` cuts the power 190 times, and fails where it cannot. tests/chunkwise/checkpoint asks anywhere what lies on
-# the device. Skipped because a test may not ask for root, and without it, or loop devices and e2fsck, nothing can take
-# away what a disk has not written yet.
-@pytest.mark.skipif(bool(WHY_NOT), reason=f"needs a disk that can lose its power: {WHY_NOT}")
+# the device. Without root, loop devices and e2fsck nothing can take away what a disk has not written yet.
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"no disk that can lose its power: {WHY_NOT}")  # a test may not ask for root
 def test_what_was_announced_outlives_a_power_cut(tmp_path: Path):
     options = [*kill.SHORT, *kill.OWN[CONFIG], "--train.steps", "120"]
     assert power.run(CONFIG, 3, tmp_path, options, kinds=("stop", "save", "done")) == 0
