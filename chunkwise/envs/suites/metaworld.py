@@ -23,7 +23,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 from chunkwise.config.installed import pip, pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
-from chunkwise.envs.suites.offscreen import Renderer
+from chunkwise.envs.suites.offscreen import Renderer, naming_mujoco_gl
 from chunkwise.errors import ConfigError
 
 FPS = 80  # environment steps a second of simulated time
@@ -278,7 +278,8 @@ class Expert:
 def _package(name: str) -> Any:
     """A package, untyped. Raises ConfigError if it is not installed."""
     try:
-        return importlib.import_module(name)
+        with naming_mujoco_gl():
+            return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
             f"suite metaworld needs its simulator ({error}): {pip_install('sim', locked=True)} and then "

@@ -1,9 +1,11 @@
 """Images of a MuJoCo scene where there is no screen."""
 
 import atexit
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,18 @@ def import_mujoco() -> Any:
       ConfigError: If MUJOCO_GL names nothing that it knows, which it says as it is imported.
       ImportError: If it is not installed.
     """
-    try:
+    with naming_mujoco_gl():
         return importlib.import_module("mujoco")
+
+
+@contextlib.contextmanager
+def naming_mujoco_gl() -> Iterator[None]:
+    """Makes a ConfigError of what MuJoCo says of an unknown MUJOCO_GL, whichever package imports it first."""
+    try:
+        yield
     except RuntimeError as error:
+        if "MUJOCO_GL" not in str(error):
+            raise
         raise _cannot_render(os.environ.get("MUJOCO_GL", ""), error) from error
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 
 from chunkwise.config.installed import pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
+from chunkwise.envs.suites.offscreen import naming_mujoco_gl
 from chunkwise.errors import ConfigError
 from chunkwise.files import trust
 
@@ -171,7 +172,8 @@ def _make(name: str, **settings: Any) -> Any:
                 f"environment {name} needs the simulator ({error}); install it: {pip_install('sim')}"
             ) from error
         try:
-            return gymnasium.make(name, disable_env_checker=True, **settings)
+            with naming_mujoco_gl():  # imported here
+                return gymnasium.make(name, disable_env_checker=True, **settings)
         except gymnasium.error.UnregisteredEnv as error:
             raise ConfigError(f"OGBench has no environment {name}: {error}") from error
 

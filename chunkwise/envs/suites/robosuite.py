@@ -24,6 +24,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 from chunkwise.config.installed import pip_install
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.envs.suites.cameras import rendered
+from chunkwise.envs.suites.offscreen import naming_mujoco_gl
 from chunkwise.errors import ConfigError
 
 FPS = 20
@@ -223,7 +224,8 @@ def _import_robosuite() -> Any:
     """robosuite, without its remarks about files and packages that are not needed."""
     logging.getLogger("robosuite_logs").addFilter(lambda record: record.levelno >= logging.ERROR)
     try:
-        return importlib.import_module("robosuite")
+        with naming_mujoco_gl():
+            return importlib.import_module("robosuite")
     except ImportError as error:
         raise ConfigError(
             f"suite robosuite needs its simulator ({error}): {pip_install('robosuite', locked=True)}"

@@ -129,11 +129,22 @@ def test_a_machine_that_cannot_render_says_so(monkeypatch: pytest.MonkeyPatch) -
         aloha.Renderer(aloha.load_model("bimanual_viperx_insertion"), 8, 8)
 
 
-def test_so_does_one_that_imports_mujoco_first() -> None:
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from chunkwise.envs.suites import aloha; aloha.load_model('bimanual_viperx_insertion')",
+        "from chunkwise.envs.suites import ogbench; ogbench._make('cube-single-v0')",
+        "from chunkwise.envs.suites import robosuite; robosuite._import_robosuite()",
+        "from chunkwise.envs.suites import metaworld; metaworld._package('metaworld.env_dict')",
+    ],
+)
+def test_so_does_whatever_imports_mujoco_first(first: str) -> None:
     """MuJoCo refuses an unknown MUJOCO_GL as it is imported; in a process of its own, since here it is imported."""
-    program = "from chunkwise.envs.suites import aloha; aloha.load_model('bimanual_viperx_insertion')"
     ended = subprocess.run(
-        [sys.executable, "-c", f"try: {program}\nexcept Exception as error: print(type(error).__name__, error)"],
-        env=os.environ | {"MUJOCO_GL": "nonsense"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", f"try: {first}\nexcept Exception as error: print(type(error).__name__, error)"],
+        env=os.environ | {"MUJOCO_GL": "nonsense"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.stdout.startswith("ConfigError this machine cannot render (MUJOCO_GL=nonsense: "), ended.stderr
