@@ -4,6 +4,7 @@ The function is given a path and returns an Episode, or None where the file hold
 reader that was mended is believed at once, and every file is read once more at each start.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
             problems.append(Problem(file=name, key=key, expected=expected, found=found))
     if not problems:
         steps = len(episode.action)
-        within = {key: x[:steps] if key in episode.states else x for key, x in arrays.items()}  # T or T + 1 states
+        # the state after the last action may be there, and no other
+        within = {key: x[:steps] if key in episode.states and len(x) == steps + 1 else x for key, x in arrays.items()}
         problems = check_lengths(name, within, names) + check_finite(name, arrays, names)
     return [
         EpisodeReport(
@@ -57,7 +59,7 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
             id=name,
             length=episode.length,
             dims={key: x.shape[1] for key, x in arrays.items() if x.ndim == 2},
-            success=episode.positive,
+            success=bool(episode.positive),  # not numpy's, which "is not False"
             total_reward=float(episode.reward.sum()),
             problems=tuple(problems),
         )
@@ -72,6 +74,8 @@ def _wrong_types(episode: Any) -> str:
         return f"states of type {type(episode.states).__name__}"
     arrays = {"action": episode.action, **episode.states, "reward": episode.reward, "terminated": episode.terminated}
     other = [f"{key} of type {type(x).__name__}" for key, x in arrays.items() if not isinstance(x, np.ndarray)]
+    if not isinstance(episode.positive, (bool, np.bool_)):
+        other.append(f"positive of type {type(episode.positive).__name__}")
     return ", ".join(other)
 
 
@@ -83,7 +87,7 @@ class OwnSource(IndexedEpisodes):
         dims = good.reports[0].dims
         widths = {key: dims[key] for key in dims if key != "action"} | {"action": dims[good.action]}
         super().__init__(good, widths)
-        self._read = read
+        self._read, self._action = read, good.action
 
     def load(self, index: int) -> Episode:
         report = self._reports[index]
@@ -92,4 +96,5 @@ class OwnSource(IndexedEpisodes):
         if episode is None or episode.length != report.length:
             found = "none" if episode is None else f"{episode.length}"
             raise DataError(f"{report.id}: expected {report.length} frames, as the reader gave before, found {found}")
-        return episode
+        action = episode.action if self._action == "action" else episode.states[self._action][: episode.length]
+        return dataclasses.replace(episode, action=action, positive=bool(episode.positive))
