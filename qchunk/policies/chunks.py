@@ -9,8 +9,10 @@ from jaxtyping import Float32, UInt8
 from chunkwise.data.images import decode, resize_into
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.view.chunks import PolicyChunks, Sight
+from chunkwise.view.images import JPEG
 from chunkwise.view.source import Recordings
 from qchunk.data.readers.aloha_images import COLOUR
+from qchunk.data.recordings import OgbenchRecordings
 from qchunk.policies.policy import QChunkPolicy
 
 
@@ -26,19 +28,26 @@ class Sights:
         """Returns state, images and recorded actions. Raises DataError where the recordings lack one of them."""
         content, data = self._content(episode), self._policy.config.data
         name = self._recordings.names[episode]
-        for key, field in ((data.observation, "data.observation"), (data.action, "data.action")):
+        # In OGBench's files the observation is `state`; the pool gives it under both names.
+        shown = "state" if isinstance(self._recordings, OgbenchRecordings) else data.observation
+        asked = {shown: "data.observation", data.action: "data.action"}
+        asked |= {"base_action": "data.base_action"} if data.base_action else {}
+        for key, field in asked.items():
             if key not in content.columns:
                 there = sorted(content.columns)
                 raise DataError(f"{name}: expected {key} as {field} of the policy says, found {there}")
-        state = content.columns[data.observation]
+        state = content.columns[shown]
         if frame >= len(state):
             raise DataError(f"{name}: expected a frame below {len(state)}, found {frame}")
         observation: dict[str, Any] = {"state": state[frame]}
         if self._policy.cameras:
             seen = {camera: self._image(episode, camera, frame) for camera in self._policy.cameras}
             observation["image"] = seen
-        done = np.asarray(content.columns[data.action][frame:], np.float32)
-        return Sight(observation=observation, over=data.action, recorded=done)
+        parts = [data.action, *(["base_action"] if data.base_action else [])]
+        done = np.concatenate(
+            [content.columns[key][frame : len(content.columns[data.action])] for key in parts], axis=1
+        )
+        return Sight(observation=observation, over=data.action, recorded=np.asarray(done, np.float32))
 
     def notes(self, sight: Sight, chunk: Float32[np.ndarray, "t a"]) -> tuple[str, ...]:
         """Returns the critic's value of the policy's chunk, and of the recorded one where all of it was recorded."""
@@ -62,7 +71,11 @@ class Sights:
                 f"{list(cameras)}"
             )
         content = self._recordings.image(episode, called, frame)
-        return decode(content, source=f"{self._recordings.names[episode]}: {called}, frame {frame}")
+        image = decode(content, source=f"{self._recordings.names[episode]}: {called}, frame {frame}")
+        # A replay's images are RGB, whatever was recorded.
+        recorded = called.startswith(f"{COLOUR}/") and content.startswith(JPEG)
+        exchanged = recorded and self._policy.config.data.jpeg_channels == "bgr"
+        return np.ascontiguousarray(image[..., ::-1]) if exchanged else image
 
     def _resized(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
         """As the policy resizes what it is shown."""

@@ -1,5 +1,6 @@
 """The chunks that the page draws are those of `infer` on what the files hold."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from qchunk.agents.make import make_agent
 from qchunk.config import DataConfig
 from qchunk.data.dataset import Dims
 from qchunk.data.recordings import open_recordings
-from qchunk.policies.chunks import policy_chunks
+from qchunk.policies.chunks import Sights, policy_chunks
 from qchunk.policies.policy import QChunkPolicy
 from tests.qchunk import recordings
 from tests.qchunk.image_recordings import write_episode
@@ -77,6 +78,49 @@ def test_a_chunk_is_what_infer_gives_for_that_frame(tmp_path: Path, images: bool
     np.testing.assert_array_equal(chunks.chunk(0, 4).actions, chunks.chunk(0, 4).actions)
     with pytest.raises(DataError, match=r"a\.hdf5: expected a frame below 9, found 9"):
         chunks.chunk(0, 9)
+
+
+def test_colours_that_the_recorder_exchanged_are_shown_as_training_sees_them(tmp_path: Path):
+    jpegs = write_episode(tmp_path / "a.hdf5", 4, 2, size=(24, 32))
+    found, policy = open_recordings(DataConfig(path=str(tmp_path))), policy_of(tmp_path, images=True)
+    shown: dict[str, Any] = {}
+    for channels in ("rgb", "bgr"):
+        data = dataclasses.replace(policy.config.data, jpeg_channels=channels)
+        policy.config = dataclasses.replace(policy.config, data=data)
+        shown[channels] = Sights(policy, found).sight(0, 1).observation["image"]
+    for name in CAMERAS:
+        recorded = decode(jpegs[name][1], source="")
+        np.testing.assert_array_equal(shown["rgb"][name], recorded)
+        np.testing.assert_array_equal(shown["bgr"][name], recorded[..., ::-1])
+        assert not np.array_equal(shown["rgb"][name], shown["bgr"][name])
+
+
+def test_of_ogbenchs_files_the_observation_is_the_state_under_either_name(tmp_path: Path):
+    rng = np.random.default_rng(0)
+    content = {
+        "observations": rng.normal(size=(9, recordings.STATE)).astype(np.float32),
+        "actions": rng.normal(size=(9, recordings.ACTION)).astype(np.float32),
+        "terminals": np.array([0, 0, 0, 1, 0, 0, 0, 0, 1], np.float32),
+    }
+    np.savez(tmp_path / "play.npz", **content)  # pyright: ignore[reportArgumentType]
+    found = open_recordings(DataConfig(path=str(tmp_path / "play.npz"), format="ogbench_npz"))
+    policy = policy_of(tmp_path, images=False)
+    for observation in ("qpos", "state"):
+        data = dataclasses.replace(policy.config.data, observation=observation)
+        policy.config = dataclasses.replace(policy.config, data=data)
+        sight = Sights(policy, found).sight(1, 2)
+        np.testing.assert_array_equal(sight.observation["state"], content["observations"][6])
+        np.testing.assert_array_equal(sight.recorded[0], content["actions"][6])
+
+
+def test_the_base_is_a_part_of_the_recorded_chunk(tmp_path: Path):
+    write_episode(tmp_path / "a.hdf5", 5, 2, size=(24, 32))
+    found, policy = open_recordings(DataConfig(path=str(tmp_path))), policy_of(tmp_path, images=False)
+    data = dataclasses.replace(policy.config.data, base_action=True)
+    policy.config = dataclasses.replace(policy.config, data=data)
+    with h5py.File(tmp_path / "a.hdf5") as h5:
+        expected = np.concatenate([np.asarray(h5["/action"]), np.asarray(h5["/base_action"])], axis=1)[2:]
+    np.testing.assert_array_equal(Sights(policy, found).sight(0, 2).recorded, expected)
 
 
 def test_what_the_policy_does_not_find_is_said(tmp_path: Path):
