@@ -32,9 +32,11 @@ from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import reach, stream
+from qchunk.data.holdout import open_measured
 from qchunk.envs import run_summary, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
 from qchunk.online.phase import Online
+from qchunk.online.replay import STATES
 from qchunk.policies.offline_metrics import OfflineMetrics, summary
 from qchunk.policies.policy import DIMS, NORM_STATS, QChunkPolicy, Way, by_row, dims_json
 from qchunk.record import MADE_BY, METADATA, record
@@ -54,6 +56,8 @@ class QChunkTask:
         self._policy = self._acting("policy")
         self._cloning = self._acting("behaviour_cloning") if isinstance(self.agent, QCAgent) else None
         self._division = Division()
+        if config.data.holdout:  # whether there is room, now and not at the first evaluation
+            open_measured(config, dataset.source)
         self._measured: OfflineMetrics | None = None  # loaded at the first evaluation, by the process that evaluates
         self.online: Online | None = None
         if config.online is not None:
@@ -79,7 +83,7 @@ class QChunkTask:
     def finish(self) -> None:
         """Draws the run's figure, and says what to look at and what to do with the policy."""
         print(f"figure: {run_summary.draw(self.folder)}", flush=True)
-        videos = sorted((self.folder / "videos").glob("*.mp4"))
+        videos = run_summary.videos_of(self.folder)
         look = [f"look at: {videos[-1]}"] if videos else []
         print(*look, f"next: chunkwise evaluate {self.folder}, chunkwise serve {self.folder}", sep="\n", flush=True)
 
@@ -236,8 +240,9 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> WithoutData:
     def evaluated() -> Call:
         if config.eval.env is None and not config.data.holdout:
             raise ConfigError("this run evaluates nothing: eval.env is None, and data.holdout is 0")
-        rows = config.train.batch_size if config.eval.env is None else config.eval.num_envs
-        return served(rows, "float32")
+        asked = [config.eval.rows] if config.eval.env is not None else []
+        asked += [config.train.batch_size] if config.data.holdout else []
+        return served(max(asked), "float32")
 
     return WithoutData(updates=agent, batch=batch, served=served, evaluated=evaluated)
 
@@ -251,14 +256,14 @@ def main(config: QChunkConfig, name: str) -> None:
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
         beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
         folder.kept |= {name: text.encode() for name, text in beside.items()}
-        processes.run_on_primary(lambda: require_fit(config, dataset.dims(config.data.observation)))
+        processes.run_on_primary(lambda: require_fit(config, dataset))
         processes.run_on_primary(lambda: _say(reach.judge(config, dataset)))
         task = QChunkTask(config, folder.path, dataset)
         if fit(config, task, folder, interaction=task.online):
             write_report(folder.path)
 
 
-def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
+def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
     """Compares the dataset's widths with those of the environments of evaluation and of the online phase.
 
     Before anything is compiled, and by the process that will act in them. An environment takes 1 s to make.
@@ -266,7 +271,9 @@ def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
     Raises:
       ConfigError: They differ, or the environment cannot be made.
     """
-    fields = {"eval.env": config.eval.env, "online.env": config.online.env if config.online is not None else None}
+    dims, widths = dataset.dims(config.data.observation), dataset.source.dims
+    # The online phase's first, of which more is asked.
+    fields = {"online.env": config.online.env if config.online is not None else None, "eval.env": config.eval.env}
     seen = set[str]()
     for field, name in fields.items():
         if name is not None and name not in seen:
@@ -277,6 +284,7 @@ def require_fit(config: QChunkConfig, dims: data.Dims) -> None:
                 config.data.path,
                 observation=observation,
                 action=dims.action,
+                kept={} if field == "eval.env" else {array: widths[array] for array in STATES if array in widths},
                 rules=simulators.rules_of(config),
             )
             seen.add(name)

@@ -108,7 +108,7 @@ def long(*values: Any) -> Any:
         long(("openpi_ript/debug", "--what", "serve", "--dtype", "bfloat16"), {"what": "serve"}),
         long(("openpi_ript/debug_ppo", "--what", "evaluate"), {"what": "evaluate"}),
         (("qchunk/debug", *SIZES, "--what", "serve", "--rows", "3"), {"batch": 3 * (28 * 4 + 4)}),
-        long(("qchunk/debug", *SIZES, "--what", "evaluate", "--eval.num-envs", "7"), {"batch": 7 * (28 * 4 + 4)}),
+        long(("qchunk/debug", *SIZES, "--what", "evaluate", "--eval.rows", "7"), {"batch": 7 * (28 * 4 + 4)}),
         long(("driving/debug", "--what", "evaluate"), {"what": "evaluate"}),
     ],
 )
@@ -192,6 +192,27 @@ def test_shapes_of_driving_are_those_of_its_batches(objective: bool, tmp_path: P
     known = without_data(config, {})
     assert shapes(known.batch) == shapes(next(task.batches(0)))
     assert type(known.updates) is type(task)
+
+
+@pytest.mark.parametrize(
+    ("env", "holdout", "rows"),
+    [
+        ("cube-single-play-singletask-task2-v0", 0.0, 6),
+        ("cube-single-play-singletask-task2-v0", 0.5, 8),
+        (None, 0.5, 8),
+    ],
+)
+def test_an_evaluation_of_qchunk_is_compiled_for_the_rows_that_it_asks(env: str | None, holdout: float, rows: int):
+    """Those of a batch of environments, eval.rows; and of the held-out episodes, as many as of an update."""
+    from qchunk.config import EvalConfig
+    from qchunk.train import without_data
+    from tests.qchunk import recordings
+
+    config = recordings.config(Path("none"), batch=8, holdout=holdout)
+    config = dataclasses.replace(config, eval=EvalConfig(env=env, rows=6, num_envs=3))
+    observation, seeds = without_data(config, {"observation": 3, "action": 2}).evaluated().inputs
+    assert seeds.shape == (rows,)
+    assert {value.shape[0] for value in jax.tree.leaves(observation)} == {rows}
 
 
 @pytest.mark.parametrize("images", [False, True])

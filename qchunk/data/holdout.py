@@ -4,12 +4,13 @@ data.holdout is their share of each label; which they are, chunkwise/data/holdou
 """
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 
 from chunkwise.data import holdout
 from chunkwise.data.episodes import EpisodeSource
-from chunkwise.errors import DataError
-from qchunk.config import DataConfig
+from chunkwise.errors import ConfigError, DataError
+from qchunk.config import DataConfig, QChunkConfig
+from qchunk.data.image_store import FrameStore, open_store
 from qchunk.data.mixture import folders_of
 
 
@@ -27,3 +28,34 @@ def held_out(data: DataConfig, source: EpisodeSource) -> Bool[np.ndarray, " epis
             "expected 2 or more, or data.holdout 0"
         )
     return held
+
+
+def measured(data: DataConfig, source: EpisodeSource) -> Int64[np.ndarray, " n"]:
+    """Returns the episodes on which evaluations measure: those held out, at most data.episodes_per_epoch of them; of a
+    mixture evenly spaced over all, so that some are of every folder.
+
+    Raises:
+      DataError: No label has 2 episodes.
+    """
+    held, most = np.flatnonzero(held_out(data, source)), data.episodes_per_epoch
+    if data.mixture and len(held) > most:
+        return held[np.linspace(0, len(held) - 1, most).round().astype(np.int64)]
+    return held[:most]
+
+
+def open_measured(config: QChunkConfig, source: EpisodeSource) -> FrameStore | None:
+    """Returns an empty store for the images of the measured episodes; None without cameras.
+
+    Training asks for it before the first update, so that no run ends at its first evaluation.
+
+    Raises:
+      DataError: No label has 2 episodes.
+      ConfigError: The images need more than data.memory_gib.
+    """
+    if not config.data.cameras:
+        return None
+    count, rows = len(measured(config.data, source)), config.train.batch_size
+    try:
+        return open_store(config, source, pools=1, rows=rows, lone=count)
+    except ConfigError as error:
+        raise ConfigError(f"data.holdout is {config.data.holdout:g}: {error}") from error

@@ -224,7 +224,9 @@ def resident_episodes(data: DataConfig, pools: int) -> int:
     return pools * (count + behind)
 
 
-def open_store(config: QChunkConfig, source: EpisodeSource, *, pools: int, rows: int) -> FrameStore:
+def open_store(
+    config: QChunkConfig, source: EpisodeSource, *, pools: int, rows: int, lone: int | None = None
+) -> FrameStore:
     """An empty store of images that keeps them as `plan` chooses; for a config with cameras.
 
     Raises:
@@ -232,13 +234,15 @@ def open_store(config: QChunkConfig, source: EpisodeSource, *, pools: int, rows:
     """
     assert isinstance(source, AlohaSource)  # the config allows cameras for ALOHA files alone
     form = image_form(config.data, source.images_of[0])
-    chosen = plan(config, source, form, pools=pools, rows=rows)
+    chosen = plan(config, source, form, pools=pools, rows=rows, lone=lone)
     return FrameStore(
         source, form, chosen.storage, Workers(config.data.decode_threads), spare=chosen.spare, notes=chosen.notes
     )
 
 
-def plan(config: QChunkConfig, source: AlohaSource, form: ImageForm, *, pools: int, rows: int) -> Plan:
+def plan(
+    config: QChunkConfig, source: AlohaSource, form: ImageForm, *, pools: int, rows: int, lone: int | None = None
+) -> Plan:
     """Chooses by data.frames and data.memory_gib.
 
     Args:
@@ -247,16 +251,21 @@ def plan(config: QChunkConfig, source: AlohaSource, form: ImageForm, *, pools: i
       form: Of its images.
       pools: Virtual shards that this process loads.
       rows: Of a batch, in this process.
+      lone: Episodes of a pool beside those of training, after which no other is loaded: they are kept in the way that
+        takes fewer bytes, whatever data.frames says. None: the pools of training.
 
     Raises:
       ConfigError: What was asked for, or for auto both ways, exceeds the budget.
     """
     data = config.data
-    resident = min(resident_episodes(data, pools), len(source))  # an episode in both pools is kept once
+    # an episode in both pools is kept once
+    resident = min(resident_episodes(data, pools) if lone is None else lone, len(source))
     batch = 2 * rows * form.bytes_per_frame
     buffers = batch * (SPARES + data.read_threads)
 
     def resident_bytes(sizes: list[int]) -> int:
+        if lone is not None:
+            return _largest(sizes, resident) + buffers
         last = 2 * form.bytes_per_frame
         return _resident_bytes(config, source, sizes, pools=pools, rows=rows, last=last) + buffers
 
@@ -267,12 +276,16 @@ def plan(config: QChunkConfig, source: AlohaSource, form: ImageForm, *, pools: i
     budget = int(data.memory_gib * GIB)
     both: list[Storage] = ["decoded", "recorded"]
     asked: list[Storage] = [storage for storage in both if data.frames in ("auto", storage)]
+    if lone is not None:
+        asked = [min(both, key=lambda storage: needed[storage])]
     fitting: list[Storage] = [storage for storage in asked if needed[storage] <= budget]
     if not fitting:
         sizes = " and ".join(f"{needed[storage] / GIB:.2f} GiB {_WAYS[storage]}" for storage in asked)
+        way = "data.episodes_per_epoch or data.image_size, set data.refresh rolling"
+        way = "their number or data.image_size" if lone is not None else way
         raise ConfigError(
             f"data.memory_gib is {data.memory_gib:g}, but the images of {resident} episodes need {sizes}; lower "
-            "data.episodes_per_epoch or data.image_size, set data.refresh rolling, or raise the budget"
+            f"{way}, or raise the budget"
         )
     spare = 0
     if fitting[0] == "recorded" and any(source.images_of[0][name].encoding == "jpeg" for name in form.colour):

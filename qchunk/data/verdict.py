@@ -6,6 +6,7 @@ from chunkwise.errors import RunError
 from qchunk.config import QChunkConfig
 from qchunk.data import reach
 from qchunk.data.dataset import Dataset, open_dataset
+from qchunk.data.holdout import open_measured
 from qchunk.data.image_store import open_store
 from qchunk.data.refresh import episodes_of_pool
 
@@ -30,6 +31,8 @@ def of_training(config: QChunkConfig) -> Verdict:
         if dataset.cameras or dataset.depth_cameras:
             pools = config.data.shards
             notes += open_store(config, dataset.source, pools=pools, rows=config.train.batch_size).notes
+        if config.data.holdout:
+            open_measured(config, dataset.source)
         for shard in range(config.data.shards):
             notes += [f"pool: {note}" for note in episodes_of_pool(config, dataset.source, 0, 0, shard).notes]
     except RunError as error:
@@ -42,4 +45,4 @@ def _require_fit(config: QChunkConfig, dataset: Dataset) -> None:
     if config.eval.env is not None or config.online is not None:
         from qchunk.train import require_fit  # imports jax
 
-        require_fit(config, dataset.dims(config.data.observation))
+        require_fit(config, dataset)

@@ -1,6 +1,5 @@
 """The chunk that training draws at a start, for a page that shows it (chunkwise/view): by the pool itself."""
 
-import dataclasses
 import functools
 import threading
 
@@ -15,6 +14,8 @@ from qchunk.data.holdout import held_out
 from qchunk.data.image_store import FrameStore, open_store
 from qchunk.data.pool import Pool
 
+POOLS = 2
+"""Of one episode each, in memory at once."""
 PER_STEP = ("valid", "masks", "terminals", "rewards", "actions")
 
 
@@ -23,11 +24,9 @@ class TrainingWindows:
 
     def __init__(self, config: QChunkConfig, name: str, recordings: Recordings) -> None:
         """Takes a config whose data.path is that of the recordings; reads nothing yet."""
-        # An image is the same function of the file's bytes either way, and only those of one start are shown.
-        self._config = dataclasses.replace(config, data=dataclasses.replace(config.data, frames="recorded"))
-        self.name, self._recordings = name, recordings
+        self._config, self.name, self._recordings = config, name, recordings
         self._lock = threading.Lock()
-        self._pool = functools.lru_cache(2)(self._open_pool)
+        self._pool = functools.lru_cache(POOLS)(self._open_pool)
 
     def window(self, episode: int, frame: int) -> Window:
         with self._lock:
@@ -67,7 +66,7 @@ class TrainingWindows:
         try:
             dataset = open_dataset(self._config)
             with_images = bool(dataset.cameras or dataset.depth_cameras)
-            store = open_store(self._config, dataset.source, pools=1, rows=1) if with_images else None
+            store = open_store(self._config, dataset.source, pools=1, rows=1, lone=POOLS) if with_images else None
         except RunError as error:
             raise DataError("Training would not begin:", *str(error).splitlines()) from error
         return dataset, store

@@ -20,7 +20,7 @@ BESIDE = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 8, "bor
 def draw(run: Path) -> Path:
     """Draws `<run>/summary.png` from metrics.jsonl and the newest video, and returns its path."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    videos = sorted((run / "videos").glob("*.mp4"))
+    videos = videos_of(run)
     figure = matplotlib.figure.Figure(figsize=(13, 5.6 if videos else 3.6), dpi=100, layout="constrained")
     grid = figure.add_gridspec(2 if videos else 1, 2, height_ratios=[1, 2] if videos else [1])
     if videos:
@@ -35,6 +35,11 @@ def draw(run: Path) -> Path:
     path = run / "summary.png"
     figure.savefig(path)
     return path
+
+
+def videos_of(run: Path) -> list[Path]:
+    """Returns a run's videos, `videos/step_<n>.mp4`, by their step."""
+    return sorted((run / "videos").glob("step_*.mp4"), key=lambda video: int(video.stem.removeprefix("step_")))
 
 
 def _frames(video: Path) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -73,7 +74,14 @@ def make(name: str, view: View | None = None, rules: Rules = USUAL, *, video: bo
 
 
 def require_widths(
-    field: str, name: str, path: str, *, observation: tuple[str, int], action: int, rules: Rules = USUAL
+    field: str,
+    name: str,
+    path: str,
+    *,
+    observation: tuple[str, int],
+    action: int,
+    kept: Mapping[str, int] = MappingProxyType({}),
+    rules: Rules = USUAL,
 ) -> None:
     """Makes the environment and compares its widths with those of the dataset that a policy for it learns from.
 
@@ -83,6 +91,7 @@ def require_widths(
       path: The dataset's, for the message.
       observation: Name and width of the array that the policy sees.
       action: Width of its actions.
+      kept: Names and widths of all arrays that the online phase keeps, since the dataset has them; none otherwise.
       rules: Of the run.
 
     Raises:
@@ -99,6 +108,12 @@ def require_widths(
             f"widths of the dataset in data.path {path}, found {key} {width} and action {action} there. Set {field} to "
             f"the environment of that dataset{', or to None' if field == 'eval.env' else ''}, or data.path to "
             f"recordings of {name}"
+        )
+    there = {array: observed[array].size for array in kept if array in observed}
+    if there != dict(kept):
+        raise ConfigError(
+            f"{field} is {name!r}, which shows {there or 'neither'} beside {key}; expected the widths {dict(kept)} "
+            f"of the dataset in data.path {path}, since online transitions are kept and drawn with the same arrays"
         )
 
 

@@ -16,6 +16,7 @@ from chunkwise.data.sampling import Purpose, generator
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
 from chunkwise.envs.workers import threads
+from chunkwise.errors import MismatchError
 from chunkwise.state import TrainState
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import Batch, Dataset
@@ -53,6 +54,7 @@ class Online:
         if view is not None:
             simulators.require_images(config.online.env, view)
         self._config, self._online, self._policy = config, config.online, policy
+        self._render_size = None if view is None else list(view.render_size)
         drawn = ~held_out(config.data, dataset.source)
         self._offline_starts = int(dataset.source.lengths[drawn].sum())
         self._players = [
@@ -157,7 +159,14 @@ class Online:
 
         Raises:
           DataError: A log is shorter than it was, or damaged.
+          MismatchError: Its images were rendered at another eval.render_size.
         """
+        saved = (position or {}).get("render_size", self._render_size)
+        if saved != self._render_size:
+            raise MismatchError(
+                f"eval.render_size is {self._render_size}, and {saved} where the online images of this run were "
+                f"rendered; expected --eval.render-size {' '.join(map(str, saved))}, or a new folder"
+            )
         each = [NOTHING] * len(self._players)
         if position is not None:
             each = [position] if len(self._players) == 1 else position["environments"]
@@ -173,10 +182,13 @@ class Online:
         for player in self._players:
             player.log.sync()
 
-    @staticmethod
-    def _joined(positions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The position of the phase: that of the only environment, as runs of before have it, or of each."""
-        return positions[0] if len(positions) == 1 else {"environments": list(positions)}
+    def _joined(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The position of the phase: that of the only environment, as runs of before have it, or of each.
+
+        With the size at which images are rendered: `eval` may change on resume, and what is trained on may not.
+        """
+        position = positions[0] if len(positions) == 1 else {"environments": list(positions)}
+        return position if self._render_size is None else position | {"render_size": self._render_size}
 
     def mixed(
         self, offline: Iterator[Batch], start_step: int, *, shard: int = 0, num_shards: int = 1

@@ -176,14 +176,16 @@ class Player:
         return seen if self._view is None else seen | {"images": simulators.stacked_images(env.images(), self._view)}
 
     def _arrays(self, observation: Observation) -> Observation:
-        """Returns the arrays that the dataset has too. Raises ConfigError if one is lacking."""
+        """Returns the arrays that the dataset has too, as the log keeps them: what is seen and what a resumed run reads
+        are the same bits, of an environment that shows float64 too. Raises ConfigError if one is lacking.
+        """
         names = [name for name in self.replay.dtype.names or () if name in ("qpos", "state")]
         if missing := [name for name in names if name not in observation]:
             raise ConfigError(
                 f"online.env is {self._online.env!r}, which shows {sorted(observation)}; expected "
                 f"{', '.join(missing)}, as the dataset in data.path has"
             )
-        return {name: observation[name] for name in names}
+        return {name: np.asarray(observation[name], self.replay.dtype[name].base) for name in names}
 
     def _record(self, **step: Any) -> None:
         """Appends a record to log and memory."""

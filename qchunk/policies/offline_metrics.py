@@ -16,8 +16,7 @@ from chunkwise.data.holdout import spaced
 from chunkwise.data.sampling import EpisodeDraw
 from qchunk.config import QChunkConfig
 from qchunk.data.dataset import Dataset, load_episode
-from qchunk.data.holdout import held_out
-from qchunk.data.image_store import open_store
+from qchunk.data.holdout import measured, open_measured
 from qchunk.data.pool import Pool
 from qchunk.policies.policy import QChunkPolicy
 
@@ -26,18 +25,14 @@ class OfflineMetrics:
     """Measures policies on the same starts at every evaluation and with the same draws, so that curves are smooth."""
 
     def __init__(self, config: QChunkConfig, dataset: Dataset) -> None:
-        """Loads the episodes held out, their images as recorded; at most data.episodes_per_epoch of them, of a
-        mixture evenly spaced over all.
+        """Loads the episodes held out that are measured, their images in the way that takes less memory.
 
         Raises:
           DataError: There are none, or an episode could not be read.
           ConfigError: Their images need more than data.memory_gib.
         """
         source = dataset.source
-        held, most = np.flatnonzero(held_out(config.data, source)), config.data.episodes_per_epoch
-        indices = held[:most]
-        if config.data.mixture and len(held) > most:  # some of every folder
-            indices = held[np.linspace(0, len(held) - 1, most).round().astype(np.int64)]
+        indices = measured(config.data, source)
         self.episodes = len(indices)
         starts = spaced(int(source.lengths[indices].sum()), config.train.batch_size)
         self._rows = starts.shape[1]
@@ -45,17 +40,12 @@ class OfflineMetrics:
         # As recorded: what a policy is asked, and what it answers, in the robot's units.
         widths = {"action_norm": dataset.action_norm, "observation_norm": dataset.observation_norm}
         plain = {name: norm_stats.identity(len(norm.offset)) for name, norm in widths.items()}
-        store = None
-        if dataset.cameras:
-            data = dataclasses.replace(config.data, refresh="epoch", frames="recorded", episodes_per_epoch=len(indices))
-            measured = dataclasses.replace(config, data=data)
-            store = open_store(measured, source, pools=1, rows=self._rows)
         self._pool = Pool(
             config,
             epoch=0,
             shard=0,
             dataset=dataclasses.replace(dataset, **plain),
-            store=store,
+            store=open_measured(config, source),
             episodes=EpisodeDraw(indices=indices, notes=()),
         )
         returns = [

@@ -260,6 +260,14 @@ def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, in
             simulators.require_widths("eval.env", name, "d", observation=other, action=more)
 
 
+def test_all_arrays_that_the_online_phase_keeps_are_compared_before_the_first_update() -> None:
+    asked: Any = {"observation": ("state", 28), "action": 5}
+    simulators.require_widths("online.env", TASK, "d", kept={"qpos": 7, "state": 28}, **asked)
+    for kept, there in (({"qpos": 6, "state": 28}, "{'qpos': 7, 'state': 28}"), ({"elsewhere": 3}, "neither")):
+        with pytest.raises(ConfigError, match=f"^online.env is '{TASK}', which shows {there} beside state; expected"):
+            simulators.require_widths("online.env", TASK, "d", kept=kept, **asked)
+
+
 @pytest.mark.parametrize("field", ["eval.env", "online.env"])
 def test_a_dataset_of_another_width_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str

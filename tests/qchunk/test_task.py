@@ -14,7 +14,7 @@ from chunkwise.distributed.division import Division
 from chunkwise.envs.evaluate import Evaluation
 from qchunk import evaluate as evaluation
 from qchunk import train
-from qchunk.envs import simulators
+from qchunk.envs import run_summary, simulators
 from qchunk.train import QChunkTask
 from tests.chunkwise.distributed.test_processes import run_two
 
@@ -146,3 +146,11 @@ def test_two_processes_evaluate_as_one(tmp_path: Path):
     assert files[0].read_bytes() == files[1].read_bytes()
     assert [outcome["seed"] for outcome in Evaluation.load(files[1]).outcomes] == scenes
     assert [path.name for path in files[1].parent.iterdir()] == [files[1].name], "no rollout of the others is left"
+
+
+def test_the_newest_video_is_that_of_the_last_step(tmp_path: Path) -> None:
+    """By number: as texts step_90 would come after step_100, and an extended run show what it did before."""
+    (tmp_path / "videos").mkdir()
+    for step in (100, 90, 1000, 9):
+        (tmp_path / f"videos/step_{step}.mp4").touch()
+    assert [video.stem for video in run_summary.videos_of(tmp_path)] == ["step_9", "step_90", "step_100", "step_1000"]

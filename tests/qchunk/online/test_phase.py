@@ -11,7 +11,7 @@ import pytest
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.config.load import load
 from chunkwise.envs.environment import Observation, Step
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError, MismatchError
 from chunkwise.state import TrainState
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig
 from qchunk.envs import simulators
@@ -255,6 +255,14 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
     run(online, range(3))
     position = online.position()
     Line.looked.clear()
+    assert position["render_size"] == [9, 9]
+    other = dataclasses.replace(view, render_size=(18, 9))
+    with pytest.raises(
+        MismatchError, match=r"^eval.render_size is \[18, 9\], and \[9, 9\] where .* --eval.render-size 9 9"
+    ):
+        Online(config, dataset, tmp_path, policy_of_images, other).rewind(position)
+    of_before = {name: value for name, value in position.items() if name != "render_size"}
+    Online(config, dataset, tmp_path, policy_of_images, other).rewind(of_before)
     online = begun(tmp_path, position)
     run(online, range(3, 10))
     online.position()
@@ -272,6 +280,25 @@ def test_images_are_stored_as_seen_and_drawn_with_their_frames(tmp_path: Path) -
     evaluated = dataclasses.replace(config_of(), online=None, eval=EvalConfig(env=TASK))
     with pytest.raises(ConfigError, match="only aloha-transfer-cube shows images"):  # before any training
         QChunkTask(evaluated, tmp_path, dataset)
+
+
+def test_a_run_goes_on_in_an_environment_that_shows_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log keeps float32: the policy acts by that, and the environment is compared with it."""
+
+    def wide(line: Line) -> Observation:
+        return {"state": line.state() + 1e-9, "qpos": np.array([line.t / 3, 0.1])}
+
+    monkeypatch.setattr(Line, "observation", wide)
+    untouched = online_of(tmp_path / "untouched")
+    untouched.rewind(None)
+    run(untouched, range(6))
+    stopped = online_of(tmp_path / "stopped")
+    stopped.rewind(None)
+    run(stopped, range(3))
+    resumed = online_of(tmp_path / "stopped")
+    resumed.rewind(stopped.position())
+    run(resumed, range(3, 6))
+    assert resumed.position() == untouched.position()
 
 
 def test_an_environment_that_does_not_repeat_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,17 @@ import numpy as np
 import pytest
 
 from chunkwise.config import RunConfig
+from chunkwise.errors import ConfigError
 from qchunk import train
+from qchunk.config import AgentConfig, EncoderConfig
 from qchunk.data import open_dataset
 from qchunk.data.dataset import load_episode
-from qchunk.data.holdout import held_out
+from qchunk.data.holdout import held_out, open_measured
+from qchunk.data.image_store import image_form, plan
+from qchunk.data.verdict import of_training
 from qchunk.policies.offline_metrics import OfflineMetrics, calibration, returns_to_go, summary
 from qchunk.policies.policy import QChunkPolicy
+from tests.qchunk.image_recordings import CAMERAS, write_episode
 from tests.qchunk.recordings import ACTION, arrays, config, write
 
 
@@ -136,3 +141,47 @@ def test_of_a_mixture_some_of_every_folder_are_measured(tmp_path: Path):
     measured = OfflineMetrics(cfg, open_dataset(cfg))
     assert measured.episodes == 4
     assert len(measured._starts) == 3 * 9 + 5  # every frame of 0, 4, 7 and 11 of the twelve: three of a and one of b
+
+
+def test_raw_images_larger_than_in_a_batch_are_measured_where_training_has_room(tmp_path: Path):
+    """Kept as recorded they would take four times what is allowed; the run would have ended at its first evaluation."""
+    for number in range(8):
+        write_episode(tmp_path / f"episode_{number}.hdf5", 9, number, jpeg=False, success=number % 2 == 0)
+    with_images = {"cameras": CAMERAS, "image_size": (6, 8), "holdout": 0.5, "action_norm": "min_max"}
+    small = 9 * len(CAMERAS) * 6 * 8 * 3  # an episode at its size in a batch; 24 x 32 recorded
+    cfg = config(tmp_path, batch=2, memory_gib=16 * small / 2**30, **with_images)
+    needed = {
+        way: plan(cfg, *_of(cfg), pools=1, rows=2, lone=4).bytes_needed[way] / small for way in ("decoded", "recorded")
+    }
+    assert needed["recorded"] - needed["decoded"] == pytest.approx(4 * 16 - 4)
+    policy: Any = Recorded(tmp_path, np.zeros((5, ACTION), np.float32), 5)
+    assert OfflineMetrics(cfg, open_dataset(cfg)).measure({"policy": policy})["holdout/policy/error"] == 0
+    assert of_training(cfg).refusal is None
+    none = config(tmp_path, batch=2, memory_gib=small / 2**30, **with_images)
+    with pytest.raises(ConfigError, match=r"^data.holdout is 0.5: data.memory_gib is .* of 4 episodes need"):
+        open_measured(none, open_dataset(none).source)
+
+
+def _of(cfg: Any) -> tuple[Any, Any]:
+    source: Any = open_dataset(cfg).source
+    return source, image_form(cfg.data, source.images_of[0])
+
+
+def test_a_run_without_room_for_its_measurement_ends_before_the_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for number in range(4):
+        write_episode(tmp_path / f"set/episode_{number}.hdf5", 5, number, success=number % 2 == 0)
+    cfg = config(tmp_path / "set", cameras=CAMERAS, image_size=(6, 8), holdout=0.5, action_norm="min_max")
+    cfg = dataclasses.replace(cfg, agent=AgentConfig(horizon=2, encoder=EncoderConfig()))
+    asked: list[int] = []
+
+    def no_room(*_: Any, lone: int, **__: Any) -> Any:
+        asked.append(lone)
+        raise ConfigError("there is none")
+
+    monkeypatch.setattr("qchunk.data.holdout.open_store", no_room)
+    with pytest.raises(ConfigError, match=r"^data.holdout is 0.5: there is none"):
+        train.QChunkTask(cfg, tmp_path / "run", open_dataset(cfg))
+    assert of_training(cfg).refusal == "data.holdout is 0.5: there is none"
+    assert asked == [2, 2]
