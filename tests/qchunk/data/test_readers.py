@@ -339,6 +339,13 @@ class TestRelabel:
         with pytest.raises(DataError, match="simulator state of 3 numbers; cube-double-singletask-task2-v0 has 28"):
             SingleTask(TASK).relabel(np.zeros((5, 3)), None)
 
+    def test_a_scene_named_by_a_text_of_fixed_length_is_compared_too(self, recorded: dict[str, Any], tmp_path: Path):
+        name = np.bytes_("cube-single-v0")
+        write(tmp_path / "a.hdf5", arrays(40, 0) | {"/sim/qpos": recorded["qpos"]}, env=name)
+        assert f"attribute env: expected cube-double-v0, for data.task={TASK}, found cube-single-v0" in refused(
+            tmp_path, task=TASK
+        )
+
     def test_states_are_needed(self, tmp_path: Path):
         write(tmp_path / "a.hdf5", arrays(4, 0))
         assert "/sim/qpos: expected this array, for data.task (rewards are computed from it)" in refused(
