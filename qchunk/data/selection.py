@@ -226,8 +226,10 @@ def _words(form: Form) -> str:
 def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
     """Arrays that the config asks for and the episode lacks."""
     needed = {"qpos": "data"} if data.format == "aloha_hdf5" else {}
-    if data.observation == "state":
-        needed["state"] = "data.observation=state"
+    if ":" in data.format and data.action == "qpos":
+        needed["qpos"] = "data.action=qpos"
+    if ":" in data.format or data.observation == "state":
+        needed[data.observation] = f"data.observation={data.observation}"
     if data.action == "action":
         needed["action"] = "data.action=action"
     if data.base_action:
