@@ -133,6 +133,8 @@ def _statistics(good: tuple[EpisodeReport, ...], selection: Selection) -> dict[s
     rewarded = [report for report in good if report.total_reward is not None]
     returns = [float(report.total_reward or 0.0) for report in rewarded]
     with_action = [report for report in good if report.action_low]
+    if len({len(report.action_low) for report in with_action}) > 1:  # no problem where data.action names another array
+        with_action = []
     return {
         "lengths": _spread([report.length for report in good]),
         "reward_in_file": len(rewarded),

@@ -210,8 +210,10 @@ def _package_of_config(words: Sequence[str]) -> str:
 
 
 def _first_path(words: Sequence[str]) -> Path | None:
-    """The first word that is no option."""
-    return next((Path(word) for word in words if not word.startswith("-")), None)
+    """The first word that is no option and names what is there, past values of options; else the first no option."""
+    before = ["", *words]
+    plain = [word for last, word in zip(before, words, strict=False) if word[:1] != "-" and last != "--config"]
+    return next((Path(word) for word in (*filter(os.path.exists, plain), *plain)), None)
 
 
 def _help(name: str, rest: Sequence[str]) -> str | None:

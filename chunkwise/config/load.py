@@ -45,7 +45,8 @@ def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE"
         "Exit codes: 0 done, 64 usage or config, 65 data or every checkpoint bad, 70 not finite, 73 run folder busy,\n"
         "74 storage failed, 75 stopped and saved, 76 another process ended, 78 not the config of the checkpoint."
     )
-    arguments = [SHORT.get(argument, argument) for argument in argv]
+    parts = [argument.partition("=") for argument in argv]  # `--profile 3` or `--profile=3`
+    arguments = [f"{SHORT.get(name, name)}{equals}{value}" for name, equals, value in parts]
     show = "--print-config" in arguments
     arguments = [argument for argument in arguments if argument != "--print-config"]
     path = _take_config(arguments)

@@ -36,7 +36,8 @@ def make_agent(config: QChunkConfig, dims: Dims, *, allow_code: bool = False) ->
     shared, chunk_size = shared_parts(config, dims), agent.action_horizon * dims.action
     if agent.policy == "gaussian":
         critic = ReluCritic(agent.hidden_sizes, agent.num_critics, agent.critic_layer_norm)
-        return RLPDAgent(**shared, critic=critic, actor=GaussianPolicy(agent.hidden_sizes, chunk_size))
+        actor = GaussianPolicy(agent.hidden_sizes, chunk_size, agent.actor_layer_norm)
+        return RLPDAgent(**shared, critic=critic, actor=actor)
     parts = flow_parts(config, dims)
     if agent.policy == "adjoint_matching":
         return QAMAgent(**parts, tuned=parts["flow"])

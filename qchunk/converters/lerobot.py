@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
-from chunkwise.data.lerobot.tables import load_table
+from chunkwise.data.lerobot.tables import iter_tables
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
@@ -23,10 +23,10 @@ class LeRobotReader:
     """Reads one dataset's tables whole, its images frame by frame; a Reader."""
 
     def __init__(self, path: Path, settings: ConvertSettings) -> None:
-        """Opens the dataset and checks every episode.
+        """Opens the dataset and checks every episode; what is wrong with one is said by `read`.
 
         Raises:
-          DataError: With every problem in meta/, the tables and the images, as far as it shows without decoding.
+          DataError: With every problem in meta/.
           ConfigError: A key or camera is not in the dataset.
         """
         meta = read_meta(path, bounds=Bounds(path, settings.allow_links_to))
@@ -39,7 +39,11 @@ class LeRobotReader:
         self._cameras = _cameras(meta, settings)
         self._images = LeRobotImages(meta, tuple(self._cameras))
         present = [key for key in OUTCOME if key in meta.features]
-        self._table, _ = load_table(meta, (*self._keys, "action", *present), on_bad="refuse", check=self._images.check)
+        self._tables = list(iter_tables(meta, (*self._keys, "action", *present)))
+        self._problems = [
+            (*table.problems, *(self._images.check(table.meta.index) if table.columns else ()))
+            for table in self._tables
+        ]
 
     def __len__(self) -> int:
         return len(self._meta.episodes)
@@ -57,8 +61,10 @@ class LeRobotReader:
         """The images' files are closed when they are no longer referenced."""
 
     def read(self, index: int) -> Reading:
-        first, length = int(self._table.starts[index]), int(self._table.lengths[index])
-        rows = {key: x[first : first + length] for key, x in self._table.columns.items()}
+        table = self._tables[index]
+        rows, length = table.columns, table.meta.length
+        if self._problems[index]:
+            return Reading(recording=None, problems=self._problems[index])
         arrays = arrays_of(rows, keys=self._keys, final_done=self._settings.final_done)
         attributes = {"observation_keys": list(self._keys), "fps": self._meta.fps}
         attributes |= {"instruction": self._meta.tasks[int(rows["task_index"][0])]}

@@ -26,7 +26,7 @@ class OgbenchReader:
         self._reports = ogbench.examine(path, digest=content_hash(path))
         self._arrays: dict[str, np.ndarray] = {}
         self._ends = [0]
-        if not any(report.problems for report in self._reports):
+        if [report.id for report in self._reports] != [path.name]:  # else it could not be cut into episodes
             self._arrays = read_npz(path, ogbench.KEYS.values())
             ends = np.flatnonzero(self._arrays["terminals"].reshape(-1)) + 1
             self._ends += ends.tolist()
@@ -42,7 +42,7 @@ class OgbenchReader:
 
     def read(self, index: int) -> Reading:
         report = self._reports[index]
-        if report.problems or not self._arrays:
+        if report.problems:
             return Reading(recording=None, problems=report.problems)
         first = self._ends[index]
         rows = {key: x[first : first + report.length] for key, x in self._arrays.items()}

@@ -18,7 +18,7 @@ class Observations(TypedDict):
     """What the robot sees at one frame of each row."""
 
     qpos: Float32[np.ndarray, "b s"]
-    """Joint positions (rad or m, as recorded)."""
+    """Joint positions (rad or m, as recorded); None where a reader of one's own gives none."""
     state: Float32[np.ndarray, "b s"] | None
     """Full state vector, where the files have one."""
     images: UInt8[np.ndarray, "b k h w 3"] | None

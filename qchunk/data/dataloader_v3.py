@@ -40,13 +40,14 @@ class QCSimpleDatasetV3:
     def __init__(self, config: QChunkConfig, dataset: Dataset, *, rank: int, epoch_seed: int, validation: bool) -> None:
         """Loads the pool; `create_qc_dataloader_v3` calls this."""
         self._config, self._dataset, self._rank = config, dataset, rank
-        self._store = None
-        if dataset.cameras:
-            rows = config.train.batch_size // config.data.shards
-            self._store = open_store(config, dataset.source, pools=1, rows=rows)
         self._held = None
         if validation:
             self._held = EpisodeDraw(indices=np.flatnonzero(held_out(config.data, dataset.source)), notes=())
+        self._store = None
+        if dataset.cameras:
+            rows = config.train.batch_size // config.data.shards
+            held = None if self._held is None else len(self._held.indices)  # all of them, whatever the epoch
+            self._store = open_store(config, dataset.source, pools=1, rows=rows, episodes=held)
         self._form = SpecificationForm(layout="kchw", threads=config.data.decode_threads)
         self.pool: Pool
         self.refresh_epoch(epoch_seed)
@@ -173,13 +174,18 @@ def create_qc_dataloader_v3(
       **data: Other fields of `DataConfig`: image_size, jpeg_channels, memory_gib, ...
 
     Raises:
-      ConfigError: An argument is out of range, or "val" without `holdout`.
+      ConfigError: An argument is out of range, "val" without `holdout`, or `norm_stats` with another `observation`.
       DataError: The dataset is bad, or norm_stats lack an entry or have another width.
     """
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}; expected 0 to {world_size - 1} (world_size)")
     if dataset_type not in ("train", "val") or (dataset_type == "val" and not holdout):
         raise ConfigError(f"dataset_type is {dataset_type!r}, holdout {holdout}; expected train, or val with a holdout")
+    if norm_stats and data.get("observation", "qpos") != "qpos":
+        raise ConfigError(
+            f"observation is {data['observation']!r}, and norm_stats are of qpos; expected observation 'qpos', or no "
+            "norm_stats and observation_norm and action_norm instead"
+        )
     try:
         config = QChunkConfig(
             run=RunConfig(seed=0),

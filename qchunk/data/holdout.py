@@ -56,6 +56,6 @@ def open_measured(config: QChunkConfig, source: EpisodeSource) -> FrameStore | N
         return None
     count, rows = len(measured(config.data, source)), config.train.batch_size
     try:
-        return open_store(config, source, pools=1, rows=rows, lone=count)
+        return open_store(config, source, pools=1, rows=rows, episodes=count, least=True)
     except ConfigError as error:
         raise ConfigError(f"data.holdout is {config.data.holdout:g}: {error}") from error

@@ -225,7 +225,13 @@ def resident_episodes(data: DataConfig, pools: int) -> int:
 
 
 def open_store(
-    config: QChunkConfig, source: EpisodeSource, *, pools: int, rows: int, lone: int | None = None
+    config: QChunkConfig,
+    source: EpisodeSource,
+    *,
+    pools: int,
+    rows: int,
+    episodes: int | None = None,
+    least: bool = False,
 ) -> FrameStore:
     """An empty store of images that keeps them as `plan` chooses; for a config with cameras.
 
@@ -234,14 +240,21 @@ def open_store(
     """
     assert isinstance(source, AlohaSource)  # the config allows cameras for ALOHA files alone
     form = image_form(config.data, source.images_of[0])
-    chosen = plan(config, source, form, pools=pools, rows=rows, lone=lone)
+    chosen = plan(config, source, form, pools=pools, rows=rows, episodes=episodes, least=least)
     return FrameStore(
         source, form, chosen.storage, Workers(config.data.decode_threads), spare=chosen.spare, notes=chosen.notes
     )
 
 
 def plan(
-    config: QChunkConfig, source: AlohaSource, form: ImageForm, *, pools: int, rows: int, lone: int | None = None
+    config: QChunkConfig,
+    source: AlohaSource,
+    form: ImageForm,
+    *,
+    pools: int,
+    rows: int,
+    episodes: int | None = None,
+    least: bool = False,
 ) -> Plan:
     """Chooses by data.frames and data.memory_gib.
 
@@ -251,23 +264,25 @@ def plan(
       form: Of its images.
       pools: Virtual shards that this process loads.
       rows: Of a batch, in this process.
-      lone: Episodes of a pool beside those of training, after which no other is loaded: they are kept in the way that
-        takes fewer bytes, whatever data.frames says. None: the pools of training.
+      episodes: Of a single pool that no other follows; None: data.episodes_per_epoch and its refresh.
+      least: Whether they are kept in the way that takes fewer bytes, whatever data.frames says: beside those of
+        training.
 
     Raises:
       ConfigError: What was asked for, or for auto both ways, exceeds the budget.
     """
     data = config.data
-    # an episode in both pools is kept once
-    resident = min(resident_episodes(data, pools) if lone is None else lone, len(source))
+    resident = resident_episodes(data, pools) if episodes is None else episodes
+    resident = min(resident, len(source))  # an episode in both pools is kept once
     batch = 2 * rows * form.bytes_per_frame
     buffers = batch * (SPARES + data.read_threads)
 
     def resident_bytes(sizes: list[int]) -> int:
-        if lone is not None:
-            return _largest(sizes, resident) + buffers
         last = 2 * form.bytes_per_frame
-        return _resident_bytes(config, source, sizes, pools=pools, rows=rows, last=last) + buffers
+        whole = _largest(sizes, resident)
+        if episodes is None and data.refresh_ahead is not None:
+            whole = min(whole, _bytes_while_loading(config, source, sizes, pools=pools, rows=rows, last=last))
+        return whole + buffers
 
     needed: dict[Storage, int] = {
         "decoded": resident_bytes(_decoded_bytes(source, form)),
@@ -276,22 +291,24 @@ def plan(
     budget = int(data.memory_gib * GIB)
     both: list[Storage] = ["decoded", "recorded"]
     asked: list[Storage] = [storage for storage in both if data.frames in ("auto", storage)]
-    if lone is not None:
+    if least:
         asked = [min(both, key=lambda storage: needed[storage])]
     fitting: list[Storage] = [storage for storage in asked if needed[storage] <= budget]
     if not fitting:
+        advice = "data.episodes_per_epoch or data.image_size, set data.refresh rolling"
+        if episodes is not None:
+            advice = "data.holdout or data.image_size"
         sizes = " and ".join(f"{needed[storage] / GIB:.2f} GiB {_WAYS[storage]}" for storage in asked)
-        way = "data.episodes_per_epoch or data.image_size, set data.refresh rolling"
-        way = "their number or data.image_size" if lone is not None else way
         raise ConfigError(
             f"data.memory_gib is {data.memory_gib:g}, but the images of {resident} episodes need {sizes}; lower "
-            f"{way}, or raise the budget"
+            f"{advice}, or raise the budget"
         )
     spare = 0
     if fitting[0] == "recorded" and any(source.images_of[0][name].encoding == "jpeg" for name in form.colour):
         room = min(SPARE_BYTES, budget - needed["recorded"]) // form.colour_bytes
         spare = min(room, STEPS_PER_BLOCK * 2 * rows * len(form.colour))  # more are never drawn again in a block
-    notes = _notes(config, source, form, fitting[0], needed, resident)
+    loaded = episodes or data.episodes_per_epoch
+    notes = _notes(config, source, form, fitting[0], needed, (loaded, resident))
     if spare:
         kept = f"up to {spare * form.colour_bytes / GIB:.2f} GiB more keep decoded images until they are drawn again"
         notes += (kept,)
@@ -307,15 +324,16 @@ def _notes(
     form: ImageForm,
     storage: Storage,
     needed: dict[Storage, int],
-    resident: int,
+    counts: tuple[int, int],
 ) -> tuple[str, ...]:
-    data = config.data
+    """What the choice costs; `counts` are of the episodes of a pool, and of those in memory at once."""
+    data, (of_pool, resident) = config.data, counts
     other: Storage = "recorded" if storage == "decoded" else "decoded"
     size = form.image_size or form.depth_size
     assert size is not None
     cameras = len(form.colour) + len(form.depth)
     jpegs = sum(source.images_of[0][name].encoding == "jpeg" for name in form.colour)
-    loaded = int(np.sort(source.lengths)[::-1][: data.episodes_per_epoch].sum()) * jpegs
+    loaded = int(np.sort(source.lengths)[::-1][:of_pool].sum()) * jpegs
     drawn = 2 * config.train.batch_size * jpegs
     work = {
         "decoded": f"each pool decodes at most {loaded:,} JPEGs while it loads",
@@ -329,10 +347,10 @@ def _notes(
     )
 
 
-def _resident_bytes(
+def _bytes_while_loading(
     config: QChunkConfig, source: AlohaSource, sizes: list[int], *, pools: int, rows: int, last: int
 ) -> int:
-    """Most bytes of images in memory at once, while the next pool loads.
+    """Most bytes of images in memory while the next pool loads data.refresh_ahead updates before it is needed.
 
     Args:
       config: Of the run.
@@ -343,13 +361,10 @@ def _resident_bytes(
       last: Most bytes that the last images of an episode take.
     """
     data = config.data
-    whole = _largest(sizes, min(resident_episodes(data, pools), len(source)))
-    if data.refresh_ahead is None:
-        return whole
-    images = 2 * rows * (data.refresh_ahead + data.read_threads)
+    images = 2 * rows * ((data.refresh_ahead or 0) + data.read_threads)
     drawn = math.ceil(images * max(size / length for size, length in zip(sizes, source.lengths.tolist(), strict=True)))
     lasts = pools * data.episodes_per_epoch * last  # which stay in any case
-    return min(whole, _largest(sizes, min(pools * data.episodes_per_epoch, len(source))) + drawn + lasts)
+    return _largest(sizes, min(pools * data.episodes_per_epoch, len(source))) + drawn + lasts
 
 
 def _largest(sizes: list[int], count: int) -> int:

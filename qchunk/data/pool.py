@@ -214,10 +214,12 @@ class Pool:
         return batch
 
     def _observations(self, rows: Int64[np.ndarray, " b"]) -> Observations:
-        state = self._states.get("state")
+        def taken(name: str) -> Any:
+            return self._states[name].take(rows, axis=0) if name in self._states else None
+
         return {
-            "qpos": self._states["qpos"].take(rows, axis=0),
-            "state": None if state is None else state.take(rows, axis=0),
+            "qpos": taken("qpos"),
+            "state": taken("state"),
             "images": None,
             "depth_images": None,
         }

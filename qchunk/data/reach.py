@@ -1,13 +1,17 @@
-"""Recorded actions that the policy cannot give out: it never leaves -1 .. 1 of the normalised actions."""
+"""Recorded actions that the policy cannot give out, since it never leaves -1 .. 1 of the normalised actions.
+
+And chunks that the critic never learns from, where all are partial and those are dropped.
+"""
 
 import dataclasses
 
 import numpy as np
 from jaxtyping import Int64
 
-from chunkwise.errors import DataError
+from chunkwise.errors import ConfigError, DataError
 from qchunk.config import QChunkConfig
 from qchunk.data.dataset import Dataset, load_episode
+from qchunk.data.holdout import held_out
 
 TOLERANCE = 1e-3
 """Beyond -1 .. 1, in normalised units: no action is missed by so little."""
@@ -58,7 +62,11 @@ def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
 
     Raises:
       DataError: With data.action_norm none or mean_std most frames are out of reach. It says what to change.
+      ConfigError: All chunks of the dataset are partial, and agent.partial_chunks drops them.
     """
+    may_refuse = config.agent.factory is None and not config.run.resume
+    if may_refuse:
+        _require_whole_chunks(config, dataset)
     reach = count(config, dataset)
     if not reach.outside:
         return ()
@@ -71,7 +79,31 @@ def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
         f"{100 * reach.by_dimension[worst] / reach.frames:.1f} %); "
         f"{instead or '--data.action-norm min_max reaches them all'}"
     )
-    may_refuse = config.agent.factory is None and not config.run.resume
     if may_refuse and mode in ("none", "mean_std") and reach.share > MAX_SHARE:
         raise DataError(f"{config.data.path}: {said}. Expected at most {100 * MAX_SHARE:.0f} % of the frames")
     return (said,)
+
+
+def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:
+    """Refuses to train a policy against a critic that no update on the dataset trains.
+
+    Raises:
+      ConfigError: No episode has a whole chunk with the state after it, which an episode that time cut off may lack.
+    """
+    horizon, online = config.agent.horizon, config.online
+    if config.agent.partial_chunks == "use" or (online is not None and online.start == 0):
+        return
+    drawn = np.flatnonzero(~held_out(config.data, dataset.source))
+    longest = int(dataset.source.lengths[drawn].max())
+    if longest > horizon:
+        return
+    for index in drawn[dataset.source.lengths[drawn] == horizon].tolist():
+        episode = load_episode(dataset.source, index)
+        if episode.terminated.any() or len(episode.states[config.data.observation]) > horizon:
+            return
+    cut = " and was cut off before its next state was recorded" if longest == horizon else ""
+    raise ConfigError(
+        f"agent.partial_chunks is 'drop' and agent.horizon {horizon}, and the longest episode to train on in "
+        f"{config.data.path} has {longest} frames{cut}: no chunk is whole, and the critic would learn nothing. "
+        "Expected a shorter agent.horizon, or agent.partial_chunks 'use'"
+    )

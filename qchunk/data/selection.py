@@ -88,7 +88,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
             problems[problem.file].append(problem)
     widths, forms = _common_widths(whole, data), _common_forms(whole, data)
     for report in whole:
-        problems[report.id] += _needs(report, data) + _width_problems(report, widths)
+        problems[report.id] += _needs(report, data) + _width_problems(report, widths, data)
         problems[report.id] += _image_problems(report, data, forms)
     good = [not problems[report.id] for report in taken]
     left = [report for report, ok in zip(taken, good, strict=True) if ok]
@@ -157,20 +157,27 @@ def _common_widths(reports: Sequence[EpisodeReport], data: DataConfig) -> dict[s
     return {name: count.most_common(1)[0][0] for name, count in counts.items() if count}
 
 
-def _width_problems(report: EpisodeReport, widths: Mapping[str, int | None]) -> list[Problem]:
+def _name_in_file(name: str, data: DataConfig) -> str:
+    """Name of an array as the dataset's files have it; a reader of one's own gives it under the short one."""
+    formats = {"aloha_hdf5": aloha.DATASETS, "lerobot": lerobot.KEYS, "ogbench_npz": ogbench.KEYS}
+    return formats.get(data.format, {}).get(name, name)
+
+
+def _width_problems(report: EpisodeReport, widths: Mapping[str, int | None], data: DataConfig) -> list[Problem]:
     def words(width: int | None) -> str:
         return "no such array" if width is None else f"{width} dimensions"
 
-    return [
+    problems = [
         Problem(
             file=report.id,
-            key=aloha.DATASETS[name],
+            key=_name_in_file(name, data),
             expected=f"{words(width)}, as in most episodes",
             found=words(report.dims.get(name)),
         )
         for name, width in widths.items()
         if report.dims.get(name) != width
     ]
+    return list(dict.fromkeys(problems))  # qpos and state may be two names of one array
 
 
 def camera_paths(data: DataConfig) -> list[str]:
@@ -218,10 +225,11 @@ def _words(form: Form) -> str:
 
 def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
     """Arrays that the config asks for and the episode lacks."""
-    names = {"aloha_hdf5": aloha.DATASETS, "lerobot": lerobot.KEYS}.get(data.format, ogbench.KEYS)
     needed = {"qpos": "data"} if data.format == "aloha_hdf5" else {}
-    if data.observation == "state":
-        needed["state"] = "data.observation=state"
+    if ":" in data.format and data.action == "qpos":
+        needed["qpos"] = "data.action=qpos"
+    if ":" in data.format or data.observation == "state":
+        needed[data.observation] = f"data.observation={data.observation}"
     if data.action == "action":
         needed["action"] = "data.action=action"
     if data.base_action:
@@ -231,13 +239,13 @@ def _needs(report: EpisodeReport, data: DataConfig) -> list[Problem]:
         if needs_buttons(data.task):
             needed["button_states"] = "data.task (rewards are computed from it)"
     found = [
-        Problem(file=report.id, key=names[name], expected=f"this array, for {why}", found="none")
+        Problem(file=report.id, key=_name_in_file(name, data), expected=f"this array, for {why}", found="none")
         for name, why in needed.items()
         if name not in report.dims
     ]
     if data.task is None and data.missing_reward == "refuse" and report.total_reward is None:
         expected = "a reward, for data.missing_reward=refuse"
-        found.append(Problem(file=report.id, key=names["reward"], expected=expected, found="none"))
+        found.append(Problem(file=report.id, key=_name_in_file("reward", data), expected=expected, found="none"))
     if data.task is not None and report.env is not None and report.env != base_env(data.task):
         expected = f"{base_env(data.task)}, for data.task={data.task}"
         found.append(Problem(file=report.id, key="attribute env", expected=expected, found=report.env))

@@ -66,7 +66,11 @@ class TrainingWindows:
         try:
             dataset = open_dataset(self._config)
             with_images = bool(dataset.cameras or dataset.depth_cameras)
-            store = open_store(self._config, dataset.source, pools=1, rows=1, lone=POOLS) if with_images else None
+            store = (
+                open_store(self._config, dataset.source, pools=1, rows=1, episodes=POOLS, least=True)
+                if with_images
+                else None
+            )
         except RunError as error:
             raise DataError("Training would not begin:", *str(error).splitlines()) from error
         return dataset, store

@@ -106,10 +106,11 @@ class GaussianPolicy(nn.Module):
 
     hidden_sizes: tuple[int, ...]
     chunk_size: int
+    layer_norm: bool = False
 
     @nn.compact
     def __call__(self, observations: Float[Array, "b s"]) -> tuple[Float[Array, "b d"], Float[Array, "b d"]]:
-        x = ReluMLP(self.hidden_sizes, name="mlp")(observations)
+        x = ReluMLP(self.hidden_sizes, self.layer_norm, name="mlp")(observations)
         mean = nn.Dense(self.chunk_size, kernel_init=KERNEL_INIT, name="mean")(x)
         log_std = nn.Dense(self.chunk_size, kernel_init=KERNEL_INIT, name="log_std")(x)
         return mean, jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)

@@ -337,6 +337,14 @@ def test_ogbench_shows_no_images() -> None:
         simulators.make(TASK, view)
 
 
+def test_a_seed_that_no_run_has_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for seed in (-1, 1 << 63):
+        assert evaluate.main([str(tmp_path), "--seed", str(seed)]) == 64
+        assert f"--seed is {seed}; expected 0 to 2^63 - 1" in capsys.readouterr().err
+    assert evaluate.main([str(tmp_path), "--seed", str((1 << 63) - 1)]) == 64
+    assert "--seed" not in capsys.readouterr().err, "then the folder is looked at, which is no run"
+
+
 @pytest.mark.long
 def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from chunkwise.envs.evaluate import Evaluation

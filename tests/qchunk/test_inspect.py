@@ -96,6 +96,21 @@ def test_cameras_are_described_and_every_image_is_decoded(tmp_path: Path, capsys
     assert "episode_1.hdf5: /observations/images/cam_high, row 3: expected a" in capsys.readouterr().out
 
 
+def test_actions_of_different_widths_are_described_where_training_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """With data.action qpos nobody reads /action; no range is one of all episodes then."""
+    for number, width in enumerate((3, 4, 3)):
+        content = arrays(12, number) | {"/action": np.full((12, width), 0.5, np.float32)}
+        write(tmp_path / f"episode_{number}.hdf5", content, success=True)
+    words = [str(tmp_path), "--config", "qchunk/own_data", "--data.action", "qpos"]
+    assert inspect.main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["episodes"], found["action_low"], found["action_high"]) == (3, [], [])
+    assert inspect.main(words) == 0
+    assert "training with this config takes this dataset" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", ["jpeg", "raw", "state", "npz"])
 def test_the_figure(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture):
     from PIL import Image

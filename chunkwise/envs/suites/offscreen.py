@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from chunkwise.errors import ConfigError
 
 _NOT_INITIALIZED = 0x3001
 """EGL's error where another simulator's package has ended EGL for the process: nothing is left to let go of."""
+_LOADERS = ("mujoco.egl", "mujoco.glfw", "mujoco.osmesa")
 
 
 def import_mujoco() -> Any:
@@ -30,13 +32,26 @@ def import_mujoco() -> Any:
 
 @contextlib.contextmanager
 def naming_mujoco_gl() -> Iterator[None]:
-    """Makes a ConfigError of what MuJoCo says of an unknown MUJOCO_GL, whichever package imports it first."""
+    """Makes a ConfigError of what is said of a MUJOCO_GL that is unknown, or whose library is not on this machine.
+
+    Whichever package imports MuJoCo first. It says the one itself; of the other PyOpenGL raises what comes to hand.
+    """
     try:
         yield
     except RuntimeError as error:
         if "MUJOCO_GL" not in str(error):
             raise
         raise _cannot_render(os.environ.get("MUJOCO_GL", ""), error) from error
+    except (AttributeError, ImportError) as error:
+        if not _raised_by_gl(error):
+            raise
+        raise _cannot_render(os.environ.get("MUJOCO_GL", ""), error) from error
+
+
+def _raised_by_gl(error: Exception) -> bool:
+    """Whether an error came through a module that loads a GL library."""
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(name.split(".")[0] in ("OpenGL", "glfw") or name.startswith(_LOADERS) for name in modules)
 
 
 def _cannot_render(backend: str, error: Exception) -> ConfigError:

@@ -95,6 +95,8 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
         return EpisodeReport(**file, content_hash="", problems=(bad,))
     if arrays:
         problems += check_lengths(name, arrays, DATASETS) + check_finite(name, arrays, DATASETS)
+    if isinstance(env, bytes):  # a text of fixed length
+        env = env.decode(errors="replace")
     if not isinstance(success, bool | np.bool_ | np.integer | None):
         found = f"{success!r} of type {type(success).__name__}"
         problems.append(Problem(file=name, key="attribute success", expected="a bool", found=found))

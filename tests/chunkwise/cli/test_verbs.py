@@ -114,6 +114,9 @@ def test_a_run_is_of_the_package_whose_fields_it_has(package: str, tmp_path: Pat
     if package in verbs.VERBS["evaluate"].modules:
         module, rest = verbs.resolve(["evaluate", str(run), "--x"])
         assert (module, rest[-2:]) == (f"{package}.evaluate", [str(run), "--x"])
+        words = ["--episodes", "1", str(run)]
+        module, rest = verbs.resolve(["evaluate", *words])
+        assert (module, rest[-3:]) == (f"{package}.evaluate", words), "the value of an option is no path"
     (run / "config.json").write_text('{"color": 1}')
     with pytest.raises(ConfigError, match="expected the config of a run of qchunk, openpi_ript, driving"):
         package_of(run)

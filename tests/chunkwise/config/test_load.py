@@ -31,6 +31,11 @@ def test_tuples_and_none_are_read():
     assert flat["eval.env"] is None
 
 
+@pytest.mark.parametrize("words", [["--profile", "3"], ["--profile=3"], ["--run.profile=3"]])
+def test_a_short_flag_takes_its_value_either_way(words: list[str]):
+    assert flatten(load([*DEBUG, *words])[0])["run.profile"] == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -114,6 +114,19 @@ def test_losses_are_numpys(aggregation, partial):
     np.testing.assert_allclose(metrics["cloning"].value(), cloning, rtol=1e-4)
 
 
+@pytest.mark.parametrize("actor_layer_norm", [False, True])
+def test_the_actor_has_layer_norm_where_it_is_asked_for(actor_layer_norm: bool):
+    """As numpy computes it; the critic keeps its own."""
+    agent = agent_of(actor_layer_norm=actor_layer_norm, critic_layer_norm=not actor_layer_norm)
+    params, _ = weights(agent)
+    assert ("norm_1" in params["actor"]["mlp"]) is actor_layer_norm
+    assert ("norm_1" in params["critic"]["members"]["mlp"]) is not actor_layer_norm
+    observations = batch_of()["observations"]
+    expected = numpy_gaussian(params, np.asarray(observations["qpos"], np.float64))
+    for found, wanted in zip(agent._gaussian(params, observations), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_each_loss_reaches_its_own_network_alone():
     agent, batch = agent_of(GaussianConfig(bc_weight=0.01)), batch_of()
     params, target = weights(agent)

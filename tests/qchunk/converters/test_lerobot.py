@@ -1,8 +1,10 @@
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from chunkwise.data.convert import Jobs
 from chunkwise.errors import ConfigError
 from qchunk.config import DataConfig
 from qchunk.convert import convert
@@ -43,6 +45,19 @@ def test_bad_sets_are_refused_with_all_problems(tmp_path: Path):
     text = refused(lerobot_files.write_v30(tmp_path / "set", episodes, storage="image"), tmp_path / "out")
     assert "episode 0, data/chunk-000/file-000.parquet: observation.state, row 2: expected finite numbers" in text
     assert "episode 2, data/chunk-000/file-001.parquet: timestamp, row 4: expected" in text
+
+
+def test_a_bad_episode_of_a_hundred_is_left_out_where_that_is_asked_for(tmp_path: Path):
+    episodes = lerobot_files.record([1] * 100, size=(2, 2))
+    episodes[7].action[0, 0] = np.nan
+    root = lerobot_files.write_v21(tmp_path / "set", episodes, storage="image")
+    convert(root, tmp_path / "out", settings=settings(images="none"), jobs=Jobs(on_bad="skip"))
+    whole = [f"episode_{index:05d}.hdf5" for index in range(100) if index != 7]
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.hdf5")) == whole
+    np.testing.assert_array_equal(arrays_of(tmp_path / "out/episode_00008.hdf5")["action"], episodes[8].action)
+    skipped = json.loads((tmp_path / "out/dataset.json").read_text())["skipped"]
+    assert (skipped["bad"], skipped["of"]) == (1, 100)
+    assert "episode 7" in skipped["problems"][0]
 
 
 def test_keys_that_are_not_there(tmp_path: Path):

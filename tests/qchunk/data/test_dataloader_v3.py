@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
+from chunkwise.data.buffers import SPARES
 from chunkwise.data.sampling import Purpose
 from chunkwise.errors import ConfigError, DataError
 from qchunk.data.dataloader_v3 import QCSimpleDatasetV3, create_qc_dataloader_v3
@@ -161,6 +162,34 @@ def test_validation_has_the_episodes_that_training_never_draws(tmp_path: Path):
         set(make(root, holdout=0.3, dataset_type="val")[0].loaded_episodes)
         == {file.name for file in root.glob("*.hdf5")} - drawn
     )
+
+
+def test_statistics_of_qpos_are_not_put_onto_another_array(tmp_path: Path):
+    """Both arrays may have one width, so that nothing else would be noticed."""
+    root = dataset(tmp_path)
+    stats = {"qpos_mean": np.zeros(QPOS), "qpos_std": np.ones(QPOS)}
+    stats |= {"action_mean": np.zeros(ACTION), "action_std": np.ones(ACTION)}
+    with pytest.raises(ConfigError, match=r"observation is 'state', and norm_stats are of qpos; expected"):
+        create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, observation="state")
+    assert len(create_qc_dataloader_v3(str(root), (), stats, CHUNK, 4, observation="qpos")[0])
+    assert len(create_qc_dataloader_v3(str(root), (), None, CHUNK, 4, observation="state")[0])
+
+
+def test_the_memory_of_validation_is_that_of_all_episodes_held_out(tmp_path: Path):
+    """Eight raw episodes of 12 frames, four of them held out: a pool of one would have fitted into the budget."""
+    image_recordings.dataset(tmp_path, lengths=(12,) * 8, jpeg=False)
+    frame = image_recordings.HEIGHT * image_recordings.WIDTH * 3
+    buffers = 2 * 1 * frame * SPARES  # batches of one row under way
+    words: dict[str, Any] = {"episodes_per_epoch": 1, "batch_size": 1, "dataset_type": "val", "holdout": 0.5}
+
+    def opened(images: int) -> QCSimpleDatasetV3:
+        gib = (images * frame + buffers) / (1 << 30)
+        return create_qc_dataloader_v3(str(tmp_path), ["cam_high"], None, CHUNK, memory_gib=gib, **words)[0]
+
+    with pytest.raises(ConfigError, match=r"images of 4 episodes need .* lower data\.holdout or data\.image_size"):
+        opened(4 * 12 - 1)
+    stats = opened(4 * 12 + 1).get_stats()
+    assert (stats["loaded_episodes"], stats["picture_bytes"]) == (4, 4 * 12 * frame)
 
 
 @pytest.mark.parametrize(

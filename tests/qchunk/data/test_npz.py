@@ -133,6 +133,25 @@ def test_bad_files_are_refused(tmp_path: Path):
     assert "cut.npz: expected a whole .npz file" in refused(tmp_path / "cut.npz", format="ogbench_npz")
 
 
+@pytest.mark.parametrize("value", [np.nan, 2.0])
+def test_an_end_that_is_neither_0_nor_1_is_refused(value: float, tmp_path: Path):
+    """NaN is true to numpy: two episodes became three, and a row was lost."""
+    terminals = np.zeros(12, np.float32)
+    terminals[2] = value
+    write_npz(tmp_path / "a.npz", lengths=(5, 7), terminals=terminals)
+    text = refused(tmp_path / "a.npz", format="ogbench_npz")
+    assert f"a.npz: terminals, row 2: expected 0 or 1, found {value:g} (1 such row(s))" in text
+
+
+def test_an_array_of_another_width_goes_by_its_name_in_the_file(tmp_path: Path):
+    write_npz(tmp_path / "a.npz", lengths=(5, 7))
+    write_npz(tmp_path / "b.npz", lengths=(4,), observations=np.zeros((4, STATE + 1), np.float32))
+    text = refused(tmp_path, format="ogbench_npz")
+    assert text.splitlines()[1].strip() == (
+        f"b.npz#0: observations: expected {STATE} dimensions, as in most episodes, found {STATE + 1} dimensions"
+    )
+
+
 def test_pickles_are_never_loaded(tmp_path: Path):
     content = write_npz(tmp_path / "a.npz", lengths=(6, 7))
     content["actions"] = np.array([{}] * 13, dtype=object)

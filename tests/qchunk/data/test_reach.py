@@ -1,15 +1,18 @@
+import contextlib
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chunkwise.config.experiment import RunConfig
 from chunkwise.data import norm_stats
-from chunkwise.errors import DataError
+from chunkwise.errors import ConfigError, DataError
 from qchunk import data, train
+from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import reach
-from tests.qchunk.recordings import ACTION, arrays, config, write
+from tests.qchunk.recordings import ACTION, arrays, config, dataset, write
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +114,48 @@ def test_the_text_beside_a_run_has_the_range_where_it_is_needed_alone(tmp_path: 
         cfg = config(root, action_norm=mode)
         text = train._beside(cfg, data.open_dataset(cfg))["norm_stats.json"]
         assert ('"min"' in text) == ('"max"' in text) == has
+
+
+def with_horizon(horizon: int, path: Path, **agent: Any) -> QChunkConfig:
+    """A config that drops partial chunks."""
+    cfg = config(path, horizon=horizon, action_norm="min_max")
+    return dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, partial_chunks="drop", **agent))
+
+
+def test_a_dataset_without_a_whole_chunk_is_refused_where_partial_ones_are_dropped(tmp_path: Path):
+    """Of 4, 6 and 6 frames; nothing terminates, so that of the sixth action the next state is not known."""
+    rng = np.random.default_rng(0)
+    root = recorded(tmp_path / "cut", *(rng.normal(size=(length, ACTION)) for length in (4, 6, 6)))
+    reach.judge(with_horizon(5, root), data.open_dataset(with_horizon(5, root)))
+    for horizon, found in ((6, r"has 6 frames and was cut off before"), (7, r"has 6 frames: no chunk is whole")):
+        cfg = with_horizon(horizon, root)
+        dataset = data.open_dataset(cfg)
+        pool = data.Pool(cfg, 0, 0, dataset=dataset)
+        starts = np.arange(len(pool))
+        assert not pool.training(pool.batch(starts), pool.locate(starts)[1])["valid"][:, -1].any()
+        with pytest.raises(ConfigError, match=rf"partial_chunks is 'drop' and agent\.horizon {horizon}, .* {found}"):
+            reach.judge(cfg, dataset)
+        used = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, partial_chunks="use"))
+        own = with_horizon(horizon, root, factory="of:mine")
+        goes_on = dataclasses.replace(cfg, run=RunConfig(dir=str(tmp_path / "run"), resume=True))
+        for other in (used, own, goes_on):
+            assert reach.judge(other, dataset) == ()
+
+
+def test_a_chunk_that_ends_at_a_termination_is_whole(tmp_path: Path):
+    content = arrays(6, 0) | {"/terminated": np.arange(6) == 5}
+    write(tmp_path / "episode_0.hdf5", content, success=True)
+    cfg = with_horizon(6, tmp_path)
+    reach.judge(cfg, data.open_dataset(cfg))
+    with pytest.raises(ConfigError, match="has 6 frames: no chunk"):
+        reach.judge(with_horizon(7, tmp_path), data.open_dataset(cfg))
+
+
+def test_online_the_critic_may_learn_from_what_is_found_there(tmp_path: Path):
+    cfg = with_horizon(7, dataset(tmp_path, lengths=(6, 6)))
+    for start, refused in ((0, False), (1, True)):
+        online = OnlineConfig(env="of:mine", steps=7, start=start)
+        train_config = dataclasses.replace(cfg.train, steps=start + 7)
+        both = dataclasses.replace(cfg, online=online, train=train_config)
+        with pytest.raises(ConfigError, match="no chunk is whole") if refused else contextlib.nullcontext():
+            reach.judge(both, data.open_dataset(cfg))

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from chunkwise.config.installed import pip_install
+from chunkwise.data.episodes import Episode
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.suites.ogbench import make as make_ogbench
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
 from qchunk.config import DataConfig
-from qchunk.data import index, relabel
+from qchunk.data import Pool, index, relabel
 from qchunk.data.dataset import open_dataset
 from qchunk.data.readers import aloha, ogbench
 from qchunk.data.relabel import SingleTask
@@ -339,6 +340,13 @@ class TestRelabel:
         with pytest.raises(DataError, match="simulator state of 3 numbers; cube-double-singletask-task2-v0 has 28"):
             SingleTask(TASK).relabel(np.zeros((5, 3)), None)
 
+    def test_a_scene_named_by_a_text_of_fixed_length_is_compared_too(self, recorded: dict[str, Any], tmp_path: Path):
+        name = np.bytes_("cube-single-v0")
+        write(tmp_path / "a.hdf5", arrays(40, 0) | {"/sim/qpos": recorded["qpos"]}, env=name)
+        assert f"attribute env: expected cube-double-v0, for data.task={TASK}, found cube-single-v0" in refused(
+            tmp_path, task=TASK
+        )
+
     def test_states_are_needed(self, tmp_path: Path):
         write(tmp_path / "a.hdf5", arrays(4, 0))
         assert "/sim/qpos: expected this array, for data.task (rewards are computed from it)" in refused(
@@ -388,6 +396,26 @@ def test_a_reader_that_declines_every_file_is_named(tmp_path: Path):
     assert text.endswith(
         f"no episode is left to train on. The reader {__name__}:takes_nothing returned None for each of 2 files."
     )
+
+
+def only_state(path: Path) -> Episode:
+    """A reader whose episodes have no joints."""
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    outcome: dict[str, Any] = {"reward": np.zeros(4), "terminated": np.zeros(4, bool), "positive": True}
+    return Episode(id=path.name, states={"state": x}, action=x / 8, **outcome)
+
+
+def test_a_reader_without_joints_is_told_of_them_where_they_are_needed_alone(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("1\n")
+    name = f"{__name__}:only_state"
+    text = refused(tmp_path, format=name)
+    assert "a.csv: qpos: expected this array, for data.observation=qpos, found none" in text
+    text = refused(tmp_path, format=name, observation="state", action="qpos")
+    assert "a.csv: qpos: expected this array, for data.action=qpos, found none" in text
+    pool = Pool(config(tmp_path, format=name, observation="state", episodes_per_epoch=1), 0, 0)
+    seen = pool.batch(np.array([2]))["observations"]
+    assert seen["qpos"] is None
+    np.testing.assert_array_equal(seen["state"], [[4, 5]])
 
 
 def test_an_episode_that_is_exchanged_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

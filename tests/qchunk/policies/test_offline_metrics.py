@@ -151,7 +151,8 @@ def test_raw_images_larger_than_in_a_batch_are_measured_where_training_has_room(
     small = 9 * len(CAMERAS) * 6 * 8 * 3  # an episode at its size in a batch; 24 x 32 recorded
     cfg = config(tmp_path, batch=2, memory_gib=16 * small / 2**30, **with_images)
     needed = {
-        way: plan(cfg, *_of(cfg), pools=1, rows=2, lone=4).bytes_needed[way] / small for way in ("decoded", "recorded")
+        way: plan(cfg, *_of(cfg), pools=1, rows=2, episodes=4).bytes_needed[way] / small
+        for way in ("decoded", "recorded")
     }
     assert needed["recorded"] - needed["decoded"] == pytest.approx(4 * 16 - 4)
     policy: Any = Recorded(tmp_path, np.zeros((5, ACTION), np.float32), 5)
@@ -176,8 +177,8 @@ def test_a_run_without_room_for_its_measurement_ends_before_the_first_update(
     cfg = dataclasses.replace(cfg, agent=AgentConfig(horizon=2, encoder=EncoderConfig()))
     asked: list[int] = []
 
-    def no_room(*_: Any, lone: int, **__: Any) -> Any:
-        asked.append(lone)
+    def no_room(*_: Any, episodes: int, **__: Any) -> Any:
+        asked.append(episodes)
         raise ConfigError("there is none")
 
     monkeypatch.setattr("qchunk.data.holdout.open_store", no_room)

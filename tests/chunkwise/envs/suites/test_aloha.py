@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chunkwise.envs.environment import EnvSpec
-from chunkwise.envs.suites import aloha
+from chunkwise.envs.suites import aloha, offscreen
 from chunkwise.envs.suites.aloha import LEFT_FINGER, RIGHT_FINGER, TABLE, AlohaEnv, insertion_stage, transfer_stage
 from chunkwise.errors import ConfigError
 
@@ -127,6 +127,18 @@ def test_a_machine_that_cannot_render_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     with pytest.raises(ConfigError, match=r"this machine cannot render \(MUJOCO_GL=nonsense: "):
         aloha.Renderer(aloha.load_model("bimanual_viperx_insertion"), 8, 8)
+
+
+@pytest.mark.parametrize("error", ["AttributeError('None has no glGetError')", "ImportError('no library OSMesa')"])
+def test_a_library_that_is_not_there_is_named_and_nothing_else_is(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyOpenGL raises without libOSMesa, and the same of a module that loads no such library."""
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    said = r"cannot render \(MUJOCO_GL=osmesa: .*; set MUJOCO_GL to egl"
+    for module in ("OpenGL.raw.GL._errors", "mujoco.osmesa"):
+        with pytest.raises(ConfigError, match=said), offscreen.naming_mujoco_gl():
+            exec(f"raise {error}", {"__name__": module})
+    with pytest.raises((AttributeError, ImportError), match=r"glGetError|OSMesa"), offscreen.naming_mujoco_gl():
+        exec(f"raise {error}", {"__name__": "mujoco"})
 
 
 @pytest.mark.parametrize(
