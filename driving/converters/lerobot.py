@@ -16,7 +16,7 @@ import numpy as np
 
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
-from chunkwise.data.lerobot.tables import load_table
+from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
@@ -70,10 +70,10 @@ class LerobotConverter:
     """Converts each LeRobot episode into an episode; its parquet table is read whole, its video frame by frame."""
 
     def __init__(self, source: Path, settings: ConvertSettings) -> None:
-        """Opens the dataset and checks its tables and videos.
+        """Opens the dataset and reads its tables; what is wrong with an episode is said when it is converted.
 
         Raises:
-          DataError: With every problem of the dataset.
+          DataError: With every problem in meta/.
           ConfigError: A column, quantity or camera is unknown, or nothing says where the state is.
         """
         root = source.resolve()
@@ -94,7 +94,7 @@ class LerobotConverter:
         cameras = tuple(self._names) if self._images else ()
         self._reader = LeRobotImages(self._meta, cameras)
         keys = tuple(dict.fromkeys(column.key for column in self._columns.values()))
-        self._table, _ = load_table(self._meta, keys, on_bad="refuse", check=self._reader.check)
+        self._tables = {table.meta.index: table for table in iter_tables(self._meta, keys)}
 
     @property
     def units(self) -> list[str]:
@@ -102,8 +102,13 @@ class LerobotConverter:
 
     def convert(self, unit: str, writer: EpisodeWriter) -> None:
         index = int(unit.rpartition(" ")[2])
-        first, length = int(self._table.starts[index]), int(self._table.lengths[index])
-        values = {name: self._values(column)[first : first + length] for name, column in self._columns.items()}
+        table = self._tables[index]
+        problems = (*table.problems, *(self._reader.check(index) if table.columns else ()))
+        writer.problems += problems
+        if problems:
+            return
+        length = table.meta.length
+        values = {name: _values(table, column) for name, column in self._columns.items()}
         name = f"{self._meta.root.name}_{index:06d}"
         frames = []
         state = _state(values, np.arange(length) / self._meta.fps)
@@ -138,10 +143,6 @@ class LerobotConverter:
             for key, camera in self._names.items()
         }
 
-    def _values(self, column: Column) -> np.ndarray:
-        x = self._table.columns[column.key]
-        return (x[:, None] if x.ndim == 1 else x)[:, column.index].astype(np.float64) * column.factor
-
     def _check_columns(self, source: Path) -> None:
         for name, column in self._columns.items():
             feature = self._meta.features.get(column.key)
@@ -151,6 +152,11 @@ class LerobotConverter:
         for one, other in (("x_m", "y_m"), ("latitude_deg", "longitude_deg")):
             if (one in self._columns) != (other in self._columns):
                 raise ConfigError(f"--state: {one} and {other} are needed together")
+
+
+def _values(table: EpisodeTable, column: Column) -> np.ndarray:
+    x = table.columns[column.key]
+    return (x[:, None] if x.ndim == 1 else x)[:, column.index].astype(np.float64) * column.factor
 
 
 def _state(values: Mapping[str, np.ndarray], times: np.ndarray) -> list[dict[str, Any]]:

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from chunkwise.data.convert import Jobs
 from chunkwise.data.images import decode
 from chunkwise.errors import ConfigError, DataError
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
 from driving.data.episodes import Episode, load_episode
+from tests import lerobot_files
 from tests.lerobot_files import write_video
 
 FPS, LENGTHS, SIZE = 10, (7, 5), (24, 32)
@@ -179,3 +181,16 @@ def test_a_video_with_too_few_frames_names_the_episode(tmp_path: Path):
     ):
         converted(source)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_episode_of_a_hundred_is_left_out_where_that_is_asked_for(tmp_path: Path):
+    episodes = lerobot_files.record([2] * 100, size=(2, 2))
+    episodes[7].state[1, 0] = np.nan
+    source = lerobot_files.write_v21(tmp_path / "set", episodes, storage="image")
+    settings = ConvertSettings(state={"speed_mps": "observation.state:0"}, images=False)
+    with pytest.raises(DataError, match=r"1 problem\(s\):\n  .*episode 7.*observation.state, row 1: expected finite"):
+        convert(source, tmp_path / "out", settings=settings, report=lambda _: None)
+    convert(source, tmp_path / "out", settings=settings, jobs=Jobs(on_bad="skip"), report=lambda _: None)
+    found = [load_episode(path) for path in sorted((tmp_path / "out").glob("set_*.json"))]
+    assert [one.id for one in found] == [f"set_{index:06d}" for index in range(100) if index != 7]
+    np.testing.assert_allclose(found[7].speed_mps, episodes[8].state[:, 0], atol=1e-6)
