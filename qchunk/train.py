@@ -269,13 +269,15 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
     Before anything is compiled, and by the process that will act in them. An environment takes 1 s to make.
 
     Raises:
-      ConfigError: They differ, or the environment cannot be made.
+      ConfigError: They differ, the environment is another task than data.task, or it cannot be made.
     """
     dims, widths = dataset.dims(config.data.observation), dataset.source.dims
     # The online phase's first, of which more is asked.
     fields = {"online.env": config.online.env if config.online is not None else None, "eval.env": config.eval.env}
     seen = set[str]()
     for field, name in fields.items():
+        if name is not None and not config.run.resume:
+            simulators.require_task(field, name, config.data.task)
         if name is not None and name not in seen:
             observation = (config.data.observation, dims.observation)
             simulators.require_widths(

@@ -117,6 +117,26 @@ def require_widths(
         )
 
 
+def require_task(field: str, name: str, task: str | None) -> None:
+    """Raises ConfigError where an environment is a single task of OGBench's, and rewards are those of another one.
+
+    Args:
+      field: Of the config, that names the environment.
+      name: As `make`.
+      task: data.task.
+    """
+    if task is not None and "singletask" in name and _task_of(name) != _task_of(task):
+        raise ConfigError(
+            f"data.task is {task!r}, whose rewards are learnt from, and {field} {name!r}; expected the same task "
+            "(chunkwise evaluate RUN --env measures a policy on another one)"
+        )
+
+
+def _task_of(name: str) -> str:
+    """OGBench's single task by its Gymnasium id: the name of its dataset, with play or noisy, means the same."""
+    return "-".join(word for word in name.removeprefix("ogbench/").split("-") if word not in ("play", "noisy"))
+
+
 def require_images(name: str, view: View) -> None:
     """Raises ConfigError if the environment of that name shows no images. The user's own says so itself."""
     if name != aloha.NAME and ":" not in name:

@@ -1,5 +1,6 @@
 """Evaluation: which episodes run, what counts, that nothing depends on the number of environments, and videos."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -258,6 +259,23 @@ def test_widths_of_dataset_and_environment(name: str, observation: tuple[str, in
             ConfigError, match=f"^eval.env is '{name}', .*{key} of width {width} .*{action}; .* d, found {found}"
         ):
             simulators.require_widths("eval.env", name, "d", observation=other, action=more)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "taken"),
+    [
+        (TASK, TASK, True),
+        ("ogbench/cube-single-singletask-task2-v0", TASK, True),
+        ("cube-single-noisy-singletask-task2-v0", TASK, True),
+        (TASK, None, True),
+        ("my_env:Cart", TASK, True),
+        (TASK, "cube-single-play-singletask-task4-v0", False),
+        ("cube-double-play-singletask-task2-v0", TASK, False),
+    ],
+)
+def test_an_environment_is_of_the_task_whose_rewards_are_learnt_from(name: str, task: str | None, taken: bool) -> None:
+    with contextlib.nullcontext() if taken else pytest.raises(ConfigError, match=f"^data.task is '{task}', .*{name}"):
+        simulators.require_task("eval.env", name, task)
 
 
 def test_all_arrays_that_the_online_phase_keeps_are_compared_before_the_first_update() -> None:
