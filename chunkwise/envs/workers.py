@@ -411,6 +411,15 @@ class Seat:
         self._steps += 1
 
 
+def require_step(what: str, step: object) -> None:
+    """Raises RunError, which begins with `what`, if it is no Step, or holds NaN or Inf."""
+    if not isinstance(step, Step):
+        raise RunError(f"{what} gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step")
+    require_finite(what, step.observation)
+    if not math.isfinite(step.reward):
+        raise RunError(f"{what} gave the reward {step.reward}; expected a finite number")
+
+
 def _waited_s() -> float:
     """Seconds for which this thread could have run and had no core; 0 on systems other than Linux."""
     try:
@@ -448,11 +457,7 @@ def answer(
     for action in executed:
         stepped()
         steps.append(step := env.step(action))
-        if not isinstance(step, Step):
-            raise RunError(f"step() gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step")
-        require_finite("step()", step.observation)
-        if not math.isfinite(step.reward):
-            raise RunError(f"step() gave the reward {step.reward}; expected a finite number")
+        require_step("step()", step)
         over = step.success or step.terminated or step.truncated
         last = over or len(steps) == len(executed)
         if every_frame or last:

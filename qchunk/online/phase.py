@@ -16,7 +16,7 @@ from chunkwise.data.sampling import Purpose, generator
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
 from chunkwise.envs.workers import threads
-from chunkwise.errors import MismatchError
+from chunkwise.errors import MismatchError, NonFiniteError
 from chunkwise.state import TrainState
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import Batch, Dataset
@@ -91,6 +91,8 @@ class Online:
         Raises:
           DataError: An environment does not repeat the episode under way, or a process does not see another's log.
           ConfigError: An environment does not show what the dataset has.
+          NonFiniteError: The policy gave NaN or Inf.
+          RunError: An environment did.
         """
         policy = self._policy(state)
         steps = self._config.online_interval + (self._online.warmup if step == self.start else 0)
@@ -146,6 +148,11 @@ class Online:
         seeds = np.array([player.action_seed for player in of_row.values()], np.uint32)
         chunks = policy(observations, seeds)
         for player in waiting:
+            if not np.isfinite(chunks[player.number]).all():
+                raise NonFiniteError(
+                    f"{self._online.env}: the policy answered with NaN or Inf in online environment {player.number}, "
+                    "whose observation is finite. Lower optim.learning_rate, or set optim.clip_norm"
+                )
             player.take(chunks[player.number])
 
     def position(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import numpy as np
 
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.environment import Environment, Observation, Step
+from chunkwise.envs.failures import require_finite
+from chunkwise.envs.workers import require_step
 from chunkwise.errors import ConfigError, DataError
 from qchunk.config import QChunkConfig
 from qchunk.data import Dataset
@@ -83,11 +85,14 @@ class Player:
         Raises:
           DataError: After a resume it does not come to where the log ends.
           ConfigError: The environment does not show what the dataset has.
+          RunError: It begins with NaN or Inf.
         """
         if self._env is None:
             self._env = self._open_env()
         if self.replay.over:
-            self.observed = self._seen(self._env, self._env.reset(self._episode_seed(self.replay.episodes)))
+            observation = self._env.reset(self._episode_seed(self.replay.episodes))
+            require_finite(f"{self._online.env}: reset()", observation)
+            self.observed = self._seen(self._env, observation)
             self._queue.clear()
             self._unfinished = []
             self._record(first=True)
@@ -108,9 +113,15 @@ class Player:
         self._queue.extend(simulators.clip(self._env, chunk))
 
     def step(self) -> tuple[np.ndarray, Step]:
-        """Executes one action, which it returns with what came of it; nothing but the environment is touched."""
+        """Executes one action, which it returns with what came of it; nothing but the environment is touched.
+
+        Raises:
+          RunError: The environment gave NaN or Inf, which the log would keep and every update learn from.
+        """
         assert self._env is not None
-        return self._queue[0], self._env.step(self._queue[0])
+        step = self._env.step(self._queue[0])
+        require_step(f"{self._online.env}: step()", step)
+        return self._queue[0], step
 
     def record(self, action: np.ndarray, step: Step) -> dict[str, float] | None:
         """Records what came of an action, with images; what the episode was worth if it is over."""

@@ -11,7 +11,7 @@ import pytest
 from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.config.load import load
 from chunkwise.envs.environment import Observation, Step
-from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.errors import ConfigError, DataError, MismatchError, NonFiniteError, RunError
 from chunkwise.state import TrainState
 from qchunk.config import AgentConfig, DataConfig, EvalConfig, OnlineConfig, QChunkConfig
 from qchunk.envs import simulators
@@ -299,6 +299,51 @@ def test_a_run_goes_on_in_an_environment_that_shows_float64(tmp_path: Path, monk
     resumed.rewind(stopped.position())
     run(resumed, range(3, 6))
     assert resumed.position() == untouched.position()
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (
+            {"state": np.array([0.0, np.nan, 0.0])},
+            rf"^{TASK}: step\(\) observed 'state' with 1 of 3 numbers",
+        ),
+        ({"reward": np.inf}, rf"^{TASK}: step\(\) gave the reward inf"),
+    ],
+)
+def test_an_environment_that_gives_nan_ends_the_run_before_it_is_learnt_from(
+    broken: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Line.step
+
+    def step(line: Line, action: np.ndarray) -> Step:
+        found = whole(line, action)
+        reward = broken.get("reward", found.reward)
+        seen = {**found.observation, **{name: value for name, value in broken.items() if name != "reward"}}
+        return dataclasses.replace(found, observation=seen, reward=reward) if line.t == 3 else found
+
+    monkeypatch.setattr(Line, "step", step)
+    online = online_of(tmp_path)
+    online.rewind(None)
+    with pytest.raises(RunError, match=words):
+        run(online, range(2))
+    online.position()
+    assert np.isfinite(read(tmp_path / "replay")["state"]).all()
+
+
+def test_a_policy_that_answers_nan_ends_the_run_before_it_is_executed(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def policy(observations: Any, seeds: np.ndarray) -> np.ndarray:
+        asked.append(len(seeds))
+        return np.full((len(seeds), 3, 2), np.nan if len(asked) == 2 else 0.1, np.float32)
+
+    online = Online(config_of(), NORM, tmp_path, lambda state: policy)
+    online.rewind(None)
+    with pytest.raises(NonFiniteError, match=f"^{TASK}: the policy answered with NaN or Inf in online environment 0"):
+        run(online, range(4))
+    online.position()
+    assert np.isfinite(read(tmp_path / "replay")["action"]).all()
 
 
 def test_an_environment_that_does_not_repeat_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
