@@ -35,6 +35,12 @@ class Adapter:
     metadata: Mapping[str, Any] = {}
     """What clients are told beside the spec."""
 
+    @property
+    def same_simulation(self) -> bool:
+        """Whether `simulated_state` and `simulated_image` are Adapter's, which give what they are given."""
+        own = type(self)
+        return own.simulated_state is Adapter.simulated_state and own.simulated_image is Adapter.simulated_image
+
     def state(self, state: Float[np.ndarray, "*b s"]) -> Float[np.ndarray, "*b s"]:
         """Returns the policy's numbers of a robot's state, before they are normalised."""
         return state
