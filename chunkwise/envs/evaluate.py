@@ -9,6 +9,7 @@ the same noise. `init_hash` is compared at every rollout: another simulator vers
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,13 +242,19 @@ def _outcome(rollout: Rollout, *, several: bool) -> dict[str, Any]:
 def compare_evaluations(a: Evaluation, b: Evaluation) -> Comparison:
     """Pairs two evaluations by task and initial state; the states that only one of them has are left out.
 
+    Where several episodes of one of them begin in the same state, as where an environment always begins alike, those
+    with the same seed are a pair.
+
     Raises:
       DataError: If they have no initial state in common.
     """
-    of_a, of_b = (
-        {(outcome.get("task", ""), outcome["init_hash"]): bool(outcome["success"]) for outcome in one.outcomes}
-        for one in (a, b)
-    )
+    counts = [Counter((one.get("task", ""), one["init_hash"]) for one in of.outcomes) for of in (a, b)]
+
+    def named(outcome: Mapping[str, Any]) -> tuple[str, str, int | None]:
+        state = (outcome.get("task", ""), outcome["init_hash"])
+        return *state, (outcome["seed"] if max(count[state] for count in counts) > 1 else None)
+
+    of_a, of_b = ({named(outcome): bool(outcome["success"]) for outcome in one.outcomes} for one in (a, b))
     shared = [key for key in of_a if key in of_b]
     if not shared:
         raise DataError("expected two evaluations on the same manifest, found no initial state in common")

@@ -55,6 +55,22 @@ def test_evaluations_of_several_tasks_are_paired_task_by_task() -> None:
     assert [found[f"policy/success/{task}"] for task in three.tasks] == [1, 1, 0]
 
 
+def test_episodes_that_begin_alike_are_paired_by_their_seeds() -> None:
+    def evaluated(*successes: int, init_hash: str = "ab", first: int = 0) -> Evaluation:
+        outcomes = tuple(
+            {"seed": first + n, "init_hash": init_hash, "success": bool(success), "length": 1, "reward": 0.0}
+            for n, success in enumerate(successes)
+        )
+        return Evaluation(step=1, weights="", outcomes=outcomes)
+
+    found = compare_evaluations(evaluated(1, 1, 1, 0, 0, 0), evaluated(1, 0, 0, 1, 0))
+    assert (found.both, found.only_a, found.only_b, found.neither) == (1, 2, 1, 1)
+    with pytest.raises(DataError, match="no initial state in common"):
+        compare_evaluations(evaluated(1, 1), evaluated(1, 1, first=2))
+    once = compare_evaluations(evaluated(1), evaluated(0, first=7))
+    assert (once.episodes, once.only_a) == (1, 1), "a state that both have once is the same whatever its seed"
+
+
 def test_sets_of_tasks_that_were_played_whole_have_a_line_of_their_own(tmp_path: Path) -> None:
     """Meta-World's hard ones are all here, its MT10 and its easy ones are not; all that was played is no set of it."""
 
