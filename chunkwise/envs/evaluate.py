@@ -8,6 +8,7 @@ the same noise. `init_hash` is compared at every rollout: another simulator vers
 """
 
 import dataclasses
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,9 @@ from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import Comparison, compare
+
+MAX_WORD = 60
+"""Letters of a setting that stand in a file's name as they are."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,9 +168,14 @@ class Evaluation:
 
 
 def file_of(run: Path, step: int, settings: Mapping[str, Any]) -> Path:
-    """Returns the file of an evaluation in a run's folder; what differed from the run's own is in its name."""
-    parts = [f"step_{step:08d}", *(f"{name}_{value}" for name, value in settings.items())]
+    """Returns the file of an evaluation in a run's folder; what differed from the run's own is in its name, sentences
+    and long texts by their digest."""
+    parts = [f"step_{step:08d}", *(f"{name}_{_in_name(str(value))}" for name, value in settings.items())]
     return run / f"evaluations/{re.sub(r'[^A-Za-z0-9_-]', '-', '-'.join(parts))}.json"
+
+
+def _in_name(text: str) -> str:
+    return text if len(text) <= MAX_WORD and " " not in text else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def evaluate(

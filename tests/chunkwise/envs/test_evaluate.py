@@ -1,13 +1,15 @@
 """Evaluations: outcomes in the order of the episodes, what is counted, and files of earlier versions."""
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Collector
-from chunkwise.envs.evaluate import Evaluation, compare_evaluations
+from chunkwise.envs.evaluate import Evaluation, compare_evaluations, file_of
 from chunkwise.envs.suites.metaworld import HARD
 from chunkwise.errors import DataError
 from chunkwise.reports.intervals import wilson
@@ -69,6 +71,20 @@ def test_episodes_that_begin_alike_are_paired_by_their_seeds() -> None:
         compare_evaluations(evaluated(1, 1), evaluated(1, 1, first=2))
     once = compare_evaluations(evaluated(1), evaluated(0, first=7))
     assert (once.episodes, once.only_a) == (1, 1), "a state that both have once is the same whatever its seed"
+
+
+def test_the_name_of_a_file_says_what_differed_and_long_texts_by_their_digest(tmp_path: Path) -> None:
+    def name(**settings: Any) -> str:
+        found = file_of(tmp_path, 7, settings)
+        assert found.parent == tmp_path / "evaluations"
+        return found.name
+
+    assert name() == "step_00000007.json"
+    assert name(env="metaworld/push-v3", delay=2) == "step_00000007-env_metaworld-push-v3-delay_2.json"
+    digest = hashlib.sha256(b"push it").hexdigest()[:12]
+    assert name(prompt="push it") == f"step_00000007-prompt_{digest}.json"
+    assert name(prompt="push it") != name(prompt="push-it")
+    assert len(name(prompt="x" * 500)) < 100
 
 
 def test_sets_of_tasks_that_were_played_whole_have_a_line_of_their_own(tmp_path: Path) -> None:
