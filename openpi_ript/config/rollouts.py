@@ -325,7 +325,7 @@ class EvalConfig:
     episodes: int = 50
     """Initial states of an evaluation during training: of all tasks together, of each equally many."""
     final_episodes: int = 100
-    """Of the one after the last update; the first ones are those of `episodes`."""
+    """Of the one after the last update; both begin with the same ones."""
     seed: int = 0
     """Of the initial states; independent of run.seed, so that runs can be compared state by state."""
     videos: int = 0

@@ -119,8 +119,9 @@ class Ript:
         """Plays the rollouts of a round.
 
         Returns:
-          Of each rollout success and length, of each group whether it holds both outcomes, and how many initial states
-          rest; nothing where the rollouts would have no share in the batches.
+          Of each rollout success and length, of each group whether it holds both outcomes, how many initial states
+          rest, and how many advantages of the rounds that are trained on were replaced while they were shaped; nothing
+          where the rollouts would have no share in the batches.
         """
         if self._rollout.dataset_share == 1:
             return {}
@@ -183,6 +184,8 @@ class Ript:
             training,
             ahead,
         )
+        if isinstance(training, TrainingData) and not by_value:
+            metrics |= {f"rollouts/advantages_{name}": [float(n)] for name, n in training.replaced.items()}
         if came is not None:
             came.forget()
         if isinstance(self._training, Passes):
