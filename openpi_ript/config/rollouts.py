@@ -157,7 +157,7 @@ class HindsightConfig:
     from those farther than two radii from where it began (HER's strategy "future", of the first frame), so that goals
     lie on the whole way and not only where a rollout ran out of time."""
     goal: str = "goal"
-    """The array that says where the goal is; the policy sees it in env.state."""
+    """The array that says where the goal is; the policy sees it in env.state, and in no other array of it."""
 
     def __post_init__(self) -> None:
         if not self.reached or self.reached.keys() != self.radius.keys():
