@@ -36,6 +36,8 @@ from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
 from openpi_ript.policies.saved import read_config
 from openpi_ript.ript.layer_4 import FOLDER, advantages_of, layer_4, save_layer_4
+from openpi_ript.ript.recordings import FOLDER as ROLLOUTS
+from openpi_ript.ript.recordings import places_of
 from openpi_ript.robots.adapter import OWN, Adapter, find_adapter
 
 INITIAL_STATE = "initial_state"
@@ -43,14 +45,15 @@ INITIAL_STATE = "initial_state"
 
 
 def find_rollouts(run: Path, first_step: int = 0) -> list[Path]:
-    """Returns the files of a run's rollouts from an update on, in the order of update and initial state.
+    """Returns the files of a run's rollouts from an update on, in the order of update and initial state; no dump of
+    one whose policy gave NaN.
 
     Raises:
       DataError: There is none, or links lead out of the folder.
     """
     require_own_files(run)
-    found = sorted((run / "rollouts").glob("step_*/state_*.npz"))
-    found = [path for path in found if int(path.parent.name.removeprefix("step_").split("-")[0]) >= first_step]
+    root = run / ROLLOUTS
+    found = [root / place.round / place.file for place in places_of(root) if place.step >= first_step]
     if not found:
         raise DataError(f"{run}: expected rollouts of update {first_step} or later in rollouts/, found none")
     return found

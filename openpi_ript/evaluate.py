@@ -47,24 +47,27 @@ def initial_states(collector: Collector, own: Path, given: Path | None, *, seed:
 def environment_of(config: EnvConfig, name: str, prompt: str | None, python: str = "") -> EnvConfig:
     """Returns a run's settings for an environment that the user named, or a suite's set of tasks.
 
+    Of the run's own suite, tasks keep the prompts and limits that the run has for them.
+
     Raises:
       ConfigError: It has no name, or a prompt is given for several tasks.
     """
     suite, task = split_name(name)
     several = task in task_sets(suite)
     if several and prompt is not None:
-        raise ConfigError(f"--prompt: {name} has several tasks; each is told in its suite's words")
-    known = {config.task: config.prompt} | config.prompts
-    words = known.get(task, "") if suite == config.suite and prompt is None else prompt or ""
+        raise ConfigError(f"--prompt: {name} has several tasks; each is told in the run's words or its suite's")
+    own = suite == config.suite
+    known = {config.task: config.prompt} | config.prompts if own else {}
+    members = task_sets(suite)[task] if several else ()
     return dataclasses.replace(
         config,
         suite=suite,
         python=python,
         task="" if several else task,
         tasks=(task,) if several else (),
-        prompt=words,
-        prompts={},
-        steps={},
+        prompt=("" if several else known.get(task, "")) if prompt is None else prompt,
+        prompts={name: words for name, words in known.items() if name in members and words},
+        steps={name: count for name, count in config.steps.items() if own and name in members},
         max_steps=config.steps.get(task, config.max_steps),
         initial_states="",
     )
@@ -79,7 +82,7 @@ def published(env: EnvConfig, path: Path, own: Path) -> tuple[EnvConfig, Path]:
     """
     try:
         found = dataclasses.replace(env, initial_states=str(path))
-        name = hashlib.sha256(read_bytes(path)).hexdigest()[:12]
+        name = digest_of(path)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     except OSError as error:
@@ -91,7 +94,12 @@ def _other(given: Path | None, own: Path) -> str | None:
     """Name of a manifest that was given, after its content; None for one that is the run's own, or not given."""
     if given is None or (own.exists() and read_bytes(given) == read_bytes(own)):
         return None
-    return hashlib.sha256(read_bytes(given)).hexdigest()[:12]
+    return digest_of(given)
+
+
+def digest_of(path: Path) -> str:
+    """Returns what stands for a file's content in a name."""
+    return hashlib.sha256(read_bytes(path)).hexdigest()[:12]
 
 
 def require_unseen(env: EnvConfig, own: EnvConfig, episodes: int, groups: int) -> None:
@@ -118,6 +126,9 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 
     run: Path = arguments.run
+    for name, least in (("episodes", 1), ("video", 0)):
+        if (value := getattr(arguments, name)) is not None and value < least:
+            raise ConfigError(f"--{name} is {value}; expected at least {least}")
     config = read_config(run)
     if config.env is None or config.eval is None:
         raise ConfigError(f"{run}: expected a run with env and eval, found one without an environment")
@@ -146,16 +157,18 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     scale = arguments.guidance_scale
     if scale is None and config.guidance is not None:
         scale = config.guidance.scale
-    episodes = arguments.episodes or config.eval.final_episodes
+    episodes = config.eval.final_episodes if arguments.episodes is None else arguments.episodes
     require_unseen(env, config.env, episodes, 0 if config.rollout is None else config.rollout.initial_states)
     try:
         manifest = initial_states(collector, own, arguments.manifest, seed=config.eval.seed, episodes=episodes)
-        names = ("env", "initial_states", "how", "execute", "delay")
-        given = {name: getattr(arguments, name) for name in names}
+        names = ("env", "prompt", "initial_states", "how", "execute", "delay")
+        given = {name: getattr(arguments, name) for name in names} | {"python": arguments.python or None}
+        if (states := arguments.initial_states) is not None:
+            given["initial_states"] = f"{states.name}-{digest_of(states)}"
         given["manifest"] = _other(arguments.manifest, own)
         given["guidance_scale"] = None if config.guidance and scale == config.guidance.scale else scale
         given["episodes"] = None if episodes == config.eval.final_episodes else episodes
-        settings = {k: v.name if isinstance(v, Path) else v for k, v in given.items() if v is not None}
+        settings = {name: value for name, value in given.items() if value is not None}
         out: Path = arguments.out or file_of(run, step, settings)
         result = evaluate(
             collector,

@@ -35,7 +35,7 @@ class StudyConfig:
     """Of the last evaluation."""
     evaluate: tuple[str, ...] | None = None
     """Flags of `chunkwise evaluate`, which is asked after each run where this is not None; its outcomes are compared
-    in place of the last evaluation's."""
+    in place of the last evaluation's. Other flags evaluate finished runs again."""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):

@@ -8,7 +8,9 @@ the same noise. `init_hash` is compared at every rollout: another simulator vers
 """
 
 import dataclasses
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import Comparison, compare
+
+MAX_WORD = 60
+"""Letters of a setting that stand in a file's name as they are."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,9 +168,14 @@ class Evaluation:
 
 
 def file_of(run: Path, step: int, settings: Mapping[str, Any]) -> Path:
-    """Returns the file of an evaluation in a run's folder; what differed from the run's own is in its name."""
-    parts = [f"step_{step:08d}", *(f"{name}_{value}" for name, value in settings.items())]
+    """Returns the file of an evaluation in a run's folder; what differed from the run's own is in its name, sentences
+    and long texts by their digest."""
+    parts = [f"step_{step:08d}", *(f"{name}_{_in_name(str(value))}" for name, value in settings.items())]
     return run / f"evaluations/{re.sub(r'[^A-Za-z0-9_-]', '-', '-'.join(parts))}.json"
+
+
+def _in_name(text: str) -> str:
+    return text if len(text) <= MAX_WORD and " " not in text else hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def evaluate(
@@ -241,13 +251,19 @@ def _outcome(rollout: Rollout, *, several: bool) -> dict[str, Any]:
 def compare_evaluations(a: Evaluation, b: Evaluation) -> Comparison:
     """Pairs two evaluations by task and initial state; the states that only one of them has are left out.
 
+    Where several episodes of one of them begin in the same state, as where an environment always begins alike, those
+    with the same seed are a pair.
+
     Raises:
       DataError: If they have no initial state in common.
     """
-    of_a, of_b = (
-        {(outcome.get("task", ""), outcome["init_hash"]): bool(outcome["success"]) for outcome in one.outcomes}
-        for one in (a, b)
-    )
+    counts = [Counter((one.get("task", ""), one["init_hash"]) for one in of.outcomes) for of in (a, b)]
+
+    def named(outcome: Mapping[str, Any]) -> tuple[str, str, int | None]:
+        state = (outcome.get("task", ""), outcome["init_hash"])
+        return *state, (outcome["seed"] if max(count[state] for count in counts) > 1 else None)
+
+    of_a, of_b = ({named(outcome): bool(outcome["success"]) for outcome in one.outcomes} for one in (a, b))
     shared = [key for key in of_a if key in of_b]
     if not shared:
         raise DataError("expected two evaluations on the same manifest, found no initial state in common")

@@ -169,8 +169,8 @@ def texts(observation: Mapping[str, Any], key: str, *, rows: int, single: bool, 
     """
     given = entry(observation, key) if default is None else observation.get(key, default)
     words = [given] * rows if isinstance(given, str) else given
-    several = isinstance(words, Sequence | np.ndarray) and np.ndim(words) == 1 and len(words) == rows
-    if not several or not all(isinstance(word, str) for word in words):
+    flat = words.ndim == 1 if isinstance(words, np.ndarray) else isinstance(words, Sequence)
+    if not flat or len(words) != rows or not all(isinstance(word, str) for word in words):
         wanted = "text" if single else f"text, or {rows} of them"
         raise DataError(f"{key}: expected {wanted}, found {type(given).__name__} {str(given)[:80]!r}")
     return list(words)

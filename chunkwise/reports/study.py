@@ -34,7 +34,7 @@ from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.printable import say
 from chunkwise.reports import study_table
 from chunkwise.reports.study_fleet import StudyWorker, script, submit
-from chunkwise.reports.study_progress import COLUMNS, is_complete, is_finished, rows
+from chunkwise.reports.study_progress import COLUMNS, evaluated_otherwise, is_complete, is_finished, rows
 
 ASK_AGAIN = 0.2
 """Seconds between two looks at a process."""
@@ -132,15 +132,21 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
     chunkwise = [sys.executable, "-m", "chunkwise"]
     if is_finished(run, out):
         say(f"{run.folder}: finished before")
+        if study.evaluate is None and (otherwise := evaluated_otherwise(run, out)):
+            say(
+                f"{run.folder}: warning: {otherwise}. Its numbers are those of its own evaluation; set the study's "
+                "`evaluate` to measure finished runs anew, or train them in another folder"
+            )
     else:
         say(f"{run.folder}: training")
         train = [*chunkwise, "train", *run.words, "--run.dir", str(folder), "--run.resume"]
         if why := _call(processes, train, log, run.folder):
             return why
         say(f"{run.folder}: finished")
-    if study.evaluate is None or study_table.evaluated_step(folder) == run.config.train.steps:
+    if study.evaluate is None or study_table.evaluated_step(folder, study.evaluate) == run.config.train.steps:
         return ""
     say(f"{run.folder}: evaluating")
+    study_table.begin_evaluation(folder, study.evaluate)
     made = ["--out", str(folder / study_table.EVALUATION), *study.evaluate]
     return _call(processes, [*chunkwise, "evaluate", str(folder), *made], log, run.folder)
 

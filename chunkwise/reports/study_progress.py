@@ -33,7 +33,15 @@ def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
     """Whether nothing is left to do: a run is finished, and evaluated where its study says so."""
     if not is_finished(run, out):
         return False
-    return study.evaluate is None or study_table.evaluated_step(out / run.folder) == run.config.train.steps
+    folder, flags = out / run.folder, study.evaluate
+    return flags is None or study_table.evaluated_step(folder, flags) == run.config.train.steps
+
+
+def evaluated_otherwise(run: Run, out: Path) -> str:
+    """Says which fields of eval a run that is finished had otherwise than the study has them now; empty: none."""
+    saved, now = read_flat(out / run.folder), flatten(run.config)
+    differing = [name for name in now if name.startswith("eval.") and saved.get(name, now[name]) != now[name]]
+    return "; ".join(f"{name} was {saved[name]!r}, the study has {now[name]!r}" for name in differing)
 
 
 def rows(

@@ -13,7 +13,7 @@ import numpy as np
 
 from chunkwise.config.study import Run, StudyConfig
 from chunkwise.errors import DataError
-from chunkwise.files.durable import scratch_file, write_durably, write_json
+from chunkwise.files.durable import make_folders, scratch_file, write_durably, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
 from chunkwise.reports.intervals import wilson
@@ -22,17 +22,36 @@ from chunkwise.reports.run_record import read_evaluation, rows_of
 
 EVALUATION = "evaluations/study.json"
 """In a run's folder, where the study asked for it."""
+FLAGS = "evaluations/study_flags.json"
+"""Beside it, with which flags."""
 MOST_PAIRED = 12
 """Seeds of which all choices of signs are gone through."""
 
 
-def evaluated_step(run: Path) -> int | None:
-    """Returns the updates behind the policy that was evaluated for the study; None where none was.
+def begin_evaluation(run: Path, flags: Sequence[str]) -> None:
+    """Writes down the flags of the evaluation that is made next, and removes the one of before."""
+    make_folders((run / EVALUATION).parent)
+    (run / EVALUATION).unlink(missing_ok=True)
+    write_json(run / FLAGS, {"kind": "flags of the study's evaluation", "flags": list(flags)})
+
+
+def evaluated_step(run: Path, flags: Sequence[str]) -> int | None:
+    """Returns the updates behind the policy that was evaluated for the study; None where none was, or with other flags.
+
+    Earlier versions did not write the flags down; their evaluation is taken for the study's.
 
     Raises:
-      DataError: The file is no evaluation.
+      DataError: A file is no evaluation, or its flags are none.
     """
-    return _evaluation(run)["step"] if (run / EVALUATION).is_file() else None
+    if not (run / EVALUATION).is_file():
+        return None
+    if (run / FLAGS).is_file():
+        tree = read_json(run / FLAGS)
+        if not isinstance(tree, dict) or not isinstance(tree.get("flags"), list):
+            raise DataError(f"{run / FLAGS}: expected the flags of {EVALUATION}; remove both to evaluate again")
+        if tree["flags"] != list(flags):
+            return None
+    return _evaluation(run)["step"]
 
 
 def _evaluation(run: Path) -> dict[str, Any]:
@@ -47,7 +66,7 @@ def _evaluation(run: Path) -> dict[str, Any]:
 def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     """Returns a run's score, its episodes where they are counted, and their outcomes where they are known by state."""
     if study.evaluate is not None:
-        if not (run / EVALUATION).is_file():
+        if evaluated_step(run, study.evaluate) is None:
             return None
         outcomes = _evaluation(run)["outcomes"]
         try:

@@ -20,7 +20,9 @@ class PpoConfig:
     gradient."""
     epochs: int = 4
     """Passes over the chunks of a round, in equal parts over its updates. Where chunks times passes are more than
-    rollout.updates batches of train.batch_size rows, as many passes are made as fit; the run says so."""
+    rollout.updates batches of train.batch_size rows, as many passes are made as fit; the run says so. Where they are
+    fewer than rollout.updates, some updates have no chunk: their gradient is 0, and what the optimiser keeps of the
+    updates before (its momentum, weight decay) and the moving average still move the weights."""
     learning_rate_scale: float = 0.02
     """The updates on rollouts are so many times what optim.learning_rate makes them. That of imitation is far too much:
     where `approx_kl` passes 0.1 in the first round, lower it."""

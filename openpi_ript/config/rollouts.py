@@ -157,7 +157,7 @@ class HindsightConfig:
     from those farther than two radii from where it began (HER's strategy "future", of the first frame), so that goals
     lie on the whole way and not only where a rollout ran out of time."""
     goal: str = "goal"
-    """The array that says where the goal is; the policy sees it in env.state."""
+    """The array that says where the goal is; the policy sees it in env.state, and in no other array of it."""
 
     def __post_init__(self) -> None:
         if not self.reached or self.reached.keys() != self.radius.keys():
@@ -325,7 +325,7 @@ class EvalConfig:
     episodes: int = 50
     """Initial states of an evaluation during training: of all tasks together, of each equally many."""
     final_episodes: int = 100
-    """Of the one after the last update; the first ones are those of `episodes`."""
+    """Of the one after the last update; both begin with the same ones."""
     seed: int = 0
     """Of the initial states; independent of run.seed, so that runs can be compared state by state."""
     videos: int = 0

@@ -246,6 +246,13 @@ def _open_source(
     for key in (config.init_key or config.state_key, config.correction_key, config.state_key, config.action_key):
         if key is not None and key not in columns:
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
+    for field in ("reward_key", "success_key", "correction_key"):
+        key = getattr(config, field)
+        if key in columns and columns[key].ndim != 1:
+            raise DataError(
+                f"{path}: {key}: expected one number a frame, found {columns[key].shape[1]}; name another column in "
+                f"data.{field}"
+            )
     for key in (config.state_key, config.action_key):
         columns[key] = columns[key].astype(np.float32).reshape(table.frames, -1)
     return dataclasses.replace(table, columns=columns), images, skipped

@@ -9,7 +9,7 @@ noise every episode succeeds, in about 35 steps; with 0.2 (1 cm, 0.1 rad a step)
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.cli.progress import follow
+from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.collect import Task
 from chunkwise.envs.environment import Environment, Observation
@@ -29,17 +30,21 @@ from openpi_ript.data.point import TOKENIZER
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make, tasks_of
 from openpi_ript.envs.scripts import SCRIPTS, Script
+from openpi_ript.robots.adapter import Adapter, find_adapter
 
 ROBOSUITE = "robosuite"
+MADE_BY = "openpi_ript.envs.demonstrate: a script in "
 
 
 def demonstrate(config: OpenpiRiptConfig) -> None:
     """Writes config.data.path if it is missing; one that is there must have been made with the same settings.
 
-    The config is the user's own: an environment that it names by `module:factory` is imported.
+    State and images are written as data.robot.adapter has them of what the environment shows, as the policy of a
+    rollout is shown them. The config is the user's own: an environment that it names by `module:factory` is imported.
 
     Raises:
-      ConfigError: If there is no script for the environment, or the folder holds anything else.
+      ConfigError: If there is no script for the environment, the folder holds anything else, or none of the episodes
+        succeeded and failures are not kept.
     """
     settings, env = config.demonstrate, config.env
     assert settings is not None
@@ -49,11 +54,24 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     panda = env.suite == ROBOSUITE
     of = "robosuite's Lift" if panda and names == "Lift" else f"{env.suite} {names}"
     shown = {key: env.cameras[name] for name, key in config.data.cameras.items()}
-    provenance: dict[str, Any] = {"made_by": f"openpi_ript.envs.demonstrate: a script in {of}"}
+    adapter = find_adapter(config.data.robot.adapter, allow_code=True)
+    provenance: dict[str, Any] = {"made_by": f"{MADE_BY}{of}"}
     provenance |= dataclasses.asdict(settings)
     provenance |= {"steps": env.steps} if env.steps else {}
     provenance |= {"max_steps": env.max_steps, "state": env.state, "image_size": env.image_size, "cameras": shown}
     provenance |= {"rendering": env.rendering} if shown else {}
+    provenance |= {"state_function": env.state_function, "prompts": {task.name: task.prompt for task in tasks}}
+    provenance |= {"adapter": "none" if adapter.same_simulation else config.data.robot.adapter}
+
+    def made(root: Path) -> Mapping[str, Any] | None:
+        """What made a dataset; of before these settings were written down, what was done then."""
+        found = settings_of(root)
+        if found is None or not str(found.get("made_by")).startswith(MADE_BY):
+            return found
+        prompts = provenance["prompts"]
+        told = read_meta(root).tasks.values() if "prompts" not in found else ()
+        then = {"prompts": prompts if {*told} <= {*prompts.values()} else sorted(told)}
+        return {"state_function": EnvConfig.state_function, "adapter": "none", **then, **found}
 
     def write(root: Path) -> str:
         drawn = dataclasses.replace(env, initial_states="")  # the published ones are for groups and evaluations
@@ -69,7 +87,7 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
                 frames, actions, success = play(worlds[task], env.suite, tasks[task], noise, rng)
                 successes.append(success)
                 if success or settings.keep_failures:
-                    yield _recorded(frames, actions, success, env, tasks[task], config, shown)
+                    yield _recorded(frames, actions, success, config, tasks[task], shown, adapter)
 
         for world, task in zip(worlds, tasks, strict=True):
             require_script(world, env.suite, task)
@@ -78,10 +96,15 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
         write_lerobot(root, episodes(), fps=worlds[0].fps, robot=robot, provenance=provenance, names=parts)
         for world in worlds:
             world.close()
+        if not (any(successes) or settings.keep_failures):
+            raise ConfigError(
+                f"demonstrate: expected an episode that succeeds, found none among {len(successes)} of {names}; allow "
+                "more steps (env.max_steps) or episodes, lower demonstrate.noise, or keep_failures"
+            )
         (root / TOKENIZER).write_bytes(train_tokenizer([*(task.prompt for task in tasks), "State: -0123456789;"]))
         return f"demonstrated {len(successes)} episodes of {names}, {sum(successes)} of which succeeded"
 
-    record_whole(Path(config.data.path), provenance, write, settings_of, hint=OWN_DATA)
+    record_whole(Path(config.data.path), provenance, write, made, hint=OWN_DATA)
 
 
 def require_script(world: Environment, suite: str, task: Task) -> Callable[[], Script]:
@@ -130,18 +153,21 @@ def _recorded(
     frames: list[Observation],
     actions: list[np.ndarray],
     success: bool,
-    env: EnvConfig,
-    task: Task,
     config: OpenpiRiptConfig,
+    task: Task,
     shown: dict[str, str],
+    adapter: Adapter,
 ) -> Recorded:
+    env = config.env
+    assert env is not None
+    state = np.stack([policy_state(frame, env.state, env.state_function) for frame in frames])
     outcome = np.zeros(len(frames), bool)
     outcome[-1] = success
     columns = {
-        config.data.state_key: np.stack([policy_state(frame, env.state, env.state_function) for frame in frames]),
+        config.data.state_key: adapter.simulated_state(state).astype(np.float32),
         config.data.action_key: np.stack(actions),
         config.data.success_key: outcome,
         config.data.reward_key: outcome.astype(np.float32),
     }
-    images = {key: [frame[name] for frame in frames] for key, name in shown.items()}
+    images = {key: [adapter.simulated_image(frame[name]) for frame in frames] for key, name in shown.items()}
     return Recorded(columns=columns, images=images, task=task.prompt)

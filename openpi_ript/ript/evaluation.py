@@ -30,7 +30,7 @@ def make_manifest(collector: Collector, *, seed: int, episodes: int) -> Manifest
       ConfigError: There are not equally many of each task, or more than are published.
     """
     tasks, starts = collector.tasks, Starts(collector.config)
-    _require_even(episodes, len(tasks))
+    require_even(episodes, len(tasks))
     states = []
     for number in range(episodes):
         task = tasks[number % len(tasks)].name
@@ -47,11 +47,12 @@ def make_manifest(collector: Collector, *, seed: int, episodes: int) -> Manifest
     return Manifest(suite=collector.config.suite, task=_names(collector), seed=seed, states=tuple(states))
 
 
-def _require_even(episodes: int, tasks: int) -> None:
-    """Raises ConfigError unless there are equally many episodes of each task."""
+def require_even(episodes: int, tasks: int, name: str = "--episodes") -> None:
+    """Raises ConfigError unless there are equally many episodes of each task; `name` is what says how many."""
     if episodes % tasks:
         raise ConfigError(
-            f"{episodes} episodes of {tasks} tasks; expected equally many of each (eval.episodes, eval.final_episodes)"
+            f"{name} is {episodes} and there are {tasks} tasks; expected equally many episodes of each, a multiple of "
+            f"{tasks}"
         )
 
 
@@ -111,7 +112,7 @@ def evaluate(
         if job.number < keep:
             save(job.path, rollout)
 
-    _require_even(episodes, len(collector.tasks))
+    require_even(episodes, len(collector.tasks))
     states = manifest.states[:episodes]
     jobs = [
         Job(

@@ -7,6 +7,7 @@ rollouts/step_00000300-<weights>/round.json            what became of all of the
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ class Player:
             resting=plan.resting,
             most=settings.max_groups,
         )
-        enough = math.ceil(settings.early_stop * settings.groups)
+        enough = math.ceil(Fraction(str(settings.early_stop)) * settings.groups)  # 7 for 0.07 of 100, not 8
         groups: list[Group[Outcome]] = []
         while todo and (found := sum(group.mixed for group in groups)) < enough:
             wave = todo[: settings.groups - found]

@@ -35,6 +35,8 @@ from openpi_ript.ript.rollout_data import Group, drawn_rows, teaches, training_d
 
 SETTLE = 0.1
 """Seconds between two looks at a round that is played beside the updates."""
+WHOLE = "state"
+"""Meta-World's array of all that it shows, the goal among it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ class Ript:
           policy: Gets the weights of each round.
 
         Raises:
-          ConfigError: Hindsight names a task that is not played.
+          ConfigError: Hindsight names a task that is not played, or the policy sees the goal in another array too.
         """
         assert config.rollout is not None
         assert config.env is not None
@@ -92,11 +94,16 @@ class Ript:
         self._ahead: Ahead | None = None
 
     def _check_hindsight(self) -> None:
-        """Raises ConfigError if hindsight names a task that is not played."""
+        """Raises ConfigError if hindsight names a task that is not played, or the goal is in another array too."""
         names = {task.name for task in self._tasks}
         wrong = set(self._rollout.hindsight.reached) - names if self._rollout.hindsight is not None else set[str]()
         if wrong:
             raise ConfigError(f"rollout.hindsight.reached names {sorted(wrong)}; env has the tasks {sorted(names)}")
+        if self._rollout.hindsight is not None and self._env.suite == "metaworld" and WHOLE in self._env.state:
+            raise ConfigError(
+                f"rollout.hindsight is set and env.state {self._env.state}; expected Meta-World's parts of {WHOLE!r} "
+                "alone (hand, object, goal): the whole has the goal too, which hindsight would leave as it was"
+            )
 
     @property
     def start(self) -> int:
@@ -119,8 +126,9 @@ class Ript:
         """Plays the rollouts of a round.
 
         Returns:
-          Of each rollout success and length, of each group whether it holds both outcomes, and how many initial states
-          rest; nothing where the rollouts would have no share in the batches.
+          Of each rollout success and length, of each group whether it holds both outcomes, how many initial states
+          rest, and how many advantages of the rounds that are trained on were replaced while they were shaped; nothing
+          where the rollouts would have no share in the batches.
         """
         if self._rollout.dataset_share == 1:
             return {}
@@ -183,6 +191,8 @@ class Ript:
             training,
             ahead,
         )
+        if isinstance(training, TrainingData) and not by_value:
+            metrics |= {f"rollouts/advantages_{name}": [float(n)] for name, n in training.replaced.items()}
         if came is not None:
             came.forget()
         if isinstance(self._training, Passes):

@@ -15,6 +15,7 @@ from jaxtyping import Float, UInt8
 
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import trust
+from chunkwise.policies.observations import as_array
 
 ADAPTERS: Mapping[str, str] = {
     "none": "openpi_ript.robots.adapter:Adapter",
@@ -34,6 +35,12 @@ class Adapter:
     """What its state and actions are, for the spec."""
     metadata: Mapping[str, Any] = {}
     """What clients are told beside the spec."""
+
+    @property
+    def same_simulation(self) -> bool:
+        """Whether `simulated_state` and `simulated_image` are Adapter's, which give what they are given."""
+        own = type(self)
+        return own.simulated_state is Adapter.simulated_state and own.simulated_image is Adapter.simulated_image
 
     def state(self, state: Float[np.ndarray, "*b s"]) -> Float[np.ndarray, "*b s"]:
         """Returns the policy's numbers of a robot's state, before they are normalised."""
@@ -92,8 +99,7 @@ class Named(Adapter):
         if cameras:
             read["image"] = {name: self._image(flat, name) for name in cameras}
         if "prompt" in flat:
-            prompt = flat["prompt"]
-            read["prompt"] = prompt.decode() if isinstance(prompt, bytes) else prompt
+            read["prompt"] = _words(flat["prompt"])
         return read
 
     def _image(self, flat: Mapping[str, Any], camera: str) -> Any:
@@ -133,7 +139,7 @@ def find_adapter(name: str, *, allow_code: bool = False) -> Adapter:
 
 def joined(flat: Mapping[str, Any], keys: Sequence[str]) -> np.ndarray:
     """Returns entries one after another; one that is a single number may lack its axis. Raises DataError."""
-    parts = [np.asarray(_entry(flat, key)) for key in keys]
+    parts = [as_array(_entry(flat, key), key) for key in keys]
     axes = max(part.ndim for part in parts)
     parts = [part[..., None] if part.ndim == axes - 1 else part for part in parts]
     try:
@@ -147,12 +153,20 @@ def joined(flat: Mapping[str, Any], keys: Sequence[str]) -> np.ndarray:
 
 def as_bytes(image: Any, key: str) -> np.ndarray:
     """Returns an image of floats, 0 to 1, as bytes, cut off as openpi does; one of bytes as it is. Raises DataError."""
-    array = np.asarray(image)
+    array = as_array(image, f"image {key}")
     if array.dtype.kind != "f":
         return array
     if not ((array >= 0) & (array <= 1)).all():
         raise DataError(f"image {key}: expected floats from 0 to 1, or bytes, found {array.min():g} to {array.max():g}")
     return (255 * array).astype(np.uint8)
+
+
+def _words(prompt: Any) -> Any:
+    """A prompt, of bytes as text."""
+    try:
+        return prompt.decode() if isinstance(prompt, bytes) else prompt
+    except UnicodeDecodeError as error:
+        raise DataError(f"prompt: expected text in UTF-8, found bytes that are none: {prompt[:20]!r}") from error
 
 
 def _entry(flat: Mapping[str, Any], key: str) -> Any:

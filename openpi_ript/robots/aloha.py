@@ -50,7 +50,7 @@ class Aloha(Named):
     def observation(self, sent: Mapping[str, Any], cameras: Sequence[str]) -> Mapping[str, Any]:
         """See Adapter; a camera that ALOHA does not have is refused, as openpi does."""
         images = sent.get("images")
-        if isinstance(images, Mapping) and (unknown := sorted(set(images) - {*CAMERAS.values(), UNUSED})):
+        if isinstance(images, Mapping) and (unknown := sorted(map(str, set(images) - {*CAMERAS.values(), UNUSED}))):
             raise DataError(f"images: expected cameras of {[*CAMERAS.values(), UNUSED]}, found {unknown}")
         return super().observation(sent, cameras)
 

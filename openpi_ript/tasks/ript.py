@@ -18,7 +18,7 @@ from openpi_ript.data.dataset import TrainingData
 from openpi_ript.envs.make import tasks_of
 from openpi_ript.ript.acting import ActingPolicy, ExploringPolicy
 from openpi_ript.ript.collect import Collector
-from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, write_video
+from openpi_ript.ript.evaluation import MANIFEST, evaluate, manifest_of, require_even, write_video
 from openpi_ript.ript.round import Ript
 from openpi_ript.ript.starts import Starts
 from openpi_ript.tasks.ppo import Ppo, is_ppo, ppo_inputs
@@ -32,14 +32,19 @@ class RiptTask(SupervisedTask):
         """Starts no environment yet.
 
         Raises:
-          ConfigError: The tokenizer is missing, or fewer initial states are published than evaluations and groups need.
+          ConfigError: The tokenizer is missing, fewer initial states are published than evaluations and groups need, or
+            evaluations have not equally many episodes of each task.
           DataError: The file of initial states is bad.
         """
         assert config.env is not None
         assert config.eval is not None
+        tasks = tasks_of(config.env)
+        if 0 < config.train.eval_every < config.train.steps:
+            require_even(config.eval.episodes, len(tasks), "eval.episodes")
+        require_even(config.eval.final_episodes, len(tasks), "eval.final_episodes")
         most = max(config.eval.episodes, config.eval.final_episodes)
         Starts(config.env).require_apart(most, 0 if config.rollout is None else config.rollout.initial_states)
-        super().__init__(config, data, tasks_of(config.env))
+        super().__init__(config, data, tasks)
         self.collector = Collector(config.env, allow_code=True, fleet=config.fleet)
         self.policy = ActingPolicy(config, data.stats, allow_code=True)
         self.folder = folder
@@ -78,9 +83,9 @@ class RiptTask(SupervisedTask):
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Plays an episode from each held-out initial state, writes what came of it, at the end a video too.
 
-        Before that, the loss on the demonstrations that data.holdout keeps.
+        Before that, what SupervisedTask measures of the dataset.
         """
-        metrics = self._held_out_loss(state)
+        metrics = self._of_dataset(state)
         if self.config.eval is None or self.config.env is None:
             return metrics
         result, folder = self._played(state, final=final), self._folder_of(state)
@@ -104,17 +109,17 @@ class RiptTask(SupervisedTask):
             raise StopRequested("the evaluation was broken off; what was finished before stands")
         settings, rollout = self.config.eval, self.config.rollout
         assert settings is not None
+        episodes = settings.final_episodes if final else settings.episodes
+        most = max(episodes, settings.final_episodes)
         manifest = processes.primary_then_all(
-            lambda: manifest_of(
-                self.collector, self.folder / MANIFEST, seed=settings.seed, episodes=settings.final_episodes
-            )
+            lambda: manifest_of(self.collector, self.folder / MANIFEST, seed=settings.seed, episodes=most)
         )
         self.policy.use(state.params, int(state.step))
         result = evaluate(
             self.collector,
             ExploringPolicy(self.policy) if rollout and rollout.evaluated_with_noise else self.policy,
             manifest,
-            episodes=settings.final_episodes if final else settings.episodes,
+            episodes=episodes,
             guidance_scale=None if self.config.guidance is None else self.config.guidance.scale,
             folder=self._folder_of(state),
             keep=self._videos(final=final),

@@ -168,6 +168,10 @@ class SupervisedTask(Imitation):
 
         A recorded dataset has no environment: `chunkwise serve` gives the policy to one.
         """
+        return self._of_dataset(state)
+
+    def _of_dataset(self, state: TrainState) -> dict[str, float]:
+        """Metrics that need no environment."""
         replaced = self.data.replaced if self._labels is None else {}
         metrics = {f"advantages_{name}": float(count) for name, count in replaced.items()}
         return metrics | self._held_out_loss(state)

@@ -101,6 +101,15 @@ def test_the_same_rollouts_give_the_same_bytes_and_later_rounds_alone(run: Path,
     assert read_meta(tmp_path / "late").fps == 7
 
 
+def test_the_dump_of_a_policy_that_gave_nan_is_no_episode(run: Path, tmp_path: Path):
+    shutil.copytree(run, tmp_path / "run")
+    save(tmp_path / "run/rollouts/step_00000004-abc/state_00000-00.nan.npz", make_rollout(2, success=False))
+    assert convert.find_rollouts(tmp_path / "run") == [
+        tmp_path / "run" / path.relative_to(run) for path in convert.find_rollouts(run)
+    ]
+    assert convert.convert(tmp_path / "run", tmp_path / "out", fps=7) == 6
+
+
 def test_a_bad_rollout_is_named_or_left_out_and_the_others_are_numbered_without_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,13 +1,15 @@
 """Evaluations: outcomes in the order of the episodes, what is counted, and files of earlier versions."""
 
+import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Collector
-from chunkwise.envs.evaluate import Evaluation, compare_evaluations
+from chunkwise.envs.evaluate import Evaluation, compare_evaluations, file_of
 from chunkwise.envs.suites.metaworld import HARD
 from chunkwise.errors import DataError
 from chunkwise.reports.intervals import wilson
@@ -53,6 +55,36 @@ def test_evaluations_of_several_tasks_are_paired_task_by_task() -> None:
     assert [len(three.of_task(task).outcomes) for task in three.tasks] == [1, 1, 1]
     found = three.metrics()
     assert [found[f"policy/success/{task}"] for task in three.tasks] == [1, 1, 0]
+
+
+def test_episodes_that_begin_alike_are_paired_by_their_seeds() -> None:
+    def evaluated(*successes: int, init_hash: str = "ab", first: int = 0) -> Evaluation:
+        outcomes = tuple(
+            {"seed": first + n, "init_hash": init_hash, "success": bool(success), "length": 1, "reward": 0.0}
+            for n, success in enumerate(successes)
+        )
+        return Evaluation(step=1, weights="", outcomes=outcomes)
+
+    found = compare_evaluations(evaluated(1, 1, 1, 0, 0, 0), evaluated(1, 0, 0, 1, 0))
+    assert (found.both, found.only_a, found.only_b, found.neither) == (1, 2, 1, 1)
+    with pytest.raises(DataError, match="no initial state in common"):
+        compare_evaluations(evaluated(1, 1), evaluated(1, 1, first=2))
+    once = compare_evaluations(evaluated(1), evaluated(0, first=7))
+    assert (once.episodes, once.only_a) == (1, 1), "a state that both have once is the same whatever its seed"
+
+
+def test_the_name_of_a_file_says_what_differed_and_long_texts_by_their_digest(tmp_path: Path) -> None:
+    def name(**settings: Any) -> str:
+        found = file_of(tmp_path, 7, settings)
+        assert found.parent == tmp_path / "evaluations"
+        return found.name
+
+    assert name() == "step_00000007.json"
+    assert name(env="metaworld/push-v3", delay=2) == "step_00000007-env_metaworld-push-v3-delay_2.json"
+    digest = hashlib.sha256(b"push it").hexdigest()[:12]
+    assert name(prompt="push it") == f"step_00000007-prompt_{digest}.json"
+    assert name(prompt="push it") != name(prompt="push-it")
+    assert len(name(prompt="x" * 500)) < 100
 
 
 def test_sets_of_tasks_that_were_played_whole_have_a_line_of_their_own(tmp_path: Path) -> None:

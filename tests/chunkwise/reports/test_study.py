@@ -287,7 +287,7 @@ def write_own(run: Path, name: str, step: int, won: list[bool], settings: dict[s
 def test_a_damaged_evaluation_is_named(text: str, tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=())
     (tmp_path / "evaluations").mkdir()
-    assert study_table.evaluated_step(tmp_path) is None
+    assert study_table.evaluated_step(tmp_path, ()) is None
     assert study_table.score(tmp_path, study, "policy") is None
     (tmp_path / study_table.EVALUATION).write_text(text)
     with pytest.raises(DataError, match=r"study\.json: expected"):

@@ -110,6 +110,13 @@ def test_advantages_are_of_the_episode_and_labels_of_the_raw_ones(tmp_path: Path
     assert any("2 groups of rollouts by init_hash; 3 of 6 rollouts" in note for note in data.notes)
 
 
+@pytest.mark.parametrize("field", ["reward_key", "success_key", "correction_key"])
+def test_a_column_of_several_numbers_is_no_outcome(tmp_path: Path, field: str) -> None:
+    root = write_v21(tmp_path / "set", rollouts(), "image")
+    with pytest.raises(DataError, match=rf"set: action: expected one number a frame, found .*; .* data\.{field}"):
+        open_data(config(root, advantage=AdvantageConfig(), **{field: "action"}))
+
+
 @pytest.mark.parametrize(("group_by", "groups"), [("task", [0, 0, 0, 1, 1, 1]), ("dataset", [0] * 6)])
 def test_rollouts_are_compared_as_asked(tmp_path: Path, group_by: Any, groups: list[int]) -> None:
     settings = AdvantageConfig(group_by=group_by)

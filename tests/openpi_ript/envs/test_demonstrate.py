@@ -1,6 +1,8 @@
 """The script lifts a cube, in a world of its own that needs no simulator, and its episodes become a dataset."""
 
+import contextlib
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from openpi_ript.data.tokenizer import PromptTokenizer
 from openpi_ript.envs import demonstrate as demonstrate_lib
 from openpi_ript.envs.demonstrate import demonstrate, play
 from openpi_ript.envs.scripts import METRES
+from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, small_config, supervised
 
 STATE = ("robot0_eef_pos", "robot0_gripper_qpos", "cube_pos")
@@ -123,6 +126,79 @@ def test_demonstrations_become_a_dataset_that_training_reads(config: OpenpiRiptC
     other = dataclasses.replace(config, demonstrate=dataclasses.replace(config.demonstrate, seed=1))
     with pytest.raises(ConfigError, match=r"other settings: seed is 1, there 0\. Change them back"):
         demonstrate(other)
+
+
+class Plain(Adapter):
+    """A robot whose dataset has what environments show."""
+
+
+class Robot(Adapter):
+    """A robot whose dataset has centimetres, and images the other way up."""
+
+    def simulated_state(self, state: Any) -> Any:
+        return 100 * state
+
+    def simulated_image(self, image: Any) -> Any:
+        return image[..., ::-1, :, :]
+
+
+def with_changes(config: OpenpiRiptConfig, adapter: str = "none", **env: Any) -> OpenpiRiptConfig:
+    """Returns the config with another robot, or settings of the environment."""
+    assert config.env is not None
+    robot = dataclasses.replace(config.data.robot, adapter=adapter)
+    data = dataclasses.replace(config.data, robot=robot)
+    return dataclasses.replace(config, data=data, env=dataclasses.replace(config.env, **env))
+
+
+def test_state_and_images_are_those_that_a_rollout_s_policy_is_shown(
+    config: OpenpiRiptConfig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(
+        World, "images", lambda self: {"agentview_image": np.repeat(np.array([1, 2], np.uint8), 96).reshape(8, 8, 3)}
+    )
+    demonstrate(with_changes(config, f"{__name__}:Robot"))
+    frames, *_ = play(World(), *LIFT, 0.0, np.random.default_rng([0, 2]))  # pyright: ignore
+    data = open_data(config.data)
+    raw = data.raw(int(data.table.starts[2]) + 3)
+    np.testing.assert_array_equal(raw["state"], 100 * np.concatenate([frames[3][name] for name in STATE]))
+    image = raw["images"]["observation.images.base"]
+    assert (image[:4] == 2).all()
+    assert (image[4:] == 1).all()
+
+
+def test_a_dataset_of_another_state_function_prompt_or_robot_is_not_taken(config: OpenpiRiptConfig):
+    demonstrate(config)
+    for changed, message in (
+        (with_changes(config, state_function="relative"), "state_function is 'relative', there 'concatenate'"),
+        (with_changes(config, prompt="raise it"), "prompts is .'Lift': 'raise it'., there .'Lift': 'lift the cube'."),
+        (with_changes(config, f"{__name__}:Robot"), f"adapter is '{__name__}:Robot', there 'none'"),
+        (with_changes(config, f"{__name__}:Plain"), ""),
+    ):
+        with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+            demonstrate(changed)
+
+
+def test_a_dataset_of_before_these_were_written_down_is_taken_for_what_was_done_then(config: OpenpiRiptConfig):
+    demonstrate(config)
+    info = Path(config.data.path) / "meta/info.json"
+    tree = json.loads(info.read_text())
+    for key in ("state_function", "prompts", "adapter"):
+        del tree["synthetic"][key]
+    info.write_text(json.dumps(tree))
+    demonstrate(config)
+    with pytest.raises(ConfigError, match="state_function is 'relative', there 'concatenate'"):
+        demonstrate(with_changes(config, state_function="relative"))
+    with pytest.raises(ConfigError, match=r"prompts is {'Lift': 'raise it'}, there \['lift the cube'\]"):
+        demonstrate(with_changes(config, prompt="raise it"))
+    with pytest.raises(ConfigError, match=f"adapter is '{__name__}:Robot', there 'none'"):
+        demonstrate(with_changes(config, f"{__name__}:Robot"))
+
+
+def test_where_nothing_succeeds_and_failures_are_left_out_there_is_no_dataset(config: OpenpiRiptConfig):
+    settings = DemonstrateConfig(episodes=2, noise=(2.0,), keep_failures=False)
+    with pytest.raises(ConfigError, match="expected an episode that succeeds, found none among 2 of Lift"):
+        demonstrate(dataclasses.replace(config, demonstrate=settings))
+    assert not Path(config.data.path).exists()
 
 
 def test_failures_can_be_left_out(config: OpenpiRiptConfig):

@@ -24,7 +24,7 @@ from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.state import TrainState
 from openpi_ript import evaluate as command
 from openpi_ript.config.experiment import EnvConfig
-from openpi_ript.envs.make import spec_of
+from openpi_ript.envs.make import spec_of, tasks_of
 from openpi_ript.policies import saved
 from openpi_ript.ript import acting
 from openpi_ript.ript.collect import Collector
@@ -159,7 +159,13 @@ def test_the_scale_that_is_written_down_is_the_one_that_acts(
     assert command.main(["run", str(tmp_path), "--manifest", str(other)]) == 0
     (added,) = {file.stem for file in (tmp_path / "evaluations").glob("*.json")} - before
     assert added == f"step_00000007-manifest_{hashlib.sha256(other.read_bytes()).hexdigest()[:12]}"
+    for prompt in ("to the disc", "to the other disc", "to the disc"):
+        assert command.main(["run", str(tmp_path), "--env", "point/red", "--prompt", prompt]) == 0
+    found = [Evaluation.load(file) for file in (tmp_path / "evaluations").glob("*-prompt_*.json")]
+    assert sorted(one.settings["prompt"] for one in found) == ["to the disc", "to the other disc"]
     assert command.main(["run", str(tmp_path), "--execute", "100"]) == 64
+    for wrong in ("0", "-1"):
+        assert command.main(["run", str(tmp_path), "--episodes", wrong]) == 64
 
 
 @pytest.mark.parametrize("given", [(), ("--allow-env", "other:Env"), ("--allow-env", "evil:Env")])
@@ -190,6 +196,17 @@ def test_another_environment_has_its_own_task_prompt_and_limit():
     several = command.environment_of(run, "metaworld/MT10", None)
     assert (several.task, several.tasks, several.steps, several.prompts) == ("", ("MT10",), {}, {})
     assert command.environment_of(run, "mine:make", "go").suite == "mine:make"
+    ten = point(
+        suite="metaworld", task="", prompt="", tasks=("reach-v3", "basketball-v3"),
+        prompts={"reach-v3": "go there", "basketball-v3": "throw"}, steps={"reach-v3": 5, "basketball-v3": 6},
+    )  # fmt: skip
+    several = command.environment_of(ten, "metaworld/MT10", None)
+    assert (several.prompt, several.prompts, several.steps) == ("", {"reach-v3": "go there"}, {"reach-v3": 5})
+    told = {task.name: (task.prompt, task.max_steps) for task in tasks_of(several)}
+    assert told["reach-v3"] == ("go there", 5)
+    assert told["push-v3"][1] == ten.max_steps
+    alone = dataclasses.replace(ten, task="reach-v3", prompt="go", tasks=(), prompts={}, steps={})
+    assert command.environment_of(alone, "metaworld/MT10", None).prompts == {"reach-v3": "go"}
     with pytest.raises(ConfigError, match="--prompt: metaworld/MT10 has several tasks"):
         command.environment_of(run, "metaworld/MT10", "go")
 

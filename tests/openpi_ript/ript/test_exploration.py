@@ -295,6 +295,25 @@ def test_what_the_rest_of_a_config_lacks_is_refused(root: Path, tmp_path: Path):
         TwoTasks(root, tmp_path, half, objective="rejection", hindsight=green)
 
 
+def test_hindsight_is_refused_where_another_array_has_the_goal_too(root: Path, tmp_path: Path):
+    """Meta-World's state of 39 numbers; its parts are taken."""
+    one = TwoTasks(
+        root, tmp_path, half, objective="rejection", hindsight=dataclasses.replace(HINDSIGHT, goal="position")
+    )
+    rollout = dataclasses.replace(ROLLOUT, objective="rejection", hindsight=dataclasses.replace(HINDSIGHT, goal="goal"))
+
+    def make(*state: str) -> Ript:
+        env = dataclasses.replace(point(), suite="metaworld", state=state)
+        config = dataclasses.replace(one.config, env=env, rollout=rollout)
+        return Ript(config, one.data, tmp_path, one.collector, one.policy)
+
+    make("hand", "goal")
+    with pytest.raises(
+        ConfigError, match=r"rollout.hindsight is set and env.state \('state', 'goal'\); expected .* parts"
+    ):
+        make("state", "goal")
+
+
 def test_the_page_says_which_failures_may_be_drawn_in_hindsight(root: Path, tmp_path: Path):
     settings: dict[str, Any] = {
         "objective": "rejection",

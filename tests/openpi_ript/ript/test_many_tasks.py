@@ -167,9 +167,9 @@ def test_an_evaluation_has_equally_many_of_each_task(collector: Collector, tmp_p
     assert (found["policy/success"], found["policy/success/red"], found["policy/success/blue"]) == (0.5, 1, 0)
     assert str(result).endswith("\n  red: 3 of 3\n  blue: 0 of 3")
     assert [load(tmp_path / f"episode_000{n}.npz").task for n in (0, 1)] == ["red", "blue"]
-    with pytest.raises(ConfigError, match="5 episodes of 2 tasks; expected equally many of each"):
+    with pytest.raises(ConfigError, match="is 5 and there are 2 tasks; expected equally many episodes of each"):
         run(5)
-    with pytest.raises(ConfigError, match="3 episodes of 2 tasks"):
+    with pytest.raises(ConfigError, match="is 3 and there are 2 tasks"):
         make_manifest(collector, seed=3, episodes=3)
     with pytest.raises(DataError, match="initial states of point red, blue, found 6 of point red"):
         run(6, dataclasses.replace(manifest, task="red"))

@@ -16,6 +16,7 @@ from chunkwise.envs.rollout import load, save
 from chunkwise.errors import DataError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import (
+    AdvantageConfig,
     DataConfig,
     EvalConfig,
     OpenpiRiptConfig,
@@ -169,6 +170,22 @@ def test_waves_fill_what_is_missing_and_stop_when_there_is_enough(root: Path, tm
     assert tried("three of five", {a}, groups=3, early_stop=0.5) == ([a, b, c], [b, c])
 
 
+def test_a_share_of_groups_is_taken_as_it_is_written(root: Path, tmp_path: Path):
+    """0.28 of 25 are 7, while 0.28 * 25 is a little more as a float."""
+    order = np.random.default_rng([SEED, 2, 5]).permutation(26).tolist()
+    settings: dict[str, Any] = {"groups": 25, "max_groups": 26, "initial_states": 26, "early_stop": 0.28, "size": 2}
+    one = Round(root, tmp_path, lambda state, k: state not in order[:7] or k < 1, **settings)
+    one.interact(2)
+    assert one.tried() == order[:25]
+
+
+def test_advantages_that_were_clipped_are_among_a_round_s_metrics(root: Path, tmp_path: Path):
+    """Two of four succeed in both groups: all are clipped from 1 or -1 standard deviation to a half."""
+    told = Round(root, tmp_path, half, advantage=AdvantageConfig(clip_value=0.5)).interact(2)
+    assert told["rollouts/advantages_clipped"] == [8.0]
+    assert told["rollouts/advantages_negative"] == [4.0]
+
+
 def test_a_state_rests_until_just_before_the_update_at_which_it_may_return(root: Path, tmp_path: Path):
     """All states but one are solved; resting 8 updates from step 2 on, they are back at step 10 and not at 9."""
     good = order_of(2)[1]
@@ -278,6 +295,8 @@ def test_what_is_told_of_a_round(root: Path, tmp_path: Path):
         "rollouts/length": [4.0] * 12,
         "rollouts/mixed_groups": [0.0, 1.0, 1.0],
         "rollouts/resting_states": [0.0],
+        **{f"rollouts/advantages_{name}": [0.0] for name in ("nan", "extreme", "clipped", "capped")},
+        "rollouts/advantages_negative": [6.0],  # the three that failed of two groups
     }, "what no rollout solved is tried again"
 
 

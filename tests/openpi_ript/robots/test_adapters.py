@@ -133,6 +133,22 @@ def test_images_of_floats_become_bytes() -> None:
             as_bytes(np.array([bad, 0.5]), "cam")
 
 
+def test_malformed_entries_are_refused_by_their_names() -> None:
+    droid, aloha = find_adapter("droid"), find_adapter("aloha")
+    arm = {"observation/joint_position": [0.0] * 7, "observation/gripper_position": [0.0]}
+    ragged = [[1], [1, 2]]
+    with pytest.raises(DataError, match=r"observation/joint_position: expected an array"):
+        droid.observation(arm | {"observation/joint_position": ragged}, ())
+    with pytest.raises(DataError, match=r"image observation/exterior_image_1_left: expected an array"):
+        droid.observation(arm | {"observation/exterior_image_1_left": ragged}, ("base_0_rgb",))
+    with pytest.raises(DataError, match=r"prompt: expected text in UTF-8, found bytes that are none"):
+        droid.observation(arm | {"prompt": b"\xff\xfe"}, ())
+    assert droid.observation(arm | {"prompt": "öffne".encode()}, ())["prompt"] == "öffne"
+    mixed: Any = {"state": [0.0] * 14, "images": {b"x": 1, "y": 2}}
+    with pytest.raises(DataError, match=r"images: expected cameras of .*, found \[\"b'x'\", 'y'\]"):
+        aloha.observation(mixed, ("base_0_rgb",))
+
+
 @pytest.mark.parametrize("robot", ["aloha", "droid", "libero", "ur5"])
 def test_observations_with_our_names_are_taken_too(robot: str) -> None:
     own = {"state": np.ones(14), "image": {"base_0_rgb": None}, "prompt": "go"}

@@ -1,0 +1,26 @@
+"""What clients send as words: one text for all rows or one a row; anything else is refused by its name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chunkwise.errors import DataError
+from chunkwise.policies.observations import texts
+
+
+@pytest.mark.parametrize(
+    ("sent", "rows", "expected"),
+    [("go", 2, ["go", "go"]), (["a", "b"], 2, ["a", "b"]), (np.array(["a", "b"]), 2, ["a", "b"]), (("a",), 1, ["a"])],
+)
+def test_words_of_all_rows_or_of_each(sent: Any, rows: int, expected: list[str]) -> None:
+    assert list(texts({"prompt": sent}, "prompt", rows=rows, single=rows == 1)) == expected
+
+
+@pytest.mark.parametrize(
+    "sent", [[["a"], ["a", "b"]], ["a", ["b"]], [["a"]], b"a", 3, [1], np.array([["a"]]), {"a": 1}]
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_are_no_words_is_refused_by_name(sent: Any, rows: int) -> None:
+    with pytest.raises(DataError, match="prompt: expected text"):
+        texts({"prompt": sent}, "prompt", rows=rows, single=False)

@@ -1,0 +1,75 @@
+"""How far a study's runs are: what is evaluated again, and what is said of runs that were evaluated otherwise."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkwise.config.study import StudyConfig, runs_of
+from chunkwise.errors import DataError
+from chunkwise.reports import study as program
+from chunkwise.reports import study_progress, study_table
+from chunkwise.train.run_dir import RunFolder
+
+
+def test_a_run_is_evaluated_again_where_the_study_s_flags_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An evaluation of before the flags were written down is taken for the study's."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=("--episodes", "3"))
+    other = dataclasses.replace(study, evaluate=("--episodes", "4"))
+    (run,) = runs_of(study)
+    folder, steps = tmp_path / run.folder, run.config.train.steps
+    file = folder / study_table.EVALUATION
+    file.parent.mkdir(parents=True)
+
+    def write(success: bool) -> None:
+        episodes = [{"seed": 0, "init_hash": "h", "success": success}]
+        file.write_text(json.dumps({"step": steps, "outcomes": episodes}))
+
+    write(True)
+    monkeypatch.setattr(program, "is_finished", lambda *_: True)
+    monkeypatch.setattr(study_progress, "is_finished", lambda *_: True)
+    asked: list[str] = []
+
+    def evaluate(_: Any, words: list[str], *__: Any) -> str:
+        asked.append(words[-1])
+        assert not file.exists(), "one that is broken off leaves none of other flags"
+        write(False)
+        return ""
+
+    monkeypatch.setattr(program, "_call", evaluate)
+    for now in (study, other):
+        assert program._one(now, run, tmp_path, program.Processes()) == ""
+    assert not asked, "of before the flags were written down"
+    file.unlink()
+    done = []
+    for now in (study, study, other, other, study):
+        assert program._one(now, run, tmp_path, program.Processes()) == ""
+        done.append(study_progress.is_complete(other, run, tmp_path))
+    assert asked == ["3", "4", "3"]
+    assert done == [False, False, True, True, False]
+    assert study_table.score(folder, other, "policy") is None, "the table has no numbers of another command"
+    found = study_table.score(folder, study, "policy")
+    assert found is not None
+    assert found["score"] == 0
+    (folder / study_table.FLAGS).write_text("[]")
+    with pytest.raises(DataError, match=r"study_flags\.json: expected the flags"):
+        study_table.evaluated_step(folder, ())
+
+
+def test_a_finished_run_that_was_evaluated_otherwise_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,))
+    (run,) = runs_of(study)
+    where = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, dir=str(tmp_path / run.folder)))
+    with RunFolder(where, "test"):
+        pass
+    (tmp_path / run.folder / "done.json").write_text(json.dumps({"step": where.train.steps}))
+    assert program._one(study, run, tmp_path, program.Processes()) == ""
+    assert "warning" not in capsys.readouterr().err
+    (more,) = runs_of(dataclasses.replace(study, flags=("--eval.final-episodes", "7")))
+    assert program._one(study, more, tmp_path, program.Processes()) == ""
+    said = "".join(capsys.readouterr())
+    assert "finished before" in said
+    assert "warning: eval.final_episodes was" in said
+    assert "the study has 7" in said
