@@ -148,8 +148,10 @@ def _waypoints(
     listed = index.expert_waypoints(episode)
     if config.waypoint_source == "poses" or not listed.size:
         return driven, driven_valid
+    # A plan that was not driven may well end in a stand, whatever the car did: it is no list that was filled up.
+    filled = moving_at_end and bool(index.waypoints_driven[episode])
     expert, expert_valid = targets.waypoints_from_expert(
-        t, listed, float(index.waypoint_dt_s[episode]), steps=steps, dt_s=dt_s, moving_at_end=moving_at_end
+        t, listed, float(index.waypoint_dt_s[episode]), steps=steps, dt_s=dt_s, moving_at_end=filled
     )
     lists = np.all(np.isfinite(listed[:, 0]), axis=1)[:, None]
     return np.where(lists[..., None], expert, driven), np.where(lists, expert_valid, driven_valid)
