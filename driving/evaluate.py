@@ -33,7 +33,7 @@ from chunkwise.train.gradients import weighted
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
-from driving.data.validation import SCORED_S
+from driving.data.validation import SCORED_S, between
 from driving.eval import plot, probes, routes
 from driving.eval.baselines import EgoStates, blind_predictions
 from driving.eval.divided import Over, here
@@ -104,7 +104,9 @@ def compare(
     notes = [
         f"{key}: no sample's future is known that far" for key, value in gain.items() if not np.isfinite(value).any()
     ]
-    if not gain:
+    missed = between(config.data.waypoint_steps, _dt(config))
+    notes += [missed] if missed else []
+    if not gain and not missed:
         notes.append(f"nothing is measured: the waypoints end before {SCORED_S[0]:g} s")
     drives = len(np.unique(states.drive))
     if drives < LEAST_DRIVES:

@@ -98,7 +98,8 @@ class DrivingData:
         path = self.tables.waypoints[rows][:, :steps].astype(np.float64)
         way = np.linalg.norm(np.diff(path, axis=1, prepend=0.0), axis=-1).sum(axis=1)
         known = self.tables.speed_valid[rows] & self.tables.waypoint_valid[rows, :steps].all(axis=1)
-        return known & (self.tables.speed_mps[rows] * BRAKING_S - way > BRAKING_M)
+        seconds = steps * self.config.waypoint_dt_s  # the whole steps nearest to BRAKING_S
+        return known & (self.tables.speed_mps[rows] * seconds - way > BRAKING_M)
 
     def batch(self, rows: Int64[np.ndarray, " b"], draws: Draws | None = None) -> Batch:
         """The samples anchored at some frames, as stored, or changed at random where `draws` says how.

@@ -70,11 +70,32 @@ def check_absent(index: Index, config: DataConfig, notes: list[str]) -> None:
 def scored(valid: Bool[np.ndarray, "a t"], dt_s: float) -> dict[float, float]:
     """Share of the windows (one an anchor) of which all waypoints are known up to each of SCORED_S that they reach.
 
-    Of windows that end before the first of these, up to their end.
+def steps_to(seconds: float, dt_s: float) -> int | None:
+    """Returns how many steps of dt_s lead to `seconds` ahead; None where no number of them comes within 0.2 % of it."""
+    steps = round(seconds / dt_s)
+    return steps if steps and abs(steps * dt_s - seconds) <= 0.002 * seconds else None
+
+
+def reached(steps: int, dt_s: float) -> dict[float, int]:
+    """Returns those of SCORED_S at which one of so many waypoints lies, with how many lead there."""
+    each = {seconds: steps_to(seconds, dt_s) for seconds in SCORED_S}
+    return {seconds: count for seconds, count in each.items() if count is not None and count <= steps}
+
+
+def between(steps: int, dt_s: float) -> str:
+    """Says which of SCORED_S lie between two of so many waypoints, so that nothing is measured there; empty: none."""
+    missed = [seconds for seconds in SCORED_S if seconds <= steps * dt_s and steps_to(seconds, dt_s) is None]
+    if not missed:
+        return ""
+    named = ", ".join(f"{seconds:g}" for seconds in missed)
+    return f"no score at {named} s: no waypoint lies there, {dt_s:g} s apart; set data.waypoint_dt_s to a part of 1 s"
+
+
+    Of windows that have no waypoint at any of these, up to their end.
     """
     steps = valid.shape[1]
-    reached = [seconds for seconds in SCORED_S if round(seconds / dt_s) <= steps] or [steps * dt_s]
-    return {seconds: float(valid[:, : round(seconds / dt_s)].all(axis=1).mean()) for seconds in reached}
+    counts = reached(steps, dt_s) or {steps * dt_s: steps}
+    return {seconds: float(valid[:, :count].all(axis=1).mean()) for seconds, count in counts.items()}
 
 
 def scored_note(shares: Mapping[float, float]) -> str:
