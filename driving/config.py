@@ -68,12 +68,13 @@ class DataConfig(FilesConfig):
     image_size: tuple[int, int] = (64, 96)
     """Height and width of every image of a batch. Other sizes are stretched, and the intrinsics with them."""
     offsets_s: tuple[float, ...] = (0.0,)
-    """Times of a sample in seconds from its anchor frame, ascending, 0.0 among them: (0.0,) gives frames, (0.0, 0.5)
-    temporal pairs, (-1.0, -0.5, 0.0) clips."""
+    """Times of a sample in seconds from its anchor frame, ascending, 0.0 among them: (0.0,) gives frames, (0.0, 1.0)
+    temporal pairs, (-0.8, -0.4, 0.0) clips. Multiples of the time between two images, where a frame may have none."""
     tolerance_s: float = 0.05
     """How far the nearest frame may lie from an offset; farther, that time of the sample is masked."""
     incomplete: Literal["mask", "drop"] = "mask"
-    """Anchors that lack a frame at some offset: drawn with that time masked, or not drawn."""
+    """Anchors that lack a frame at some offset, or, with min_cameras above 0, any image there: drawn with that time
+    masked, or not drawn."""
     min_cameras: int = 1
     """Images that an anchor frame must have to be drawn."""
     waypoint_steps: int = 20
@@ -449,7 +450,7 @@ class DrivingConfig(ExperimentConfig):
         if paired and len(self.data.offsets_s) < 2:
             raise ValueError(
                 f"objective.temporal and objective.ego_motion compare two moments; data.offsets_s is "
-                f"{self.data.offsets_s}, expected for example (0.0, 0.5)"
+                f"{self.data.offsets_s}, expected for example (0.0, 0.4), at multiples of the time between images"
             )
 
     @property

@@ -138,10 +138,14 @@ def compare(
     }
 
 
-def help_predict(config: DrivingConfig, params: PyTree, *, final: bool, check: Check = any_files, over: Over) -> None:
-    """Predicts this process's parts of what another predicts in `quick`, and then, if `final`, in `compare`."""
-    val = open_data(config.data, "val", check=check)
-    asked = [(val, val.anchors[:: config.eval.every])]
+def help_predict(
+    config: DrivingConfig, params: PyTree, *, val: bool, final: bool, check: Check = any_files, over: Over
+) -> None:
+    """Predicts this process's parts of what another predicts in `quick`, if `val`, and if `final` in `compare`."""
+    asked = []
+    if val:
+        drives = open_data(config.data, "val", check=check)
+        asked.append((drives, drives.anchors[:: config.eval.every]))
     if final:
         data = open_data(config.data, config.eval.split, check=check)
         asked.append((data, _held_out(data, config.eval.every)))

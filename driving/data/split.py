@@ -76,7 +76,8 @@ def make_manifest(index: Index, *, val_fraction: float, test_fraction: float) ->
     if order and sum(counts.values()) >= len(order):
         raise DataError(
             f"{len(order)} recording(s) cannot be split into training, {counts['val']} for validation and "
-            f"{counts['test']} for testing; record more, or set data.val_fraction and data.test_fraction to 0"
+            f"{counts['test']} for testing; record more, or set data.val_fraction to 0, or data.test_fraction to 0 "
+            "with eval.split val: a run is measured on drives that it was not trained on"
         )
     held = dict.fromkeys(order[: counts["val"]], "val")
     held |= dict.fromkeys(order[counts["val"] : sum(counts.values())], "test")
