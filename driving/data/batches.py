@@ -30,6 +30,7 @@ from driving.data.images import CachedImages, FileImages, ImageSource, columns
 from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
+from driving.data.split import SPLIT_FILE
 from driving.data.tables import Tables, make_tables
 from driving.data.targets import bridged_s, relative_pose, wrap
 from driving.data.validation import check_absent, members, scored, scored_note, shown_note, without_bad
@@ -309,7 +310,8 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
         f"{int((inside & enough & ~complete).sum())} that lack a frame, or its images, at some offset"
     )
     if not len(anchors):
-        raise DataError(f"{path}: no frame is left to draw. {notes[-1]}")
+        none = f". {SPLIT_FILE} and source.split say which episodes are of it; name another split in data.split_file"
+        raise DataError(f"{path}: no frame is left to draw. {notes[-1]}{'' if len(episodes) else none}")
     notes.append(f"{split}: {scored_note(scored(tables.waypoint_valid[anchors], config.waypoint_dt_s))}")
     opened = DrivingData(
         config=config,

@@ -77,6 +77,9 @@ def test_a_split_that_the_source_states(tmp_path: Path, names: tuple[str, ...], 
     assert official_sides(index) == sides
     manifest = make_manifest(index, val_fraction=0.25, test_fraction=0.25)
     found = [next(split for split in SPLITS if name in manifest.episodes[split]) for name in index.ids]
+    if "train" not in found:
+        with pytest.raises(DataError, match=r"no frame is left to draw.* 0 of 4 .*source\.split say which"):
+            opened(tmp_path, "train")
     assert (found == sides) if sides else sorted(found) == ["test", "train", "train", "val"]
 
 
