@@ -31,7 +31,7 @@ from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
 from driving.data.split import SPLIT_FILE
-from driving.data.tables import Tables, make_tables
+from driving.data.tables import Tables, make_tables, plans_to_stand
 from driving.data.targets import bridged_s, relative_pose, wrap
 from driving.data.validation import check_absent, members, scored, scored_note, shown_note, without_bad
 
@@ -41,6 +41,9 @@ derived the motion from the frame after as well: it goes on with that version, o
 
 SLOW = "gaps_of_slow_recordings"
 """As DERIVED: where it stands, earlier versions masked waypoints that this one knows."""
+
+PLANS = "plans_that_were_not_driven"
+"""As DERIVED: where it stands, earlier versions masked the ends of plans to stand as padding."""
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
@@ -241,7 +244,9 @@ class DrivingData:
         found = {DERIVED: f"{' and '.join(names)}, from the frames before alone"} if names else {}
         gap = self.config.max_gap_s
         slow = [bridged_s(index.t[index.rows(episode)], gap) > gap for episode in self.episodes.tolist()]
-        return found | ({SLOW: "bridged by their own rhythm"} if any(slow) else {})
+        found |= {SLOW: "bridged by their own rhythm"} if any(slow) else {}
+        plans = [plans_to_stand(index, episode, tables, self.config) for episode in self.episodes.tolist()]
+        return found | ({PLANS: "believed where they end in a stand"} if any(plans) else {})
 
 
 def _masked(
