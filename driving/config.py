@@ -25,6 +25,9 @@ AHEAD = CAMERAS[:3]
 MOTION_HZ = 10.0
 """How often a recorded drive says how the car moves, and how often one in closed loop is asked for a plan."""
 
+TOWN_PAST_S = 1.0
+"""The town shows its cameras also as they were some tenths of a second before, at most so many seconds."""
+
 BRAKING_S, BRAKING_M = 2.0, 4.0
 """A driver brakes whose way of so many seconds is so many metres shorter than at its speed."""
 
@@ -68,12 +71,13 @@ class DataConfig(FilesConfig):
     image_size: tuple[int, int] = (64, 96)
     """Height and width of every image of a batch. Other sizes are stretched, and the intrinsics with them."""
     offsets_s: tuple[float, ...] = (0.0,)
-    """Times of a sample in seconds from its anchor frame, ascending, 0.0 among them: (0.0,) gives frames, (0.0, 0.5)
-    temporal pairs, (-1.0, -0.5, 0.0) clips."""
+    """Times of a sample in seconds from its anchor frame, ascending, 0.0 among them: (0.0,) gives frames, (0.0, 1.0)
+    temporal pairs, (-0.8, -0.4, 0.0) clips. Multiples of the time between two images, where a frame may have none."""
     tolerance_s: float = 0.05
     """How far the nearest frame may lie from an offset; farther, that time of the sample is masked."""
     incomplete: Literal["mask", "drop"] = "mask"
-    """Anchors that lack a frame at some offset: drawn with that time masked, or not drawn."""
+    """Anchors that lack a frame at some offset, or, with min_cameras above 0, any image there: drawn with that time
+    masked, or not drawn."""
     min_cameras: int = 1
     """Images that an anchor frame must have to be drawn."""
     waypoint_steps: int = 20
@@ -437,8 +441,8 @@ class DrivingConfig(ExperimentConfig):
                 f"rollout.start is {self.rollout.start} and train.steps {self.train.steps}: nothing would be driven; "
                 "expected a start below"
             )
-        if self.rollout is not None and set(self.data.cameras) - set(CAMERAS) and self.views:
-            raise ValueError(f"rollout drives in the town, whose cameras are {CAMERAS}; data.cameras has others")
+        if self.rollout is not None and self.unseen_in_town:
+            raise ValueError(f"rollout drives in the town, and {self.unseen_in_town}")
         moments = self.waypoints is not None and self.waypoints.use_moments
         if moments and (len(self.data.offsets_s) < 2 or self.data.offsets_s[-1] > 0):
             raise ValueError(
@@ -449,8 +453,23 @@ class DrivingConfig(ExperimentConfig):
         if paired and len(self.data.offsets_s) < 2:
             raise ValueError(
                 f"objective.temporal and objective.ego_motion compare two moments; data.offsets_s is "
-                f"{self.data.offsets_s}, expected for example (0.0, 0.5)"
+                f"{self.data.offsets_s}, expected for example (0.0, 0.4), at multiples of the time between images"
             )
+
+    @property
+    def unseen_in_town(self) -> str:
+        """What of the images that a waypoint model is given the town does not show, in words; empty: it shows all."""
+        if self.waypoints is None or not self.waypoints.use_cameras:
+            return ""
+        if set(self.data.cameras) - set(CAMERAS):
+            return f"data.cameras is {self.data.cameras}; expected some of the town's, {CAMERAS}"
+        steps = [-offset * MOTION_HZ for offset in self.data.offsets_s] if self.waypoints.use_moments else []
+        if all(0 <= step <= TOWN_PAST_S * MOTION_HZ + 1e-6 and abs(step - round(step)) <= 1e-6 for step in steps):
+            return ""
+        return (
+            f"data.offsets_s is {self.data.offsets_s}; expected moments that it shows, whole tenths of a second from "
+            f"{-TOWN_PAST_S:g} to 0, for example (-0.4, 0.0)"
+        )
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from chunkwise.arrays import PyTree
+from chunkwise.checkpoint.reader import read_fingerprint
 from chunkwise.checkpoint.weights import read_weights
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
@@ -28,12 +29,14 @@ from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.identity import Check, any_files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
+from chunkwise.reports.compare import names_of
 from chunkwise.train import rngs
 from chunkwise.train.gradients import weighted
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
-from driving.data.validation import SCORED_S
+from driving.data.split import SPLIT_FILE
+from driving.data.validation import SCORED_S, between
 from driving.eval import plot, probes, routes
 from driving.eval.baselines import EgoStates, blind_predictions
 from driving.eval.divided import Over, here
@@ -104,7 +107,9 @@ def compare(
     notes = [
         f"{key}: no sample's future is known that far" for key, value in gain.items() if not np.isfinite(value).any()
     ]
-    if not gain:
+    missed = between(config.data.waypoint_steps, _dt(config))
+    notes += [missed] if missed else []
+    if not gain and not missed:
         notes.append(f"nothing is measured: the waypoints end before {SCORED_S[0]:g} s")
     drives = len(np.unique(states.drive))
     if drives < LEAST_DRIVES:
@@ -136,10 +141,14 @@ def compare(
     }
 
 
-def help_predict(config: DrivingConfig, params: PyTree, *, final: bool, check: Check = any_files, over: Over) -> None:
-    """Predicts this process's parts of what another predicts in `quick`, and then, if `final`, in `compare`."""
-    val = open_data(config.data, "val", check=check)
-    asked = [(val, val.anchors[:: config.eval.every])]
+def help_predict(
+    config: DrivingConfig, params: PyTree, *, val: bool, final: bool, check: Check = any_files, over: Over
+) -> None:
+    """Predicts this process's parts of what another predicts in `quick`, if `val`, and if `final` in `compare`."""
+    asked = []
+    if val:
+        drives = open_data(config.data, "val", check=check)
+        asked.append((drives, drives.anchors[:: config.eval.every]))
     if final:
         data = open_data(config.data, config.eval.split, check=check)
         asked.append((data, _held_out(data, config.eval.every)))
@@ -262,12 +271,13 @@ def text(results: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def table(results: list[tuple[str, dict[str, Any]]]) -> str:
-    """A table in Markdown of runs of one or both kinds; blind predictors are listed once for each set of drives."""
+    """A table in Markdown for each set of drives that runs were measured on; each lists blind predictors once."""
     lines: list[str] = []
-    for kind in ("waypoints", "pretraining"):
-        chosen = [(name, result) for name, result in results if result["kind"] == kind]
-        if not chosen:
-            continue
+    sets: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for name, result in sorted(results, key=lambda one: one[1]["kind"] != "waypoints"):
+        sets.setdefault(_drives_of(result), []).append((name, result))
+    for chosen in sets.values():
+        kind = chosen[0][1]["kind"]
         columns = list(dict.fromkeys(key for _, result in chosen for row in result["rows"].values() for key in row))
         header = f"| {kind}, {chosen[0][1]['drives']} {chosen[0][1]['split']} drives | " + " | ".join(columns) + " |"
         lines += ["", header, "|---" * (len(columns) + 1) + "|"]
@@ -280,6 +290,13 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
             f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for name, row in rows.items()
         ]
     return "\n".join(lines)
+
+
+def _drives_of(result: dict[str, Any]) -> str:
+    """What tells the drives of a report: their number, and, as printed, what depends on them alone and on no seed."""
+    alone = [("constant_velocity", "ade_1s"), ("untrained", "retrieval_chance")]
+    cells = [_cell(result["rows"].get(row, {}).get(name)) for row, name in alone]
+    return json.dumps([result["kind"], result["split"], result["drives"], *cells])
 
 
 def _cell(value: Any) -> str:
@@ -297,15 +314,28 @@ def evaluate_run(run: Path) -> dict[str, Any]:
 
     Raises:
       ConfigError: If the folder is no run of this package.
-      DataError: If there is no whole checkpoint, or the dataset is bad.
+      DataError: If there is no whole checkpoint, the dataset is bad, or its training drives are others than the run's.
     """
     config = read_config(run, DrivingConfig)
     init = pretrain.init_params if config.objective is not None else waypoints.init_params
-    _, params = read_weights(run, config, lambda: init(config, rngs.key(0, "init")))
+    step, params = read_weights(run, config, lambda: init(config, rngs.key(0, "init")))
+    _require_same_drives(run, step, config)
     probed = config.objective is not None
     result = probe(config, params["encoder"]) if probed else compare(config, params, run / PLOT)
     write_json(run / REPORT, result)
     return result
+
+
+def _require_same_drives(run: Path, step: int, config: DrivingConfig) -> None:
+    """Refuses a dataset whose training drives are not those that a run learnt from: it may be measured on its own."""
+    learnt = read_fingerprint(run, step).get("dataset.manifest")
+    if learnt is not None and learnt != open_data(config.data, "train").fingerprint()["manifest"]:
+        file = config.data.split_file or Path(config.data.path) / SPLIT_FILE
+        raise DataError(
+            f"{run}: expected the training drives that it learnt from, found others in {config.data.path} by {file}: a "
+            f"drive that is held out now may be one of them. Put back the episodes and the split of its training; "
+            f"{run / REPORT} was left as it is"
+        )
 
 
 def read_report(run: Path) -> dict[str, Any]:
@@ -345,12 +375,12 @@ def _drive(runs: list[Path], given: dict[str, int], *, out: Path | None, as_json
     for flag, value in given.items():
         if value < least[flag]:
             raise ConfigError(f"--{flag} is {value}; expected at least {least[flag]}")
-    for run in runs:
+    for name, run in zip(names_of(runs), runs, strict=True):
         report = routes.evaluate_run(run, **given)
         if out is not None:
             make_folders(out.parent)
             write_json(out, report)
-        print(json.dumps(report) if as_json else routes.text(report, run.name), flush=True)
+        print(json.dumps(report) if as_json else routes.text(report, name), flush=True)
     return 0
 
 
@@ -383,10 +413,10 @@ def main() -> int:
                 f"{flags}: expected with --closed-loop alone; without it a run is measured on its dataset"
             )
         results = []
-        for run in arguments.runs:
+        for name, run in zip(names_of(arguments.runs), arguments.runs, strict=True):
             made = run / REPORT
             fresh = arguments.again or not made.exists()
-            results.append((run.name, evaluate_run(run) if fresh else read_report(run)))
+            results.append((name, evaluate_run(run) if fresh else read_report(run)))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

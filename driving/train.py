@@ -22,7 +22,7 @@ from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.tables import PAST_S
-from driving.data.validation import members, require_scored, scored
+from driving.data.validation import members, require_held_out, require_scored, require_shown, scored
 from driving.eval.divided import Divided
 from driving.model.images import changes_pixels
 from driving.record import MADE_BY, METADATA, record
@@ -49,7 +49,7 @@ class EvaluatedPretrain(PretrainTask):
         """
         check = self.data.files.require_equal
         metrics: dict[str, float] = {}
-        if len(members(self.data.index, self.config.data, "val", [])):
+        if _has_validation(self.data):
             if self._held_out is None:
                 self._held_out = HeldOut(self, open_data(self.config.data, "val", check=check))
             metrics = self._held_out.measure(state.params)
@@ -84,10 +84,13 @@ class EvaluatedWaypoints(WaypointTask):
     def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
         """Errors on the validation drives; at the end also on those of eval.split, beside every blind predictor.
 
-        The first are there at the end as well, so that checkpoint.keep_best has one metric at every evaluation.
+        The first are there at the end as well, so that checkpoint.keep_best has one metric at every evaluation. Where
+        the split has no validation drives, the second alone.
         """
         check, over = self.data.files.require_equal, self._divided.at(int(state.step))
-        metrics = evaluate.quick(self.config, state.params, check=check, over=over)
+        metrics: dict[str, float] = {}
+        if _has_validation(self.data):
+            metrics = evaluate.quick(self.config, state.params, check=check, over=over)
         if final:
             plot = self.folder / evaluate.PLOT
             compared = evaluate.compare(self.config, state.params, plot, check=check, over=over)
@@ -97,7 +100,8 @@ class EvaluatedWaypoints(WaypointTask):
     def help_evaluate(self, state: TrainState, *, final: bool) -> None:
         """Predicts this process's part of the frames."""
         check, over = self.data.files.require_equal, self._divided.at(int(state.step))
-        evaluate.help_predict(self.config, state.params, final=final, check=check, over=over)
+        val = _has_validation(self.data)
+        evaluate.help_predict(self.config, state.params, val=val, final=final, check=check, over=over)
 
     def finish(self) -> None:
         """Ends the workers, and says where the figure is, which the last evaluation drew."""
@@ -188,6 +192,9 @@ def main(config: DrivingConfig, name: str) -> None:
         data = processes.primary_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
             say(f"data: {note}")
+        if _compares_moments(config):
+            require_shown(data.shown(), data.image_step_s(), config.data.path)
+        require_held_out(data.index, config.data, config.eval.split)
         if config.objective is not None:
             ended = fit(config, EvaluatedPretrain(config, data, folder.path), folder)
         else:
@@ -198,6 +205,18 @@ def main(config: DrivingConfig, name: str) -> None:
             ended = fit(config, task, folder, load=load, interaction=task.rounds)
         if ended:
             write_report(folder.path)
+
+
+def _has_validation(data: DrivingData) -> bool:
+    """Whether there are drives to measure a run on while it trains."""
+    return len(members(data.index, data.config, "val", [])) > 0
+
+
+def _compares_moments(config: DrivingConfig) -> bool:
+    """Whether a run learns from the images of several moments of a sample."""
+    if config.waypoints is not None:
+        return config.waypoints.use_moments
+    return config.objective is not None and config.objective.temporal + config.objective.ego_motion > 0
 
 
 def _rounds(config: DrivingConfig, folder: Path) -> "Rounds":

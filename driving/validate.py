@@ -171,7 +171,11 @@ def _judge(index: Index, look: Look | None, found: Findings, file: str) -> None:
     config = DataConfig(path=file)
     shape = index.image_status.shape
     empty = Look(brightest=np.full(shape, 255, np.uint8), repeats=np.zeros(shape, bool))
-    for more in (check_numbers(index, config), check_images(index, look or empty)):
+    for judged in (lambda: check_numbers(index, config), lambda: check_images(index, look or empty)):
+        try:
+            more = judged()
+        except DataError as error:  # numbers that overflow once they are subtracted or divided
+            more = Findings(problems=[problem_of(error, index.files[0])])
         found.problems.extend(dataclasses.replace(problem, file=file) for problem in more.problems)
         found.remarks.extend(dataclasses.replace(remark, file=file) for remark in more.remarks)
 

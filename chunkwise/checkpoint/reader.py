@@ -277,6 +277,22 @@ def _read_part(path: Path, abstract: dict[str, Any], plain: Sequence[str]) -> di
     return tree
 
 
+def read_fingerprint(run: Path, step: int) -> dict[str, Any]:
+    """Returns what a checkpoint of a run was made with: config fields by name, and of its dataset `dataset.<name>`.
+
+    Raises:
+      DataError: It is not whole, or none is of this step.
+      StorageError: It cannot be read, and nothing proves that it is damaged.
+    """
+    path = run.resolve() / SAVES / str(step)
+    try:
+        return retried(lambda: read_metadata(path))["fingerprint"]
+    except (DamagedError, *SYSTEM) as error:
+        found = verdict(path, error)
+        kind = StorageError if isinstance(found, UnreadableError) else DataError
+        raise kind(f"{path}: expected a checkpoint of a run, found {found}") from error
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Save:
     """One step on disk, as far as its folder and metadata tell without reading arrays."""

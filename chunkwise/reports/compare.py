@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=("text", "markdown", "latex"), default="text", help="of the printed table")
     parser.add_argument("--film-mib", type=int, default=FILM_MIB, metavar="N", help="room for videos in the page, MiB")
     found = parser.parse_args(argv)
-    runs = {name: read_run(path) for name, path in zip(_names(found.runs), found.runs, strict=True)}
+    runs = {name: read_run(path) for name, path in zip(names_of(found.runs), found.runs, strict=True)}
     rows = results.rows_of_results(runs)
     try:
         lines = results.texts(rows, results.columns_of(rows, found.metric)) if rows else []
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def names_of(paths: Sequence[Path]) -> list[str]:
     """Names of folders, as short as they differ. Raises ConfigError where one is given twice."""
     whole = [Path(os.path.abspath(path)) for path in paths]
     if len(set(whole)) < len(whole):

@@ -21,7 +21,7 @@ from chunkwise.view.images import media_type
 from chunkwise.view.source import EpisodeContent, EpisodeSummary, Recordings
 
 FRAME, TIME = "frame", "time"
-"""Timelines: number of the frame in its episode, and seconds where the rate is known."""
+"""Timelines: number of the frame in its episode, and seconds where times or the rate are known."""
 AT_ONCE = 64
 """Images that are handed over together."""
 
@@ -137,8 +137,9 @@ class _Episode:
 
     def _send(self, path: str, frames: np.ndarray, content: EpisodeContent, columns: Any) -> None:
         times = [self._rr.TimeColumn(FRAME, sequence=frames)]
-        if content.fps is not None:
-            elapsed = np.rint(frames / content.fps * 1e9).astype("timedelta64[ns]")  # seconds would be cut, not rounded
+        if content.times is not None or content.fps is not None:
+            seconds = frames / content.fps if content.times is None else content.times[frames]
+            elapsed = np.rint(seconds * 1e9).astype("timedelta64[ns]")  # seconds would be cut, not rounded
             times.append(self._rr.TimeColumn(TIME, duration=elapsed))
         self._stream.send_columns(path, indexes=times, columns=columns)
 

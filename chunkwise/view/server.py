@@ -155,6 +155,7 @@ class PageServer(ThreadingHTTPServer):
                 "cameras": [printable(name) for name in content.cameras],
                 "columns": columns,
                 "fps": content.fps,
+                "times": None if content.times is None else content.times.tolist(),
                 "frames": content.frames,
                 "notes": [printable(note) for note in content.notes],
                 "problems": [[str(problem), problem.row] for problem in problems],

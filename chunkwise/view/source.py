@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float32, Shaped, UInt8
+from jaxtyping import Bool, Float32, Float64, Shaped, UInt8
 
 from chunkwise.data.problems import Problem
 
@@ -44,6 +44,8 @@ class EpisodeContent:
     labels: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """Names of a column's dimensions, where the dataset has them."""
     fps: float | None = None
+    times: Float64[np.ndarray, " rows"] | None = None
+    """Seconds of each frame, where the recording says them; None: a frame every 1 / fps."""
     frames: int | None = None
     """Where there is one more than actions, the state after the last of them; None: as many as actions."""
     notes: tuple[str, ...] = ()

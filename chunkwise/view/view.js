@@ -258,8 +258,9 @@ async function seek(frame) {
   if (!state.content) return;
   state.frame = Math.min(Math.max(Math.round(frame) || 0, 0), state.length - 1);
   $("scrubber").value = String(state.frame);
-  const fps = state.content.fps;
-  const seconds = fps ? ` · ${(state.frame / fps).toFixed(2)} s` : "";
+  const { fps, times } = state.content;
+  const at = times ? times[state.frame] : fps ? state.frame / fps : null;
+  const seconds = at === null ? "" : ` · ${at.toFixed(2)} s`;
   $("frame").textContent = `frame ${state.frame} of ${state.length}${seconds}`;
   history.replaceState(null, "", `#episode=${state.episode}&frame=${state.frame}`);
   follow();

@@ -163,8 +163,9 @@ def _state(values: Mapping[str, np.ndarray], times: np.ndarray) -> list[dict[str
     """Fields of a DriveFrame for each frame."""
     found = dict(values)
     if "latitude_deg" in found:
-        latitude, longitude = np.radians(found["latitude_deg"]), np.radians(found["longitude_deg"])
-        found["x_m"] = EARTH_RADIUS_M * (longitude - longitude[0]) * math.cos(latitude[0])
+        latitude, longitude = np.radians(found["latitude_deg"]), found["longitude_deg"]
+        east = np.radians((longitude - longitude[0] + 180) % 360 - 180)  # 180 and -180 degrees are one place
+        found["x_m"] = EARTH_RADIUS_M * east * math.cos(latitude[0])
         found["y_m"] = EARTH_RADIUS_M * (latitude - latitude[0])
     if "heading_deg" in found:
         found["yaw_rad"] = np.radians(90.0 - found["heading_deg"])

@@ -30,9 +30,10 @@ from driving.data.images import CachedImages, FileImages, ImageSource, columns
 from driving.data.index import INDEX_FILE, PRESENT, Index
 from driving.data.scan import scan
 from driving.data.shards import open_pack
-from driving.data.tables import Tables, make_tables
+from driving.data.split import SPLIT_FILE
+from driving.data.tables import Tables, make_tables, plans_to_stand
 from driving.data.targets import bridged_s, relative_pose, wrap
-from driving.data.validation import check_absent, members, scored, scored_note, without_bad
+from driving.data.validation import check_absent, members, scored, scored_note, shown_note, without_bad
 
 DERIVED = "motion_that_no_file_records"
 """Entry of a run's fingerprint. A checkpoint without it, of data where this version has one, is of a version that
@@ -40,6 +41,9 @@ derived the motion from the frame after as well: it goes on with that version, o
 
 SLOW = "gaps_of_slow_recordings"
 """As DERIVED: where it stands, earlier versions masked waypoints that this one knows."""
+
+PLANS = "plans_that_were_not_driven"
+"""As DERIVED: where it stands, earlier versions masked the ends of plans to stand as padding."""
 
 __all__ = ["Batch", "DrivingData", "Sample", "collate", "make_batches", "open_data"]
 
@@ -98,7 +102,21 @@ class DrivingData:
         path = self.tables.waypoints[rows][:, :steps].astype(np.float64)
         way = np.linalg.norm(np.diff(path, axis=1, prepend=0.0), axis=-1).sum(axis=1)
         known = self.tables.speed_valid[rows] & self.tables.waypoint_valid[rows, :steps].all(axis=1)
-        return known & (self.tables.speed_mps[rows] * BRAKING_S - way > BRAKING_M)
+        seconds = steps * self.config.waypoint_dt_s  # the whole steps nearest to BRAKING_S
+        return known & (self.tables.speed_mps[rows] * seconds - way > BRAKING_M)
+
+    def shown(self) -> dict[float, float]:
+        """Returns the share of the anchors with an image of any camera at each of data.offsets_s."""
+        tables, seen = self.tables, self.seen.sum(axis=1) > 0
+        there = tables.time_valid[self.anchors] & seen[tables.rows[self.anchors]]
+        return dict(zip(self.config.offsets_s, there.mean(axis=0).tolist(), strict=True))
+
+    def image_step_s(self) -> float | None:
+        """Returns the usual seconds from a frame with an image to the next of its drive; None where there are none."""
+        seen, t = self.seen.sum(axis=1) > 0, self.index.t
+        drives = [self.index.rows(episode) for episode in self.episodes.tolist()]
+        steps = np.concatenate([np.diff(t[rows][seen[rows]]) for rows in drives])
+        return float(np.median(steps)) if len(steps) else None
 
     def batch(self, rows: Int64[np.ndarray, " b"], draws: Draws | None = None) -> Batch:
         """The samples anchored at some frames, as stored, or changed at random where `draws` says how.
@@ -226,7 +244,9 @@ class DrivingData:
         found = {DERIVED: f"{' and '.join(names)}, from the frames before alone"} if names else {}
         gap = self.config.max_gap_s
         slow = [bridged_s(index.t[index.rows(episode)], gap) > gap for episode in self.episodes.tolist()]
-        return found | ({SLOW: "bridged by their own rhythm"} if any(slow) else {})
+        found |= {SLOW: "bridged by their own rhythm"} if any(slow) else {}
+        plans = [plans_to_stand(index, episode, tables, self.config) for episode in self.episodes.tolist()]
+        return found | ({PLANS: "believed where they end in a stand"} if any(plans) else {})
 
 
 def _masked(
@@ -271,8 +291,11 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
             notes.append(f"{files.bounds.root / INDEX_FILE} is ignored, and may be removed: indexes lie in the cache")
     if config.cache_mb:
         images = CachedImages(images, config.cache_mb * 1_000_000)
-    if not set(config.cameras) & set(index.cameras):
+    absent = [name for name in config.cameras if name not in index.cameras]
+    if len(absent) == len(config.cameras):
         raise DataError(f"{path}: expected images of {list(config.cameras)}, found cameras {list(index.cameras)}")
+    if absent:
+        notes.append(f"data.cameras: no episode has {absent}, masked in every sample; found {list(index.cameras)}")
     check_absent(index, config, notes)
     episodes = members(index, config, split, notes)
     tables = make_tables(index, config)
@@ -282,15 +305,18 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     for episode in episodes.tolist():
         inside[index.rows(episode)] = True
     enough = seen.sum(1) >= config.min_cameras
-    complete = tables.time_valid.all(1) | (config.incomplete == "mask")
+    # Where images are asked for, a moment without any lacks what the sample is drawn for.
+    there = tables.time_valid & (seen.any(1)[tables.rows] | (config.min_cameras == 0))
+    complete = there.all(1) | (config.incomplete == "mask")
     anchors = np.flatnonzero(inside & enough & complete)
     notes.append(
         f"{split}: {len(episodes)} of {len(index.ids)} episodes, {len(anchors)} samples; left out: "
         f"{int((inside & ~enough).sum())} frames with fewer than {config.min_cameras} image(s), "
-        f"{int((inside & enough & ~complete).sum())} that lack a frame at some offset"
+        f"{int((inside & enough & ~complete).sum())} that lack a frame, or its images, at some offset"
     )
     if not len(anchors):
-        raise DataError(f"{path}: no frame is left to draw. {notes[-1]}")
+        none = f". {SPLIT_FILE} and source.split say which episodes are of it; name another split in data.split_file"
+        raise DataError(f"{path}: no frame is left to draw. {notes[-1]}{'' if len(episodes) else none}")
     notes.append(f"{split}: {scored_note(scored(tables.waypoint_valid[anchors], config.waypoint_dt_s))}")
     opened = DrivingData(
         config=config,
@@ -304,11 +330,11 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
         episodes=episodes,
         anchors=anchors,
         mirror=mirror,
-        notes=tuple(notes),
+        notes=(),
     )
-    if config.braking_repeats == 1:
-        return opened
-    braking = f"{int(opened.brakes(anchors).sum())} frames at which the driver brakes"
-    return dataclasses.replace(
-        opened, notes=(*notes, f"{split}: {braking} are drawn {config.braking_repeats} times an epoch")
-    )
+    if len(config.offsets_s) > 1:
+        notes.append(f"{split}: {shown_note(opened.shown())}")
+    if config.braking_repeats > 1:
+        braking = f"{int(opened.brakes(anchors).sum())} frames at which the driver brakes"
+        notes.append(f"{split}: {braking} are drawn {config.braking_repeats} times an epoch")
+    return dataclasses.replace(opened, notes=tuple(notes))

@@ -26,7 +26,7 @@ from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
 from driving.data.history import COLUMNS, History
 from driving.data.rater import Rated
-from driving.data.schema import schema_problems
+from driving.data.schema import non_finite_problems, schema_problems
 
 ROUTE_COMMANDS = ("unknown", "left", "straight", "right")
 """Meaning of a batch's route_command, by its number."""
@@ -109,7 +109,7 @@ def write_episode(path: Path, tree: Mapping[str, Any]) -> None:
     Raises:
       DataError: If it does not obey the schema or is inconsistent; nothing is written then.
     """
-    problems = schema_problems(tree, source=path.name)
+    problems = non_finite_problems(tree, source=path.name) or schema_problems(tree, source=path.name)
     if not problems:
         problems = parse(tree, source=path.name)[1]
     if problems:

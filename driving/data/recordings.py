@@ -65,6 +65,7 @@ class DrivingRecordings:
             columns={name: x for name, x in columns.items() if x.size},
             labels={"pose": ("x", "y", "yaw"), "expert waypoints": [f"{axis}{i}" for i in steps for axis in "xy"]},
             fps=float(1 / np.median(np.diff(read.t))) if len(read.t) > 1 else None,
+            times=read.t,
         )
 
     def image(self, episode: int, camera: str, frame: int) -> bytes:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,24 @@ def schema_problems(tree: Any, *, source: str) -> list[Problem]:
                 break
     except budget.LimitError as error:
         problems.append(problem_of(error, source))
+    return problems
+
+
+def non_finite_problems(tree: Any, *, source: str) -> list[Problem]:
+    """NaN and infinities in a value, which JSON has not; what was parsed by strict_json holds none."""
+    problems: list[Problem] = []
+
+    def look(part: Any, path: tuple[str | int, ...]) -> None:
+        if isinstance(part, float) and not math.isfinite(part) and len(problems) < MAX_FOUND:
+            expected = "a finite number, or null where it is unknown"
+            problems.append(Problem(file=source, key=_dotted(path), expected=expected, found=str(part)))
+        inside = (
+            part.items() if isinstance(part, Mapping) else enumerate(part) if isinstance(part, list | tuple) else ()
+        )
+        for key, value in inside:
+            look(value, (*path, key))
+
+    look(tree, ())
     return problems
 
 

@@ -51,17 +51,18 @@ class Manifest:
 def official_sides(index: Index) -> list[str] | None:
     """Split of each episode as its source says it, by how the word begins: "training", "val", "testing_location".
 
-    None unless every episode says so, and one is for training: Waymo's do, nuScenes' v1.0-trainval says nothing.
+    None unless every episode says so: Waymo's do, nuScenes' v1.0-trainval says nothing. A folder of test segments has a
+    split too, whose other parts are empty.
     """
     sides = [next((split for split in SPLITS if name.startswith(split)), "") for name in index.splits]
-    return sides if all(sides) and "train" in sides else None
+    return sides if all(sides) else None
 
 
 def make_manifest(index: Index, *, val_fraction: float, test_fraction: float) -> Manifest:
     """The split that the source of all episodes states, or else one by recording, drawn by hash.
 
     It is the same for the same recordings, in whatever order they come. Where a source states a split and none of the
-    episodes is of its validation (or test) part, that part is drawn from the training part.
+    episodes is of its validation (or test) part, that part is drawn from the training part, if there is one.
 
     Raises:
       DataError: If there are too few recordings for the splits that are asked for.
@@ -71,11 +72,12 @@ def make_manifest(index: Index, *, val_fraction: float, test_fraction: float) ->
     training = {group for group, side in zip(groups, official, strict=True) if side == "train"}
     order = sorted(training, key=lambda group: hashlib.sha256(f"split {group}".encode()).digest())
     fractions = {name: 0.0 if name in official else f for name, f in (("val", val_fraction), ("test", test_fraction))}
-    counts = {name: max(1, round(f * len(order))) if f else 0 for name, f in fractions.items()}
-    if sum(counts.values()) >= len(order):
+    counts = {name: max(1, round(f * len(order))) if f and order else 0 for name, f in fractions.items()}
+    if order and sum(counts.values()) >= len(order):
         raise DataError(
             f"{len(order)} recording(s) cannot be split into training, {counts['val']} for validation and "
-            f"{counts['test']} for testing; record more, or set data.val_fraction and data.test_fraction to 0"
+            f"{counts['test']} for testing; record more, or set data.val_fraction to 0, or data.test_fraction to 0 "
+            "with eval.split val: a run is measured on drives that it was not trained on"
         )
     held = dict.fromkeys(order[: counts["val"]], "val")
     held |= dict.fromkeys(order[counts["val"] : sum(counts.values())], "test")

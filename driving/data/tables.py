@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 
 from chunkwise.errors import DataError
 from driving.config import DataConfig
@@ -62,6 +62,28 @@ def make_tables(index: Index, config: DataConfig) -> Tables:
     return Tables(**{key: np.concatenate([part[key] for part in parts]) for key in parts[0]})
 
 
+def plans_to_stand(index: Index, episode: int, tables: Tables, config: DataConfig) -> bool:
+    """Whether waypoints of an episode that were not driven look like a list filled up with its last place."""
+    rows, listed = index.rows(episode), index.expert_waypoints(episode)
+    if index.waypoints_driven[episode] or config.waypoint_source == "poses" or not listed.size:
+        return False
+    if not _moves_at_end(tables.speed_mps[rows], tables.speed_valid[rows]):
+        return False
+    dt_s, steps = float(index.waypoint_dt_s[episode]), listed.shape[1]
+    known = [
+        targets.waypoints_from_expert(index.t[rows], listed, dt_s, steps=steps, dt_s=dt_s, moving_at_end=filled)[
+            1
+        ].sum()
+        for filled in (False, True)
+    ]
+    return bool(known[0] > known[1])
+
+
+def _moves_at_end(speed_mps: Float[np.ndarray, " T"], known: Bool[np.ndarray, " T"]) -> bool:
+    """Whether the car moves at the last frame, or it is not known that it stands."""
+    return bool(not known[-1] or abs(speed_mps[-1]) > targets.MOVING_MPS)
+
+
 def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.ndarray]:
     rows = index.rows(episode)
     t, gap = index.t[rows], config.max_gap_s
@@ -74,7 +96,7 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, max_gap_s=gap))
     derived = targets.rate(t, yaw, yaw_valid, max_gap_s=gap)
     yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
-    moving = bool(not speed_valid[-1] or abs(speed[-1]) > targets.MOVING_MPS)
+    moving = _moves_at_end(speed, speed_valid)
     past_motion, past_motion_valid = _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid)))
     _take_histories(index, rows, past_motion, past_motion_valid)
     waypoints, waypoint_valid = _waypoints(index, episode, config, pose, pose_valid, moving)
@@ -148,8 +170,10 @@ def _waypoints(
     listed = index.expert_waypoints(episode)
     if config.waypoint_source == "poses" or not listed.size:
         return driven, driven_valid
+    # A plan that was not driven may well end in a stand, whatever the car did: it is no list that was filled up.
+    filled = moving_at_end and bool(index.waypoints_driven[episode])
     expert, expert_valid = targets.waypoints_from_expert(
-        t, listed, float(index.waypoint_dt_s[episode]), steps=steps, dt_s=dt_s, moving_at_end=moving_at_end
+        t, listed, float(index.waypoint_dt_s[episode]), steps=steps, dt_s=dt_s, moving_at_end=filled
     )
     lists = np.all(np.isfinite(listed[:, 0]), axis=1)[:, None]
     return np.where(lists[..., None], expert, driven), np.where(lists, expert_valid, driven_valid)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -18,6 +19,8 @@ SCORED_S = (1.0, 2.0, 3.0, 5.0)
 """Seconds ahead at which waypoints are compared, as far as they reach."""
 LEAST_SCORED = 0.01
 """Share of the windows that must be known as far as the nearest of SCORED_S to learn waypoints from."""
+LEAST_SHOWN = 0.01
+"""Share of the samples that must have an image at each offset, where images of several moments are compared."""
 
 
 def without_bad(index: Index | None, problems: list[Problem], config: DataConfig, notes: list[str]) -> Index:
@@ -67,14 +70,35 @@ def check_absent(index: Index, config: DataConfig, notes: list[str]) -> None:
     )
 
 
+def steps_to(seconds: float, dt_s: float) -> int | None:
+    """Returns how many steps of dt_s lead to `seconds` ahead; None where no number of them comes within 0.2 % of it."""
+    steps = round(seconds / dt_s)
+    return steps if steps and abs(steps * dt_s - seconds) <= 0.002 * seconds else None
+
+
+def reached(steps: int, dt_s: float) -> dict[float, int]:
+    """Returns those of SCORED_S at which one of so many waypoints lies, with how many lead there."""
+    each = {seconds: steps_to(seconds, dt_s) for seconds in SCORED_S}
+    return {seconds: count for seconds, count in each.items() if count is not None and count <= steps}
+
+
+def between(steps: int, dt_s: float) -> str:
+    """Says which of SCORED_S lie between two of so many waypoints, so that nothing is measured there; empty: none."""
+    missed = [seconds for seconds in SCORED_S if seconds <= steps * dt_s and steps_to(seconds, dt_s) is None]
+    if not missed:
+        return ""
+    named = ", ".join(f"{seconds:g}" for seconds in missed)
+    return f"no score at {named} s: no waypoint lies there, {dt_s:g} s apart; set data.waypoint_dt_s to a part of 1 s"
+
+
 def scored(valid: Bool[np.ndarray, "a t"], dt_s: float) -> dict[float, float]:
     """Share of the windows (one an anchor) of which all waypoints are known up to each of SCORED_S that they reach.
 
-    Of windows that end before the first of these, up to their end.
+    Of windows that have no waypoint at any of these, up to their end.
     """
     steps = valid.shape[1]
-    reached = [seconds for seconds in SCORED_S if round(seconds / dt_s) <= steps] or [steps * dt_s]
-    return {seconds: float(valid[:, : round(seconds / dt_s)].all(axis=1).mean()) for seconds in reached}
+    counts = reached(steps, dt_s) or {steps * dt_s: steps}
+    return {seconds: float(valid[:, :count].all(axis=1).mean()) for seconds, count in counts.items()}
 
 
 def scored_note(shares: Mapping[float, float]) -> str:
@@ -93,10 +117,50 @@ def require_scored(shares: Mapping[float, float], path: str) -> None:
         )
 
 
+def shown_note(shares: Mapping[float, float]) -> str:
+    """Says which share of the samples has an image at each offset."""
+    return "samples with an image: " + ", ".join(f"{share:.1%} at {s:+g} s" for s, share in shares.items())
+
+
+def require_shown(shares: Mapping[float, float], step_s: float | None, path: str) -> None:
+    """Raises DataError where next to no sample has an image at an offset, so that moments cannot be compared.
+
+    Args:
+      shares: Of the samples with an image, by offset in seconds.
+      step_s: Usual seconds between two frames with images.
+      path: Of the dataset.
+    """
+    worst = min(shares, key=lambda offset: shares[offset])
+    if shares[worst] >= LEAST_SHOWN:
+        return
+    hint = "choose offsets at which there are frames with images"
+    if step_s:
+        counts = {s: max(1, round(abs(s) / step_s - 1e-3)) * int(np.sign(s)) for s in shares}  # of two the nearer one
+        better = sorted({round(count * step_s, 3) for count in counts.values()})
+        hint = f"images are {step_s:g} s apart, so expected for example {tuple(better)}"
+    raise DataError(
+        f"{path}: data.offsets_s: expected an image at each of {list(shares)} s from a frame in at least "
+        f"{LEAST_SHOWN:.0%} of the samples, found {shares[worst]:.1%} at {worst:+g} s, within data.tolerance_s; {hint}"
+    )
+
+
 def side_of(index: Index, config: DataConfig, episode: int) -> str:
     """Returns the split that an episode belongs to: train, val, test, or none; writes no manifest."""
     manifest, _, _ = _manifest(index, config)
     return next((side for side in splits.SPLITS if index.ids[episode] in manifest.episodes[side]), "none")
+
+
+def require_held_out(index: Index, config: DataConfig, split: Literal["val", "test"]) -> None:
+    """Raises DataError where no episode is of the split that a run is measured on at its end."""
+    manifest, file, _ = _manifest(index, config)
+    if not len(manifest.positions(index, split)):
+        counts = ", ".join(f"{len(manifest.of(index).episodes[name])} {name}" for name in splits.SPLITS)
+        other = "test" if split == "val" else "val"
+        raise DataError(
+            f"{file}: expected episodes of {split} (eval.split), which the run is measured on at its end, found "
+            f"{counts}. Set --eval.split {other} where there are some, or remove the file and set "
+            f"data.{split}_fraction above 0"
+        )
 
 
 def _manifest(index: Index, config: DataConfig) -> tuple[splits.Manifest, Path, bool]:

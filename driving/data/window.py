@@ -109,7 +109,11 @@ class TrainingWindows:
         """Whether training draws this start."""
         if row not in data.anchors:
             yield "Training does not draw this start: it has too few images (data.min_cameras, data.incomplete)."
-        side = side_of(data.index, data.config, int(data.index.episode_of(np.array([row]))[0]))
+        try:
+            side = side_of(data.index, data.config, int(data.index.episode_of(np.array([row]))[0]))
+        except DataError as error:  # one file of a folder that has no split yet
+            yield f"Of which split this episode is, is not known: {error}."
+            return
         if side != "train":
             yield f"This episode is of the split {side}: training never draws it."
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import stdtrit
 
-from driving.data.validation import SCORED_S
+from driving.data.validation import reached
 
 CONFIDENCE = 0.95
 LEAST_DRIVES = 5
@@ -39,16 +39,13 @@ def measures(
     valid: Bool[np.ndarray, "b t"],
     dt_s: float,
 ) -> dict[str, Float[np.ndarray, " b"]]:
-    """ade_1s, fde_1s and so on for each of SCORED_S that the waypoints reach, per sample, metres.
+    """ade_1s, fde_1s and so on for each of SCORED_S at which a waypoint lies, per sample, metres.
 
     NaN where a step that it needs is not known.
     """
     distance = np.linalg.norm(predicted - truth, axis=-1)
     out = {}
-    for seconds in SCORED_S:
-        steps = round(seconds / dt_s)
-        if not 1 <= steps <= distance.shape[1]:
-            continue
+    for seconds, steps in reached(distance.shape[1], dt_s).items():
         known = valid[:, :steps].all(axis=1)
         out[f"ade_{seconds:.0f}s"] = np.where(known, distance[:, :steps].mean(axis=1), np.nan)
         out[f"fde_{seconds:.0f}s"] = np.where(known, distance[:, steps - 1], np.nan)

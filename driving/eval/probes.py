@@ -22,9 +22,9 @@ RIDGE = 10.0
 """Penalty on the weights of standardised features."""
 APART_S = 2.0
 """Candidates of a retrieval are at least this far apart."""
-LATER_S = 0.5
-"""What is asked for is the candidate this long before the query. With the same frame in other colours as the query, an
-encoder with fresh weights found all of them."""
+LATER_S, LATER_TOLERANCE_S = 0.5, 0.1
+"""What is asked for is the candidate so long before the query, give or take the second: with images at 5 Hz there is
+none after half a second. With the same frame in other colours as the query, an encoder with fresh weights found all."""
 JITTER = AugmentConfig(brightness=0.4, contrast=0.4, saturation=0.4)
 
 
@@ -147,8 +147,9 @@ def _apart(data: DrivingData, episode: int) -> tuple[Int64[np.ndarray, " b"], In
     later: list[int] = []
     for row in rows.tolist():
         if not kept or t[row] - t[kept[-1]] >= APART_S - 1e-6:
-            follower = int(rows[np.abs(t[rows] - t[row] - LATER_S).argmin()])
-            if abs(t[follower] - t[row] - LATER_S) <= data.config.tolerance_s:
+            off = np.abs(t[rows] - t[row] - LATER_S).round(6)  # of two that are equally near the earlier
+            follower = int(rows[off.argmin()])
+            if off.min() <= max(data.config.tolerance_s, LATER_TOLERANCE_S):
                 kept.append(row)
                 later.append(follower)
     return np.array(kept, np.int64), np.array(later, np.int64)

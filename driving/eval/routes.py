@@ -132,13 +132,15 @@ def evaluate_run(
       [{seed, init_hash, success, length, score}] of the model, "file", "video"}.
 
     Raises:
-      ConfigError: The run is a pretraining, its cameras are not the town's, or the machine cannot render.
+      ConfigError: The run is a pretraining, the town does not show what it sees, or the machine cannot render.
       DataError: There is no whole checkpoint, or the dataset, from which the blind row learns, is bad.
     """
     policy = load_policy(run)
     if not isinstance(policy, WaypointPolicy):
         raise ConfigError(f"{run}: expected a run of driving that learnt waypoints")
     config = policy.config
+    if config.unseen_in_town:
+        raise ConfigError(f"{run}: it is to drive in the town, and {config.unseen_in_town}")
     blind = WaypointPolicy(
         baselines.blind_config(config, use_past=True),
         baselines.train_blind(config, baselines.EgoStates(open_data(config.data, "train")), use_past=True),

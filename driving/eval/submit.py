@@ -3,7 +3,8 @@
     python -m driving.eval.submit RUN OUT.tar.gz --account EMAIL --method NAME
 
 The run's dataset was converted with --format waymo_e2e, its test segments among the others; or --data says where they
-are. The run's waypoints reach 5 s; at other rates than 4 Hz they are interpolated.
+are. Test segments are those of which source.split says so, whatever _split.json holds. The run's waypoints reach 5 s;
+at other rates than 4 Hz they are interpolated.
 """
 
 import argparse
@@ -54,10 +55,17 @@ def submit(run: Path, out: Path, about: About, *, data: str | None = None) -> in
         wanted = f"--data.waypoint-steps {round(max(TIMES_S) * RATE_HZ)} --data.waypoint-dt-s {1 / RATE_HZ:g}"
         raise ConfigError(f"{run}: its waypoints end after {steps * dt_s:g} s, expected 5; train with {wanted}")
     _, params = read_weights(run, config, lambda: waypoints.init_params(config, rngs.key(0, "init")))
-    test = open_data(config.data, "test")
-    rows = test.index.starts[test.episodes] + test.index.lengths[test.episodes] - 1
-    names = [_name(test, episode) for episode in test.episodes.tolist()]
-    predicted = evaluate.predict(config, params, test, rows)
+    opened = open_data(config.data, "all")
+    test = np.flatnonzero([split.startswith("test") for split in opened.index.splits])
+    if not len(test):
+        stated = sorted(set(opened.index.splits))
+        raise DataError(
+            f"{config.data.path}: source.split: expected test segments, whose split begins with 'test', found "
+            f"{stated[:5]} in {len(opened.index.ids)} episode(s); say with --data where they are"
+        )
+    rows = opened.index.starts[test] + opened.index.lengths[test] - 1
+    names = [_name(opened, episode) for episode in test.tolist()]
+    predicted = evaluate.predict(config, params, opened, rows)
     places = [at_rate(one.astype(np.float64), dt_s) for one in predicted]
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     message = submission(dict(zip(names, places, strict=True)), about, parameters=parameters)

@@ -20,7 +20,7 @@ from jaxtyping import Float, Float32, Float64, UInt8
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.environment import EnvSpec, Observation, Step
 from chunkwise.errors import ConfigError
-from driving.config import CAMERAS
+from driving.config import CAMERAS, TOWN_PAST_S
 from driving.data.episodes import ROUTE_COMMANDS
 from driving.data.tables import PAST_S, PAST_TOLERANCE_S
 from driving.data.targets import nearest_frames
@@ -32,7 +32,7 @@ from driving.sim.vehicle import CONTROL_S, Controller
 SECONDS = 15.0
 """Of a drive, as long as nuPlan's scenarios, behind a first second that the town's own driver drives: every input of
 a policy has a past."""
-_WARM_UP = round(1.0 / CONTROL_S)
+_WARM_UP = round(TOWN_PAST_S / CONTROL_S)
 TASK = "drive"
 WAYPOINT_STEPS, WAYPOINT_DT_S = 20, 0.1
 """Of a plan, where nothing else is asked for."""

@@ -24,10 +24,19 @@ FAR = -1e9
 """Logit of what is no negative."""
 
 
-def may_contrast(episode: Int[Array, " m"], t: Float[Array, " m"], near_s: float) -> Bool[Array, "m m"]:
-    """Which rows are negatives of which: all of other drives, and those of the same drive at least near_s away."""
+def may_contrast(
+    episode: Int[Array, " m"], query_t: Float[Array, " m"], key_t: Float[Array, " m"], near_s: float
+) -> Bool[Array, "m m"]:
+    """Which keys are negatives of which queries: all of other drives, and those of the same drive at least near_s away.
+
+    Args:
+      episode: Drive of each row, of its query and its key.
+      query_t: When each query was, in seconds.
+      key_t: When each key was.
+      near_s: See ObjectiveConfig.
+    """
     same = episode[:, None] == episode[None, :]
-    return ~same | (jnp.abs(t[:, None] - t[None, :]) >= near_s)
+    return ~same | (jnp.abs(query_t[:, None] - key_t[None, :]) >= near_s)
 
 
 def info_nce(
@@ -78,7 +87,10 @@ def cross_camera(
 def temporal(
     z: Float[Array, "b n p"], valid: Bool[Array, "b n"], negative: Bool[Array, "b b"], temperature: float
 ) -> Mean:
-    """InfoNCE between the first and the last moment of each sample, both ways."""
+    """InfoNCE between the first and the last moment of each sample, both ways.
+
+    negative[i, j]: the first moment of i and the last of j may be negatives of each other.
+    """
     there = info_nce(z[:, 0], z[:, -1], valid[:, 0], valid[:, -1], negative, temperature)
     back = info_nce(z[:, -1], z[:, 0], valid[:, -1], valid[:, 0], negative.T, temperature)
     return Mean(there.sum + back.sum, there.count + back.count)
@@ -141,13 +153,14 @@ def total(
     valid = batch["image_valid"]
     b, n, k = valid.shape
     episode = jnp.repeat(batch["episode"], n)
-    every = may_contrast(episode, batch["t"].reshape(-1), config.near_s)
+    t = batch["t"].reshape(-1)
+    every = may_contrast(episode, t, t, config.near_s)
     losses: dict[str, Mean] = {}
     if out.cameras is not None:
         z = out.cameras.reshape(b * n, k, -1)
         losses["cross_camera"] = cross_camera(z, valid.reshape(b * n, k), every, config.temperature)
     if out.scene is not None:
-        moments = may_contrast(batch["episode"], batch["t"][:, 0], config.near_s)
+        moments = may_contrast(batch["episode"], batch["t"][:, 0], batch["t"][:, -1], config.near_s)
         losses["temporal"] = temporal(out.scene, valid.any(-1), moments, config.temperature)
     if out.predicted is not None:
         assert target is not None

@@ -1,13 +1,19 @@
 """The table of an evaluation, and what of its file is read back."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from chunkwise.errors import DataError
+from chunkwise.config.experiment import TrainConfig
+from chunkwise.errors import ConfigError, DataError
 from driving import evaluate
+from driving.config import DataConfig, DrivingConfig, WaypointConfig
+from driving.data.batches import open_data
+from driving.data.split import SPLIT_FILE
+from tests.driving.drives import SIZE, write_drive
 
 
 def test_the_table_by_hand():
@@ -25,6 +31,60 @@ def test_the_table_by_hand():
         "",
         "one: a note",
     ]
+
+
+def test_runs_of_one_name_and_of_other_drives_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Three runs called seed0: of a and b the test drives are the same, those of c others, as the blind row says."""
+    for name, drives, blind, model in (("a", 6, 3.0, 1.0), ("b", 6, 3.0, 2.0), ("c", 6, 4.0, 0.5)):
+        rows = {
+            row: {"ade_1s": {"mean": mean, "low": None, "high": None}}
+            for row, mean in (("model", model), ("constant_velocity", blind), ("ego_mlp", blind + model))
+        }
+        report = {"kind": "waypoints", "split": "test", "drives": drives, "rows": rows, "notes": [f"note of {name}"]}
+        (tmp_path / name / "seed0").mkdir(parents=True)
+        (tmp_path / name / "seed0" / evaluate.REPORT).write_text(json.dumps(report))
+    runs = [str(tmp_path / name / "seed0") for name in "abc"]
+    monkeypatch.setattr(sys, "argv", ["evaluate", *runs])
+    assert evaluate.main() == 0
+    assert capsys.readouterr().out.strip().splitlines() == [
+        "| waypoints, 6 test drives | ade_1s |",
+        "|---|---|",
+        "| constant_velocity | 3.000 |",
+        "| ego_mlp | 4.000 |",
+        "| a/seed0 | 1.000 |",
+        "| b/seed0 | 2.000 |",
+        "",
+        "| waypoints, 6 test drives | ade_1s |",
+        "|---|---|",
+        "| constant_velocity | 4.000 |",
+        "| ego_mlp | 4.500 |",
+        "| c/seed0 | 0.500 |",
+        "",
+        *(f"{name}/seed0: note of {name}" for name in "abc"),
+    ]
+    monkeypatch.setattr(sys, "argv", ["evaluate", runs[0], runs[0]])
+    assert evaluate.main() == ConfigError.exit_code
+    assert "a run is given twice" in capsys.readouterr().err
+
+
+def test_a_run_is_not_measured_where_other_drives_are_for_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """After a drive was added and the split drawn anew, one that a run learnt from may be held out."""
+    for i in range(4):
+        write_drive(tmp_path / "drives", f"e{i}", frames=3, start_yaw=0.1 * i)
+    data = DataConfig(path=str(tmp_path / "drives"), image_size=SIZE, val_fraction=0.25, test_fraction=0.25)
+    config = DrivingConfig(train=TrainConfig(steps=1, batch_size=1), data=data, waypoints=WaypointConfig())
+    saved = {f"dataset.{key}": value for key, value in open_data(data).fingerprint().items()}
+    monkeypatch.setattr(evaluate, "read_fingerprint", lambda run, step: saved)
+    evaluate._require_same_drives(tmp_path, 3, config)
+    write_drive(tmp_path / "drives", "e4", frames=3, start_yaw=0.4)
+    (tmp_path / "drives" / SPLIT_FILE).unlink()
+    words = rf"expected the training drives that it learnt from, found others .*{SPLIT_FILE}: .*Put back the episodes"
+    with pytest.raises(DataError, match=words):
+        evaluate._require_same_drives(tmp_path, 3, config)
+    monkeypatch.setattr(evaluate, "read_fingerprint", lambda run, step: {})
+    evaluate._require_same_drives(tmp_path, 3, config)  # of a version that kept no such thing
 
 
 @pytest.mark.parametrize(

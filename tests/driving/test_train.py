@@ -15,6 +15,7 @@ import pytest
 from chunkwise.checkpoint.reader import read_newest
 from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
 from chunkwise.errors import ConfigError, DataError, MismatchError, require_equal
+from chunkwise.state import TrainState
 from chunkwise.train import rngs
 from driving import evaluate
 from driving.config import (
@@ -27,8 +28,9 @@ from driving.config import (
     WaypointConfig,
 )
 from driving.data.batches import open_data
+from driving.data.validation import require_held_out
 from driving.tasks import pretrain, waypoints
-from driving.train import main
+from driving.train import EvaluatedWaypoints, main
 from tests.driving.drives import write_drive
 
 quick = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -168,6 +170,62 @@ def test_configs_that_make_no_sense_are_refused(tmp_path: Path, drives: Path):
         config(tmp_path, drives, objective=ALL, waypoints=None)
     with pytest.raises(ValueError, match="every objective has weight 0"):
         ObjectiveConfig()
+
+
+def test_a_run_without_drives_to_be_measured_on_is_refused_before_it_begins(tmp_path: Path):
+    for i in range(4):
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=15, start_yaw=float(i))
+    none = dataclasses.replace(config(tmp_path, tmp_path / "drives").data, test_fraction=0.0)
+    paired = dataclasses.replace(none, offsets_s=(0.0, 0.5))
+    for learns in (
+        config(tmp_path / "run", tmp_path / "drives", data=none),
+        config(tmp_path / "run", tmp_path / "drives", data=paired, objective=ALL, waypoints=None),
+    ):
+        words = r"_split\.json: expected episodes of test \(eval\.split\).* found 3 train, 1 val, 0 test\. "
+        with pytest.raises(DataError, match=words + r"Set --eval\.split val .* data\.test_fraction above 0"):
+            main(learns, "none")
+    # Without validation drives it is measured at its end alone.
+    (tmp_path / "drives" / "_split.json").unlink()
+    late = config(tmp_path, tmp_path / "drives", data=dataclasses.replace(none, val_fraction=0.0, test_fraction=0.25))
+    data = open_data(late.data)
+    require_held_out(data.index, late.data, late.eval.split)
+    task = EvaluatedWaypoints(late, data, tmp_path)
+    state = TrainState(step=1, params={}, opt_state={}, target={})
+    assert task.evaluate(state, final=False) == {}
+    task.help_evaluate(state, final=False)
+
+
+def test_moments_without_images_are_refused_before_a_run_begins(tmp_path: Path):
+    """Images in every second of the frames, 0.1 s apart: there is none half a second after a frame with one."""
+
+    def every_second(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"][1::2]:
+            frame["observations"]["cameras"] = {}
+
+    for i in range(5):
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=20, start_yaw=float(i), change=every_second)
+    words = r"data\.offsets_s: expected an image at each of \[0\.0, 0\.5\].* found 0\.0% at \+0\.5 s.*"
+    with pytest.raises(DataError, match=words + r"0\.2 s apart, so expected for example \(0\.0, 0\.4\)"):
+        main(pretraining(tmp_path / "run", tmp_path / "drives"), "none")
+    base = config(tmp_path / "run", tmp_path / "drives")
+    before = dataclasses.replace(base.data, offsets_s=(-0.3, 0.0))
+    moments = WaypointConfig(hidden_sizes=(16,), use_moments=True)
+    with pytest.raises(DataError, match=r"found 0\.0% at -0\.3 s.* example \(-0\.2, 0\.0\)"):
+        main(dataclasses.replace(base, data=before, waypoints=moments), "none")
+    # Whoever looks at one moment alone may have them; a note tells.
+    data = open_data(before, "train")
+    assert "train: samples with an image: 0.0% at -0.3 s, 100.0% at +0 s" in data.notes
+    there = open_data(dataclasses.replace(before, offsets_s=(0.0, 0.4)), "train")
+    assert there.shown() == {0.0: 1.0, 0.4: 0.8}  # 10 frames a drive with an image, of which the last two lack it
+    assert there.image_step_s() == pytest.approx(0.2)
+    # Samples that lack images at a moment are incomplete; without cameras only frames are asked for.
+    with pytest.raises(DataError, match=r"no frame is left to draw.* that lack a frame, or its images"):
+        open_data(dataclasses.replace(before, incomplete="drop"), "train")
+    assert (
+        len(open_data(dataclasses.replace(before, offsets_s=(0.0, 0.4), incomplete="drop"), "train").anchors) == 3 * 8
+    )
+    blind = dataclasses.replace(before, incomplete="drop", min_cameras=0)
+    assert len(open_data(blind, "train").anchors) == 3 * 17
 
 
 def test_waypoints_are_not_learnt_where_next_to_none_has_a_score(tmp_path: Path):

@@ -247,6 +247,25 @@ def test_a_split_that_leaks_is_a_problem(tmp_path: Path):
     assert "come from the recording d/1" in report["problems"][0]["found"]
 
 
+def overflowing(tree: Tree) -> None:
+    """Speeds are not recorded, and 1e30 m in a nanosecond are more than float32 can hold."""
+    for i, frame in enumerate(frames(tree)):
+        frame["t"] = 1e-9 * i
+        del state(tree, i)["speed_mps"]
+    state(tree, 5)["x_m"] = 1e30
+
+
+def test_numbers_that_overflow_are_a_problem_of_their_episode_alone(tmp_path: Path):
+    write_drive(tmp_path, "a", change=overflowing, images=False)
+    write_drive(tmp_path, "b", change=jump, images=False, start_yaw=1.0)
+    report = validate([tmp_path], images=False)
+    assert [Path(entry["file"]).name for entry in report["episodes"]] == ["a.json", "b.json"]
+    first, *rest = [problem for problem in report["problems"] if "image_path" not in problem["key"]]
+    assert first["file"] == str(tmp_path / "a.json")
+    assert (first["key"], first["expected"]) == ("frames[5]: speed_mps", "a number that float32 can hold")
+    assert {problem["file"] for problem in rest} == {str(tmp_path / "b.json")}
+
+
 def test_what_cannot_be_read_is_said_once(tmp_path: Path):
     for name in "abc":
         write_drive(tmp_path, name, frames=3, start_yaw=float(ord(name)), images=False, change=bare_of_images)

@@ -21,6 +21,8 @@ def test_columns_and_images_are_those_of_the_files(tmp_path: Path):
     content = found.open(1)
     assert content.cameras == tuple(sorted(CAMERAS))
     assert (content.fps, found.open(0).fps) == (pytest.approx(10), pytest.approx(4))
+    assert content.times is not None
+    np.testing.assert_allclose(content.times, 0.1 * np.arange(12))
     np.testing.assert_allclose(content.columns["speed_mps"], np.full(12, SPEED))
     np.testing.assert_allclose(content.columns["yaw_rate_radps"], np.full(12, TURN))
     np.testing.assert_allclose(content.columns["pose"][7], pose_at(0.7), atol=1e-6)

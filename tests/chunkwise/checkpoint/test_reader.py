@@ -21,6 +21,7 @@ from chunkwise.checkpoint.reader import (
     list_saves,
     metadata_hash,
     quiet,
+    read_fingerprint,
     read_newest,
     require_same_files,
     verify,
@@ -288,3 +289,15 @@ def test_quiet_is_over_afterwards(before: int, monkeypatch: pytest.MonkeyPatch):
     with quiet():
         assert logging.root.manager.disable == logging.CRITICAL
     assert logging.root.manager.disable == before
+
+
+def test_what_a_save_was_made_with_is_read_without_its_arrays(tmp_path: Path):
+    written(tmp_path, 1, 2)
+    shutil.rmtree(tmp_path / "checkpoints" / "2" / "state")
+    found = read_fingerprint(tmp_path, 2)
+    assert found == json.loads(json.dumps(FINGERPRINT))
+    edit_metadata(tmp_path / "checkpoints" / "2", lambda metadata: metadata["fingerprint"].clear(), rehash=False)
+    with pytest.raises(DataError, match=f"2: expected a checkpoint of a run, found {NOT_WHOLE}"):
+        read_fingerprint(tmp_path, 2)
+    with pytest.raises(DataError, match="3: expected a checkpoint of a run"):
+        read_fingerprint(tmp_path, 3)

@@ -5,6 +5,7 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import pytest
 from chunkwise.config.installed import pip_install
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.view import command
-from chunkwise.view.rerun_file import AT_ONCE, write_rerun
-from chunkwise.view.source import View
+from chunkwise.view.rerun_file import AT_ONCE, _Episode, write_rerun
+from chunkwise.view.source import EpisodeContent, View
 from tests.chunkwise.view.played import Played
 
 
@@ -47,6 +48,30 @@ class Torn(Played):
         if frame == 3:
             raise DataError("frame 3: expected an image, found none")
         return super().image(episode, camera, frame)
+
+
+@pytest.mark.parametrize(
+    ("times", "fps", "nanoseconds"),
+    [
+        (np.array([0.0, 0.1, 10.1, 10.2]), 10.0, [100_000_000, 10_100_000_000, 10_200_000_000]),  # a gap of 10 s
+        (np.array([5.0, 5.5, 6.0, 6.5]), None, [5_500_000_000, 6_000_000_000, 6_500_000_000]),
+        (None, 20.0, [50_000_000, 100_000_000, 150_000_000]),
+        (None, None, None),
+    ],
+)
+def test_frames_are_at_their_own_time_where_it_is_known(
+    times: np.ndarray | None, fps: float | None, nanoseconds: list[int] | None
+):
+    sent: dict[str, Any] = {}
+    rr = SimpleNamespace(
+        TimeColumn=lambda name, **column: sent.setdefault(name, next(iter(column.values()))),
+        new_entity_path="/".join,
+    )
+    stream = SimpleNamespace(send_columns=lambda *_, **__: None)
+    content = EpisodeContent(cameras=(), columns={}, fps=fps, times=times)
+    _Episode(rr, stream, "drive")._send("drive/speed", np.arange(1, 4), content, None)
+    assert sent["frame"].tolist() == [1, 2, 3]
+    assert (sent["time"].astype(np.int64).tolist() if "time" in sent else None) == nanoseconds
 
 
 @pytest.mark.long

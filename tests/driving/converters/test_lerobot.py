@@ -13,6 +13,7 @@ from chunkwise.data.images import decode
 from chunkwise.errors import ConfigError, DataError
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
+from driving.converters.lerobot import _state
 from driving.data.episodes import Episode, load_episode
 from tests import lerobot_files
 from tests.lerobot_files import write_video
@@ -150,6 +151,13 @@ def test_positions_alone_give_a_position_and_an_unsigned_speed(tmp_path: Path):
     assert np.isnan(episode.speed_mps[0]), "nothing came before"
     np.testing.assert_allclose(episode.speed_mps[1:], math.degrees(TURN) * 0.1, rtol=1e-3)
     assert all(path is None for row in episode.image_paths for path in row)
+
+
+def test_a_drive_over_the_antimeridian_goes_on():
+    """At the equator a ten-thousandth of a degree is 11.12 m: 6371008.8 pi / 180 / 10^4."""
+    values = {"latitude_deg": np.zeros(3), "longitude_deg": np.array([179.9999, -180.0, -179.9999])}
+    found = _state(values, np.arange(3.0))
+    np.testing.assert_allclose([field["position"][0] for field in found], [0.0, 11.1195, 22.2390], atol=1e-3)
 
 
 @pytest.mark.parametrize(

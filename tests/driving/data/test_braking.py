@@ -12,6 +12,13 @@ from tests.driving.data.test_data import config
 from tests.driving.drives import write_drive
 
 
+def steady(tree: dict[str, Any]) -> None:
+    """Straight on at 25 m/s."""
+    for frame in tree["frames"]:
+        place = {"x_m": 25.0 * frame["t"], "y_m": 0.0, "yaw_rad": 0.0}
+        frame["observations"]["state"] |= place | {"speed_mps": 25.0, "yaw_rate_radps": 0.0}
+
+
 def test_frames_at_which_the_driver_brakes_are_drawn_more_often(tmp_path: Path):
     """From 8 m/s at 4 m/s^2 the way of 2 s is 8 m, not 16; at 1.9 m/s^2 it is 12.2 m, which is no 4 m shorter."""
 
@@ -43,5 +50,11 @@ def test_frames_at_which_the_driver_brakes_are_drawn_more_often(tmp_path: Path):
     assert data.notes[-1] == "all: 10 frames at which the driver brakes are drawn 3 times an epoch"
     once = open_data(config(tmp_path, **more | {"braking_repeats": 1}).data, "all")
     np.testing.assert_array_equal(once.drawn, once.anchors)
+    # Where 2 s are no whole number of steps, those looked at are 4 of 0.45 s: 25 m/s for 1.8 s are 45 m, not 50.
+    fast = tmp_path / "fast"
+    write_drive(fast, "steady", frames=30, change=steady, images=False)
+    even = open_data(config(fast, **more | {"waypoint_dt_s": 0.45, "waypoint_steps": 5}).data, "all")
+    assert even.tables.waypoint_valid[:, :4].all(axis=1).any()
+    assert not even.brakes(even.anchors).any()
     with pytest.raises(ValueError, match="waypoints end before 2 s"):
         DataConfig(path="x", braking_repeats=2, waypoint_steps=19)

@@ -243,6 +243,8 @@ def test_a_camera_that_no_episode_has_is_masked(root: Path):
     batch = data.batch(np.array([0]))
     assert batch["image_valid"][0, 0].tolist() == [False, True]
     assert batch["calibration_valid"][0, 0].tolist() == [False, True]
+    assert data.notes[0] == f"data.cameras: no episode has ['rear'], masked in every sample; found {sorted(CAMERAS)}"
+    assert not any("data.cameras" in note for note in open_data(config(root).data, "all").notes)
     with pytest.raises(DataError, match="rear"):
         open_data(config(root, cameras=("rear",)).data, "all")
 

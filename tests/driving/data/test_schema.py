@@ -2,12 +2,15 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from chunkwise.errors import DataError
 from driving.data import schema as schemas
+from driving.data.episodes import write_episode
 from driving.data.schema import NARROW, schema, schema_problems
 
 
@@ -38,6 +41,16 @@ def test_numbers_of_a_recording_are_not_compared_digit_by_digit(monkeypatch: pyt
     assert not schema_problems(tree(-12.5), source="f")
     assert not quick.is_valid(tree(2e18))
     assert exact.is_valid(tree(2e18))
+
+
+def test_what_json_has_not_is_told_by_its_place_when_an_episode_is_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as refused:
+        write_episode(tmp_path / "a.json", tree(math.nan))
+    for key in ("frames[0].observations.state.speed_mps", "frames[0].expert.waypoints[0][1]"):
+        assert f"a.json: {key}: expected a finite number, or null where it is unknown, found nan" in str(refused.value)
+    with pytest.raises(DataError, match=r"a\.json: note: expected a finite number, .* found -inf"):
+        write_episode(tmp_path / "a.json", tree(1.0) | {"note": -math.inf})
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_limits_that_are_too_large_are_narrowed() -> None:

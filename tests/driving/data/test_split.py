@@ -63,7 +63,8 @@ def test_recordings_stay_together_and_the_manifest_is_kept(tmp_path: Path):
         (("training", "train", "val", "testing_location"), ["train", "train", "val", "test"]),
         (("training", "train", "val", ""), None),  # one does not say
         (("v1.0-trainval",) * 4, None),
-        (("val",) * 4, None),  # with nothing to train on, it is split anew
+        (("val",) * 4, ["val"] * 4),
+        (("testing", "testing", "val", "test"), ["test", "test", "val", "test"]),  # nothing is for training
     ],
 )
 def test_a_split_that_the_source_states(tmp_path: Path, names: tuple[str, ...], sides: list[str] | None):
@@ -76,6 +77,9 @@ def test_a_split_that_the_source_states(tmp_path: Path, names: tuple[str, ...], 
     assert official_sides(index) == sides
     manifest = make_manifest(index, val_fraction=0.25, test_fraction=0.25)
     found = [next(split for split in SPLITS if name in manifest.episodes[split]) for name in index.ids]
+    if "train" not in found:
+        with pytest.raises(DataError, match=r"no frame is left to draw.* 0 of 4 .*source\.split say which"):
+            opened(tmp_path, "train")
     assert (found == sides) if sides else sorted(found) == ["test", "train", "train", "val"]
 
 

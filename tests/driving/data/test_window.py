@@ -81,3 +81,15 @@ def test_the_split_is_told_and_not_written(drives: Path):
     assert any("split val" in words for words in told)
     assert any("split test" in words for words in told)
     (drives / "_split.json").unlink()
+
+
+def test_one_recording_is_shown_although_it_cannot_be_split(tmp_path: Path):
+    file = write_drive(tmp_path, "alone", frames=FRAMES, dt=0.25, change=change)
+    for path in (file, tmp_path):
+        config = config_of(path, tmp_path / "run")
+        window = TrainingWindows(config, "mine", DrivingRecordings(path)).window(0, 3)
+        assert any("split this episode is, is not known: 1 recording(s) cannot be split" in n for n in window.notes)
+        np.testing.assert_array_equal(
+            window.images["front"], open_data(config.data, "all").batch(np.array([3]))["images"][0, 0, 0]
+        )
+    assert not (tmp_path / "_split.json").exists()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from driving.data.rater import rater_feedback_score
+from driving.data.validation import between, scored
 from driving.eval.metrics import measures, score
 from driving.eval.plot import project
 from driving.sim.scene import camera_to_vehicle, intrinsics
@@ -29,6 +30,22 @@ def test_measures_by_hand():
     assert slow["fde_1s"][0] == 4
     assert slow["ade_3s"].tolist() == [6.5, 0]
     assert slow["fde_5s"][0] == 20
+
+
+@pytest.mark.parametrize(
+    ("dt_s", "expected"),
+    [(0.4, {"fde_2s": 20.0}), (0.3, {"fde_3s": 30.0}), (0.333, {"fde_1s": 9.99, "fde_2s": 19.98, "fde_3s": 29.97})],
+)
+def test_nothing_is_measured_where_no_waypoint_lies(dt_s: float, expected: dict[str, float]):
+    """At 10 m/s, against one who stands: 1 s is no multiple of 0.4 s, whose nearest step is at 0.8 s."""
+    path = np.stack([10 * dt_s * np.arange(1, 12), np.zeros(11)], axis=-1)[None]
+    found = measures(np.zeros_like(path), path, np.ones((1, 11), bool), dt_s)
+    finals = {name: float(value[0]) for name, value in found.items() if name.startswith("fde")}
+    assert finals == pytest.approx(expected)
+    assert scored(np.ones((1, 11), bool), dt_s) == {float(name[4]): 1.0 for name in expected}
+    missed = {0.4: "1, 3", 0.3: "1, 2", 0.333: ""}[dt_s]
+    assert between(11, dt_s).startswith(f"no score at {missed} s: " if missed else "")
+    assert bool(between(11, dt_s)) == bool(missed)
 
 
 def test_a_hole_before_the_horizon_leaves_a_sample_out():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
+from chunkwise.errors import ConfigError
 from chunkwise.policies.load import load_policy
 from driving import evaluate, train
 from driving.config import (
@@ -208,3 +209,21 @@ def test_the_town_shows_what_a_run_was_trained_on():
     spec = routes.spec_of(config)
     assert (spec.cameras, spec.image_size) == (CAMERAS, (32, 48))
     assert routes.open_town(spec, config, seconds=1.0).action_dim == 40
+
+
+def test_a_run_that_sees_what_the_town_does_not_show_is_refused_before_anything_is_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    policy = WaypointPolicy.__new__(WaypointPolicy)
+    data, steps = DataConfig(path="x", offsets_s=(-1.4, 0.0)), TrainConfig(steps=1, batch_size=1)
+    policy.config = DrivingConfig(train=steps, data=data, waypoints=WaypointConfig(use_moments=True))
+    monkeypatch.setattr(routes, "load_policy", lambda run: policy)
+    monkeypatch.setattr(routes, "open_data", lambda *_: pytest.fail("the dataset was opened"))
+    with pytest.raises(
+        ConfigError, match=r"drive in the town, and data\.offsets_s is \(-1\.4, 0\.0\); expected moments"
+    ):
+        routes.evaluate_run(tmp_path)
+    others = dataclasses.replace(data, cameras=("rear",), offsets_s=(0.0,))
+    policy.config = DrivingConfig(train=steps, data=others, waypoints=WaypointConfig())
+    with pytest.raises(ConfigError, match=r"data\.cameras is \('rear',\); expected some of the town's"):
+        routes.evaluate_run(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from google.protobuf import unknown_fields
 
 from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, DataError
 from driving.config import ConvConfig, DataConfig, DrivingConfig, EvalConfig, ModelConfig, WaypointConfig
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
@@ -21,6 +21,7 @@ from driving.eval.submission import About, archive, rounded, submission
 from driving.train import main
 from tests.driving.converters import test_waymo_e2e as e2e
 from tests.driving.converters.waymo_protos import OFFICIAL
+from tests.driving.drives import write_drive
 
 ABOUT = About(account_name="a@b.org", unique_method_name="method", authors=("A", "Ö"), public_model_names=())
 
@@ -104,6 +105,23 @@ def test_from_records_to_the_archive(tmp_path: Path, capsys: pytest.CaptureFixtu
     expected = policy.predict(submit.waypoints.inputs(data.batch(rows), 0))
     written = [np.stack([one.trajectory.pos_x, one.trajectory.pos_y], axis=-1) for one in found.predictions]
     np.testing.assert_allclose(written, expected, atol=1e-4)
+
+    # A folder of test segments alone has no part to train on, and all of it is submitted.
+    for i in range(7):
+        frames = [e2e.record(start + j, segment=f"other{i}", future=False) for j in range(3)]
+        e2e.write(tmp_path / "more" / f"test.tfrecord-{i:05d}-of-00007", *frames)
+        start += 3
+    alone = ["--data", str(tmp_path / "alone")]
+    settings = ConvertSettings()
+    convert(tmp_path / "more", tmp_path / "alone", format="waymo_e2e", settings=settings, report=lambda _: None)
+    assert submit.main([arguments[0], str(tmp_path / "alone.tar.gz"), *arguments[2:], *alone]) == 0
+    _, found = read((tmp_path / "alone.tar.gz").read_bytes())
+    assert [one.frame_name for one in found.predictions] == [f"other{i}-{20 + 3 * i:03d}" for i in range(7)]
+
+    write_drive(tmp_path / "unstated", "e0", frames=3)
+    unstated = ["--data", str(tmp_path / "unstated")]
+    assert submit.main([*arguments, *unstated]) == DataError.exit_code
+    assert "source.split: expected test segments, whose split begins with 'test', found ['']" in capsys.readouterr().err
 
     assert submit.main([arguments[0], str(tmp_path / "mine.bin"), *arguments[2:]]) == ConfigError.exit_code
     assert "expected a name that ends in .tar.gz" in capsys.readouterr().err

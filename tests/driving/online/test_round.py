@@ -272,13 +272,25 @@ def with_bias(params: Any, bias: Any) -> Any:
                 "waypoints": dataclasses.replace(SETTINGS, use_cameras=True),
                 "data": DataConfig(path="x", cameras=("rear",)),
             },
-            "whose cameras are",
+            "data.cameras is .*; expected some of the town's",
+        ),
+        *(
+            (
+                {
+                    "waypoints": dataclasses.replace(SETTINGS, use_cameras=True, use_moments=True),
+                    "data": DataConfig(path="x", cameras=("front",), offsets_s=offsets),
+                },
+                r"data\.offsets_s is .*; expected moments that it shows, whole tenths of a second from -1 to 0",
+            )
+            for offsets in ((-1.4, 0.0), (-0.25, 0.0))
         ),
     ],
 )
 def test_what_cannot_be_driven_is_refused(change: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         config(**change)
+    seen = dataclasses.replace(SETTINGS, use_cameras=True, use_moments=True)
+    config(waypoints=seen, data=DataConfig(path="x", cameras=("front",), offsets_s=(-1.0, -0.3, 0.0)))
     with pytest.raises(ValueError, match="a drive is compared with the others"):
         RolloutConfig(size=1)
     with pytest.raises(ValueError, match="expected at most all"):

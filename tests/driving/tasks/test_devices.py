@@ -19,7 +19,7 @@ place = np.repeat(np.arange(4), 4).astype(np.int32), np.tile(np.arange(4.0), 4).
 
 @jax.jit
 def loss(z, valid, episode, t):
-    return cross_camera(z, valid, may_contrast(episode, t, 2.0), 0.1).value()
+    return cross_camera(z, valid, may_contrast(episode, t, t, 2.0), 0.1).value()
 
 every = NamedSharding(make_mesh(MeshConfig()), PartitionSpec(("data", "fsdp")))
 values = []

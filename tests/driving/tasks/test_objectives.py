@@ -10,6 +10,9 @@ import pytest
 
 from chunkwise.state import TrainState
 from chunkwise.train import rngs
+from driving.config import ObjectiveConfig
+from driving.model.encoders import Features
+from driving.model.heads import Pretrained
 from driving.tasks import objectives, waypoints
 from driving.tasks.waypoints import waypoint_loss
 
@@ -42,9 +45,34 @@ def test_info_nce_by_hand():
 
 
 def test_near_frames_of_one_drive_are_no_negatives():
-    found = objectives.may_contrast(jnp.array([0, 0, 0, 1]), jnp.array([0.0, 1.5, 2.0, 0.0]), 2.0)
+    t = jnp.array([0.0, 1.5, 2.0, 0.0])
+    found = objectives.may_contrast(jnp.array([0, 0, 0, 1]), t, t, 2.0)
     expected = [[0, 0, 1, 1], [0, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 0]]  # on the diagonal is the positive
     assert np.asarray(found).astype(int).tolist() == expected
+
+
+def test_a_moment_is_no_negative_of_a_near_one_in_another_place_of_its_sample():
+    """Of one drive: sample 0 is of 2 and 4 s, sample 1 of 0 and 2 s, sample 2 of an unknown moment and 2.5 s.
+
+    The first moment of 0 and the last of 1 are the same frame, that of 2 is half a second from it; so 0 has no negative
+    there. The first moment of 1 has the last of 0 (4 s), of 2 (2.5 s). Back, the last of 0 has the first of 1 (0 s),
+    that of 1 has none. What is unknown has t 0, and is no query and no key.
+    """
+    rng = np.random.default_rng(2)
+    z = rng.normal(size=(3, 2, 4)).astype(np.float32)
+    valid = np.array([[1, 1], [1, 1], [0, 1]], bool)
+    t = np.array([[2.0, 4.0], [0.0, 2.0], [0.0, 2.5]], np.float32)
+    features = Features(jnp.zeros((6, 1, 1, 1, 1)), jnp.zeros((6, 1, 1)), jnp.asarray(z.reshape(6, 4)))
+    out = Pretrained(features, None, jnp.asarray(z), None, None)
+    batch = {"image_valid": valid[:, :, None], "episode": np.zeros(3, np.int32), "t": t}
+    settings = ObjectiveConfig(temporal=1.0, near_s=2.0, temperature=0.3)
+    batch = {name: jnp.asarray(value) for name, value in batch.items()}
+    loss, metrics = objectives.total(out, None, None, batch, settings)
+    there = np.array([[0, 0, 0], [1, 0, 1], [0, 0, 0]], bool)
+    back = np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], bool)
+    expected = nce(z[:, 0], z[:, 1], [0, 1], there, 0.3) + nce(z[:, 1], z[:, 0], [0, 1], back, 0.3)
+    assert float(metrics["temporal"].count) == 4
+    assert float(loss) == pytest.approx(expected / 2, rel=1e-4)
 
 
 def test_cross_camera_is_the_mean_over_ordered_pairs():
