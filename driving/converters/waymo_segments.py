@@ -1,6 +1,7 @@
 """What a file has of a Waymo segment, and its JSON: end-to-end segments are spread over files, each read alone."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from driving.data.rater import Rated
 
 OFFICIAL = {"train": "training", "val": "validation", "test": "testing"}
 """How names of files and folders begin, and what Perception's folders call the split."""
+_SPLIT = re.compile(r"(train|val|test)(?:ing|idation)?(?![a-zA-Z0-9])")
 
 
 class Segment:
     """What has been seen of one segment."""
 
-    def __init__(self, source: str, where: str) -> None:
-        """Takes the file, relative to the dataset, and words for where the segment begins in it."""
-        self.source, self.where = source, where
-        self.split = split_of(source)
+    def __init__(self, source: str, where: str, split: str | None) -> None:
+        """Takes the file, relative to the dataset, words for where the segment begins in it, and the file's split."""
+        self.source, self.where, self.split = source, where, split
         self.frames: list[WaymoFrame] = []
         self.calibrations: dict[str, Calibration] = {}
 
@@ -37,12 +38,14 @@ def segment_of(name: str) -> str:
     return segment if dash and number.isdecimal() else name
 
 
-def split_of(unit: str) -> str | None:
-    """Split that a file is of by its own name (training_2025...tfrecord-00000-of-00263) or a folder's (validation/)."""
-    for part in reversed(Path(unit).parts):
-        for split in OFFICIAL:
-            if part.startswith(split):
-                return OFFICIAL[split]
+def split_of(path: str) -> str | None:
+    """Split that a file is of by its own name (training_2025...tfrecord-00000-of-00263) or a folder's (validation/).
+
+    Names begin with a split's, whole or short, as a word: values/ and trainer/ are none.
+    """
+    for part in reversed(Path(path).parts):
+        if found := _SPLIT.match(part):
+            return OFFICIAL[found[1]]
     return None
 
 
@@ -51,6 +54,7 @@ def as_tree(segment: Segment) -> dict[str, Any]:
     return {
         "source": segment.source,
         "where": segment.where,
+        "split": segment.split,
         "calibrations": {name: dataclasses.asdict(one) for name, one in segment.calibrations.items()},
         "frames": [_frame_tree(frame) for frame in segment.frames],
     }
@@ -58,7 +62,7 @@ def as_tree(segment: Segment) -> dict[str, Any]:
 
 def of_tree(tree: Mapping[str, Any]) -> Segment:
     """The segment of a tree of `as_tree`."""
-    segment = Segment(tree["source"], tree["where"])
+    segment = Segment(tree["source"], tree["where"], tree.get("split", split_of(tree["source"])))
     calibrations: Any = {
         name: {key: None if value is None else tuple(value) for key, value in one.items()}
         for name, one in tree["calibrations"].items()

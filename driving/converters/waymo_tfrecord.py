@@ -29,7 +29,7 @@ from driving.converters.waymo_frames import (
     valid_pose,
     valid_velocity,
 )
-from driving.converters.waymo_segments import Segment, as_tree, of_tree, segment_of
+from driving.converters.waymo_segments import Segment, as_tree, of_tree, segment_of, split_of
 from driving.data.history import History
 from driving.data.rater import MAX_SCORE, Rated
 
@@ -54,6 +54,7 @@ class WaymoTfrecordConverter:
         self._end_to_end = end_to_end
         files = [source] if source.is_file() else [path for path in source.rglob("*.tfrecord*") if path.is_file()]
         base = source.parent if source.is_file() else source
+        self._folder = base.resolve().name  # SOURCE may itself be validation/
         self._files = {str(path.relative_to(base)): path for path in files}
         if not self._files:
             raise DataError(f"{source}: expected files *.tfrecord or *.tfrecord-*, found none")
@@ -86,7 +87,8 @@ class WaymoTfrecordConverter:
                     writer.discard_images(after=images)
                 else:
                     name, calibrations, frame = found
-                    segment = self._segments.setdefault(name, Segment(unit, where))
+                    split = split_of(f"{self._folder}/{unit}")
+                    segment = self._segments.setdefault(name, Segment(unit, where, split))
                     segment.add(calibrations, [frame])
         except Rest as error:  # what comes after damage in the framing cannot be found
             writer.problems.append(error.problem)

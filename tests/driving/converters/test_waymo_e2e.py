@@ -12,6 +12,7 @@ from chunkwise.errors import DataError
 from driving.config import DataConfig
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
+from driving.converters.waymo_segments import split_of
 from driving.data import history
 from driving.data.batches import open_data
 from driving.data.episodes import load_episode
@@ -188,6 +189,30 @@ def test_parts_that_are_not_there_are_drawn_from_training(tmp_path: Path):
     config = DataConfig(path=str(converted(root)), cameras=("front",), val_fraction=0.6, test_fraction=0.3)
     sizes = {split: len(open_data(config, split).episodes) for split in SPLITS}
     assert sizes == {"train": 4, "val": 2, "test": 2}, "0.3 of 6 recordings for testing, nothing more for validation"
+
+
+def test_the_folder_that_is_converted_may_be_the_split(tmp_path: Path):
+    """SOURCE is validation/ itself; another folder's name that only begins so is none."""
+    for folder, number, expected in (("validation", 0, "validation"), ("values", 1, "")):
+        source = tmp_path / folder
+        write(source / "a.tfrecord-00000", record(0, segment=f"s{number}"))
+        convert(source, tmp_path / f"out_{folder}", format="waymo_e2e", report=lambda _: None)
+        assert scan(tmp_path / f"out_{folder}")[0].splits == (expected,)  # pyright: ignore[reportOptionalMemberAccess]
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("training_20250811.tfrecord-00000-of-00263", "training"),
+        ("val_20250811.tfrecord-00000", "validation"),
+        ("set/testing_location/segment-1.tfrecord", "testing"),
+        ("training/values.tfrecord", "training"),
+        ("trainer/segment-1.tfrecord", None),
+        ("values/test2.tfrecord", None),
+    ],
+)
+def test_a_split_is_a_word_of_a_name(path: str, split: str | None):
+    assert split_of(path) == split
 
 
 def test_a_segment_of_two_splits_is_refused(tmp_path: Path):
