@@ -192,8 +192,9 @@ def main(config: DrivingConfig, name: str) -> None:
         data = processes.primary_then_all(lambda: open_data(config.data, check=folder.require_same_files))
         for note in data.notes:
             say(f"data: {note}")
-        if _compares_moments(config):
-            require_shown(data.shown(), data.image_step_s(), config.data.path)
+        if compared := _compared_moments(config):
+            shown = {offset: share for offset, share in data.shown().items() if offset in compared}
+            require_shown(shown, data.image_step_s(), config.data.path)
         require_held_out(data.index, config.data, config.eval.split)
         if config.objective is not None:
             ended = fit(config, EvaluatedPretrain(config, data, folder.path), folder)
@@ -212,11 +213,12 @@ def _has_validation(data: DrivingData) -> bool:
     return len(members(data.index, data.config, "val", [])) > 0
 
 
-def _compares_moments(config: DrivingConfig) -> bool:
-    """Whether a run learns from the images of several moments of a sample."""
+def _compared_moments(config: DrivingConfig) -> tuple[float, ...]:
+    """Those of data.offsets_s whose images a run learns from together; none where it takes each by itself."""
     if config.waypoints is not None:
-        return config.waypoints.use_moments
-    return config.objective is not None and config.objective.temporal + config.objective.ego_motion > 0
+        return config.data.offsets_s if config.waypoints.use_moments else ()
+    pairs = config.objective is not None and config.objective.temporal + config.objective.ego_motion > 0
+    return (config.data.offsets_s[0], config.data.offsets_s[-1]) if pairs else ()
 
 
 def _rounds(config: DrivingConfig, folder: Path) -> "Rounds":

@@ -1,5 +1,6 @@
 """Trains a Q-chunking agent: records the dataset if it is missing, then hands data, agent, evaluation to the loop."""
 
+import dataclasses
 import functools
 import shutil
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 
 from chunkwise.arrays import NumpyTree
+from chunkwise.checkpoint.reader import list_saves
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.data import norm_stats
 from chunkwise.distributed import processes
@@ -256,8 +258,7 @@ def main(config: QChunkConfig, name: str) -> None:
         dataset = processes.primary_then_all(lambda: data.open_dataset(config, check=folder.require_same_files))
         beside = processes.broadcast_one_to_all(lambda: _beside(config, dataset))
         folder.kept |= {name: text.encode() for name, text in beside.items()}
-        processes.run_on_primary(lambda: require_fit(config, dataset))
-        processes.run_on_primary(lambda: _say(reach.judge(config, dataset)))
+        processes.run_on_primary(lambda: _judge(config, folder.path, dataset))
         task = QChunkTask(config, folder.path, dataset)
         if fit(config, task, folder, interaction=task.online):
             write_report(folder.path)
@@ -290,6 +291,15 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
                 rules=simulators.rules_of(config),
             )
             seen.add(name)
+
+
+def _judge(config: QChunkConfig, run: Path, dataset: data.Dataset) -> None:
+    """Raises what a run is refused for, and prints what is said of its data. --run.resume without a save begins anew,
+    as every run of a study does."""
+    if config.run.resume and not list_saves(run):
+        config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=False))
+    require_fit(config, dataset)
+    _say(reach.judge(config, dataset))
 
 
 def _say(notes: tuple[str, ...]) -> None:

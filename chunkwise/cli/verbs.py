@@ -210,10 +210,15 @@ def _package_of_config(words: Sequence[str]) -> str:
 
 
 def _first_path(words: Sequence[str]) -> Path | None:
-    """The first word that is no option and names what is there, past values of options; else the first no option."""
+    """The first word that is neither an option nor right behind one, whose value it may be.
+
+    Where there is none, as of `--json RUN`, the first behind one that names what is there.
+    """
     before = ["", *words]
-    plain = [word for last, word in zip(before, words, strict=False) if word[:1] != "-" and last != "--config"]
-    return next((Path(word) for word in (*filter(os.path.exists, plain), *plain)), None)
+    plain = [(last, word) for last, word in zip(before, words, strict=False) if word[:1] != "-" and last != "--config"]
+    apart = [word for last, word in plain if last[:1] != "-" or "=" in last]
+    behind = [word for _, word in plain]
+    return next((Path(word) for word in (*apart, *filter(os.path.exists, behind), *behind)), None)
 
 
 def _help(name: str, rest: Sequence[str]) -> str | None:

@@ -51,11 +51,11 @@ class Manifest:
 def official_sides(index: Index) -> list[str] | None:
     """Split of each episode as its source says it, by how the word begins: "training", "val", "testing_location".
 
-    None unless every episode says so: Waymo's do, nuScenes' v1.0-trainval says nothing. A folder of test segments has a
-    split too, whose other parts are empty.
+    None unless every episode says so, and some are for training, or all for testing: Waymo's do, nuScenes'
+    v1.0-trainval says nothing, and whoever has a validation part alone trains on it.
     """
     sides = [next((split for split in SPLITS if name.startswith(split)), "") for name in index.splits]
-    return sides if all(sides) else None
+    return sides if all(sides) and ("train" in sides or set(sides) == {"test"}) else None
 
 
 def make_manifest(index: Index, *, val_fraction: float, test_fraction: float) -> Manifest:

@@ -69,14 +69,12 @@ def plans_to_stand(index: Index, episode: int, tables: Tables, config: DataConfi
         return False
     if not _moves_at_end(tables.speed_mps[rows], tables.speed_valid[rows]):
         return False
-    dt_s, steps = float(index.waypoint_dt_s[episode]), listed.shape[1]
-    known = [
-        targets.waypoints_from_expert(index.t[rows], listed, dt_s, steps=steps, dt_s=dt_s, moving_at_end=filled)[
-            1
-        ].sum()
-        for filled in (False, True)
-    ]
-    return bool(known[0] > known[1])
+    wanted = {"steps": config.waypoint_steps, "dt_s": config.waypoint_dt_s}
+    listed_dt_s, known = float(index.waypoint_dt_s[episode]), list[int]()
+    for filled in (False, True):
+        _, valid = targets.waypoints_from_expert(index.t[rows], listed, listed_dt_s, moving_at_end=filled, **wanted)
+        known.append(int(valid.sum()))
+    return known[0] > known[1]
 
 
 def _moves_at_end(speed_mps: Float[np.ndarray, " T"], known: Bool[np.ndarray, " T"]) -> bool:

@@ -24,7 +24,6 @@ from chunkwise.envs.environment import Environment, Observation
 from chunkwise.envs.recorder import record_whole
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import OpenpiRiptConfig
-from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, train_tokenizer, write_lerobot
 from openpi_ript.data.point import TOKENIZER
 from openpi_ript.envs.layer_4 import policy_state
@@ -64,14 +63,20 @@ def demonstrate(config: OpenpiRiptConfig) -> None:
     provenance |= {"adapter": "none" if adapter.same_simulation else config.data.robot.adapter}
 
     def made(root: Path) -> Mapping[str, Any] | None:
-        """What made a dataset; of before these settings were written down, what was done then."""
+        """What made a dataset; of before these settings were written down, what can be told of them."""
         found = settings_of(root)
         if found is None or not str(found.get("made_by")).startswith(MADE_BY):
             return found
-        prompts = provenance["prompts"]
-        told = read_meta(root).tasks.values() if "prompts" not in found else ()
-        then = {"prompts": prompts if {*told} <= {*prompts.values()} else sorted(told)}
-        return {"state_function": EnvConfig.state_function, "adapter": "none", **then, **found}
+        then = {name: provenance[name] for name in ("state_function", "prompts") if name not in found}
+        if "prompts" in then and not {*(told := read_meta(root).tasks.values())} <= {*then["prompts"].values()}:
+            then["prompts"] = sorted(told)
+        if "state_function" in then:
+            print(
+                f"{root}: recorded by an earlier version, which did not write down env.state_function: whether it was "
+                f"{env.state_function} cannot be told; if not, choose another path",
+                flush=True,
+            )
+        return {"adapter": "none", **then, **found}
 
     def write(root: Path) -> str:
         drawn = dataclasses.replace(env, initial_states="")  # the published ones are for groups and evaluations

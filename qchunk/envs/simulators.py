@@ -1,6 +1,7 @@
 """The environments of evaluation and of the online phase, by the names that a config has for them."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -125,16 +126,24 @@ def require_task(field: str, name: str, task: str | None) -> None:
       name: As `make`.
       task: data.task.
     """
-    if task is not None and "singletask" in name and _task_of(name) != _task_of(task):
+    if task is None or "singletask" not in name:
+        return
+    (scene, number), (other, of_data) = _task_of(name), _task_of(task)
+    if scene != other or (number != of_data and number and of_data):
         raise ConfigError(
             f"data.task is {task!r}, whose rewards are learnt from, and {field} {name!r}; expected the same task "
             "(chunkwise evaluate RUN --env measures a policy on another one)"
         )
 
 
-def _task_of(name: str) -> str:
-    """OGBench's single task by its Gymnasium id: the name of its dataset, with play or noisy, means the same."""
-    return "-".join(word for word in name.removeprefix("ogbench/").split("-") if word not in ("play", "noisy"))
+def _task_of(name: str) -> tuple[list[str], list[str]]:
+    """The words of OGBench's name of a single task but for its number, and that; none: the scene's own choice of it.
+
+    The name of its dataset, with play or noisy, means the same.
+    """
+    words = [word for word in name.removeprefix("ogbench/").split("-") if word not in ("play", "noisy")]
+    numbers = [word for word in words if re.fullmatch("task[0-9]+", word)]
+    return [word for word in words if word not in numbers], numbers
 
 
 def require_images(name: str, view: View) -> None:

@@ -106,6 +106,29 @@ def test_what_is_wrong_is_said(words: list[str], error: type[Exception], message
         verbs.resolve([word.replace("EMPTY", str(tmp_path)) for word in words])
 
 
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (["RUN", "--manifest", "FILE"], "RUN"),
+        (["typo", "--manifest", "FILE"], "typo"),
+        (["--manifest", "FILE", "RUN"], "RUN"),
+        (["--episodes", "1", "RUN"], "RUN"),
+        (["--episodes=1", "RUN"], "RUN"),
+        (["--json", "RUN"], "RUN"),
+        (["--json", "RUN", "--episodes", "1"], "RUN"),
+        (["--config", "FILE", "RUN"], "RUN"),
+        (["--json", "typo"], "typo"),
+        (["--json"], None),
+    ],
+)
+def test_the_path_is_told_from_the_values_of_options(words: list[str], path: str | None, tmp_path: Path):
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "FILE").touch()
+    there = {name: str(tmp_path / name) for name in ("RUN", "FILE")}
+    found = verbs._first_path([there.get(word, word) for word in words])
+    assert found == (None if path is None else Path(there.get(path, path)))
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_run_is_of_the_package_whose_fields_it_has(package: str, tmp_path: Path):
     run = make_run(tmp_path / "run", package)

@@ -63,8 +63,9 @@ def test_recordings_stay_together_and_the_manifest_is_kept(tmp_path: Path):
         (("training", "train", "val", "testing_location"), ["train", "train", "val", "test"]),
         (("training", "train", "val", ""), None),  # one does not say
         (("v1.0-trainval",) * 4, None),
-        (("val",) * 4, ["val"] * 4),
-        (("testing", "testing", "val", "test"), ["test", "test", "val", "test"]),  # nothing is for training
+        (("val",) * 4, None),  # all that somebody has
+        (("testing", "testing", "val", "test"), None),
+        (("testing", "test", "testing_location", "test"), ["test"] * 4),
     ],
 )
 def test_a_split_that_the_source_states(tmp_path: Path, names: tuple[str, ...], sides: list[str] | None):

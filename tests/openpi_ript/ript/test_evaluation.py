@@ -386,7 +386,7 @@ def test_only_the_last_evaluation_of_a_run_keeps_rollouts_and_shows_them(
     vars(task).update(
         config=SimpleNamespace(eval=settings, env=point(), guidance=None, rollout=None),
         policy=SimpleNamespace(use=lambda *_: None, release=lambda: None),
-        _held_out_loss=lambda _: {},
+        _of_dataset=lambda _: {},
         collector=None,
         folder=tmp_path,
         _division=None,

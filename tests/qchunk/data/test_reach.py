@@ -159,3 +159,15 @@ def test_online_the_critic_may_learn_from_what_is_found_there(tmp_path: Path):
         both = dataclasses.replace(cfg, online=online, train=train_config)
         with pytest.raises(ConfigError, match="no chunk is whole") if refused else contextlib.nullcontext():
             reach.judge(both, data.open_dataset(cfg))
+
+
+def test_a_run_that_may_go_on_and_has_no_save_yet_is_refused_as_a_new_one(tmp_path: Path):
+    """So a study begins every run; one that was refused is refused again."""
+    root = recorded(tmp_path / "cut", np.random.default_rng(0).normal(size=(4, ACTION)))
+    cfg, run = with_horizon(6, root), tmp_path / "run"
+    goes_on = dataclasses.replace(cfg, run=RunConfig(dir=str(run), resume=True))
+    run.mkdir()
+    with pytest.raises(ConfigError, match="no chunk is whole"):
+        train._judge(goes_on, run, data.open_dataset(cfg))
+    (run / "checkpoints/7").mkdir(parents=True)
+    train._judge(goes_on, run, data.open_dataset(cfg))
