@@ -186,3 +186,17 @@ def test_a_run_without_room_for_its_measurement_ends_before_the_first_update(
         train.QChunkTask(cfg, tmp_path / "run", open_dataset(cfg))
     assert of_training(cfg).refusal == "data.holdout is 0.5: there is none"
     assert asked == [2, 2]
+
+
+@pytest.mark.parametrize(("jpeg", "size", "storage"), [(True, (24, 32), "recorded"), (False, (6, 8), "decoded")])
+def test_held_out_images_are_kept_in_the_way_that_takes_less_beside_those_of_training(
+    tmp_path: Path, jpeg: bool, size: tuple[int, int], storage: str
+):
+    """There is room for both ways; JPEGs take less as recorded, raw images larger than in a batch do not."""
+    for number in range(4):
+        write_episode(tmp_path / f"episode_{number}.hdf5", 5, number, jpeg=jpeg, success=number % 2 == 0)
+    for frames in ("auto", "decoded", "recorded"):
+        cfg = config(tmp_path, cameras=CAMERAS, image_size=size, holdout=0.5, frames=frames)
+        store = open_measured(cfg, open_dataset(cfg).source)
+        assert store is not None
+        assert store.storage == storage
