@@ -49,7 +49,7 @@ class HeldOut:
         Raises:
           DataError: An image cannot be read.
         """
-        total = self._means(params, (inputs(self._data.batch(rows)) for rows in self.rows))
+        total = self._means(params, (inputs(self._data.batch(rows), self._data) for rows in self.rows))
         values = {"loss": float(weighted(total, self._weights))}
         values |= {name: float(mean.value()) for name, mean in total.items() if float(mean.count) > 0}
         return {f"holdout/{name}": value for name, value in values.items()}

@@ -96,7 +96,7 @@ class PretrainTask:
         changes = changes_pixels(self.config.data.augment)
         data = dataclasses.replace(self.data, on_device=True) if changes else self.data
         batches = batches_of_run(data, self.config, start_step=start_step, shard=shard, num_shards=num_shards)
-        return map(inputs, batches)
+        return (inputs(batch, self.data) for batch in batches)
 
     def data_fingerprint(self) -> dict[str, Any]:
         """Of the training split."""
@@ -122,13 +122,17 @@ def _changed(batch: Any, config: DrivingConfig) -> Any:
     return found | {"images": found["images"].reshape(b, n, k, *rest)}
 
 
-def inputs(batch: Batch) -> dict[str, np.ndarray]:
-    """What the objectives see of a batch."""
+def inputs(batch: Batch, data: DrivingData) -> dict[str, np.ndarray]:
+    """What the objectives see of a batch.
+
+    Times are counted from the beginning of their drive: as float32 those of a clock that began in 1970 lie 128 s apart.
+    """
+    began = data.index.t[data.index.starts[batch["episode"]]]
     changes: dict[str, Any] = {name: value for name, value in batch.items() if name in CHANGES}
     return {
         "images": batch["images"],
         "image_valid": batch["image_valid"],
-        "t": batch["t"].astype(np.float32),
+        "t": np.where(batch["time_valid"], batch["t"] - began[:, None], 0.0).astype(np.float32),
         "episode": batch["episode"],
         "relative_pose": batch["relative_pose"],
         "relative_pose_valid": batch["relative_pose_valid"],

@@ -48,7 +48,7 @@ def test_the_loss_is_that_of_the_objectives_on_samples_of_all_drives(tmp_path: P
     assert held.rows.tolist() == [anchors[[0, 2, 3, 5, 6, 8, 9, 11]].tolist()]  # 11/7 k, rounded
     params = quick(lambda key: pretrain.init_params(settings, key))(rngs.key(0, "init"))
     metrics = held.measure(params)
-    batch: Any = jax.tree.map(jnp.asarray, pretrain.inputs(data.batch(held.rows[0])))
+    batch: Any = jax.tree.map(jnp.asarray, pretrain.inputs(data.batch(held.rows[0]), data))
     b, n, k, h, w, _ = batch["images"].shape
     hidden = objectives.draw_hidden(rngs.key(0, "holdout", 0), (b, n, k, *grid(settings.model, h, w)), 0.5)
     flat = (batch["images"].reshape(b * n, k, h, w, 3), batch["image_valid"].reshape(b * n, k))
@@ -80,3 +80,24 @@ def test_without_validation_drives_there_is_none(tmp_path: Path, drives: Path):
     task = EvaluatedPretrain(settings, open_data(settings.data), tmp_path)
     state = TrainState(step=2, params={}, opt_state={}, target={})
     assert task.evaluate(state, final=False) == {}
+
+
+def test_times_are_counted_from_the_beginning_of_their_drive(tmp_path: Path):
+    """On a clock that began in 1970, in float32, all twelve frames would be at one moment."""
+
+    def by_clock(began: float) -> DrivingConfig:
+        def late(tree: dict[str, Any]) -> None:
+            for frame in tree["frames"]:
+                frame["t"] = round(began + frame["t"], 3)
+
+        for i in range(4):
+            write_drive(tmp_path / str(began), f"drive_{i}", frames=12, start_yaw=float(i), change=late)
+        return config(tmp_path, tmp_path / str(began))
+
+    def seen(settings: DrivingConfig) -> dict[str, np.ndarray]:
+        data = open_data(settings.data)
+        return pretrain.inputs(data.batch(data.anchors), data)
+
+    mine, theirs = seen(by_clock(0.0)), seen(by_clock(1.7e9))
+    assert mine["t"].max() > 1.0
+    np.testing.assert_allclose(theirs["t"], mine["t"], atol=1e-6)
