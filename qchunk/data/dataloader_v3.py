@@ -56,8 +56,11 @@ class QCSimpleDatasetV3:
         """Takes the episodes of another epoch; those that both have are not read again.
 
         Raises:
+          ConfigError: The seed is below 0.
           DataError: A file changed since it was indexed, or could not be read.
         """
+        if new_epoch_seed < 0:
+            raise ConfigError(f"epoch_seed is {new_epoch_seed}; expected 0 or above")
         self.epoch, self.step = new_epoch_seed, 0
         self.pool = Pool(
             self._config,

@@ -199,6 +199,7 @@ def test_the_memory_of_validation_is_that_of_all_episodes_held_out(tmp_path: Pat
         ({"dataset_type": "val"}, "dataset_type is 'val'"),
         ({"dataset_type": "test"}, "dataset_type is 'test'"),
         ({"positive_ratio": 1.5}, "positive_ratio"),
+        ({"epoch_seed": -1}, "epoch_seed is -1; expected 0 or above"),
     ],
 )
 def test_arguments_out_of_range(tmp_path: Path, more: dict[str, Any], message: str):
