@@ -70,6 +70,16 @@ def test_a_task_is_called_as_the_environment_calls_it(root: Path, tmp_path: Path
     assert task._labels._tasks == ("first", *prompts[1:])
 
 
+def test_recorded_rollouts_are_judged_and_demonstrations_are_positive(root: Path, tmp_path: Path):
+    """A dataset is one of rollouts where data.advantage says how they are compared."""
+    rollouts = small_config(root, tmp_path).data
+    assert rollouts.advantage is not None
+    for data, positive in ((rollouts, False), (dataclasses.replace(rollouts, advantage=None), True)):
+        batch = next(with_returns(open_data(data), VALUE, ()).batches(seed=0, batch_size=4, start_step=0))
+        assert "returns" in batch
+        assert batch["returns"]["forced"].tolist() == [positive] * 4
+
+
 def test_settings_without_effect_are_refused(tmp_path: Path):
     config = small_config(tmp_path, tmp_path)
     data = config.data

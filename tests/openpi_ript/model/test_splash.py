@@ -13,6 +13,7 @@ from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import toy
 from openpi_ript.model import splash
 from openpi_ript.model.attention import attend
+from openpi_ript.model.gemma import LANGUAGE, Attention
 
 B, K, G, H = 2, 1, 2, 256
 
@@ -64,6 +65,32 @@ def test_it_is_taken_by_updates_on_tpus_alone(monkeypatch: pytest.MonkeyPatch):
         ConfigError, match=r"model\.splash is on, and the update is for NVIDIA H100.*--model\.no-splash"
     ):
         splash.wanted_here()
+
+
+def test_it_reads_the_prefix_alone(monkeypatch: pytest.MonkeyPatch):
+    """The suffix attends to keys and values of the prefix too, which the kernel does not take."""
+    lengths: list[int] = []
+
+    def kernel(q: Any, keys: Any, values: Any, mask: Any) -> Any:
+        lengths.append(q.shape[1])
+        return attend(q, [(keys, values)], mask, None)
+
+    monkeypatch.setattr(splash, "wanted_here", lambda: True)
+    monkeypatch.setattr(splash, "attend", kernel)
+    config = toy("pi0").language
+    prefix, suffix = jnp.ones((1, 5, config.width)), jnp.ones((1, 2, config.width))
+    first, then = jnp.arange(5)[None], 5 + jnp.arange(2)[None]
+
+    def run(on: bool) -> None:
+        attention = Attention((config, config), None, splash=on)
+        mask = jnp.ones((1, 1, 5), bool)
+        (_, cache), variables = attention.init_with_output(jax.random.key(0), prefix, None, first, mask, LANGUAGE)
+        attention.apply(variables, suffix, cache, then, jnp.ones((1, 1, 7), bool), LANGUAGE)
+
+    run(True)
+    assert lengths == [5]
+    run(False)
+    assert lengths == [5]
 
 
 def test_heads_that_a_tpu_cannot_take_are_refused():
