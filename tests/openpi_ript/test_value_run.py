@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from chunkwise.envs.collect import Task
 from chunkwise.errors import PreemptedError
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
+from chunkwise.train.metrics import mean_of
 from chunkwise.train.run_dir import RunFolder
 from openpi_ript.config.experiment import (
     AdvantageConfig,
@@ -31,8 +33,9 @@ from openpi_ript.data.batch import to_training_batch
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.envs.make import tasks_of
 from openpi_ript.ript.round import Ript
+from openpi_ript.tasks import supervised
 from openpi_ript.tasks.supervised import SupervisedTask
-from openpi_ript.tasks.value_labels import task_names, with_returns
+from openpi_ript.tasks.value_labels import ValueLabels, task_names, with_returns
 from openpi_ript.train import main
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config
 from tests.openpi_ript.test_train import StopAt, resumed, rows
@@ -78,6 +81,38 @@ def test_recorded_rollouts_are_judged_and_demonstrations_are_positive(root: Path
         batch = next(with_returns(open_data(data), VALUE, ()).batches(seed=0, batch_size=4, start_step=0))
         assert "returns" in batch
         assert batch["returns"]["forced"].tolist() == [positive] * 4
+
+
+class Judge(ValueLabels):
+    """A value that labels the rows 0, 1, 0 and is at 1 after an update."""
+
+    def __init__(self) -> None:
+        """Needs no config."""
+
+    def step(self, state: Any, batch: Any, step: Any, key: Any) -> Any:
+        assert "returns" in batch
+        return jnp.array([0, 1, 0], jnp.int32), state + 1, {"value_loss": mean_of(jnp.ones(3))}
+
+
+def test_an_update_takes_the_labels_and_keeps_the_value_after_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without the policy's gradient, which a test marked long has too."""
+    learned_from: list[Any] = []
+
+    def gradient(loss: Any, weights: Any, params: Any, trains: Any, batch: Any, *rest: Any) -> Any:
+        learned_from.append(batch)
+        return jax.tree.map(jnp.zeros_like, params), {}
+
+    monkeypatch.setattr(supervised, "trained_gradient", gradient)
+    task = supervised.Imitation(small_config(root, tmp_path, guidance=GUIDANCE), Judge())
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), task._shapes)
+    state = TrainState.create(params, task._optimiser, jnp.zeros(()))
+    after, metrics = task.step(state, {"returns": {}, "optimality": jnp.full(3, 2, jnp.int32)})
+    assert set(learned_from[0]) == {"optimality"}
+    assert learned_from[0]["optimality"].tolist() == [0, 1, 0]
+    assert (int(after.step), float(after.target)) == (1, 1.0)
+    assert {"value_loss", "gradient_norm"} == set(metrics)
 
 
 def test_settings_without_effect_are_refused(tmp_path: Path):
