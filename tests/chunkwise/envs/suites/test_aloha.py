@@ -36,6 +36,7 @@ def test_steps_are_gym_alohas(task: str, theirs: str, monkeypatch: pytest.Monkey
     observed = env.reset_to(drawn)
     physics = gym._env.physics
     np.testing.assert_array_equal(env.state(), np.concatenate([physics.data.qpos, physics.data.qvel]))
+    np.testing.assert_allclose(env.data.qacc, physics.data.qacc, atol=1e-6)  # no actuator pulls yet
     rng = np.random.default_rng(0)
     for _ in range(60):
         action = env.clip(observed["qpos"] + rng.normal(0, 0.3, 14)).astype(np.float64)  # it scales in its dtype
