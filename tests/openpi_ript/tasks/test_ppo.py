@@ -28,7 +28,7 @@ from openpi_ript.ript.passes import CHAIN, LOG_PROB, Passes, passes_over
 from openpi_ript.ript.rollout_data import Group, training_data
 from openpi_ript.ript.round import Ript
 from openpi_ript.tasks import ript
-from openpi_ript.tasks.ppo import Ppo, is_ppo
+from openpi_ript.tasks.ppo import Ppo, PpoUpdate, is_ppo
 from openpi_ript.tasks.ript import RiptTask
 from tests.evened import assert_same_update
 from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_config, supervised
@@ -376,6 +376,19 @@ def test_the_learning_rate_is_scaled_and_frozen_weights_stay(half: Half):
     assert any(frozen)
     for stays, change in zip(frozen, jax.tree.leaves(whole), strict=True):
         assert not stays or not np.asarray(change).any()
+
+
+def test_the_update_for_batches_from_anywhere_is_that_of_a_run(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    taken: list[Any] = []
+    monkeypatch.setattr(Ppo, "step", lambda self, *given: taken.append((self, *given)) or (given[0], {}))
+    update = PpoUpdate(make_config(root, tmp_path))
+    state = TrainState(step=0, params={}, opt_state={}, target={})
+    assert update.step(state, "batch") == (state, {})
+    ((ppo, *given),) = taken
+    assert given == [state, "batch"]
+    assert (ppo._model, ppo._trains) == (update.model, update._trains)
 
 
 def test_parts_of_a_batch_make_the_update_of_the_whole(half: Half):

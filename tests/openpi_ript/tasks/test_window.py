@@ -10,6 +10,7 @@ import pytest
 from chunkwise.config.augmentation import AugmentationConfig
 from chunkwise.errors import DataError
 from openpi_ript.data.recordings import LeRobotRecordings
+from openpi_ript.tasks.supervised import augmented_images
 from openpi_ript.tasks.window import TrainingWindows
 from tests.openpi_ript.small_run import make_dataset, make_task, small_config
 
@@ -61,6 +62,15 @@ def test_augmented_images_are_those_of_an_update(root: Path, tmp_path: Path):
     for k, name in enumerate(names[2:]):
         assert np.abs(window.images[name].astype(float) - np.clip(expected[k], 0, 255)).max() <= 0.51
         assert (window.images[name] != window.images[names[k]]).any()
+
+
+def test_images_of_a_wrist_are_neither_cropped_nor_rotated(root: Path, tmp_path: Path):
+    """Of base_0_rgb and left_wrist_0_rgb; colours would be changed of both."""
+    config = small_config(root, tmp_path, augment=AugmentationConfig(colour_probability=0.0))
+    images = np.random.default_rng(0).integers(0, 256, (2, 2, 16, 16, 3), np.uint8)
+    changed = np.asarray(augmented_images(config, jnp.asarray(images), jnp.int32(0)))
+    np.testing.assert_allclose(changed[:, 1], images[:, 1], atol=1e-3)
+    assert np.abs(changed[:, 0] - images[:, 0]).mean() > 10
 
 
 def test_whom_training_never_draws_is_said(root: Path, tmp_path: Path):
