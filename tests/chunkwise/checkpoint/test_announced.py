@@ -335,7 +335,9 @@ def test_files_of_the_run_are_bound_to_its_saves(tmp_path: Path, capsys: pytest.
 def test_a_save_of_a_version_without_hashes_is_read_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     saved(tmp_path, 1, files=FILES)
     rewrite_metadata(tmp_path, 1, "files")
+    (tmp_path / "norm_stats.json").write_bytes(b"{ }\n")
     assert restored(tmp_path, FILES) == 1
+    assert (tmp_path / "norm_stats.json").read_bytes() == b"{ }\n", "what the save was made with stays"
     assert "made before norm_stats.json belonged to it; not compared" in capsys.readouterr().out
 
 

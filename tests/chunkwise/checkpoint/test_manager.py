@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -334,6 +335,47 @@ def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Pa
         checkpoints.wait()
     checkpoints.close()
     assert steps(tmp_path) == [1]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *outcomes: bool) -> None:
+    """Lets the next saves end as told, True for failing, those after them as they do."""
+    real, left = ocp.save_checkpointables, list(outcomes)
+
+    def save(*args: Any, **kwargs: Any) -> Any:
+        if left and left.pop(0):
+            raise OSError(28, "No space left on device")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(ocp, "save_checkpointables", save)
+
+
+def test_failures_between_which_a_save_succeeds_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failing(monkeypatch, True, True, False, True, True)
+    checkpoints = opened(tmp_path)
+    for step, succeeds in enumerate((False, False, True, False, False, True), start=1):
+        checkpoints.save(make_state(step), progress(step))
+        assert checkpoints.wait() is succeeds
+    checkpoints.close()
+    assert steps(tmp_path) == [3, 6]
+
+
+def test_the_last_save_is_tried_until_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failing(monkeypatch, True, True)
+    checkpoints = opened(tmp_path)
+    checkpoints.save_now(make_state(2), progress(2))
+    assert checkpoints.durable_step == 2
+    checkpoints.close()
+    assert steps(tmp_path) == [2]
+
+
+def test_the_loss_of_another_process_is_no_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failing(monkeypatch, True)
+    monkeypatch.setattr("chunkwise.checkpoint.manager.processes.lost", lambda error: error)
+    checkpoints = opened(tmp_path)
+    checkpoints.save(make_state(1), progress(1))
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints.wait()
+    checkpoints.close()
 
 
 @pytest.mark.parametrize(
