@@ -252,6 +252,15 @@ def test_of_a_task_without_a_success_all_rows_are_failures_of_its_share(root: Pa
     assert np.isin(np.arange(2 * 4), drawn).all()
 
 
+def test_of_a_task_of_successes_alone_all_rows_are_of_them(root: Path, tmp_path: Path):
+    """Rejection keeps nothing else: no half of a task's share is drawn from failures that are not there."""
+    settings: dict[str, Any] = {"groups": 4, "max_groups": 4, "objective": "rejection", "rows": "tasks"}
+    one = TwoTasks(root, tmp_path, lambda state, k: k < 2, **settings)
+    one.interact(2)
+    drawn = [row for step in range(2, 200) for _, row in one.ript._drawn(one.ript._training, step)]  # pyright: ignore[reportArgumentType]
+    assert set(drawn) == set(range(4 * 2 * 4))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
