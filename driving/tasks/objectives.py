@@ -22,6 +22,8 @@ MOTION_SCALE = (8.0, 1.0, 0.3)
 """Metres ahead, metres to the left and radians that count as 1: about what a car in a town does in a second."""
 FAR = -1e9
 """Logit of what is no negative."""
+ROUNDING_S = 1e-3
+"""By which two times that are as far apart as asked may seem nearer: float32 tells those of an hour to 0.2 ms."""
 
 
 def may_contrast(
@@ -36,7 +38,7 @@ def may_contrast(
       near_s: See ObjectiveConfig.
     """
     same = episode[:, None] == episode[None, :]
-    return ~same | (jnp.abs(query_t[:, None] - key_t[None, :]) >= near_s)
+    return ~same | (jnp.abs(query_t[:, None] - key_t[None, :]) >= near_s - ROUNDING_S)
 
 
 def info_nce(

@@ -51,6 +51,19 @@ def test_near_frames_of_one_drive_are_no_negatives():
     assert np.asarray(found).astype(int).tolist() == expected
 
 
+def test_moments_as_far_apart_as_asked_are_negatives_whatever_float32_makes_of_their_times():
+    """In float32 2.6 - 0.6 is 2 - 1e-7, and 2049.4 - 2047.4 is 2 - 1e-4; 1.998 is nearer than 2."""
+    t = jnp.array([0.6, 2.6, 2047.4, 2049.4, 2.598], jnp.float32)
+    found = np.asarray(objectives.may_contrast(jnp.zeros(5, jnp.int32), t, t, 2.0))
+    assert found[0, 1]
+    assert found[2, 3]
+    assert not found[0, 4]
+    every = jnp.asarray(np.round(np.arange(400) * 0.2, 3), jnp.float32)
+    found = np.asarray(objectives.may_contrast(jnp.zeros(400, jnp.int32), every, every, 2.0))
+    apart = np.abs(np.subtract.outer(np.arange(400), np.arange(400)))
+    np.testing.assert_array_equal(found, apart >= 10)
+
+
 def test_a_moment_is_no_negative_of_a_near_one_in_another_place_of_its_sample():
     """Of one drive: sample 0 is of 2 and 4 s, sample 1 of 0 and 2 s, sample 2 of an unknown moment and 2.5 s.
 
