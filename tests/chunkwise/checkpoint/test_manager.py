@@ -315,28 +315,6 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path):
     assert restored(tmp_path) is None
 
 
-def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written(tmp_path, 1)
-    checkpoints = opened(tmp_path)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    checkpoints.restore(
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_state(0))
-    )
-
-    def full_disk(*args, **kwargs):
-        del args, kwargs
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ocp, "save_checkpointables", full_disk)
-    checkpoints.save(make_state(2), progress(2))
-    checkpoints.save(make_state(3), progress(3))
-    checkpoints.save(make_state(4), progress(4))
-    with pytest.raises(StorageError, match=r"No space left on device\. Last durable step: 1"):
-        checkpoints.wait()
-    checkpoints.close()
-    assert steps(tmp_path) == [1]
-
-
 def failing(monkeypatch: pytest.MonkeyPatch, *outcomes: bool) -> None:
     """Lets the next saves end as told, True for failing, those after them as they do."""
     real, left = ocp.save_checkpointables, list(outcomes)
@@ -347,6 +325,23 @@ def failing(monkeypatch: pytest.MonkeyPatch, *outcomes: bool) -> None:
         return real(*args, **kwargs)
 
     monkeypatch.setattr(ocp, "save_checkpointables", save)
+
+
+def test_three_failed_saves_end_the_run_and_name_the_last_good_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written(tmp_path, 1)
+    checkpoints = opened(tmp_path)
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    checkpoints.restore(
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), make_state(0))
+    )
+    failing(monkeypatch, True, True, True)
+    checkpoints.save(make_state(2), progress(2))
+    checkpoints.save(make_state(3), progress(3))
+    checkpoints.save(make_state(4), progress(4))
+    with pytest.raises(StorageError, match=r"No space left on device\. Last durable step: 1"):
+        checkpoints.wait()
+    checkpoints.close()
+    assert steps(tmp_path) == [1]
 
 
 def test_failures_between_which_a_save_succeeds_end_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
