@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,10 +46,7 @@ print(json.dumps([[before[key], after[key]] for key in before if before[key] != 
 
 
 def imports_of_others(paths: list[Path]) -> list[str]:
-    """Statements by which files import what is not ours when they are imported themselves.
-
-    `name = importlib.import_module("name")` is one as well: where MUJOCO_GL is set, MuJoCo's sets PYOPENGL_PLATFORM.
-    """
+    """Statements by which files import what is not ours when they are imported themselves."""
     lines = set()
     for path in paths:
         for node in ast.parse(path.read_text()).body:
@@ -58,20 +56,21 @@ def imports_of_others(paths: list[Path]) -> list[str]:
                 lines |= {
                     f"from {node.module} import {alias.name}" for alias in node.names if node.module != "__future__"
                 }
-            elif (
-                isinstance(node, ast.Assign | ast.AnnAssign)
-                and isinstance(node.value, ast.Call)
-                and ast.unparse(node.value.func) == "importlib.import_module"
-            ):
-                lines.add(f"import {ast.literal_eval(node.value.args[0])}")
     return sorted(lines)
 
 
 def changed_by(paths: list[Path], root: Path) -> list[list[object]]:
-    """What differs after files are imported in a fresh process that has imported the packages of others before."""
+    """What differs after files are imported in a fresh process that has imported the packages of others before.
+
+    MUJOCO_GL, which a simulator opened by a test before this one may have set, is unset: with it MuJoCo, which is
+    imported by a function of ours, sets PYOPENGL_PLATFORM.
+    """
     theirs = "\n".join([*imports_of_others(paths), SNAPSHOT])
     program = PROGRAM.format(root=str(root), theirs=theirs, ours=[module_name(path, root) for path in paths])
-    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name not in {"MUJOCO_GL", "PYOPENGL_PLATFORM"}}
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout.splitlines()[-1])
 
