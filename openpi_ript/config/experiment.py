@@ -289,6 +289,13 @@ class GuidanceConfig:
         require_non_negative(self, "unconditional_weight", "scale")
         require_fraction(self, "dropout")
         require_positive(self, "sample_steps")
+        unused = {"label_dropout": ("positive_weight", "unconditional_weight"), "two_branch": ("dropout",)}[self.loss]
+        for field in dataclasses.fields(self):
+            if field.name in unused and (value := getattr(self, field.name)) != field.default:
+                raise ValueError(
+                    f"guidance.{field.name} is {value!r} and guidance.loss {self.loss!r}, which does not use it; "
+                    f"expected {field.default!r}, its default, or the other loss"
+                )
         if self.labels == "rloo" and self.value != ValueConfig():
             raise ValueError(
                 f"guidance.value is {self.value} and guidance.labels 'rloo', which has none; expected labels 'value'"

@@ -26,7 +26,9 @@ def means_of(config: OpenpiRiptConfig) -> Callable[[PyTree, Any, Key[Array, ""]]
     guidance.dropout counts as 0: a label that is dropped at random is a part of training.
     """
     model = Pi0(config.model)
-    guidance = config.guidance and dataclasses.replace(config.guidance, dropout=0.0)
+    guidance = config.guidance
+    if guidance is not None and guidance.loss == "label_dropout":
+        guidance = dataclasses.replace(guidance, dropout=0.0)
 
     def means(params: PyTree, batch: Any, key: Key[Array, ""]) -> dict[str, Mean]:
         return loss_of(model, params, batch, key, guidance)[1]
