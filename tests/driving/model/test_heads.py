@@ -11,7 +11,8 @@ import pytest
 from chunkwise.train import rngs
 from driving.config import ConvConfig, DataConfig, DrivingConfig, ModelConfig, ResidualConfig, WaypointConfig
 from driving.eval.plot import project
-from driving.model.heads import Calibration, WaypointModel, constant_turn
+from driving.model.encoders import Features
+from driving.model.heads import Calibration, Predictor, WaypointModel, constant_turn
 from driving.model.rays import rays
 from driving.sim.scene import camera_to_vehicle, intrinsics
 from driving.tasks import waypoints
@@ -184,6 +185,25 @@ def test_a_moved_camera_changes_what_is_predicted_and_an_unknown_one_is_not_read
 def test_what_would_have_no_effect_is_refused(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         WaypointConfig(**settings)
+
+
+def test_hidden_tokens_are_filled_in_from_their_grid_and_the_scene_by_a_layer_twice_as_wide():
+    rng = np.random.default_rng(0)
+    tokens, scene = rng.normal(size=(2, 3, 1, 2, 4)).astype(np.float32), rng.normal(size=(2, 5)).astype(np.float32)
+    features = Features(tokens=jnp.asarray(tokens), cameras=jnp.zeros((2, 3, 1)), scene=jnp.asarray(scene))
+    params = Predictor().init(jax.random.key(0), features)["params"]
+    shapes = {name: layer["kernel"].shape for name, layer in params.items()}
+    assert shapes == {"scene": (5, 4), "up": (4, 8), "down": (8, 4)}
+    params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
+
+    def layer(name: str, x: np.ndarray) -> np.ndarray:
+        return x @ np.asarray(params[name]["kernel"]) + np.asarray(params[name]["bias"])
+
+    def gelu(x: np.ndarray) -> np.ndarray:
+        return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    expected = layer("down", gelu(layer("up", tokens + layer("scene", gelu(scene))[:, None, None, None])))
+    np.testing.assert_allclose(Predictor().apply({"params": params}, features), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("offsets", [(0.0,), (-0.4, 0.0, 0.4)])
