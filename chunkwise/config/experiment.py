@@ -1,7 +1,7 @@
 """Config dataclasses that every package shares. No jax is imported on this path, so that `--help` answers at once."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -55,6 +55,16 @@ def require_fraction(config: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(config, name) <= 1:
             raise ValueError(f"{type(config).__name__}.{name} is {getattr(config, name)}; expected 0 to 1")
+
+
+def require_defaults(config: Any, prefix: str, names: Collection[str], reader: str) -> None:
+    """Raises ValueError if a field that `reader` does not read is not its default, naming both."""
+    for field in dataclasses.fields(config):
+        if field.name in names and (value := getattr(config, field.name)) != field.default:
+            raise ValueError(
+                f"{prefix}.{field.name} is {value!r}, which {reader} does not read; "
+                f"expected {field.default!r}, its default"
+            )
 
 
 def require_remat(remat: bool, policy: RematPolicy, config: str) -> None:

@@ -168,6 +168,11 @@ def make(spec: EnvSpec, task: str = "") -> Environment:
             f"{spec.suite}: expected an environment, found {type(env).__name__} without {', '.join(missing)}; "
             "chunkwise/envs/environment.py says what each is"
         )
+    if env.fps < 1:
+        raise ConfigError(
+            f"{spec.suite} {spec.task}: its fps is {env.fps}; expected at least 1 step a second (of Gymnasium's "
+            "environments the metadata's render_fps, rounded)"
+        )
     if not spec.initial_states:
         return env
     beginning_in = trust.import_named(BEGINNING_IN, what="a function of an environment, a file and a task")
@@ -219,6 +224,11 @@ def require_allowed(spec: EnvSpec) -> None:
 def find_factory(name: str) -> Callable[[EnvSpec], Any]:
     """Imports a factory by its `module:factory`. Raises ConfigError where there is none."""
     return trust.import_named(name, what="a factory of environments")
+
+
+def copies(observation: Observation) -> Observation:
+    """Returns what is observed in arrays of its own: a simulator may show one that its next step writes over."""
+    return {name: np.array(value) for name, value in observation.items()}
 
 
 def state_hash(state: Float64[np.ndarray, " q"]) -> str:

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float32
 
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.distributed.cores import cores
-from chunkwise.envs.environment import Environment, Observation, Step, state_hash
+from chunkwise.envs.environment import Environment, Observation, Step, copies, state_hash
 from chunkwise.envs.failures import failure, require_finite
 from chunkwise.envs.other_python import SimulatorDiedError
 from chunkwise.errors import RunError, StopRequested
@@ -451,7 +451,7 @@ def answer(
     if isinstance(request, Reset):
         observation = env.reset(request.seed)
         require_finite("reset()", observation)
-        return Start(observation | env.images() if images else observation, state_hash(env.state()))
+        return Start(copies(observation | env.images() if images else observation), state_hash(env.state()))
     executed = [env.clip(action) for action in request.actions]
     steps, observations, over = [], [], False
     for action in executed:
@@ -462,7 +462,7 @@ def answer(
         last = over or len(steps) == len(executed)
         if every_frame or last:
             looks = images and (every_frame or not over)
-            observations.append(step.observation | env.images() if looks else step.observation)
+            observations.append(copies(step.observation | env.images() if looks else step.observation))
         if over:
             break
     return Stretch(

@@ -7,6 +7,7 @@ from chunkwise.config.experiment import (
     FREE_ON_RESUME,
     FilesConfig,
     before_it_was_there,
+    require_defaults,
     require_non_negative,
     require_positive,
 )
@@ -112,6 +113,12 @@ class AdvantageConfig:
         require_positive(self, "clip_value", "temperature", "max_weight")
         if not 0 <= self.clip_quantile < 0.5:
             raise ValueError(f"advantage.clip_quantile is {self.clip_quantile}; expected 0 to below 0.5")
+        read = {"none": (), "quantile": ("clip_quantile",)}.get(self.clipping, ("clip_value",))
+        unused = {"clip_value", "clip_quantile"} - set(read)
+        require_defaults(self, "advantage", unused, f"advantage.clipping {self.clipping!r}")
+        if self.negative_handling != "exponential":
+            reader = f"advantage.negative_handling {self.negative_handling!r}"
+            require_defaults(self, "advantage", ("temperature", "max_weight"), reader)
         if self.ddof and self.normalization not in ("standard", "robust") and self.clipping != "sigma":
             raise ValueError(
                 f"advantage.ddof is {self.ddof}, and neither advantage.normalization {self.normalization!r} nor "
@@ -139,9 +146,9 @@ class DataConfig(FilesConfig):
     gripper_position); state_key is then what messages call it. Empty: state_key alone."""
     action_key: str = "action"
     reward_key: str = "next.reward"
-    """Reward of each frame, summed over the episode; where there is none, success counts 1."""
+    """Reward of each frame, summed over the episode; where there is none, success counts 1. none: it is not read."""
     success_key: str = "next.success"
-    """True in any frame of a successful episode."""
+    """True in any frame of a successful episode; where there is none, a sum of rewards above 0. none: not read."""
     correction_key: str | None = None
     """Column that is true in the frames of a rollout in which a person acted; with guidance.labels 'value' they are
     positive. None: there are none."""

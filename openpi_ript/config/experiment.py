@@ -10,6 +10,7 @@ from chunkwise.config.experiment import (
     ExperimentConfig,
     FleetConfig,
     RematPolicy,
+    require_defaults,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -290,12 +291,7 @@ class GuidanceConfig:
         require_fraction(self, "dropout")
         require_positive(self, "sample_steps")
         unused = {"label_dropout": ("positive_weight", "unconditional_weight"), "two_branch": ("dropout",)}[self.loss]
-        for field in dataclasses.fields(self):
-            if field.name in unused and (value := getattr(self, field.name)) != field.default:
-                raise ValueError(
-                    f"guidance.{field.name} is {value!r} and guidance.loss {self.loss!r}, which does not use it; "
-                    f"expected {field.default!r}, its default, or the other loss"
-                )
+        require_defaults(self, "guidance", unused, f"guidance.loss {self.loss!r}")
         if self.labels == "rloo" and self.value != ValueConfig():
             raise ValueError(
                 f"guidance.value is {self.value} and guidance.labels 'rloo', which has none; expected labels 'value'"

@@ -246,8 +246,13 @@ def _open_source(
     for key in (config.init_key or config.state_key, config.correction_key, config.state_key, config.action_key):
         if key is not None and key not in columns:
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
     for field in ("reward_key", "success_key", "correction_key"):
         key = getattr(config, field)
+        if key not in (defaults[field], "none", *columns):
+            raise DataError(
+                f"{path}: expected column {key!r} as data.{field} says, found {sorted(columns)}; 'none' is for none"
+            )
         if key in columns and columns[key].ndim != 1:
             raise DataError(
                 f"{path}: {key}: expected one number a frame, found {columns[key].shape[1]}; name another column in "
@@ -372,7 +377,13 @@ def _rollouts(
     reward = success.astype(np.float64)
     if config.reward_key in known:
         reward = np.add.reduceat(columns[config.reward_key].astype(np.float64), starts)
-        success = success if config.success_key in known else reward > 0
+        if config.success_key not in known:
+            success = reward > 0
+            if not success.any():
+                notes.append(
+                    f"no episode counts as a success: there is no column {config.success_key!r} (data.success_key), "
+                    f"and no sum of {config.reward_key!r} is above 0"
+                )
     raw, advantage = np.ones(len(starts)), np.ones(len(starts))
     kept = np.ones(len(starts), bool)
     replaced: Mapping[str, int] = {}

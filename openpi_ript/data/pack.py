@@ -7,7 +7,7 @@ dataset gives the same bytes, by any number of --workers or on a --fleet; given 
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.pack import read_manifest
 from chunkwise.data.packing import pack_parser, settings_of, size_of
 from chunkwise.data.shards import PackSettings
-from chunkwise.errors import RunError
+from chunkwise.errors import DataError, RunError
 from chunkwise.files.links import Bounds
 
 
@@ -44,6 +44,7 @@ def pack(
     allow_links_to: Sequence[str] = (),
     tolerance_s: float = TIME_TOLERANCE_S,
     wrong_totals: Literal["refuse", "note"] = "refuse",
+    without: Collection[str] = (),
 ) -> int:
     """Packs a dataset; returns the number of frames.
 
@@ -57,15 +58,22 @@ def pack(
       allow_links_to: Folders outside of the dataset that links in it may lead to.
       tolerance_s: As data.tolerance_s.
       wrong_totals: As data.wrong_totals.
+      without: Numeric columns that are left out, as one with NaN that no training reads.
 
     Raises:
-      DataError: If the dataset is bad, or `out` exists.
+      DataError: If the dataset is bad or has no such column, or `out` exists.
     """
     dataset, jobs = dataset.absolute(), jobs or Jobs()
     bounds = Bounds(dataset, allow_links_to)
     meta = read_meta(dataset, bounds=bounds, tolerance_s=tolerance_s, wrong_totals=wrong_totals)
     keys = tuple(cameras) or meta.cameras
-    table, skipped = load_table(meta, numeric_columns(meta), on_bad=jobs.on_bad, check=LeRobotImages(meta, keys).check)
+    columns = numeric_columns(meta)
+    if unknown := sorted(set(without) - set(columns)):
+        raise DataError(
+            f"{dataset}: expected columns of numbers to leave out, found no {unknown} among {list(columns)}"
+        )
+    columns = tuple(key for key in columns if key not in without)
+    table, skipped = load_table(meta, columns, on_bad=jobs.on_bad, check=LeRobotImages(meta, keys).check)
     for note in meta.notes:
         report(note)
     write_pack(out, meta, table, keys, settings, skipped=skipped, jobs=jobs, report=report)
@@ -77,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about, source = (__doc__ or "").splitlines()[0], "LeRobot dataset, v2.1 or v3.0"
     parser = pack_parser("openpi_ript.data.pack", about, source=source, image_size=(224, 224))
     parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all by default")
+    parser.add_argument("--without", nargs="+", default=[], metavar="COLUMN", help="columns of numbers to leave out")
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
     parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")
     args = parser.parse_args(argv)
@@ -92,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             allow_links_to=args.allow_links_to,
             tolerance_s=args.tolerance_s,
             wrong_totals=args.wrong_totals,
+            without=args.without,
         )
     except RunError as error:
         print(error, file=sys.stderr)

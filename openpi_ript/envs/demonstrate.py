@@ -20,8 +20,9 @@ from chunkwise.cli.progress import follow
 from chunkwise.data.lerobot.meta import read_meta
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.envs.collect import Task
-from chunkwise.envs.environment import Environment, Observation
+from chunkwise.envs.environment import Environment, Observation, copies
 from chunkwise.envs.recorder import record_whole
+from chunkwise.envs.workers import Reset, Run, Start, Stretch, answer
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, train_tokenizer, write_lerobot
@@ -129,28 +130,35 @@ def require_script(world: Environment, suite: str, task: Task) -> Callable[[], S
 def play(
     world: Environment, suite: str, task: Task, noise: float, rng: np.random.Generator
 ) -> tuple[list[Observation], list[Float32[np.ndarray, " a"]], bool]:
-    """One episode of the script: frames before each action, actions as executed, success.
+    """One episode of the script, up to its success, its limit, or where the environment ends it: frames before each
+    action, actions as executed, success.
 
     Args:
       world: The environment.
       suite: Its suite.
       task: What is to be done, and in how many steps.
-      noise: Standard deviation of what is added to each number of an action but the last, the gripper's; in robosuite
-        in units of 5 cm and 0.5 rad, in Meta-World of 1 cm.
+      noise: Standard deviation of what is added to each number of an action but the last, the gripper's, and to the
+        one number of an action of one; in robosuite in units of 5 cm and 0.5 rad, in Meta-World of 1 cm.
       rng: Draws initial state and noise.
     """
-    observed = world.reset(int(rng.integers(1 << 32)))
+    start = answer(world, Reset(int(rng.integers(1 << 32))), every_frame=False, images=False)
+    assert isinstance(start, Start)
+    observed, over = start.observation, False
     script = require_script(world, suite, task)()
     frames: list[Observation] = []
     actions: list[np.ndarray] = []
     success = False
-    while not success and (task.max_steps is None or len(actions) < task.max_steps):
-        action = script(observed)
-        action[:-1] += rng.normal(0, noise, len(action) - 1)
-        actions.append(world.clip(action))
-        frames.append(observed | world.images())
-        step = world.step(actions[-1])
-        observed, success = step.observation, step.success
+    while not over and (task.max_steps is None or len(actions) < task.max_steps):
+        asked = np.asarray(script(observed))
+        action = asked.astype(np.result_type(asked, np.float32))  # a copy: a script may give the same array again
+        moved = max(1, len(action) - 1)
+        action[:moved] += rng.normal(0, noise, moved)
+        frames.append(observed | copies(world.images()))
+        came = answer(world, Run(action.astype(np.float32)[None]), every_frame=False, images=False)
+        assert isinstance(came, Stretch)
+        actions.append(came.actions[0])
+        observed, over = {name: array[0] for name, array in came.observations.items()}, came.over
+        success = bool(came.success[0])
     return frames, actions, success
 
 

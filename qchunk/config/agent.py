@@ -197,6 +197,11 @@ class AgentConfig:
                 f"agent.q_aggregation is {self.q_aggregation!r}, which agent.policy adjoint_matching does not read; "
                 "expected 'mean', less agent.adjoint.rho standard deviations"
             )
+        if self.policy != "gaussian" and self.gaussian != GaussianConfig():
+            raise ValueError(
+                f"agent.gaussian is {self.gaussian}, which agent.policy {self.policy} does not read; "
+                "expected the defaults, or agent.policy gaussian"
+            )
         if self.policy != "adjoint_matching" and self.adjoint != AdjointConfig():
             raise ValueError(
                 f"agent.adjoint is {self.adjoint}, which agent.policy {self.policy} does not read; "

@@ -112,6 +112,12 @@ class DataConfig(FilesConfig):
                 f"data.task is {self.task!r} and data.missing_reward {self.missing_reward!r}; expected None and "
                 "'label', since the reader of your own that data.format names gives the rewards"
             )
+        both = sorted(set(self.positive_scores) & set(self.negative_scores))
+        if both:
+            raise ValueError(
+                f"data.positive_scores is {self.positive_scores} and data.negative_scores {self.negative_scores}; "
+                f"expected each score in one of them, found {both} in both"
+            )
         self._check_mixture()
         if self.format == "lerobot" and self.task is not None:
             raise ValueError(

@@ -189,6 +189,12 @@ def create_qc_dataloader_v3(
             f"observation is {data['observation']!r}, and norm_stats are of qpos; expected observation 'qpos', or no "
             "norm_stats and observation_norm and action_norm instead"
         )
+    others = [name for name in ("action_norm", "observation_norm") if data.get(name, "none") != "none"]
+    if norm_stats and (others or data.get("action", "action") != "action"):
+        given = ", ".join(f"{name} {data[name]!r}" for name in (*others, "action") if name in data)
+        raise ConfigError(
+            f"{given} beside norm_stats, by which qpos and /action are normalised; expected norm_stats alone, or none"
+        )
     try:
         config = QChunkConfig(
             run=RunConfig(seed=0),

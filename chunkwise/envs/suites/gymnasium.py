@@ -47,7 +47,8 @@ class GymnasiumEnv:
         except (gymnasium.error.Error, ModuleNotFoundError) as error:
             raise ConfigError(f"Gymnasium has no environment {spec.task!r} that it can make: {error}") from error
         actions, spaces = self._env.action_space, gymnasium.spaces
-        if not isinstance(actions, spaces.Box) or len(actions.shape) != 1:
+        continuous = isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating)
+        if not continuous or len(actions.shape) != 1:
             raise ConfigError(f"{spec.task} takes actions of {actions}; expected a Box of one axis, continuous numbers")
         shown = self._env.observation_space
         parts: Mapping[str, Any] = shown.spaces if isinstance(shown, spaces.Dict) else {"state": shown}
@@ -58,11 +59,17 @@ class GymnasiumEnv:
                 "gymnasium.wrappers change what is observed, in a module:factory of your own"
             )
         self._named = isinstance(shown, spaces.Dict)
-        self._cameras = {name for name, part in parts.items() if len(part.shape) == 3 and part.dtype == np.uint8}
+        self._images = {
+            name: part.shape for name, part in parts.items() if len(part.shape) == 3 and part.dtype == np.uint8
+        }
+        self._cameras = {name for name, shape in self._images.items() if shape[2] == 3}
         unknown = [name for name in spec.cameras if name not in (*self._cameras, RENDER)]
         if unknown:
             known = ", ".join(sorted((*self._cameras, RENDER)))
-            raise ConfigError(f"{spec.task} has no camera {', '.join(unknown)}; choose from {known}")
+            others = [
+                f"; {name} is {self._images[name]}, expected (h, w, 3)" for name in unknown if name in self._images
+            ]
+            raise ConfigError(f"{spec.task} has no camera {', '.join(unknown)}; choose from {known}{''.join(others)}")
         self._spec, self._latest = spec, dict[str, np.ndarray]()
         self._told = False
 
@@ -126,7 +133,7 @@ class GymnasiumEnv:
         self._latest = {
             name: np.asarray(part) for name, part in (observed if self._named else {"state": observed}).items()
         }
-        vectors = {name: part for name, part in self._latest.items() if name not in self._cameras}
+        vectors = {name: part for name, part in self._latest.items() if name not in self._images}
         return {name: part.astype(np.float32).ravel() for name, part in vectors.items()}
 
 

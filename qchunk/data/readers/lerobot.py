@@ -72,6 +72,8 @@ def arrays_of(
     if reward is not None and done is not None:
         solved = bool(success[-1]) if success is not None else bool(reward[-1] >= SUCCESS_REWARD)
         terminated = terminations(done, solved=solved, final_done=final_done)
+        if final_done == "time_limit" and success is None and not solved and done[-1] and not done[:-1].any():
+            terminated = None  # only that the episode ends is said: where rewards are -1, then 0, they say the rest
     return LeRobotArrays(
         observation=np.concatenate([_matrix(columns[key]) for key in keys], axis=1),
         action=_matrix(columns[KEYS["action"]]),

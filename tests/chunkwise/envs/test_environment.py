@@ -86,6 +86,13 @@ def test_what_is_no_environment_is_named() -> None:
         make(EnvSpec(suite=f"{HERE}:Half", allow_code=True))
 
 
+def test_a_rate_below_one_step_a_second_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded from a Gymnasium environment's 0.4 it is 0, by which times of frames are divided."""
+    monkeypatch.setattr(Counter, "fps", 0)
+    with pytest.raises(ConfigError, match="its fps is 0; expected at least 1 step a second"):
+        make(EnvSpec(suite=f"{HERE}:Counter", allow_code=True))
+
+
 def test_all_suites_have_a_factory() -> None:
     for name in environment.SUITES.values():
         assert callable(environment.find_factory(name))

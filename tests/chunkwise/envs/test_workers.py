@@ -1,5 +1,6 @@
 """Workers in processes and in threads: the same answers to the same requests, in any order, and what failures say."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -184,6 +185,27 @@ def test_images_are_taken_of_every_frame_or_of_the_last_alone() -> None:
         assert env.looks == looks
         shown = stretch.observations["top"][:, 0, 0, 0].tolist()
         assert shown == ([1, 2, 3] if every_frame else [3])
+
+
+def test_frames_are_kept_as_they_were_seen() -> None:
+    """Of a simulator that shows the array in which it counts."""
+
+    class Counter(Countdown):
+        def reset(self, seed: int) -> Any:
+            self.shown = super().reset(seed)
+            return self.shown
+
+        def step(self, action: Any) -> Any:
+            step = super().step(action)
+            for name, array in step.observation.items():
+                self.shown[name][...] = array
+            return dataclasses.replace(step, observation=self.shown)
+
+    expected, found = (one(EnvSpec(suite="countdown")) for one in (Countdown, Counter))
+    start, shown = (answer(env, Reset(1), every_frame=True) for env in (expected, found))
+    stretch, frames = (answer(env, Run(ACTIONS), every_frame=True) for env in (expected, found))
+    for one, other in ((start.observation, shown.observation), (stretch.observations, frames.observations)):  # pyright: ignore
+        np.testing.assert_array_equal(one["state"], other["state"])
 
 
 def test_threads_close_their_environments() -> None:

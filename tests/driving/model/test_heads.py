@@ -191,7 +191,7 @@ def test_hidden_tokens_are_filled_in_from_their_grid_and_the_scene_by_a_layer_tw
     rng = np.random.default_rng(0)
     tokens, scene = rng.normal(size=(2, 3, 1, 2, 4)).astype(np.float32), rng.normal(size=(2, 5)).astype(np.float32)
     features = Features(tokens=jnp.asarray(tokens), cameras=jnp.zeros((2, 3, 1)), scene=jnp.asarray(scene))
-    params = Predictor().init(jax.random.key(0), features)["params"]
+    params: Any = Predictor().init(jax.random.key(0), features)["params"]
     shapes = {name: layer["kernel"].shape for name, layer in params.items()}
     assert shapes == {"scene": (5, 4), "up": (4, 8), "down": (8, 4)}
     params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), params)
@@ -203,7 +203,8 @@ def test_hidden_tokens_are_filled_in_from_their_grid_and_the_scene_by_a_layer_tw
         return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
     expected = layer("down", gelu(layer("up", tokens + layer("scene", gelu(scene))[:, None, None, None])))
-    np.testing.assert_allclose(Predictor().apply({"params": params}, features), expected, rtol=1e-4, atol=1e-4)
+    found: Any = Predictor().apply({"params": params}, features)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("offsets", [(0.0,), (-0.4, 0.0, 0.4)])

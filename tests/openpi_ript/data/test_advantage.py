@@ -1,6 +1,6 @@
 """openpi_ript/data/advantage.py: leave-one-out advantages and every step of the processor, by hand and by property."""
 
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -186,6 +186,25 @@ def test_a_divisor_without_a_deviation_is_refused() -> None:
         AdvantageConfig(normalization="zero_mean", clipping="symmetric", ddof=1)
     AdvantageConfig(normalization="robust", ddof=1)
     AdvantageConfig(normalization="none", clipping="sigma", ddof=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"clipping": "none", "clip_value": 1.5},
+            r"advantage\.clip_value is 1\.5, which advantage\.clipping 'none' does",
+        ),
+        ({"clipping": "quantile", "clip_value": 1.5}, "clip_value is .* 'quantile' does not read"),
+        ({"clip_quantile": 0.2}, r"clip_quantile is 0\.2, .* 'symmetric' does not read; expected 0\.05, its default"),
+        ({"clipping": "sigma", "clip_quantile": 0.2}, "clip_quantile is .* 'sigma'"),
+        ({"temperature": 5.0}, r"temperature is 5\.0, which advantage\.negative_handling 'softplus' does not read"),
+        ({"negative_handling": "relu", "max_weight": 2.0}, "max_weight is .* 'relu'"),
+    ],
+)
+def test_numbers_of_a_step_that_is_not_taken_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        AdvantageConfig(**settings)
 
 
 @given(

@@ -288,9 +288,11 @@ def test_actions_that_look_relative_already_are_noted(tmp_path: Path) -> None:
         ({"robot": dataclasses.replace(UR5E, state_dim=7)}, "of 7 values as robot.state_dim says, found 6"),
         ({"robot": dataclasses.replace(UR5E, action_dim=8)}, "of 8 values as robot.action_dim says, found 7"),
         (
-            {"advantage": AdvantageConfig(), "reward_key": "r", "success_key": "s"},
-            "expected 'r' or 's' to compute advantages from, found neither",
+            {"advantage": AdvantageConfig(), "reward_key": "none", "success_key": "none"},
+            "expected 'none' or 'none' to compute advantages from, found neither",
         ),
+        ({"reward_key": "next.rewards"}, "expected column 'next.rewards' as data.reward_key says, found"),
+        ({"success_key": "s"}, "expected column 's' as data.success_key says, found"),
         ({"norm_stats": "nowhere.json"}, "nowhere.json: expected a JSON file"),
     ],
 )
@@ -359,3 +361,13 @@ def test_reward_and_success_stand_in_for_each_other(tmp_path: Path) -> None:
     for found in (by_success, by_reward):
         assert found.reward.tolist() == [1, 0, 0, 0, 0, 0]
         assert found.success.tolist() == [True, False, False, False, False, False]
+
+
+def test_rewards_that_no_success_is_told_by_are_noted(tmp_path: Path) -> None:
+    episodes = rollouts()
+    notes = open_data(config(write_v21(tmp_path / "one", episodes, "image"), success_key="none")).notes
+    assert not any("counts as a success" in note for note in notes)
+    for episode in episodes:
+        episode.reward -= 1
+    notes = open_data(config(write_v21(tmp_path / "less", episodes, "image"), success_key="none")).notes
+    assert any("no episode counts as a success" in note for note in notes)

@@ -56,6 +56,19 @@ def test_the_pack_keeps_every_numeric_column_and_only_the_cameras_asked_for(tmp_
         open_data(config(tmp_path / "pack"))
 
 
+def test_a_column_with_faults_that_nobody_reads_can_be_left_out(tmp_path: Path) -> None:
+    episodes, settings = record(), PackSettings(image_size=(28, 28))
+    for episode in episodes:
+        episode.reward[1] = np.nan
+    root = write_v21(tmp_path / "set", episodes, "image")
+    with pytest.raises(DataError, match=r"next\.reward"):
+        pack(root, tmp_path / "pack", settings=settings)
+    with pytest.raises(DataError, match=r"expected columns of numbers to leave out, found no \['force'\] among"):
+        pack(root, tmp_path / "pack", settings=settings, without=["force"])
+    assert main([str(root), str(tmp_path / "pack"), "--image-size", "28", "28", "--without", "next.reward"]) == 0
+    assert "next.reward" not in open_data(config(tmp_path / "pack")).table.columns
+
+
 def test_another_image_size_is_refused(tmp_path: Path) -> None:
     pack(write_v21(tmp_path / "set", record(), "image"), tmp_path / "pack", settings=PackSettings(image_size=(16, 16)))
     with pytest.raises(ConfigError, match=r"image_size is \(28, 28\), and .* was packed at \(16, 16\)"):

@@ -227,6 +227,55 @@ def test_an_environment_brings_its_own_script():
     np.testing.assert_array_equal(noisy, expected.astype(np.float32), "on every number but the gripper's")
 
 
+def test_a_demonstration_ends_where_the_environment_does():
+    """Success that comes after a fall is none, and neither are the frames after it."""
+
+    class Fallen(World):
+        taken = 0
+
+        def reset(self, seed: int) -> Observation:
+            self.taken = 0
+            return super().reset(seed)
+
+        def step(self, action: np.ndarray) -> Step:
+            self.taken += 1
+            over = dict.fromkeys(("terminated", "truncated"), False) | ({self.end: True} if self.taken == 3 else {})
+            return Step(super().step(action).observation, 0.0, self.taken == 5, **over)
+
+        end = "terminated"
+
+        def expert(self) -> Any:
+            return lambda observed: np.zeros(7)
+
+    for Fallen.end in ("terminated", "truncated"):
+        world: Any = Fallen()
+        frames, actions, success = play(
+            world, "mine:World", Task(name="far", max_steps=9), 0.0, np.random.default_rng(0)
+        )
+        assert (len(frames), len(actions), success) == (3, 3, False)
+
+
+def test_noise_is_added_to_what_the_script_asks_for_each_time():
+    """Of a script that gives the same array again, one of whole numbers, and one of a single number."""
+
+    class Still(World):
+        still = np.zeros(7)
+
+        def expert(self) -> Any:
+            return lambda observed: self.still
+
+    def noise(still: np.ndarray) -> np.ndarray:
+        world: Any = Still()
+        world.still = still
+        far = Task(name="far", max_steps=200)
+        actions = play(world, "mine:World", far, 0.1, np.random.default_rng(0))[1]
+        np.testing.assert_array_equal(still, still.astype(int))
+        return np.stack(actions).std(axis=0)
+
+    np.testing.assert_allclose(noise(np.zeros(7)), [0.1] * 6 + [0], atol=0.02)
+    np.testing.assert_allclose(noise(np.zeros(7, np.int64)), [0.1] * 6 + [0], atol=0.02)
+
+
 def test_without_a_script_it_says_what_has_one(config: OpenpiRiptConfig):
     assert config.env is not None
     with pytest.raises(ConfigError, match=r"no script for robosuite TwoArmLift; expected .* method expert\(\)"):

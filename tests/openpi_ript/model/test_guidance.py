@@ -206,11 +206,11 @@ def test_bad_settings_are_refused() -> None:
 
 def test_what_the_chosen_loss_does_not_use_is_refused() -> None:
     """The defaults of both losses are there together, so these can't be told from settings."""
-    with pytest.raises(ValueError, match=r"dropout is 0\.2 and guidance\.loss 'two_branch'.*; expected 0\.1"):
+    with pytest.raises(ValueError, match=r"dropout is 0\.2, which guidance\.loss 'two_branch' does.*; expected 0\.1"):
         GuidanceConfig(dropout=0.2)
-    with pytest.raises(ValueError, match=r"unconditional_weight is 0\.3 and guidance\.loss 'label_dropout'"):
+    with pytest.raises(ValueError, match=r"unconditional_weight is 0\.3, which guidance\.loss 'label_dropout'"):
         GuidanceConfig(loss="label_dropout", unconditional_weight=0.3)
-    with pytest.raises(ValueError, match=r"positive_weight is 'advantage' and guidance\.loss 'label_dropout'"):
+    with pytest.raises(ValueError, match=r"positive_weight is 'advantage', which guidance\.loss 'label_dropout'"):
         GuidanceConfig(loss="label_dropout", positive_weight="advantage")
     GuidanceConfig(loss="label_dropout", dropout=0.2)
     GuidanceConfig(positive_weight="advantage", unconditional_weight=0.3)

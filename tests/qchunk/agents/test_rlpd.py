@@ -182,6 +182,10 @@ def test_an_update_changes_every_network_and_actions_are_within_bounds():
 def test_a_subset_larger_than_the_ensemble_is_refused():
     with pytest.raises(ValueError, match=r"agent\.gaussian\.target_critics is 5; expected 1 to agent\.num_critics, 4"):
         agent_of(GaussianConfig(target_critics=5))
+    with pytest.raises(
+        ValueError, match=r"agent\.gaussian is .*bc_weight=0\.01.*, which agent\.policy distill does not read"
+    ):
+        AgentConfig(gaussian=GaussianConfig(bc_weight=0.01))
 
 
 def test_recorded_actions_at_the_bound_are_pulled_inside_by_a_hundred_thousandth():

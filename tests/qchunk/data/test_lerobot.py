@@ -13,6 +13,7 @@ from qchunk import inspect
 from qchunk.config import DataConfig
 from qchunk.convert import convert
 from qchunk.data import compute_norm_stats, make_batches, open_dataset
+from qchunk.data.readers.lerobot import arrays_of
 from tests import lerobot_files
 from tests.lerobot_files import Recorded
 from tests.qchunk.converters.sources import settings
@@ -76,6 +77,26 @@ def test_dense_rewards_and_rewards_that_end_an_episode_are_too(tmp_path: Path):
         episode.reward = np.linspace(0, 3, len(episode.reward), dtype=np.float32)
     root = written(tmp_path / "dense", episodes, without=(SUCCESS,))
     assert_same_as_converted(root, tmp_path / "dense_out", action="qpos")
+
+
+def test_a_done_in_the_last_row_alone_leaves_rewards_of_at_most_0_to_say_what_success_is():
+    """LeRobot's simulated sets have it in every episode. Rewards of 1, a success, or a done before the end do say."""
+    few = {"observation.state": np.zeros((3, 2)), "action": np.zeros((3, 1))}
+
+    def terminated(reward: list[float], done: list[bool], **more: Any) -> list[bool] | None:
+        success = {"next.success": np.array(more.pop("success"))} if "success" in more else {}
+        columns = few | success | {"next.reward": np.array(reward), "next.done": np.array(done)}
+        found = arrays_of(columns, **more).terminated
+        return None if found is None else found.tolist()
+
+    last = [False, False, True]
+    assert terminated([-1, -1, 0], last) is None
+    assert terminated([0, 0, 1], last) == last
+    assert terminated([-1, -1, 0], last, final_done="termination") == last
+    assert terminated([-1, -1, 0], last, success=[False] * 3) == [False] * 3
+    assert terminated([-1, -1, 0], last, success=last) == last
+    assert terminated([-1, 0, 0], [False, True, True]) == [False, True, False]
+    assert terminated([-1, -1, 0], [False] * 3) == [False] * 3
 
 
 def test_arrays_and_statistics_by_hand(tmp_path: Path):

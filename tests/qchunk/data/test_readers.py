@@ -83,6 +83,8 @@ class TestAloha:
             "1 episode(s) left out by the score of their folder (positive (4, 5), negative (1, 2))",
         )
         assert source(tmp_path, positive_scores=(3,), negative_scores=()).positives.tolist() == [True]
+        with pytest.raises(ValueError, match=r"expected each score in one of them, found \[3\] in both"):
+            source(tmp_path, positive_scores=(3, 4), negative_scores=(3,))
 
     def test_the_attribute_success_labels(self, tmp_path: Path):
         found = source(dataset(tmp_path, lengths=(3, 4, 5)))

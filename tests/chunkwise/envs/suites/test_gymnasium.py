@@ -58,9 +58,24 @@ class Fall(Line):
         return seen, reward, True, truncated, {"success": False}
 
 
+class Whole(Line):
+    """Takes whole numbers."""
+
+    action_space = gymnasium.spaces.Box(0, 9, (2,), np.int64)
+
+
+class First(Line):
+    """Shows images with the channels first."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"x": gymnasium.spaces.Box(-9, 9, (1, 2), np.float64), "eye": gymnasium.spaces.Box(0, 255, (3, 4, 6), np.uint8)}
+    )
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Any:
     names = {"Line-v0": Line, "Silent-v0": lambda **options: Line(says="", **options), "Fall-v0": Fall}
+    names |= {"Whole-v0": Whole, "First-v0": First}
     for name, entry in names.items():
         gymnasium.register(name, entry, max_episode_steps=4)
     yield
@@ -136,6 +151,11 @@ def test_an_end_is_no_success_by_itself():
         ({"task": "Lime-v0"}, "Gymnasium has no environment 'Lime-v0' that it can make"),
         ({"task": "CartPole-v1"}, r"takes actions of Discrete\(2\); expected a Box"),
         ({"task": "Line-v0", "cameras": ("front",)}, "no camera front; choose from eye, render"),
+        ({"task": "Whole-v0"}, r"takes actions of Box\(0, 9, \(2,\), int64\); expected a Box of one axis, continuous"),
+        (
+            {"task": "First-v0", "cameras": ("eye",)},
+            r"no camera eye; .*; eye is \(3, 4, 6\), expected \(h, w, 3\)",
+        ),
         ({"task": "antigravity:Line-v0"}, "which would import Python code"),
         ({"task": "no_such_module:Line-v0", "allow_code": True}, "no_such_module"),
     ],
