@@ -194,7 +194,7 @@ def _look(index: Index, read_image: Any, file: str, found: Findings) -> Look:
             continue
         brightest[row, column] = shown.max()
         sum_ = zlib.crc32(np.ascontiguousarray(shown).data)
-        repeats[row, column] = row > 0 and index.image_status[row - 1, column] == PRESENT and before.get(column) == sum_
+        repeats[row, column] = before.get(column) == sum_  # of its last image, that may be some frames ago
         before[column] = sum_
     return Look(brightest=brightest, repeats=repeats)
 
@@ -332,7 +332,7 @@ def _print(report: Report) -> None:
     if report["cameras"]:
         say("")
         say("coverage: share of the frames with an image; absent: named, but there is no such file; calibrated: with")
-        say("intrinsics and extrinsics; repeated: the same image as in the frame before, as where the car stands")
+        say("intrinsics and extrinsics; repeated: the same image as the camera's last, as where the car stands")
     for title in ("remarks", "problems"):
         entries = [Problem(**entry) for entry in report[title]]
         say("")

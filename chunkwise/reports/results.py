@@ -1,6 +1,7 @@
 """The results of runs as one table: the newest evaluation of each, a row a policy, to read and to paste."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from chunkwise.reports.run_record import Evaluated, RunRecord
@@ -22,7 +23,10 @@ class Cell:
     def __str__(self) -> str:
         if self.low is None or self.high is None:
             return f"{self.value:.4g}"
-        return f"{self.value:.3g} ({self.low:.2g} to {self.high:.2g})"
+        # As many decimals for all three as show the interval to two digits: rounded apart it may leave out its mean.
+        width = abs(self.high - self.low) or abs(self.value) or 1.0
+        decimals = min(max(0, 1 - math.floor(math.log10(width))), 9) if math.isfinite(width) else 3
+        return f"{self.value:.{decimals}f} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,11 +133,21 @@ def plain(lines: Sequence[Sequence[str]]) -> str:
 
 
 def own_evaluation(record: RunRecord) -> Evaluated | None:
-    """Returns the newest file of a run's evaluations with the run's own settings, else the newest; None without any."""
-    if not record.evaluations:
-        return None
-    step = record.evaluations[-1].step
-    return next(one for one in record.evaluations if one.step == step)
+    """Returns the newest of a run's evaluations with the run's own settings, that of the most episodes; else the
+    newest; None without any."""
+    return next(iter(_own_evaluations(record)), None)
+
+
+def own_evaluations_of(a: RunRecord, b: RunRecord) -> tuple[Evaluated, Evaluated] | None:
+    """Returns the evaluations as above of two runs that have the most initial states in common; None without any."""
+    pairs = [(one, other) for one in _own_evaluations(a) for other in _own_evaluations(b)]
+    return max(pairs, key=lambda pair: len(pair[0].outcomes.keys() & pair[1].outcomes), default=None)
+
+
+def _own_evaluations(record: RunRecord) -> list[Evaluated]:
+    """Those of the newest step whose settings are as near to the run's own as any; drives in closed loop have none."""
+    newest = [one for one in record.evaluations if one.step == record.evaluations[-1].step]
+    return [one for one in newest if len(one.settings) == len(newest[0].settings)]
 
 
 def success_by_task(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]]:

@@ -56,7 +56,7 @@ class RunRecord:
     """Lines of metrics.jsonl."""
     timing: list[dict[str, Any]]
     evaluations: list[Evaluated]
-    """By step; of one step the run's own first."""
+    """By step; of one step the run's own first, of those the one with the most episodes."""
     done: dict[str, Any] | None
     warnings: list[str]
     """Lines of log.txt with a warning or an error."""
@@ -115,7 +115,7 @@ def read_run(path: Path) -> RunRecord:
         starts=_lines(path / "starts.jsonl", groups=("machine", "commit", "versions")),
         rows=rows_of(path),
         timing=_lines(path / "timing.jsonl", groups=("seconds", "memory"), numbers=True),
-        evaluations=sorted(evaluations, key=lambda one: (one.step, len(one.settings), one.file)),
+        evaluations=sorted(evaluations, key=lambda one: (one.step, len(one.settings), -len(one.outcomes), one.file)),
         done=done if isinstance(done, dict) else None,
         warnings=list(dict.fromkeys(line.strip() for line in lines if _WARNING.search(line))),
     )

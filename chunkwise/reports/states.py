@@ -83,9 +83,10 @@ def paired(a: tuple[str, RunRecord], b: tuple[str, RunRecord], chosen: Filmed) -
       b: The other.
       chosen: States whose videos the page shows; a mark leads to them.
     """
-    ours, theirs = (results.own_evaluation(record) for _, record in (a, b))
-    if ours is None or theirs is None:
+    evaluations = results.own_evaluations_of(a[1], b[1])
+    if evaluations is None:
         return ""
+    ours, theirs = evaluations
     states = [state for state in ours.outcomes if state in theirs.outcomes]
     names = [text(name) for name, _ in (a, b)]
     if not states:

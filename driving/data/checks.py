@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64, UInt8
+from jaxtyping import Bool, Float64, Int64, UInt8
 
 from chunkwise.data.problems import Problem
 from driving.config import DataConfig
@@ -50,7 +50,7 @@ class Look:
     brightest: UInt8[np.ndarray, "T c"]
     """Largest value of each image; 255 where there is none."""
     repeats: Bool[np.ndarray, "T c"]
-    """Whether an image equals the camera's image of the frame before."""
+    """Whether an image equals the camera's last image, which may be some frames ago."""
 
 
 def check_numbers(index: Index, config: DataConfig) -> Findings:
@@ -200,17 +200,20 @@ def check_images(index: Index, look: Look) -> Findings:
             key = f"frames[{black[0]}].observations.cameras.{camera}"
             to = found.problems if mostly else found.remarks
             to.append(Problem(file=file, key=key, expected="images that show something", found=text))
-        _check_frozen(index, look.repeats[:, c], camera, found)
+        _check_frozen(index, np.flatnonzero(there[:, c]), look.repeats[:, c], camera, found)
     return found
 
 
-def _check_frozen(index: Index, repeats: Bool[np.ndarray, " T"], camera: str, found: Findings) -> None:
+def _check_frozen(
+    index: Index, shown: Int64[np.ndarray, " n"], repeats: Bool[np.ndarray, " T"], camera: str, found: Findings
+) -> None:
+    """Adds stretches of the frames that have an image, `shown`, in which all are the one before."""
     place = index.pose[:, :2]
-    for first, last in _runs(repeats):
-        count, way = last - first + 2, place[last] - place[first - 1]
+    for first, last in _runs(repeats[shown]):
+        count, way = last - first + 2, place[shown[last]] - place[shown[first - 1]]
         if count < FROZEN_FRAMES or np.hypot(*way) < FROZEN_M:
             continue
-        key = f"frames[{first - 1}].observations.cameras.{camera}"
+        key = f"frames[{shown[first - 1]}].observations.cameras.{camera}"
         moved = f"{np.hypot(*way):.1f} m" if np.isfinite(way).all() else "an unknown way"
         text = f"{count} equal images in a row while the car moved {moved}"
         to = found.problems if np.isfinite(way).all() else found.remarks

@@ -167,6 +167,21 @@ def test_black_images(tmp_path: Path):
     assert "frames[0].observations.cameras.side_left" in keys
 
 
+def test_a_camera_slower_than_the_frames_freezes_too(tmp_path: Path):
+    """Images in every other frame, as the town records them: three of one kind from the tenth on."""
+
+    def every_other(tree: Tree) -> None:
+        for frame in frames(tree)[1::2]:
+            frame["observations"]["cameras"]["front"]["image_path"] = None
+
+    write_drive(tmp_path, "a", change=every_other)
+    overwrite(tmp_path, "front", range(10, 16, 2), np.full((*SIZE, 3), 90, np.uint8))
+    report = validate([tmp_path])
+    (problem,) = report["problems"]
+    assert problem["key"] == "frames[10].observations.cameras.front"
+    assert problem["found"] == "3 equal images in a row while the car moved 3.2 m"
+
+
 def test_frozen_images_are_false_only_while_the_car_moves(tmp_path: Path):
     write_drive(tmp_path, "a")
     overwrite(tmp_path, "front", range(10, 16), np.full((*SIZE, 3), 90, np.uint8))

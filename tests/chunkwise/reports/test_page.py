@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import math
 import re
 import subprocess
 from html.parser import HTMLParser
@@ -279,6 +280,48 @@ def hostile_run(folder: Path) -> Path:
     return path
 
 
+def test_runs_are_paired_by_the_evaluations_with_the_most_states_in_common(tmp_path: Path) -> None:
+    """Drives in closed loop: 3 routes and later 8, of another run 8, and 2 of another seed that sort first."""
+
+    def drives(run: Path, name: str, won: dict[int, bool]) -> None:
+        outcomes = [{"seed": s, "init_hash": f"h{s}", "success": ok, "length": 7} for s, ok in won.items()]
+        tree = {"step": 20, "kind": "closed_loop", "outcomes": outcomes}
+        (run / "evaluations" / f"closed_loop-step_00000020-{name}.json").write_text(json.dumps(tree))
+
+    runs = [write_run(tmp_path / name, [{"step": 20, "split": "train"}], won={}) for name in ("a", "b")]
+    for run in runs:
+        (run / "evaluations/step_00000020.json").unlink()
+    drives(runs[0], "episodes_3-seed_0", dict.fromkeys(range(3), False))
+    drives(runs[0], "episodes_8-seed_0", dict.fromkeys(range(8), True))
+    drives(runs[1], "episodes_8-seed_0", dict.fromkeys(range(8), False))
+    drives(runs[1], "episodes_2-seed_9", dict.fromkeys((90, 91), True))
+    drives(runs[1], "episodes_9-seed_9", dict.fromkeys(range(90, 99), True))
+    one, other = (read_run(run) for run in runs)
+    found = results.own_evaluation(one)
+    assert found is not None
+    assert len(found.outcomes) == 8
+    html = page({"a": one, "b": other}, beside=tmp_path)
+    assert "a 8 of 8" in html
+    assert "b 0 of 8" in html
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        (1.264, 1.255, 1.273, "1.264 (1.255 to 1.273)"),
+        (0.9971, 0.9963, 0.9979, "0.9971 (0.9963 to 0.9979)"),
+        (123.4, 120.6, 126.2, "123.4 (120.6 to 126.2)"),
+        (1500.0, 1200.0, 1800.0, "1500 (1200 to 1800)"),
+        (0.5, 0.0, 1.0, "0.5 (0.0 to 1.0)"),
+        (1.0, 1.0, 1.0, "1.0 (1.0 to 1.0)"),
+        (2.0, -math.inf, math.inf, "2.000 (-inf to inf)"),
+    ],
+)
+def test_an_interval_is_rounded_as_its_mean_is(value: float, low: float, high: float, text: str) -> None:
+    """Two digits of the interval's width: bounds of fewer digits than the mean would leave it out."""
+    assert str(results.Cell(value=value, low=low, high=high)) == text
+
+
 def test_texts_of_a_run_are_no_markup(tmp_path: Path):
     paths = [hostile_run(tmp_path / name) for name in ("a", "b")]
     tags = Tags(page({f"{path.name}{HOSTILE}": read_run(path) for path in paths}, beside=tmp_path))
@@ -379,7 +422,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().out.splitlines() == [
         "| run | policy | updates | episodes | success |",
         "|---|---|---|---|---|",
-        "| a/run | policy | 20 | 50 | 0.5 (0.4 to 0.6) |",
+        "| a/run | policy | 20 | 50 | 0.50 (0.40 to 0.60) |",
         "| b/run | policy | 20 | 50 | 0.25 (0.15 to 0.35) |",
         "ab.html",
     ]
