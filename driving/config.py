@@ -10,6 +10,7 @@ from chunkwise.config.experiment import (
     RematPolicy,
     before_it_was_there,
     renamed_from,
+    require_defaults,
     require_fraction,
     require_non_negative,
     require_positive,
@@ -220,6 +221,11 @@ class ObjectiveConfig:
         require_fraction(self, "hidden_share", "target_decay")
         if not self.cross_camera + self.temporal + self.masked + self.ego_motion:
             raise ValueError("every objective has weight 0; expected at least one above 0")
+        if not self.cross_camera + self.temporal:
+            read = ("temperature", "near_s")
+            require_defaults(self, "objective", read, "an objective without cross_camera and temporal")
+        if not self.masked:
+            require_defaults(self, "objective", ("hidden_share", "target_decay"), "an objective without masked")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -292,6 +298,8 @@ class WaypointConfig:
                 "waypoints.use_calibration is true and freeze too: what reads the rays is part of the encoder, is "
                 "fresh, and would never be trained; switch one of them off"
             )
+        if self.freeze and not self.use_cameras:
+            raise ValueError("waypoints.freeze is true and use_cameras false: there is no encoder; switch one of them")
         if not (self.use_cameras or self.use_ego or self.use_past or self.use_command):
             raise ValueError("waypoints.use_cameras, use_ego, use_past, use_command are all false; expected an input")
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
@@ -431,6 +439,16 @@ class DrivingConfig(ExperimentConfig):
                 f"train.grad_accum_steps is {self.train.grad_accum_steps}, and objective.cross_camera and "
                 "objective.temporal take their negatives from the whole batch: a part of it would have fewer. "
                 "Set train.grad_accum_steps to 1, lower train.batch_size, or spread the batch over more devices"
+            )
+        if contrasted and self.train.batch_size == 1:
+            raise ValueError(
+                "train.batch_size is 1, and objective.cross_camera and objective.temporal take their negatives from "
+                "the other rows of a batch; expected 2 or more"
+            )
+        if self.objective is not None and self.objective.cross_camera and len(self.data.cameras) < 2:
+            raise ValueError(
+                f"objective.cross_camera compares the cameras of a moment, and data.cameras is {self.data.cameras}; "
+                "expected two or more, or --objective.cross-camera 0"
             )
         if self.rollout is not None and (self.waypoints is None or self.waypoints.modes == 1):
             raise ValueError(

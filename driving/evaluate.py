@@ -271,7 +271,10 @@ def text(results: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def table(results: list[tuple[str, dict[str, Any]]]) -> str:
-    """A table in Markdown for each set of drives that runs were measured on; each lists blind predictors once."""
+    """A table in Markdown for each set of drives that runs were measured on.
+
+    Each lists blind predictors once; where those of a further run differ, they follow with its name.
+    """
     lines: list[str] = []
     sets: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name, result in sorted(results, key=lambda one: one[1]["kind"] != "waypoints"):
@@ -283,9 +286,12 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
         lines += ["", header, "|---" * (len(columns) + 1) + "|"]
         rows: dict[str, dict[str, Any]] = {}
         for name, result in chosen:
-            others = {key: value for key, value in result["rows"].items() if key != MODEL}
-            rows = {key: value for key, value in others.items() if key not in rows} | rows
-            rows[name] = result["rows"][MODEL]
+            for key, value in result["rows"].items():
+                shown = name if key == MODEL else key
+                before = rows.get(shown) or value
+                printed = [[_cell(row.get(column)) for column in columns] for row in (value, before)]
+                rows[shown if printed[0] == printed[1] else f"{key} ({name})"] = value  # of its own drives and seed
+        rows = dict(sorted(rows.items(), key=lambda row: row[0] in {name for name, _ in chosen}))
         lines += [
             f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for name, row in rows.items()
         ]

@@ -22,7 +22,7 @@ from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.tables import PAST_S
-from driving.data.validation import members, require_held_out, require_scored, require_shown, scored
+from driving.data.validation import members, require_held_out, require_moved, require_scored, require_shown, scored
 from driving.eval.divided import Divided
 from driving.model.images import changes_pixels
 from driving.record import MADE_BY, METADATA, record
@@ -195,6 +195,8 @@ def main(config: DrivingConfig, name: str) -> None:
         if compared := _compared_moments(config):
             shown = {offset: share for offset, share in data.shown().items() if offset in compared}
             require_shown(shown, data.image_step_s(), config.data.path)
+        if config.objective is not None and config.objective.ego_motion:
+            require_moved(data.moved(), config.data.path)
         require_held_out(data.index, config.data, config.eval.split)
         if config.objective is not None:
             ended = fit(config, EvaluatedPretrain(config, data, folder.path), folder)

@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="write it again so often, until done",
     )
     found = parser.parse_args(argv)
+    if found.watch < 0:
+        parser.error(f"--watch is {found.watch}; expected 1 second or more")
     out = found.out or found.run / REPORT
     while True:
         record = read_run(found.run)

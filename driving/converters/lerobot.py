@@ -83,7 +83,14 @@ class LerobotConverter:
         known = _is_l2d(self._meta)
         own = {key: _default_name(key, l2d=known) for key in self._meta.cameras}
         self._names = camera_names(own, settings)
-        self._columns = (_l2d_columns(source) if known else {}) | _parse_columns(settings.state)
+        asked = _parse_columns(settings.state)
+        kinds = {**dict.fromkeys(("latitude_deg", "longitude_deg"), ("x_m", "y_m")), "heading_deg": ("yaw_rad",)}
+        both = [(name, kind) for name, kinds_of in kinds.items() for kind in kinds_of if {name, kind} <= asked.keys()]
+        if both:
+            raise ConfigError(f"--state: {both[0][0]} and {both[0][1]} say the same; expected one of them")
+        own = _l2d_columns(source) if known else {}
+        own = {name: column for name, column in own.items() if not set(kinds.get(name, ())) & asked.keys()}
+        self._columns = own | asked
         if not self._columns:
             vectors = {key: feature.shape for key, feature in self._meta.features.items() if len(feature.shape) == 1}
             raise ConfigError(

@@ -111,6 +111,12 @@ class DrivingData:
         there = tables.time_valid[self.anchors] & seen[tables.rows[self.anchors]]
         return dict(zip(self.config.offsets_s, there.mean(axis=0).tolist(), strict=True))
 
+    def moved(self) -> float:
+        """Returns the share of the anchors whose pose is known at the first and the last of data.offsets_s."""
+        tables, ends = self.tables, [0, -1]
+        known = tables.time_valid[self.anchors] & tables.pose_valid[tables.rows[self.anchors]]
+        return float((known[:, ends].all(axis=1) & tables.pose_valid[self.anchors]).mean())
+
     def image_step_s(self) -> float | None:
         """Returns the usual seconds from a frame with an image to the next of its drive; None where there are none."""
         seen, t = self.seen.sum(axis=1) > 0, self.index.t

@@ -49,13 +49,18 @@ class Manifest:
 
 
 def official_sides(index: Index) -> list[str] | None:
-    """Split of each episode as its source says it, by how the word begins: "training", "val", "testing_location".
+    """Split of each episode as its source says it, by how the word begins: "training", "Val", "testing_location".
 
-    None unless every episode says so, and some are for training, or all for testing: Waymo's do, nuScenes'
-    v1.0-trainval says nothing, and whoever has a validation part alone trains on it.
+    None where none says so, as nuScenes' v1.0-trainval, or all are for validation: whoever has that part alone trains
+    on it. Beside others, those that say nothing are for training. Where none is left for it, those for validation are,
+    unless all are for testing: what a source keeps for a test is never trained on.
     """
-    sides = [next((split for split in SPLITS if name.startswith(split)), "") for name in index.splits]
-    return sides if all(sides) and ("train" in sides or set(sides) == {"test"}) else None
+    sides = [next((split for split in SPLITS if name.lower().startswith(split)), "") for name in index.splits]
+    if set(sides) in ({""}, {"val"}):
+        return None
+    if not {"train", ""} & set(sides):
+        return ["train" if side == "val" else side for side in sides]
+    return [side or "train" for side in sides]
 
 
 def make_manifest(index: Index, *, val_fraction: float, test_fraction: float) -> Manifest:

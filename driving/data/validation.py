@@ -117,6 +117,16 @@ def require_scored(shares: Mapping[float, float], path: str) -> None:
         )
 
 
+def require_moved(share: float, path: str) -> None:
+    """Raises DataError where next to no sample's motion is known, so that there is none to predict."""
+    if share < LEAST_SHOWN:
+        raise DataError(
+            f"{path}: objective.ego_motion: expected the vehicle's pose at the first and the last of data.offsets_s in "
+            f"at least {LEAST_SHOWN:.0%} of the samples, found {share:.1%}; set --objective.ego-motion 0 where the "
+            "drives have no poses"
+        )
+
+
 def shown_note(shares: Mapping[float, float]) -> str:
     """Says which share of the samples has an image at each offset."""
     return "samples with an image: " + ", ".join(f"{share:.1%} at {s:+g} s" for s, share in shares.items())
@@ -174,6 +184,15 @@ def _manifest(index: Index, config: DataConfig) -> tuple[splits.Manifest, Path, 
     return made, file, True
 
 
+def _drawn_otherwise(index: Index, config: DataConfig, kept: splits.Manifest) -> bool:
+    """Whether the config's fractions would give other parts than a manifest that is kept."""
+    try:
+        fresh = splits.make_manifest(index, val_fraction=config.val_fraction, test_fraction=config.test_fraction)
+    except DataError:  # too few recordings for them
+        return True
+    return any(set(fresh.episodes[side]) != set(kept.of(index).episodes[side]) for side in splits.SPLITS)
+
+
 def members(index: Index, config: DataConfig, split: Split, notes: list[str]) -> Int64[np.ndarray, " m"]:
     """Episodes of the split; makes the manifest where there is none."""
     if split == "all":
@@ -183,8 +202,17 @@ def members(index: Index, config: DataConfig, split: Split, notes: list[str]) ->
         with contextlib.suppress(OSError):  # a dataset that cannot be written to is split the same way each time
             splits.save_manifest(manifest, file)
         counts = ", ".join(f"{len(manifest.episodes[name])} {name}" for name in splits.SPLITS)
-        by = "as the dataset itself says" if splits.official_sides(index) else "by recording"
+        official = splits.official_sides(index)
+        by = "as the dataset itself says" if official else "by recording"
         notes.append(f"split {by} into {counts} episodes: {file}")
+        silent = sum(not name for name in index.splits)
+        if official and silent:
+            notes.append(f"{silent} episode(s) have no source.split, where others have one: they are for training")
+    elif config.split_file is None and _drawn_otherwise(index, config, manifest):
+        notes.append(
+            f"{file} is kept: data.val_fraction {config.val_fraction:g} and data.test_fraction "
+            f"{config.test_fraction:g} would draw another split; remove it to draw anew"
+        )
     splits.check_manifest(manifest, index, source=str(file), may_lack=config.on_bad == "skip")
     episodes = manifest.positions(index, split)
     return splits.share(index, episodes, config.episode_fraction) if split == "train" else episodes

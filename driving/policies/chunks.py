@@ -40,14 +40,14 @@ class WaypointChunks:
             (waypoints,) = self._policy.predict(
                 inputs(data.batch(np.array([row])), data.config.anchor, self._policy.config.waypoints)
             )
-        valid, driven = data.tables.waypoint_valid[row], data.tables.waypoints[row]
+        valid, recorded = data.tables.waypoint_valid[row], data.tables.waypoints[row]
         notes = ()
         if valid.any():
-            apart = np.linalg.norm(waypoints - driven, axis=-1)[valid]
-            notes = (
-                f"Mean distance from what was driven: {apart.mean():.2f} m, over {len(apart)} of {len(valid)} places.",
-            )
-        return Chunk(actions=waypoints, over=WAYPOINTS, recorded=driven[valid], in_plane=True, notes=notes)
+            apart = np.linalg.norm(waypoints - recorded, axis=-1)[valid]
+            listed = data.config.waypoint_source != "poses" and not data.index.waypoints_driven[episode]
+            what = "what the driver would have driven" if listed else "what was driven"
+            notes = (f"Mean distance from {what}: {apart.mean():.2f} m, over {len(apart)} of {len(valid)} places.",)
+        return Chunk(actions=waypoints, over=WAYPOINTS, recorded=recorded[valid], in_plane=True, notes=notes)
 
 
 def policy_chunks(

@@ -246,6 +246,11 @@ def read_start(run: Path, config: DrivingConfig) -> dict[str, PyTree]:
       DataError: It has no whole checkpoint.
     """
     theirs = read_config(run, DrivingConfig)
+    if theirs.waypoints is None and config.waypoints is not None and not config.waypoints.use_cameras:
+        raise ConfigError(
+            f"waypoints.weights {run}: a pretraining, whose encoder has no place in a model without cameras; leave it "
+            "out, or set --waypoints.use-cameras"
+        )
     if theirs.waypoints is None:
         return {"encoder": read_encoder(run, config)}
     assert config.waypoints is not None

@@ -228,6 +228,29 @@ def test_moments_without_images_are_refused_before_a_run_begins(tmp_path: Path):
     assert len(open_data(blind, "train").anchors) == 3 * 17
 
 
+def test_a_motion_that_is_never_known_is_not_learnt(tmp_path: Path):
+    """Two of four drives lack their poses, then all."""
+
+    def unknown(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            del frame["observations"]["state"]["x_m"], frame["observations"]["state"]["y_m"]
+
+    for i in range(4):
+        write_drive(tmp_path / "half", f"drive_{i}", frames=20, start_yaw=float(i), change=unknown if i % 2 else None)
+        write_drive(tmp_path / "none", f"drive_{i}", frames=20, start_yaw=float(i), change=unknown)
+    data = pretraining(tmp_path / "run", tmp_path / "half").data
+    assert open_data(dataclasses.replace(data, offsets_s=(0.0, 0.4)), "all").moved() == pytest.approx(0.5 * 16 / 20)
+    with pytest.raises(DataError, match=r"objective\.ego_motion: expected the vehicle's pose .*, found 0\.0%"):
+        main(pretraining(tmp_path / "run", tmp_path / "none"), "none")
+
+
+def test_an_encoder_is_not_given_to_a_model_without_cameras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(waypoints, "read_config", lambda run, cls: pretraining(tmp_path, tmp_path))
+    blind = dataclasses.replace(config(tmp_path, tmp_path), waypoints=WaypointConfig(use_cameras=False))
+    with pytest.raises(ConfigError, match="a pretraining, whose encoder has no place in a model without cameras"):
+        waypoints.read_start(tmp_path, blind)
+
+
 def test_waypoints_are_not_learnt_where_next_to_none_has_a_score(tmp_path: Path):
     """Drives of 0.9 s, of which no moment knows its next second; a pretraining takes them."""
     for i in range(3):

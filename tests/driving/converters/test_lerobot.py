@@ -13,7 +13,7 @@ from chunkwise.data.images import decode
 from chunkwise.errors import ConfigError, DataError
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
-from driving.converters.lerobot import _state
+from driving.converters.lerobot import LerobotConverter, _state
 from driving.data.episodes import Episode, load_episode
 from tests import lerobot_files
 from tests.lerobot_files import write_video
@@ -129,6 +129,17 @@ def test_l2d_is_known(tmp_path: Path):
                 found = decode((tmp_path / "out" / path).read_bytes(), source="")
                 expected = 30 + 25 * CAMERAS.index(key) + 4 * frame + 60 * index
                 assert abs(float(found.mean()) - expected) < 3
+
+
+def test_columns_of_the_user_take_the_place_of_l2ds_own(tmp_path: Path):
+    source = write_l2d(tmp_path / "L2D")
+    key = "observation.state.vehicle"
+    state = {"x_m": f"{key}:6", "y_m": f"{key}:7", "yaw_rad": f"{key}:2"}
+    episode = converted(source, images=False, state=state)[0]
+    np.testing.assert_array_equal(episode.pose, np.zeros((LENGTHS[0], 3)))  # what these columns hold
+    np.testing.assert_allclose(episode.speed_mps, SPEED, rtol=1e-5)
+    with pytest.raises(ConfigError, match="--state: heading_deg and yaw_rad say the same; expected one of them"):
+        LerobotConverter(source, ConvertSettings(images=False, state=state | {"heading_deg": f"{key}:1"}))
 
 
 def test_columns_of_other_sets_are_the_users(tmp_path: Path):

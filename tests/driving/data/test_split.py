@@ -54,17 +54,22 @@ def test_recordings_stay_together_and_the_manifest_is_kept(tmp_path: Path):
     manifest = load_manifest(root / SPLIT_FILE)
     assert set(manifest.episodes["train"]) == {f"e{i}" for i in sides["train"]}
     # Other fractions change nothing where a manifest is there.
-    assert set(opened(root, "train", val_fraction=0.0).episodes.tolist()) == sides["train"]
+    other = opened(root, "train", val_fraction=0.0)
+    assert set(other.episodes.tolist()) == sides["train"]
+    assert any(
+        "data.val_fraction 0 and data.test_fraction 0.25 would draw another split" in note for note in other.notes
+    )
+    assert not any("another split" in note for note in opened(root, "train").notes)
 
 
 @pytest.mark.parametrize(
     ("names", "sides"),
     [
         (("training", "train", "val", "testing_location"), ["train", "train", "val", "test"]),
-        (("training", "train", "val", ""), None),  # one does not say
+        (("training", "Train", "VAL", "test"), ["train", "train", "val", "test"]),
+        (("training", "test", "val", ""), ["train", "test", "val", "train"]),  # one does not say
         (("v1.0-trainval",) * 4, None),
         (("val",) * 4, None),  # all that somebody has
-        (("testing", "testing", "val", "test"), None),
         (("testing", "test", "testing_location", "test"), ["test"] * 4),
     ],
 )
@@ -82,6 +87,22 @@ def test_a_split_that_the_source_states(tmp_path: Path, names: tuple[str, ...], 
         with pytest.raises(DataError, match=r"no frame is left to draw.* 0 of 4 .*source\.split say which"):
             opened(tmp_path, "train")
     assert (found == sides) if sides else sorted(found) == ["test", "train", "train", "val"]
+
+
+def test_what_is_kept_for_a_test_is_never_trained_on(tmp_path: Path):
+    """Where none is for training, those for validation are, and what is missing is drawn from them."""
+    for i, name in enumerate(("testing", "val", "val", "validation", "test")):
+        write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source={"scene_id": f"s{i}", "split": name})
+    index, _ = scan(tmp_path)
+    assert index is not None
+    assert official_sides(index) == ["test", "train", "train", "train", "test"]
+    manifest = make_manifest(index, val_fraction=0.3, test_fraction=0.3)
+    assert set(manifest.episodes["test"]) == {"e0", "e4"}
+    assert len(manifest.episodes["train"]) == 2
+    for i in (1, 2, 3):
+        write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source={"scene_id": f"s{i}"})
+    notes = opened(tmp_path, "train", val_fraction=0.3).notes
+    assert "3 episode(s) have no source.split, where others have one: they are for training" in notes
 
 
 def test_the_split_depends_on_the_recordings_alone(tmp_path: Path):

@@ -176,6 +176,7 @@ def test_a_moved_camera_changes_what_is_predicted_and_an_unknown_one_is_not_read
         ({"use_calibration": True, "use_cameras": False}, "use_calibration is true and use_cameras false"),
         ({"use_calibration": True, "freeze": True}, "would never be trained"),
         ({"residual": ResidualConfig(), "use_cameras": False}, "residual is what cameras add"),
+        ({"freeze": True, "use_cameras": False}, "freeze is true and use_cameras false: there is no encoder"),
         (
             {"residual": ResidualConfig(), "use_ego": False, "use_past": False, "use_command": False},
             "residual is what cameras add",

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from chunkwise.errors import ConfigError
 from chunkwise.train import rngs
 from driving.data.batches import open_data
 from driving.data.recordings import DrivingRecordings
+from driving.policies import chunks as chunks_lib
 from driving.policies.chunks import policy_chunks
 from driving.policies.policy import WaypointPolicy
 from driving.tasks import waypoints
@@ -19,7 +21,7 @@ from tests.driving.policies.test_policy import change, config_of
 FRAMES = 12
 
 
-def test_waypoints_are_those_of_evaluation(tmp_path: Path):
+def test_waypoints_are_those_of_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Asked in another folder than the one that the run learnt from."""
     drives = tmp_path / "drives"
     for i in range(2):
@@ -39,6 +41,12 @@ def test_waypoints_are_those_of_evaluation(tmp_path: Path):
         assert made.in_plane
         assert made.notes == (f"Mean distance from what was driven: {apart:.2f} m, over {valid.sum()} of 20 places.",)
     assert not (drives / "_split.json").exists()
+    monkeypatch.setattr(
+        chunks_lib, "OpenedOnce", lambda *_: SimpleNamespace(row=lambda e, f: (planned, e * FRAMES + f))
+    )
+    planned = dataclasses.replace(data, index=dataclasses.replace(data.index, waypoints_driven=np.zeros(2, bool)))
+    listed = policy_chunks(policy, "mine", DrivingRecordings(drives), path=str(drives), links=()).chunk(0, 0)
+    assert listed.notes[0].startswith("Mean distance from what the driver would have driven: ")
     last = chunks.chunk(1, 11)
     assert (len(last.recorded), last.notes) == (0, ())
     with pytest.raises(ConfigError, match="a object; expected a run of driving"):

@@ -67,3 +67,17 @@ def test_negatives_of_the_whole_batch_cannot_be_parted(tmp_path: Path, drives: P
         ValueError, match=r"train\.grad_accum_steps is 4, and objective.cross_camera and objective.temporal"
     ):
         parted(pretraining(tmp_path, drives))
+
+
+def test_objectives_that_could_learn_nothing_are_refused(tmp_path: Path, drives: Path):
+    config = pretraining(tmp_path, drives)
+    with pytest.raises(ValueError, match=r"train\.batch_size is 1, .* expected 2 or more"):
+        dataclasses.replace(config, train=dataclasses.replace(config.train, batch_size=1))
+    with pytest.raises(ValueError, match=r"data\.cameras is \('front',\); expected two or more"):
+        dataclasses.replace(config, data=dataclasses.replace(config.data, cameras=("front",)))
+    with pytest.raises(
+        ValueError, match=r"objective\.temperature is 0\.5, which an objective without cross_camera and"
+    ):
+        ObjectiveConfig(masked=1.0, temperature=0.5)
+    with pytest.raises(ValueError, match=r"objective\.hidden_share is 0\.3, which an objective without masked does"):
+        ObjectiveConfig(temporal=1.0, hidden_share=0.3)
