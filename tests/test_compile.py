@@ -5,12 +5,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from chunkwise.config.load import load
 from chunkwise.errors import ConfigError
 from chunkwise.train import compile as verb
 from chunkwise.train import targets
@@ -273,6 +275,21 @@ def test_what_does_not_fit_ends_with_78_and_advice():
     assert "of 0.01 MB" in done.stdout
     assert "does not fit cpu:1; try a smaller --train.batch-size than" in done.stderr
     assert "a device with more memory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("update", "a smaller --train.batch-size than 32, or --train.grad-accum-steps; a device with more memory"),
+        ("serve", "--dtype bfloat16 or int8, fewer --rows; a device with more memory"),
+        ("evaluate", "fewer --env.rows; a device with more memory"),
+        ("init", "a device with more memory"),
+    ],
+)
+def test_the_advice_is_what_the_program_reads(what: Any, expected: str):
+    config, _ = load(["--config", "configs/openpi_ript/debug_ript.py", "--train.batch-size", "32"])
+    report = SimpleNamespace(what=what, state={"weights": 1}, temporary=100, batch=0, devices=1)
+    assert verb.advice(report, config) == expected  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])

@@ -115,7 +115,9 @@ def _prune(run: Path, max_to_keep: int, keep_period: int | None) -> int:
             raise DataError(f"step {saves[0].step}, the newest, is damaged ({reason}); nothing was deleted")
         if reason is not None:
             raise StorageError(f"step {saves[0].step}, the newest, cannot be read ({reason}); nothing was deleted")
-        old = outdated([save.step for save in saves], max_to_keep, keep_period, _best(run, saves))
+        config = _config(run)
+        kept = config.keep_period if keep_period is None else keep_period
+        old = outdated([save.step for save in saves], max_to_keep, kept, _best(config, saves))
         gone = [save for save in saves if save.step in old]
         for save in gone:
             try:
@@ -127,9 +129,13 @@ def _prune(run: Path, max_to_keep: int, keep_period: int | None) -> int:
     return 0
 
 
-def _best(run: Path, saves: list[Save]) -> int | None:
-    """The step that the run keeps as its best, if its config asks for one and an evaluation has been saved."""
-    config = read_config(run, ExperimentConfig).checkpoint if (run / "config.json").exists() else CheckpointConfig()
+def _config(run: Path) -> CheckpointConfig:
+    """What the run's config says of saves; the defaults of a folder without one."""
+    return read_config(run, ExperimentConfig).checkpoint if (run / "config.json").exists() else CheckpointConfig()
+
+
+def _best(config: CheckpointConfig, saves: list[Save]) -> int | None:
+    """The step that a run keeps as its best, if its config asks for one and an evaluation has been saved."""
     policy = KeepBest(config)
     for save in saves:
         policy.note(save.step, save.evaluation)

@@ -235,6 +235,8 @@ class CheckpointConfig:
         require_positive(self, "every", "max_to_keep")
         if self.keep_period is not None and self.keep_period < 1:
             raise ValueError(f"checkpoint.keep_period is {self.keep_period}; expected at least 1, or None")
+        if self.keep_best is None:
+            require_defaults(self, "checkpoint", ("best",), "a run without checkpoint.keep_best")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

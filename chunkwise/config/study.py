@@ -4,13 +4,21 @@ import dataclasses
 import importlib.util
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.load import load
 from chunkwise.config.names import find, folder
 from chunkwise.errors import ConfigError
+
+OWN = {
+    "run.seed": "seeds has them",
+    **dict.fromkeys(("run.dir", "run.resume", "run.no-resume"), "each run has its folder in the study's"),
+    **dict.fromkeys(("dry-run", "print-config"), "chunkwise study --dry-run lists the commands"),
+}
+"""Flags that a study gives its runs itself, or that leave nothing of a run, and what is there for them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,10 +48,18 @@ class StudyConfig:
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
+        for name, values in self.grid.items():
+            odd = not isinstance(values, tuple | list | Mapping) or [v for v in _flat(values) if not isinstance(v, str)]
+            if odd:
+                raise ValueError(
+                    f"grid has {values!r} for {name}; expected a tuple of words as on a command line: ('1', '5')"
+                )
         if empty := [name for name, values in self.grid.items() if not values]:
             raise ValueError(f"grid has no values for {', '.join(empty)}")
         if self.tables is not None and self.tables != next(iter(self.grid), None):
             raise ValueError(f"tables is {self.tables!r}; expected the first axis of grid, which is {list(self.grid)}")
+        if self.evaluate is not None and (own := [w for w in self.evaluate if w.partition("=")[0] == "--out"]):
+            raise ValueError(f"evaluate has {own[0]}; each run's outcomes have their place in the study's folder")
         if self.evaluate is not None and self.policies != ("policy",):
             raise ValueError("evaluate asks the policy alone; expected policies to be ('policy',)")
 
@@ -101,6 +117,7 @@ def runs_of(study: StudyConfig) -> list[Run]:
         place = re.sub(r"[^A-Za-z0-9_.=-]+", "_", cell)
         for seed in study.seeds:
             flags = [*study.flags, *(word for name, value in chosen.items() for word in _words(study, name, value))]
+            _require_free(flags)
             words = [study.config, *flags, "--run.seed", str(seed)]
             parsed, _ = load(["--config", str(config), *words[1:]])
             table = chosen.get(study.tables or "", "")
@@ -109,6 +126,18 @@ def runs_of(study: StudyConfig) -> list[Run]:
     if len({run.folder for run in found}) < len(found):
         raise ConfigError("two combinations of the study's grid have the same folder; write their values differently")
     return found
+
+
+def _flat(values: Any) -> list[Any]:
+    return [*values, *values.values()] if isinstance(values, Mapping) else list(values)
+
+
+def _require_free(flags: Sequence[str]) -> None:
+    """Raises ConfigError where a study's flags set what the study sets itself, so that one of them has no effect."""
+    for word in flags:
+        name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+        if word.startswith("--") and name in OWN:
+            raise ConfigError(f"{word}: expected no such flag in a study's grid and flags; {OWN[name]}")
 
 
 def _words(study: StudyConfig, axis: str, value: str) -> list[str]:

@@ -177,7 +177,7 @@ def convert(
       StorageError: The output could not be written.
     """
     source, out, settings = Path(source), Path(out), settings or formats.settings()
-    if out.exists():
+    if os.path.lexists(out):
         raise ConfigError(f"{out} exists; convert into a folder that does not exist yet")
     kind = format or formats.detect(source)
     _require_concerned(formats, kind, settings)
@@ -223,7 +223,19 @@ def build(
       DataError, StorageError: As `convert`.
     """
     out = out.absolute()
-    with contextlib.closing(opener()) as conversion, new_folder(out, keep=has_parts, finish=give_name) as scratch:
+    left = scratch_name(out)
+
+    def finish(scratch: Path, out: Path) -> None:
+        """Takes the parts away and gives the rest its name; where that fails the next start has them again."""
+        os.rename(run.folder.path, left)
+        try:
+            sync_folder(scratch)
+            give_name(scratch, out)
+        except OSError:
+            os.rename(left, run.folder.path)
+            raise
+
+    with contextlib.closing(opener()) as conversion, new_folder(out, keep=has_parts, finish=finish) as scratch:
         run = _Run(conversion, opener, Parts(scratch, {**about, **identity, "version": __version__}), jobs, report)
         parts, problems = run.parts(done)
         joining = run.folder.path / "joined"
@@ -237,9 +249,6 @@ def build(
         sync_tree(joining)  # files of parts are on the device since they were made
         _merge(run.folder, run.stage, parts, joined.left_out, joining, scratch)
         sync_names(scratch)  # before the parts go: from here to the end it is a moment
-        left = scratch_name(out)
-        os.rename(run.folder.path, left)
-        sync_folder(scratch)
     shutil.rmtree(left, ignore_errors=True)
     report(joined.summary.format(out=out))
     if skipped:

@@ -8,6 +8,7 @@ of its shard; else all such episodes are listed, and the same command goes on on
 import abc
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -157,7 +158,7 @@ def make_pack(
       DataError: `out` exists, or episodes are bad.
       BusyError, StorageError: As `new_folder`.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise DataError(f"{out}: expected a folder that does not exist yet, found one; remove it or choose another")
     build(
         opener,

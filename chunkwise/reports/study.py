@@ -34,7 +34,7 @@ from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.printable import say
 from chunkwise.reports import study_table
 from chunkwise.reports.study_fleet import StudyWorker, script, submit
-from chunkwise.reports.study_progress import COLUMNS, evaluated_otherwise, is_complete, is_finished, rows
+from chunkwise.reports.study_progress import COLUMNS, evaluated_otherwise, is_complete, is_finished, rows, unfinished
 
 ASK_AGAIN = 0.2
 """Seconds between two looks at a process."""
@@ -254,6 +254,9 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         if arguments.only is not None:
             if not 0 <= arguments.only < len(runs):
                 raise ConfigError(f"--only is {arguments.only}; expected 0 to {len(runs) - 1}")
+            if arguments.dry_run:
+                show("\n".join([f"OUT={shlex.quote(str(out))}", *study_table.commands(study, [runs[arguments.only]])]))
+                return 0
             failed = train_all(study, [runs[arguments.only]], out, 1)
             return _code_of(next(iter(failed.values()))) if failed else 0
         left = [number for number, run in enumerate(runs) if _is_left(study, run, out)]
@@ -275,7 +278,8 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         elif not (arguments.table or arguments.slurm or arguments.fleet):
             with live_table(COLUMNS, functools.partial(rows, study, runs, out, failed)):
                 failed |= train_all(study, runs, out, arguments.workers or 1, failed)
-        found = study_table.write(study, runs, out, failed)
+        begun = {folder: why for folder, why in unfinished(runs, out).items() if folder not in failed}
+        found = study_table.write(study, runs, out, failed, begun)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -317,6 +321,8 @@ def _require_places(arguments: argparse.Namespace) -> None:
     chosen += [] if arguments.only is None else ["only"]
     if len(chosen) > 1:
         raise ConfigError(f"--{chosen[0]} and --{chosen[1]}: choose one of them")
+    if arguments.workers is not None and chosen[:1] in (["watch"], ["table"], ["only"]):
+        raise ConfigError(f"--workers is for runs at once; with --{chosen[0]} there are none")
     if arguments.cores != 1 and chosen[:1] not in (["fleet"], ["slurm"]):
         raise ConfigError("--cores is for --fleet and --slurm; else the cores are divided among --workers")
     if arguments.sbatch and not arguments.slurm:

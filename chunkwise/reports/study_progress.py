@@ -37,6 +37,23 @@ def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
     return flags is None or study_table.evaluated_step(folder, flags) == run.config.train.steps
 
 
+def unfinished(runs: Sequence[Run], out: Path) -> dict[str, str]:
+    """Says of each run that was begun, by its folder, why nothing of it is a result yet."""
+    found = {}
+    for run in runs:
+        step = _last_step(out / run.folder / "metrics.jsonl")
+        try:
+            if step is None or is_finished(run, out):
+                continue
+            there = (out / run.folder / "done.json").is_file()
+            found[run.folder] = (
+                "finished with another config" if there else f"at step {step} of {run.config.train.steps}"
+            )
+        except RunError as error:
+            found[run.folder] = one_line(error)
+    return found
+
+
 def evaluated_otherwise(run: Run, out: Path) -> str:
     """Says which fields of eval a run that is finished had otherwise than the study has them now; empty: none."""
     saved, now = read_flat(out / run.folder), flatten(run.config)

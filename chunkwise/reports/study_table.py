@@ -76,7 +76,14 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
             raise DataError(f"{run / EVALUATION}: expected {study.metric} of each episode, found {error!r}") from error
         return {"score": sum(values) / len(values), "episodes": len(values), "states": states}
     name = f"{policy}/{study.metric}" if policy else study.metric
-    evaluations = [row for row in rows_of(run) if row.get("split") == "eval" and row.get(name) is not None]
+    measured = [row for row in rows_of(run) if row.get("split") == "eval"]
+    known = sorted({key for row in measured for key in row} - {"step", "split"})
+    if known and name not in known:
+        raise DataError(
+            f"{run / 'metrics.jsonl'}: expected evaluations with {name}, by the study's policies and metric, "
+            f"found {known}"
+        )
+    evaluations = [row for row in measured if row.get(name) is not None]
     if not evaluations:
         return None
     last = evaluations[-1]
@@ -100,7 +107,9 @@ def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, bool
     return {" ".join(map(str, state)): outcome["success"] for state, outcome in one.outcomes.items()}
 
 
-def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+def table(
+    study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str], unfinished: Mapping[str, str]
+) -> dict[str, Any]:
     """Returns the table as JSON values: a row for each combination and policy, and each row's tests against the first.
 
     Args:
@@ -108,12 +117,13 @@ def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[st
       runs: Its runs.
       out: Its folder.
       failed: By a run's folder what is said of it; they are left out of the rows.
+      unfinished: The same of those that are not at their end; they are left out too.
     """
     cells = {run.cell: run.table for run in runs}
     rows, scores, tables = [], [], []
     for cell, group in cells.items():
         for policy in study.policies:
-            mine = [run for run in runs if run.cell == cell and run.folder not in failed]
+            mine = [run for run in runs if run.cell == cell and run.folder not in {*failed, *unfinished}]
             found = {run.seed: score(out / run.folder, study, policy) for run in mine}
             found = {seed: one for seed, one in found.items() if one is not None}
             label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
@@ -131,6 +141,7 @@ def table(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[st
         "seeds": list(study.seeds),
         "rows": rows,
         "failed": dict(sorted(failed.items())),
+        "unfinished": dict(sorted(unfinished.items())),
         "commands": commands(study, runs),
     }
 
@@ -223,8 +234,9 @@ def markdown(found: Mapping[str, Any]) -> str:
             by_state = f"{states['only_this']} against {states['only_first']} of {states['states']}, "
             by_state += f"McNemar p = {states['mcnemar_p']:.3g}"
         lines.append(f"| {row['row']} | {better} | {by_seed} | {by_state} |")
-    if found["failed"]:
-        lines += ["", "Failed, and in no row:", "", *(f"- {run}: {why}" for run, why in found["failed"].items())]
+    for heading, left_out in (("Failed", found["failed"]), ("Not finished", found["unfinished"])):
+        if left_out:
+            lines += ["", f"{heading}, and in no row:", "", *(f"- {run}: {why}" for run, why in left_out.items())]
     return "\n".join(
         [
             *lines,
@@ -237,9 +249,11 @@ def markdown(found: Mapping[str, Any]) -> str:
     )
 
 
-def write(study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str]) -> dict[str, Any]:
+def write(
+    study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str], unfinished: Mapping[str, str]
+) -> dict[str, Any]:
     """Writes table.json, table.md and curves.png into the study's folder; returns the table."""
-    found = table(study, runs, out, failed)
+    found = table(study, runs, out, failed, unfinished)
     write_json(out / "table.json", found)
     write_durably(out / "table.md", markdown(found))
     draw(study, runs, out)

@@ -189,7 +189,10 @@ def advice(report: Report, config: Any) -> str:
     if rest > state / 4:
         if report.what == "serve":
             ways.append("--dtype bfloat16 or int8, fewer --rows")
-        else:
+        elif report.what == "evaluate":
+            rows = [f"--{place}.rows" for place in ("env", "eval") if hasattr(getattr(config, place, None), "rows")]
+            ways += [f"fewer {rows[0]}"] if rows else []
+        elif report.what == "update":
             ways.append(f"a smaller --train.batch-size than {config.train.batch_size}, or --train.grad-accum-steps")
     if report.devices > 1 and config.mesh.fsdp < report.devices:
         ways.append(f"--mesh.fsdp {report.devices}, so that the devices share one copy of the state")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, get_args
 
 from chunkwise.config.experiment import ExperimentConfig, RematPolicy
-from chunkwise.errors import ConfigError, MismatchError
+from chunkwise.errors import ConfigError, MismatchError, one_line
 from chunkwise.train.targets import GB
 
 
@@ -115,19 +115,37 @@ def _of(
     """What one way can do; None where nothing fits."""
     batch = way.train.batch_size
 
+    def asked(rows: int, parts: int) -> ExperimentConfig:
+        """The run with such a batch. Raises ValueError where another setting refuses it."""
+        train = dataclasses.replace(way.train, batch_size=rows, grad_accum_steps=parts)
+        return dataclasses.replace(way, train=train)
+
     @functools.cache  # the run's own batch is asked for twice
     def at(rows: int, parts: int) -> Measured | None:
-        """An update of so many rows in so many parts; None where the compiler finds no room."""
-        train = dataclasses.replace(way.train, batch_size=rows, grad_accum_steps=parts)
+        """An update of so many rows in so many parts; None where the compiler finds no room, or it is refused."""
+        report, held = None, "no room"
         try:
-            report = measure(dataclasses.replace(way, train=train))
-        except (MismatchError, ValueError):  # no room, or a batch that another setting refuses
-            report = None
-        held = "no room" if report is None else f"{report.total / GB:.2f} GB{'' if report.fits else ', too much'}"
+            report = measure(asked(rows, parts))
+            held = f"{report.total / GB:.2f} GB{'' if report.fits else ', too much'}"
+        except MismatchError:
+            pass
+        except ValueError as error:
+            held = f"refused: {one_line(error)}"
         say(f"{flags}: {rows} rows in {parts} part{'s' if parts > 1 else ''}: {held}")
         return report
 
-    grid = [devices * 2**k for k in range(1 + int(math.log2(MOST * batch / devices)))]
+    grid = []
+    for rows in (devices * 2**k for k in range(1 + int(math.log2(MOST * batch / devices)))):
+        try:
+            asked(rows, 1)
+        except ValueError as error:
+            say(f"{flags}: {rows} rows: refused: {one_line(error)}")
+        else:
+            grid.append(rows)
+    if not grid:
+        raise ConfigError(
+            f"--find: no number of rows is allowed by the other settings, from {devices} to {MOST * batch}"
+        )
     if (found := _most(grid, batch, lambda rows: at(rows, 1))) is None:
         return None
     rows, most = found

@@ -442,6 +442,12 @@ class OpenpiRiptConfig(ExperimentConfig):
             raise ValueError("rollout.objective is 'guided' and guidance is None; set guidance, or take 'rejection'")
         if rollout is not None and rollout.objective == "ppo":
             self._check_ppo()
+        size = self.train.batch_size
+        if rollout is not None and 0 < rollout.dataset_share < 1 and not 0 < round(rollout.dataset_share * size) < size:
+            raise ValueError(
+                f"rollout.dataset_share is {rollout.dataset_share} and train.batch_size {size}, of which rounded "
+                f"{round(rollout.dataset_share * size)} rows are the dataset's; expected a row of each, 0, or 1"
+            )
         if rollout is not None:
             self._check_trying(env, rollout)
         if rollout is not None and self.data.advantage is not None:

@@ -177,6 +177,11 @@ def open_data(config: DataConfig, *, check: Check = any_files, allow_code: bool 
     stats: Mapping[str, NormStats] = {}
     if config.norm_stats is not None:
         stats = norm.named_stats(config.norm_stats, config, source)
+        if held.any():
+            notes.append(
+                "data.norm_stats and data.holdout are set: statistics that `inspect` wrote are of all episodes, those "
+                "held out too"
+            )
     elif (config.state_norm, config.action_norm) != ("none", "none"):
         stats = norm.dataset_stats(table.only(~held) if held.any() else table, config, adapter=adapter)
     to_openpi = _to_openpi(table, config, stats, adapter, notes)

@@ -104,6 +104,14 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], list[Problem]]:
             for key, x in arrays.items()
             if len(x) != rows
         ]
+    seen, following = arrays.get("observations"), arrays.get("next_observations")
+    if seen is not None and not seen.shape[1]:
+        problems.append(Problem(file=name, key="observations", expected="at least one number a row", found="none"))
+    if seen is not None and following is not None and following.shape[1:] != seen.shape[1:]:
+        expected, found = f"rows of {seen.shape[1]} numbers as observations", f"rows of {following.shape[1]}"
+        problems.append(Problem(file=name, key="next_observations", expected=expected, found=found))
+    if following is not None:
+        problems += check_arrays(name, {"next_observations": as_float32(following)})
     return arrays, problems
 
 

@@ -136,6 +136,11 @@ def test_settings_without_effect_are_refused(tmp_path: Path):
     refused("correction_key is 'by_hand'", guidance=GuidanceConfig(), data=corrected)
     with pytest.raises(ValueError, match="correction_key"):
         acting(tmp_path, tmp_path, data=dataclasses.replace(acting(tmp_path, tmp_path).data, correction_key="by_hand"))
+    for share, count in ((0.01, 0), (0.99, 4)):
+        with pytest.raises(
+            ValueError, match=rf"dataset_share is {share} and train.batch_size 4, .* rounded {count} rows"
+        ):
+            acting(tmp_path, tmp_path, rollout=dataclasses.replace(ROLLOUT, dataset_share=share))
     with pytest.raises(ValueError, match=r"dataset_share 1, with which no rollouts are played"):
         acting(tmp_path, tmp_path, rollout=dataclasses.replace(ROLLOUT, dataset_share=1.0))
     with pytest.raises(ValueError, match=r"rollout\.objective 'rejection'"):

@@ -150,6 +150,11 @@ def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Pr
         for key, x in arrays.items()
         if len(x) != rows
     ]
+    if "next_state" in arrays and arrays["next_state"].shape[1:] != arrays["state"].shape[1:]:
+        expected, found = (f"rows of {x.shape[1:]}" for x in (arrays["state"], arrays["next_state"]))
+        problems.append(
+            Problem(file=name, key=KEYS["next_state"], expected=f"{expected}, as observations", found=found)
+        )
     wrong = np.flatnonzero(~np.isin(arrays["terminal"], (0, 1)))  # NaN among them, which would end an episode
     if len(wrong):
         found = f"{arrays['terminal'][wrong[0]]:g} ({len(wrong)} such row(s))"

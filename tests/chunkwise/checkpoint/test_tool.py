@@ -82,6 +82,20 @@ def test_prune_keeps_the_best_of_a_run_that_asks_for_it(tmp_path: Path, capsys: 
     assert "deleted 2 of 4 steps" in capsys.readouterr().out
 
 
+def test_prune_keeps_the_multiples_that_the_run_keeps_for_good(tmp_path: Path):
+    checkpoint = CheckpointConfig(max_to_keep=9, keep_period=2)
+    config = ExperimentConfig(train=TrainConfig(steps=9, batch_size=1), checkpoint=checkpoint)
+    (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
+    checkpoints = Checkpoints(tmp_path, config.checkpoint, {})
+    for step in (3, 4, 6, 7):
+        checkpoints.save_now(make_state(step), progress(step))
+    checkpoints.close()
+    assert main(["prune", str(tmp_path)]) == 0
+    assert steps(tmp_path) == [4, 6, 7]
+    assert main(["prune", str(tmp_path), "--keep-period", "3"]) == 0
+    assert steps(tmp_path) == [6, 7]
+
+
 def test_prune_deletes_nothing_while_the_newest_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]):
     flip_a_bit(run / "checkpoints/6", random.Random(0))
     assert main(["prune", str(run)]) == 65

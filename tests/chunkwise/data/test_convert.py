@@ -3,6 +3,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from chunkwise.data import convert as driver
 from chunkwise.data.convert import ConvertSettings, Formats, Joined, Pairs
 from chunkwise.data.parts import Part, PartFolder
 from chunkwise.data.problems import Problem
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError, StorageError
 from tests.chunkwise.calls import Calls
 
 
@@ -291,6 +292,38 @@ def test_a_pair_without_a_value_says_what_is_expected(tmp_path: Path, capsys: py
         run(tmp_path / "a", tmp_path / "out", "--camera", "left")
     assert stop.value.code == 64
     assert "--camera left: expected A=B, for example left=right" in capsys.readouterr().err
+
+
+def test_a_name_that_is_taken_meanwhile_costs_nothing_that_was_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Somebody makes the folder, with a file in it, while it is converted; without it the next start ends at once."""
+    (tmp_path / "a.txt").write_text("x y z")
+    out = tmp_path / "out"
+    merge = driver._merge
+
+    def meanwhile(*arguments: Any) -> None:
+        merge(*arguments)
+        out.mkdir()
+        (out / "theirs").write_text("mine")
+
+    monkeypatch.setattr(driver, "_merge", meanwhile)
+    assert run(tmp_path / "a.txt", out) == StorageError.exit_code
+    assert [path.name for path in out.iterdir()] == ["theirs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.part", "a.txt", "out"]
+    monkeypatch.undo()
+    shutil.rmtree(out)
+    written = Lines.written
+    assert run(tmp_path / "a.txt", out) == 0
+    assert Lines.written == written
+    assert (out / "all.txt").read_text() == "x y z"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
+
+
+def test_a_link_to_nowhere_is_there(tmp_path: Path):
+    (tmp_path / "a").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="exists; convert into a folder that does not exist yet"):
+        driver.convert(FORMATS, tmp_path / "a", tmp_path / "a", format=None, settings=None, report=print)
 
 
 def test_a_folder_that_is_there_is_kept(tmp_path: Path):

@@ -97,7 +97,7 @@ def test_the_table_by_hand(tmp_path: Path):
     for run in runs:
         rate = rates[run.cell[-1]][run.seed]
         write_run(tmp_path / run.folder, [line(10, 0.0), {"step": 15, "split": "train", "loss": 1.0}, line(20, rate)])
-    found = study_table.write(study, runs, tmp_path, {})
+    found = study_table.write(study, runs, tmp_path, {}, {})
     first, second = found["rows"]
     assert first["row"] == "agent.horizon=1"
     assert (first["successes"], first["episodes"]) == (15, 40)
@@ -117,9 +117,9 @@ def test_the_table_by_hand(tmp_path: Path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "table.json").read_text() == json.dumps(found, indent=1) + "\n"
     before = {name: (tmp_path / name).read_bytes() for name in ("table.json", "table.md")}
-    study_table.write(study, runs, tmp_path, {})
+    study_table.write(study, runs, tmp_path, {}, {})
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
-    failed = study_table.table(study, runs, tmp_path, {runs[0].folder: "ended with 70: error: x"})
+    failed = study_table.table(study, runs, tmp_path, {runs[0].folder: "ended with 70: error: x"}, {})
     assert list(failed["rows"][0]["by_seed"]) == ["1", "2", "3"]
     assert "- agent.horizon=1/seed_0: ended with 70: error: x" in study_table.markdown(failed)
 
@@ -158,7 +158,7 @@ def test_named_values_are_flags_and_each_task_is_a_table_of_its_own(tmp_path: Pa
     assert (runs[3].config.agent.horizon, runs[3].config.agent.tau) == (1, 0.01)
     for number, run in enumerate(runs):
         write_run(tmp_path / run.folder, [line(10, 0.1 * number)])
-    found = study_table.table(study, runs, tmp_path, {})
+    found = study_table.table(study, runs, tmp_path, {}, {})
     assert [row.get("first") for row in found["rows"]] == [None, runs[0].cell, None, runs[2].cell]
     assert found["rows"][3]["against_first"]["paired_seeds"]["mean_difference"] == pytest.approx(0.1)
     text = study_table.markdown(found)
@@ -203,7 +203,7 @@ def test_seeds_that_only_one_row_has_are_not_paired(tmp_path: Path):
     for run in runs:
         if (run.cell[-1], run.seed) not in (("1", 0), ("5", 2)):
             write_run(tmp_path / run.folder, [line(10, 0.1 * run.seed + 0.5 * (run.cell[-1] == "5"))])
-    row = study_table.table(study, runs, tmp_path, {})["rows"][1]
+    row = study_table.table(study, runs, tmp_path, {}, {})["rows"][1]
     assert row["by_seed"] == {"0": 0.5, "1": 0.6}
     assert row["against_first"]["paired_seeds"] == {"mean_difference": pytest.approx(0.5), "p": 1.0}
 
@@ -212,7 +212,7 @@ def test_successes_are_whole_numbers_of_episodes(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0,))
     runs = runs_of(study)
     write_run(tmp_path / runs[0].folder, [line(10, 0.29, episodes=100)])
-    (row,) = study_table.table(study, runs, tmp_path, {})["rows"]
+    (row,) = study_table.table(study, runs, tmp_path, {}, {})["rows"]
     assert (row["successes"], row["episodes"]) == (29, 100), "0.29 times 100 is 28.999999999999996"
 
 
@@ -244,7 +244,7 @@ def test_episodes_are_paired_by_seed_and_state(tmp_path: Path):
     }
     for run in runs:
         write_run(tmp_path / run.folder, [], won[run.folder])
-    first, second = study_table.table(study, runs, tmp_path, {})["rows"]
+    first, second = study_table.table(study, runs, tmp_path, {}, {})["rows"]
     assert (first["successes"], second["successes"], second["episodes"]) == (2, 5, 8)
     paired = second["against_first"]["paired_episodes"]
     # Only the second solves 4 states, only the first 1: p = 2 * (1 + 5) / 2^5.
@@ -262,7 +262,7 @@ def test_a_runs_own_evaluation_is_paired_too(tmp_path: Path):
     (tmp_path / runs[0].folder / "evaluations/step_00000020-seed_7.json").write_text("{")
 
     def paired() -> Any:
-        return study_table.table(study, runs, tmp_path, {})["rows"][1]["against_first"].get("paired_episodes")
+        return study_table.table(study, runs, tmp_path, {}, {})["rows"][1]["against_first"].get("paired_episodes")
 
     assert paired() == {"states": 3, "only_this": 2, "only_first": 0, "mcnemar_p": 0.5}
     evaluated_again = (

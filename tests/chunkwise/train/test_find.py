@@ -137,6 +137,28 @@ def test_a_batch_has_an_end():
     assert {one.rows for one in found} == {MOST * 8}
 
 
+def test_a_number_of_rows_that_another_setting_refuses_is_no_lack_of_memory():
+    """Of the pool's two shards each has as many rows: one row at a time is refused, two are not."""
+    base, _ = load(["--config", "configs/qchunk/debug.py", "--data.shards", "2"])
+    asked: list[int] = []
+
+    def measure(config: Any) -> Made:
+        asked.append(config.train.batch_size)
+        return Made(1_000, None, {})
+
+    said: list[str] = []
+    assert search(base, 1, measure, said.append)
+    assert 1 not in asked
+    assert any(line.startswith("--mesh.fsdp 1: 1 rows: refused: ") and "data.shards" in line for line in said)
+
+    def refuses(config: Any) -> Made:
+        raise ValueError("rows of a window")
+
+    with pytest.raises(MismatchError, match="no way fits"):
+        search(base, 1, refuses, said.append)
+    assert any(line.endswith("refused: rows of a window") for line in said)
+
+
 def test_where_nothing_fits_there_is_no_way():
     with pytest.raises(MismatchError, match="not even 8 rows at a time"):
         search(config(), 8, Machine(capacity=50e3), lambda line: None)

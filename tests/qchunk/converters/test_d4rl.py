@@ -1,5 +1,7 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,3 +93,29 @@ def test_bad_files(tmp_path: Path):
     content["observations"][10, 4] = np.inf
     text = refused(write_d4rl(tmp_path / "b.hdf5", content), tmp_path / "out")
     assert "b.hdf5 rows 9 to 11: observations, row 10: expected finite numbers, found inf in column 4" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda x: np.where(np.arange(12)[:, None] == 9, np.nan, x),
+            "next_observations, row 9: expected finite numbers",
+        ),
+        (lambda x: x[:, :1], "next_observations: expected rows of 5 numbers as observations, found rows of 1"),
+        (lambda x: np.repeat(x, 2, axis=1), "expected rows of 5 numbers as observations, found rows of 10"),
+    ],
+)
+def test_next_observations_that_tell_no_seam_are_refused(tmp_path: Path, change: Callable[[Any], Any], message: str):
+    """NaN is near to nothing and far from nothing; one column goes with any width."""
+    content = d4rl_arrays()
+    following = np.concatenate([content["observations"][1:], content["observations"][:1]])
+    wrong = content | {"next_observations": change(following).astype(np.float32)}
+    assert message in refused(write_d4rl(tmp_path / "a.hdf5", wrong), tmp_path / "out")
+
+
+def test_an_observation_of_no_number_is_refused(tmp_path: Path):
+    content = d4rl_arrays()
+    content["observations"] = content["observations"][:, :0]
+    text = refused(write_d4rl(tmp_path / "a.hdf5", content), tmp_path / "out")
+    assert "a.hdf5: observations: expected at least one number a row, found none" in text

@@ -1,0 +1,97 @@
+"""What is no result of a study, and what of a study's file is refused before anything is trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkwise.config.study import StudyConfig, runs_of
+from chunkwise.errors import ConfigError, DataError
+from chunkwise.reports import study as program
+from chunkwise.reports import study_table
+from chunkwise.reports.study_progress import unfinished
+
+
+def write_metrics(folder: Path, *rows: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def row(step: int, **values: float) -> dict[str, Any]:
+    return {"step": step, "split": "eval", "policy/success": 0.5, "policy/episodes": 10, **values}
+
+
+def test_a_run_that_is_not_at_its_end_is_no_result(tmp_path: Path):
+    """One of three stopped on its way, one is not there yet, and one is finished."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2))
+    runs = runs_of(study)
+    write_metrics(tmp_path / runs[0].folder, row(10), row(20))
+    write_metrics(tmp_path / runs[2].folder, row(40))
+    (tmp_path / runs[2].folder / "done.json").write_text("{}")
+    begun = unfinished(runs[:2], tmp_path)
+    steps = runs[0].config.train.steps
+    assert begun == {runs[0].folder: f"at step 20 of {steps}"}
+    found = study_table.table(study, runs, tmp_path, {}, begun)
+    assert list(found["rows"][0]["by_seed"]) == ["2"]
+    assert f"Not finished, and in no row:\n\n- {runs[0].folder}: at step 20 of {steps}" in study_table.markdown(found)
+
+
+def test_the_command_leaves_it_out_too(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,))
+    write_metrics(tmp_path / runs_of(study)[0].folder, row(20))
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from chunkwise.config.study import StudyConfig\n"
+        "def get_study():\n    return StudyConfig(config='qchunk/debug', seeds=(0,))\n"
+    )
+    shown: list[str] = []
+    assert program.main([str(file), "--out", str(tmp_path), "--table"], show=shown.append) == 0
+    assert "none finished" in shown[0]
+    assert "debug/seed_0: at step 20 of" in shown[0]
+
+
+def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):
+    write_metrics(tmp_path / "run", row(20))
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="sucess")
+    with pytest.raises(
+        DataError, match=r"expected evaluations with policy/sucess .*, found \['policy/episodes', 'policy/"
+    ):
+        study_table.score(tmp_path / "run", study, "policy")
+    write_metrics(tmp_path / "none", {"step": 20, "split": "train", "loss": 1.0})
+    assert study_table.score(tmp_path / "none", study, "policy") is None
+
+
+@pytest.mark.parametrize("flag", ["--run.seed", "--run.dir", "--run.resume", "--run.no-resume", "--dry-run"])
+def test_what_a_study_sets_itself_is_no_flag_of_its_own(flag: str):
+    with pytest.raises(ConfigError, match=f"^{flag}: expected no such flag"):
+        runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), flags=(flag, "1")))
+    with pytest.raises(ConfigError, match=f"^{flag}: expected no such flag"):
+        runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), grid={flag[2:]: ("1", "2")}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"grid": {"agent.horizon": ("15")}}, "grid has '15' for agent.horizon; expected a tuple of words"),
+        ({"grid": {"agent.horizon": (1, 5)}}, r"grid has \(1, 5\) for agent.horizon; expected"),
+        ({"grid": {"size": {"small": 4}}}, "grid has {'small': 4} for size; expected"),
+        ({"evaluate": ("--episodes", "4", "--out", "x")}, "evaluate has --out; each run's outcomes have their place"),
+    ],
+)
+def test_a_grid_of_other_than_words_is_refused(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        StudyConfig(config="qchunk/debug", seeds=(0,), **settings)
+
+
+def test_one_run_is_listed_and_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(program, "train_all", lambda *_: pytest.fail("it trains"))
+    shown: list[str] = []
+    assert program.main(["debug", "--out", str(tmp_path), "--only", "0", "--dry-run"], show=shown.append) == 0
+    assert shown[0].count("chunkwise train") == 1
+
+
+@pytest.mark.parametrize("other", [["--only", "0"], ["--watch"], ["--table"]])
+def test_workers_without_runs_at_once_are_refused(other: list[str], capsys: pytest.CaptureFixture[str]):
+    assert program.main(["debug", "--workers", "2", *other]) == ConfigError.exit_code
+    assert f"with {other[0]} there are none" in capsys.readouterr().err
