@@ -20,13 +20,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 from chunkwise import __version__
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.cli.progress import follow
-from chunkwise.data.parts import PARTS, Part, PartFolder, Parts, has_parts, key_of
+from chunkwise.data.parts import PARTS, Part, PartFolder, Parts, give_name_alone, has_parts, key_of
 from chunkwise.data.problems import MAX_SKIPPED, Problem, list_problems, problem_of, refuse
 from chunkwise.distributed.jobs import Hands, do_here_or
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files import budget
-from chunkwise.files.durable import give_name, scratch_name, sync_folder, sync_names, sync_tree
+from chunkwise.files.durable import sync_names, sync_tree
 from chunkwise.files.new_folder import new_folder
 
 NOTHING_WRITTEN = (
@@ -223,19 +223,7 @@ def build(
       DataError, StorageError: As `convert`.
     """
     out = out.absolute()
-    left = scratch_name(out)
-
-    def finish(scratch: Path, out: Path) -> None:
-        """Takes the parts away and gives the rest its name; where that fails the next start has them again."""
-        os.rename(run.folder.path, left)
-        try:
-            sync_folder(scratch)
-            give_name(scratch, out)
-        except OSError:
-            os.rename(left, run.folder.path)
-            raise
-
-    with contextlib.closing(opener()) as conversion, new_folder(out, keep=has_parts, finish=finish) as scratch:
+    with contextlib.closing(opener()) as conversion, new_folder(out, keep=has_parts, finish=give_name_alone) as scratch:
         run = _Run(conversion, opener, Parts(scratch, {**about, **identity, "version": __version__}), jobs, report)
         parts, problems = run.parts(done)
         joining = run.folder.path / "joined"
@@ -249,7 +237,6 @@ def build(
         sync_tree(joining)  # files of parts are on the device since they were made
         _merge(run.folder, run.stage, parts, joined.left_out, joining, scratch)
         sync_names(scratch)  # before the parts go: from here to the end it is a moment
-    shutil.rmtree(left, ignore_errors=True)
     report(joined.summary.format(out=out))
     if skipped:
         for line in list_problems([*problems, *joined.problems], all_by=f"{out / description}" if description else ""):

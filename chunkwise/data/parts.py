@@ -18,7 +18,7 @@ from typing import Any
 
 from chunkwise.data.problems import Problem
 from chunkwise.errors import RunError
-from chunkwise.files.durable import publish, write_json
+from chunkwise.files.durable import give_name, publish, scratch_name, sync_folder, write_json
 
 JOBS, PARTS = ".jobs", "parts"
 BAD = "bad"
@@ -147,6 +147,19 @@ def has_parts(scratch: Path) -> bool:
     jobs = scratch / JOBS
     parts = (files.parent.parent for files in jobs.glob(f"{PARTS}/??????/files/*"))
     return (jobs / "merging").exists() or any(not (part / BAD).exists() for part in parts)
+
+
+def give_name_alone(scratch: Path, out: Path) -> None:
+    """Gives a scratch folder its name without its parts, which are removed; OSError, with them in it, if it cannot."""
+    left = scratch_name(out)
+    os.rename(scratch / JOBS, left)
+    try:
+        sync_folder(scratch)
+        give_name(scratch, out)
+    except OSError:
+        os.rename(left, scratch / JOBS)
+        raise
+    shutil.rmtree(left, ignore_errors=True)
 
 
 def key_of(*values: Any) -> str:

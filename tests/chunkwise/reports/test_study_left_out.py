@@ -55,7 +55,7 @@ def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):
     write_metrics(tmp_path / "run", row(20))
     study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="sucess")
     with pytest.raises(
-        DataError, match=r"expected evaluations with policy/sucess .*, found \['policy/episodes', 'policy/"
+        DataError, match=r"expected evaluations with policy/sucess, .* found \['policy/episodes', 'policy/"
     ):
         study_table.score(tmp_path / "run", study, "policy")
     write_metrics(tmp_path / "none", {"step": 20, "split": "train", "loss": 1.0})
