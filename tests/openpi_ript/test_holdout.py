@@ -22,7 +22,7 @@ from openpi_ript.data.batch import to_training_batch
 from openpi_ript.data.dataset import open_data
 from openpi_ript.model.pi0 import Observation, draw_noise_and_time, encode, flow_error
 from openpi_ript.tasks.held_out import HeldOut
-from openpi_ript.train import main
+from openpi_ript.train import _evaluated, main
 from tests.lerobot_files import record, write_v21
 from tests.openpi_ript.data.test_data import config, rollouts
 from tests.openpi_ript.small_run import make_dataset, make_task, quick_compiling, small_config, supervised
@@ -144,3 +144,14 @@ def test_a_run_prints_what_was_held_out():
     known: Any = SimpleNamespace(episodes=4, rows=np.zeros(40))
     said = HeldOut.summary(known, {"holdout/loss": 0.123456, "holdout/other": 7.0})
     assert said == "held out, 4 episodes, 40 windows: loss 0.1235, other 7"
+
+
+def test_what_a_run_evaluates_on_its_device_is_what_is_held_out(tmp_path: Path) -> None:
+    """With rows of an update; of a run that evaluates nothing there is no program to compile."""
+    run = small_config(tmp_path, tmp_path)
+    run = dataclasses.replace(run, train=dataclasses.replace(run.train, grad_accum_steps=2))
+    batch = {name: jax.ShapeDtypeStruct((4, 3), jnp.float32) for name in ("state", "returns")}
+    with pytest.raises(ConfigError, match=r"evaluates nothing on its device: it has no eval, and data\.holdout is 0"):
+        _evaluated(run, batch)
+    rows, _ = _evaluated(with_holdout(run, 0.5), batch).inputs
+    assert {name: part.shape for name, part in rows.items()} == {"state": (2, 3)}

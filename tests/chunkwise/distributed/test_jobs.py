@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from chunkwise.config.experiment import FleetConfig
+from chunkwise.distributed import jobs
 from chunkwise.distributed.jobs import Hands, do_all, in_order
 from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 
@@ -147,3 +148,17 @@ def test_a_worker_ends_with_its_parent_in_the_middle_of_a_job(tmp_path: Path) ->
     while worker.exists() and "Z" not in (worker / "stat").read_text().rpartition(")")[2][:3]:
         assert time.monotonic() < until, "the worker outlives its parent"
         time.sleep(0.1)
+
+
+def test_a_job_is_done_again_until_it_has_cost_three_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each job by itself; then it is given up, or answered by whoever knows what to say of it."""
+    for lost in (None, lambda number: f"{number} is lost"):
+        deaths = jobs._Deaths("part", lost)
+        found = [deaths.count(number, "killed", RuntimeError()) for number in (5, 7, 5)]
+        assert found == [None] * 3
+        assert capsys.readouterr().err.count("part 5 is done again") == 2
+        if lost is None:
+            with pytest.raises(RunError, match=r"^3 workers died while they did part 5"):
+                deaths.count(5, "killed", RuntimeError())
+        else:
+            assert deaths.count(5, "killed", RuntimeError()) == ("5 is lost",)

@@ -1,6 +1,8 @@
 """What is no result of a study, and what of a study's file is refused before anything is trained."""
 
+import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +97,38 @@ def test_one_run_is_listed_and_not_trained(tmp_path: Path, monkeypatch: pytest.M
 def test_workers_without_runs_at_once_are_refused(other: list[str], capsys: pytest.CaptureFixture[str]):
     assert program.main(["debug", "--workers", "2", *other]) == ConfigError.exit_code
     assert f"with {other[0]} there are none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], {}, {"flags": "--episodes 4"}])
+def test_flags_of_an_evaluation_that_are_none_are_named(tmp_path: Path, flags: Any):
+    for file, tree in ((study_table.EVALUATION, {"step": 3, "outcomes": [{}]}), (study_table.FLAGS, flags)):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(json.dumps(tree))
+    with pytest.raises(DataError, match=r"expected the flags of .*; remove both to evaluate again"):
+        study_table.evaluated_step(tmp_path, ["--episodes", "4"])
+
+
+def test_runs_on_a_fleet_are_given_by_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Those that are not complete; the second of them fails."""
+    runs = runs_of(StudyConfig(config="qchunk/debug", seeds=(0, 1, 2)))
+    places = argparse.Namespace(workers=2, fleet="local", cores=3)
+
+    def do_all(numbers: Sequence[int], worker: Any, **more: Any) -> Any:
+        assert list(numbers) == [0, 2]
+        assert (worker.command, worker.cores) == (("chunkwise", "study"), 3)
+        assert more == {"workers": 2, "fleet": "local", "name": "run", "cores": 3}
+        yield 0, (0, "")
+        yield 2, (74, "debug/seed_2: error: x")
+
+    monkeypatch.setattr(program, "do_all", do_all)
+    failed: dict[str, str] = {}
+    program.train_on_fleet(runs, tmp_path, ["chunkwise", "study"], [0, 2], places, failed)
+    assert failed == {"debug/seed_2": "error: x"}
+
+
+def test_the_script_of_an_array_bears_the_studys_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    places = argparse.Namespace(workers=2, cores=3, dry_run=True)
+    program._submit("mine", ["chunkwise", "study", "mine.py"], tmp_path, [0, 2], places)
+    text = capsys.readouterr().out
+    assert "#SBATCH --job-name=study-mine\n" in text
+    assert "chunkwise study mine.py --only" in text
