@@ -212,10 +212,10 @@ def test_decoding_into_a_place_is_decoding_and_resizing(kind: str, size: tuple[i
 
 
 def test_a_jpeg_is_shrunk_while_it_is_decoded_and_a_png_after_it():
-    """To a quarter by libjpeg first: other pixels than those of the whole image, and the same as `decode_jpeg_into`."""
-    shown = np.kron(np.random.default_rng(0).integers(0, 256, (30, 40, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+    """By libjpeg to three eighths first: other pixels than those of the whole image, as `decode_jpeg_into` has them."""
+    shown = np.random.default_rng(0).integers(0, 256, (240, 320, 3)).astype(np.uint8)
     jpeg, lossless = encode_jpeg(shown, quality=90), encode_png(shown)
-    found, direct, whole = (np.empty((60, 80, 3), np.uint8) for _ in range(3))
+    found, direct, whole = (np.empty((64, 96, 3), np.uint8) for _ in range(3))
     decode_into(jpeg, found, source="", filter="area")
     decode_jpeg_into(jpeg, direct, source="", filter="area")
     np.testing.assert_array_equal(found, direct)
