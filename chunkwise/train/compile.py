@@ -187,12 +187,12 @@ def advice(report: Report, config: Any) -> str:
     state, rest = sum(report.state.values()), report.temporary + report.batch
     ways = []
     if rest > state / 4:
+        rows = [f"--{place}.rows" for place in ("env", "eval") if hasattr(getattr(config, place, None), "rows")]
         if report.what == "serve":
             ways.append("--dtype bfloat16 or int8, fewer --rows")
-        elif report.what == "evaluate":
-            rows = [f"--{place}.rows" for place in ("env", "eval") if hasattr(getattr(config, place, None), "rows")]
-            ways += [f"fewer {rows[0]}"] if rows else []
-        elif report.what == "update":
+        elif report.what == "evaluate" and rows:
+            ways.append(f"fewer {rows[0]}")
+        elif report.what != "init":
             ways.append(f"a smaller --train.batch-size than {config.train.batch_size}, or --train.grad-accum-steps")
     if report.devices > 1 and config.mesh.fsdp < report.devices:
         ways.append(f"--mesh.fsdp {report.devices}, so that the devices share one copy of the state")
