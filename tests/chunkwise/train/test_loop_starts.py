@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +14,8 @@ import pytest
 from chunkwise.arrays import NumpyTree
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.config.experiment import RunConfig
+from chunkwise.distributed import processes
+from chunkwise.errors import PeerError, PreemptedError
 from chunkwise.state import TrainState
 from chunkwise.train import loop
 from chunkwise.train.loop import fit
@@ -84,3 +87,17 @@ def test_a_save_carries_the_evaluation_of_its_own_weights(tmp_path: Path, monkey
     with RunFolder(config, "toy") as folder:
         fit(config, ToyTask(config), folder)
     assert carried == {4: False, 8: True, 12: False, 16: True, 20: True}
+
+
+def test_a_run_whose_data_never_come_is_saved_in_their_place(monkeypatch: pytest.MonkeyPatch):
+    """By another thread than the one that waits; of several processes none can be saved alone."""
+    run, done = loop._Run.__new__(loop._Run), list[str]()
+    vars(run).update(step=7, checkpoints=SimpleNamespace(hurry=lambda: done.append("hurry"), durable_step=5))
+    monkeypatch.setattr(run, "_save_durably", lambda: done.append("saved"))
+    with pytest.raises(PreemptedError, match=r"^stopped and saved at step 7"):
+        run._save_alone()
+    assert done == ["hurry", "saved"]
+    monkeypatch.setattr(processes, "is_multiprocess", lambda: True)
+    with pytest.raises(PeerError, match=r"cannot be saved without the others. The last save is of step 5"):
+        run._save_alone()
+    assert done == ["hurry", "saved"]
