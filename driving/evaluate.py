@@ -286,7 +286,7 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
         lines += ["", header, "|---" * (len(columns) + 1) + "|"]
         rows: dict[str, dict[str, Any]] = {}
         for name, result in chosen:
-            for key, value in result["rows"].items():
+            for key, value in (*result["rows"].items(), (MODEL, result["rows"][MODEL])):
                 shown = name if key == MODEL else key
                 before = rows.get(shown) or value
                 printed = [[_cell(row.get(column)) for column in columns] for row in (value, before)]

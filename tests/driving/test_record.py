@@ -66,7 +66,7 @@ def test_errors_take_the_car_off_its_lane_and_what_is_recorded_leads_back(tmp_pa
             place = np.array([x + cos * ahead - sin * left, y + sin * ahead + cos * left])
             assert abs(road.project(place)[1] + LANE / 2) < 0.5 * abs(one[frame])
     # What was driven and what is to be learnt differ, and that is no error of the recording.
-    report = validate([tmp_path / "noisy"])
+    report = validate([tmp_path / "noisy"], images=False)  # which are all of one grey
     assert report["problems"] == []
 
 
