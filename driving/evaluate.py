@@ -286,12 +286,12 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
         lines += ["", header, "|---" * (len(columns) + 1) + "|"]
         rows: dict[str, dict[str, Any]] = {}
         for name, result in chosen:
-            for key, value in (*result["rows"].items(), (MODEL, result["rows"][MODEL])):
-                shown = name if key == MODEL else key
-                before = rows.get(shown) or value
+            for key, value in result["rows"].items():
+                before = rows.get(key) or value
                 printed = [[_cell(row.get(column)) for column in columns] for row in (value, before)]
-                rows[shown if printed[0] == printed[1] else f"{key} ({name})"] = value  # of its own drives and seed
-        rows = dict(sorted(rows.items(), key=lambda row: row[0] in {name for name, _ in chosen}))
+                rows[key if printed[0] == printed[1] else f"{key} ({name})"] = value  # of its own drives and seed
+            del rows[MODEL]
+        rows |= {name: result["rows"][MODEL] for name, result in chosen}
         lines += [
             f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for name, row in rows.items()
         ]

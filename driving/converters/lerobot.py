@@ -43,6 +43,8 @@ QUANTITIES = (
 )
 """heading_deg is a compass's, clockwise from north. Positions in degrees become metres east and north of the episode's
 first frame, and yaw is then counter-clockwise from east."""
+SAME = (("heading_deg", "yaw_rad"), ("latitude_deg", "x_m"), ("longitude_deg", "y_m"))
+"""Quantities of which a frame has one or the other."""
 EARTH_RADIUS_M = 6371008.8
 L2D_CAMERAS = {
     "front_left": "front",
@@ -84,13 +86,12 @@ class LerobotConverter:
         own = {key: _default_name(key, l2d=known) for key in self._meta.cameras}
         self._names = camera_names(own, settings)
         asked = _parse_columns(settings.state)
-        kinds = {**dict.fromkeys(("latitude_deg", "longitude_deg"), ("x_m", "y_m")), "heading_deg": ("yaw_rad",)}
-        both = [(name, kind) for name, kinds_of in kinds.items() for kind in kinds_of if {name, kind} <= asked.keys()]
-        if both:
-            raise ConfigError(f"--state: {both[0][0]} and {both[0][1]} say the same; expected one of them")
-        own = _l2d_columns(source) if known else {}
-        own = {name: column for name, column in own.items() if not set(kinds.get(name, ())) & asked.keys()}
-        self._columns = own | asked
+        for name, other in SAME:
+            if {name, other} <= asked.keys():
+                raise ConfigError(f"--state: {name} and {other} say the same; expected one of them")
+        replaced = {name for name, other in SAME if other in asked}
+        l2d = _l2d_columns(source) if known else {}
+        self._columns = {name: column for name, column in l2d.items() if name not in replaced} | asked
         if not self._columns:
             vectors = {key: feature.shape for key, feature in self._meta.features.items() if len(feature.shape) == 1}
             raise ConfigError(
