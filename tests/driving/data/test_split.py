@@ -59,6 +59,8 @@ def test_recordings_stay_together_and_the_manifest_is_kept(tmp_path: Path):
     assert any(
         "data.val_fraction 0 and data.test_fraction 0.25 would draw another split" in note for note in other.notes
     )
+    other = opened(root, "train", test_fraction=0.0)  # which would leave the validation part as it is
+    assert any("would draw another split" in note for note in other.notes)
     assert not any("another split" in note for note in opened(root, "train").notes)
 
 
