@@ -255,8 +255,12 @@ def ours(name: str, folder: Path, seconds: float) -> dict[str, Any]:
     return {"rate": found, "loading": loaded, "cpu": cpu, "images": images, "episodes": episodes, **memory()}
 
 
-def decoder_limit(folder: Path, seconds: float) -> float:
-    """Transitions a second (six images each) of nothing but the decoder, all cores, into memory that is there."""
+def decoder_limit(name: str, folder: Path, seconds: float) -> float:
+    """Transitions a second (six images each) of nothing but the decoder, all cores, into memory that is there.
+
+    For "float" each thread also fills the memory of the floats of each image that it decoded with one number: what the
+    decoder and the memory's bandwidth allow. The memory is that of a whole batch, so that no cache holds it.
+    """
     import threading
 
     import simplejpeg
@@ -270,11 +274,17 @@ def decoder_limit(folder: Path, seconds: float) -> float:
         rows = read_jpegs(dataset)
     counts = [0] * len(cores())
     stop = threading.Event()
+    images = 2 * BATCH * len(CAMERAS)
+    floats = np.zeros((images, 3, HEIGHT, WIDTH), np.float32) if name == "float" else None
+    if floats is not None:
+        floats.fill(1)  # its pages are there
 
     def decode(worker: int) -> None:
         out = np.empty((HEIGHT, WIDTH, 3), np.uint8)
         while not stop.is_set():
             simplejpeg.decode_jpeg(rows[counts[worker] % len(rows)], buffer=out)
+            if floats is not None:
+                floats[(counts[worker] * len(counts) + worker) % images].fill(0.5)
             counts[worker] += 1
 
     threads = [threading.Thread(target=decode, args=(i,)) for i in range(len(counts))]
@@ -313,19 +323,20 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> None:
         way, words = WAYS[name]
         folder = scratch / ("raw" if way == "raw" else "jpeg")
         best: dict[str, Any] = {}
-        limits = []
+        limits: dict[str, float] = {}
         for _ in range(arguments.rounds):
             sides = [("ours", sys.executable, name)] + ([("peer", arguments.peer, way)] if arguments.peer else [])
             for side, python, what in sides:
                 found = child(python, side, what, folder, arguments.seconds, scratch / "cache")
                 if side not in best or found["rate"] > best[side]["rate"]:
                     best[side] = found
-            if name in ("jpeg", "float"):
-                limits.append(child(sys.executable, "limit", name, folder, arguments.seconds, scratch / "cache"))
-        show(words, best, max(limits, default=0.0))
+            for limit in {"jpeg": ("jpeg",), "float": ("jpeg", "float")}.get(name, ()):
+                found = child(sys.executable, "limit", limit, folder, arguments.seconds, scratch / "cache")
+                limits[limit] = max(found, limits.get(limit, 0.0))
+        show(words, best, limits)
 
 
-def show(words: str, best: dict[str, Any], limit: float) -> None:
+def show(words: str, best: dict[str, Any], limits: dict[str, float]) -> None:
     """Prints one row."""
     mine = best["ours"]
     line = f"{words:42} {mine['rate']:>11,.0f}/s, peak {mine['peak']:.2f} GB, loaded in {mine['loading']:.1f} s"
@@ -341,8 +352,9 @@ def show(words: str, best: dict[str, Any], limit: float) -> None:
         rest, pool = mine["peak"] - mine["images"] / 1e9, scale * mine["images"] / 1e9
         line += f"; extrapolated to {SPECIFIED}: {rest + pool:.1f} GB, while the next pool loads {rest + 2 * pool:.1f}"
         line += f", rolling in 8 parts {rest + 9 / 8 * pool:.1f} (the specification says 140)"
-    if limit:
-        line += f"; decoder alone {limit:,.0f}/s: {100 * mine['rate'] / limit:.0f} %"
+    for name, limit in limits.items():
+        alone = {"jpeg": "decoder alone", "float": "decoder and filling the floats' memory"}[name]
+        line += f"; {alone} {limit:,.0f}/s: {100 * mine['rate'] / limit:.0f} %"
     print(line, flush=True)
 
 
@@ -361,7 +373,7 @@ def main() -> None:
         run: dict[str, Callable[[], Any]] = {
             "ours": lambda: ours(name, Path(folder), arguments.seconds),
             "peer": lambda: peer(name, Path(folder), arguments.seconds),
-            "limit": lambda: decoder_limit(Path(folder), arguments.seconds),
+            "limit": lambda: decoder_limit(name, Path(folder), arguments.seconds),
         }
         print(json.dumps(run[side]()))
         return
