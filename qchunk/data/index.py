@@ -123,7 +123,7 @@ def read_index(
       files: From `dataset_files`, which is called if this is None.
       reread: Read every file again, whatever the cache says.
       images: Decode every image of every camera; by default where data names a camera.
-      hands: By how many processes, and where; the reports do not depend on it. LeRobot's tables are read in this one.
+      hands: By how many processes, and where; the reports do not depend on it.
 
     Raises:
       DataError: As `dataset_files`, or a file changed while it was read.
@@ -131,8 +131,8 @@ def read_index(
     budget.use(data.limits)
     root = Path(data.path)
     files = dataset_files(data) if files is None else files
-    if data.format == "lerobot":  # tables of many episodes, read in a moment: nothing is cached
-        return lerobot.examine(root, files)
+    if data.format == "lerobot":  # tables are read in a moment: nothing is cached
+        return lerobot.examine(root, files, hands or Hands())
     known = {} if ":" in data.format else _load_cache(root)
     images = bool(data.cameras or data.depth_cameras) if images is None else images
     decode = images and data.format == "aloha_hdf5"

@@ -13,7 +13,8 @@ from chunkwise.distributed.jobs import Hands
 from qchunk import inspect
 from qchunk.config import DataConfig
 from qchunk.data import index
-from qchunk.data.readers import aloha
+from qchunk.data.readers import aloha, lerobot
+from tests import lerobot_files
 from tests.qchunk import image_recordings
 from tests.qchunk.recordings import arrays, dataset
 
@@ -72,12 +73,17 @@ def test_no_workers_are_a_wrong_setting(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--workers is 0; expected at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["hdf5", "npz"])
+@pytest.mark.parametrize("kind", ["hdf5", "npz", "lerobot"])
 def test_workers_report_what_one_process_does(tmp_path: Path, kind: str):
     if kind == "hdf5":
         root = image_recordings.dataset(tmp_path / "data", lengths=(6, 7, 5), depth=True)
         for number in (0, 2):
             (root / f"broken_{number}.hdf5").write_bytes(b"no file")
+    elif kind == "lerobot":
+        root = tmp_path / "data"
+        lerobot_files.write_v21(root, lerobot_files.record((6, 7, 5, 8)), storage="image")
+        for number in (0, 2):
+            (root / f"data/chunk-000/episode_{number:06d}.parquet").write_bytes(b"no table")
     else:
         root = tmp_path / "data"
         root.mkdir()
@@ -87,8 +93,12 @@ def test_workers_report_what_one_process_does(tmp_path: Path, kind: str):
             np.savez(root / f"{number}.npz", observations=values, actions=values[:, :2], terminals=rows)
     one, two = (inspect.describe(inspect.read(str(root), hands=Hands(workers=n)), str(root)) for n in (1, 2))
     assert two == one
-    bad = ["broken_0.hdf5", "broken_2.hdf5"] if kind == "hdf5" else ["1.npz#0", "1.npz#0", "1.npz#1", "1.npz#1"]
-    assert [problem["file"] for problem in two["problems"]] == bad
+    bad = {
+        "hdf5": ["broken_0.hdf5", "broken_2.hdf5"],
+        "npz": ["1.npz#0", "1.npz#0", "1.npz#1", "1.npz#1"],
+        "lerobot": [f"data/chunk-000/episode_{number:06d}.parquet" for number in (0, 2)],
+    }
+    assert [problem["file"] for problem in two["problems"]] == bad[kind]
 
 
 def test_a_file_that_crashes_its_reader_costs_its_line_and_is_read_again(
@@ -109,3 +119,40 @@ def test_a_file_that_crashes_its_reader_costs_its_line_and_is_read_again(
     ]
     monkeypatch.setattr(aloha, "examine", whole)
     assert len(index.open_source(DataConfig(path=str(root)))[0]) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_labels_by_rewards_are_those_of_all_tables(tmp_path: Path, workers: int):
+    """Rewards of 0 and 1 say who succeeded, as long as no file has another one."""
+    episodes = lerobot_files.record((6, 7, 5))
+    for number, episode in enumerate(episodes):
+        episode.reward = np.zeros(len(episode.reward), np.float32)
+        episode.reward[-1] = number == 1
+    labels = []
+    for last in (0.0, 0.5):
+        episodes[2].reward[-1] = last
+        root = tmp_path / f"{last}"
+        lerobot_files.write_v21(root, episodes, storage="image")
+        info = json.loads((root / "meta/info.json").read_text())
+        del info["features"]["next.success"]
+        (root / "meta/info.json").write_text(json.dumps(info))
+        found = index.read_index(DataConfig(path=str(root), format="lerobot"), hands=Hands(workers=workers))
+        labels.append([report.success for report in found])
+    assert labels == [[False, True, False], [None, None, None]]
+
+
+def test_a_table_that_crashes_its_reader_costs_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    lerobot_files.write_v21(tmp_path, lerobot_files.record((6, 7, 5)), storage="image")
+    whole = lerobot.arrays_of
+
+    def arrays_of(columns: Any) -> Any:
+        if len(columns["action"]) == 7:
+            raise ZeroDivisionError("no rows")
+        return whole(columns)
+
+    monkeypatch.setattr(lerobot, "arrays_of", arrays_of)
+    found = inspect.inspect(str(tmp_path))
+    assert (found["episodes"], found["refused"]) == (2, True)
+    assert [(problem["file"], problem["found"]) for problem in found["problems"]] == [
+        ("data/chunk-000/episode_000001.parquet", "ZeroDivisionError: no rows")
+    ]

@@ -6,17 +6,22 @@ action              the action           next.done      also true where an episo
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
 from chunkwise.data.episodes import Episode
-from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
+from chunkwise.data.lerobot.meta import EpisodeMeta, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import file_names
+from chunkwise.data.problems import Problem
+from chunkwise.data.walking import crash, walk
+from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError
 from chunkwise.files.identity import Files
 from qchunk.data.conventions import SUCCESS_REWARD, SuccessRule, terminations
@@ -96,58 +101,96 @@ def dataset_names(path: Path, files: Files) -> list[str]:
     return list(file_names(read_meta(path, bounds=files.bounds), ()))
 
 
-def examine(path: Path, files: Files) -> list[EpisodeReport]:
-    """Reads all tables: a report on each episode.
+def examine(path: Path, files: Files, hands: Hands) -> list[EpisodeReport]:
+    """Reads all tables: a report on each episode, whoever reads them.
 
     Raises:
       DataError: meta/ is bad, the features that training needs are missing, or a file changed while it was read.
     """
-    rule, read = SuccessRule(), []
-    for table in _tables(path, files):
-        arrays = None if table.problems else arrays_of(table.columns)
-        if arrays is not None:
-            rule.see(arrays.success, arrays.reward)
-        read.append(_report(table, arrays, files))
-    return [
-        report if arrays is None else dataclasses.replace(report, success=rule.label(arrays.success, arrays.reward))
-        for report, arrays in read
-    ]
+    meta, keys = _opened(path, files)
+    rule = SuccessRule()
+    read = [one for seen in walk(_TableFiles(meta=meta, keys=keys), hands) for one in seen]
+    _require_unchanged(files)
+    for _, outcome in read:
+        if outcome is not None:
+            rule.see(*outcome)
+    reports = []
+    for report, outcome in read:
+        content = files.hash(report.path) or ""
+        about = {"size": files.size(report.path), "mtime_ns": files.mtime_ns(report.path), "content_hash": content}
+        label = None if outcome is None else rule.label(*outcome)
+        reports.append(dataclasses.replace(report, **about, success=label))
+    return reports
 
 
-def _report(
-    table: EpisodeTable, arrays: LeRobotArrays | None, files: Files
-) -> tuple[EpisodeReport, LeRobotArrays | None]:
-    """The report without the label, which depends on all episodes, and what that is made from."""
-    meta = table.meta
-    report = EpisodeReport(
-        id=f"episode_{meta.index:05d}",
-        path=meta.file,
-        size=files.size(meta.file),
-        mtime_ns=files.mtime_ns(meta.file),
-        content_hash=files.hash(meta.file) or "",
-        length=meta.length,
-        problems=table.problems,
+_Seen = tuple[EpisodeReport, tuple[bool | None, Float64[np.ndarray, " T"] | None] | None]
+"""A report without the label, which depends on all episodes, nor what a file is known by; success and rewards, which
+the label is made from, of an episode that can be read."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _TableFiles:
+    """The files of a dataset's tables, each of one episode or many."""
+
+    meta: LeRobotMeta
+    keys: Sequence[str]
+
+    @functools.cached_property
+    def episodes(self) -> list[tuple[EpisodeMeta, ...]]:
+        """Of each file."""
+        return [tuple(group) for _, group in itertools.groupby(self.meta.episodes, key=lambda episode: episode.file)]
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def open(self) -> Callable[[int], list[_Seen]]:
+        return lambda number: [
+            _seen(table)
+            for table in iter_tables(dataclasses.replace(self.meta, episodes=self.episodes[number]), self.keys)
+        ]
+
+    def crashed(self, number: int, found: str) -> list[_Seen]:
+        return [(_report(of, (crash(of.file, found, episode=of.index),)), None) for of in self.episodes[number]]
+
+
+def _report(meta: EpisodeMeta, problems: Sequence[Problem], **found: Any) -> EpisodeReport:
+    about = {"size": 0, "mtime_ns": 0, "content_hash": ""}
+    return EpisodeReport(
+        id=f"episode_{meta.index:05d}", path=meta.file, length=meta.length, problems=tuple(problems), **about, **found
     )
+
+
+def _seen(table: EpisodeTable) -> _Seen:
+    arrays = None if table.problems else arrays_of(table.columns)
     if arrays is None:
-        return report, None
+        return _report(table.meta, table.problems), None
     reward, width = arrays.reward, arrays.observation.shape[1]
-    report = dataclasses.replace(
-        report,
+    report = _report(
+        table.meta,
+        (),
         dims={"action": arrays.action.shape[1], "qpos": width, "state": width},
         total_reward=None if reward is None else float(reward.sum()),
         rewards=None if reward is None else report_rewards(reward, terminated=arrays.terminated is not None),
         action_low=tuple(arrays.action.min(0).tolist()),
         action_high=tuple(arrays.action.max(0).tolist()),
     )
-    return report, arrays
+    return report, (arrays.success, reward)
+
+
+def _opened(path: Path, files: Files) -> tuple[LeRobotMeta, list[str]]:
+    """The dataset, and the features of it that are read."""
+    meta = read_meta(path, bounds=files.bounds)
+    _require_features(meta)
+    return meta, [key for key in dict.fromkeys(KEYS.values()) if key in meta.features]
 
 
 def _tables(path: Path, files: Files) -> Iterator[EpisodeTable]:
     """The tables of all episodes, each file unchanged since it was hashed."""
-    meta = read_meta(path, bounds=files.bounds)
-    _require_features(meta)
-    keys = [key for key in dict.fromkeys(KEYS.values()) if key in meta.features]
-    yield from iter_tables(meta, keys)
+    yield from iter_tables(*_opened(path, files))
+    _require_unchanged(files)
+
+
+def _require_unchanged(files: Files) -> None:
     for name in files.own:
         files.require_unchanged(files.place(name))
 
