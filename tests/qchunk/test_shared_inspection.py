@@ -122,8 +122,15 @@ def test_a_file_that_crashes_its_reader_costs_its_line_and_is_read_again(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_labels_by_rewards_are_those_of_all_tables(tmp_path: Path, workers: int):
-    """Rewards of 0 and 1 say who succeeded, as long as no file has another one."""
+def test_labels_by_rewards_are_those_of_all_tables(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch):
+    """Rewards of 0 and 1 say who succeeded, as long as no file has another one. Files go to as many as were asked."""
+    walk, asked = lerobot.walk, list[tuple[int, int | None]]()
+
+    def watched(records: Any, hands: Hands) -> Any:
+        asked.append((len(records), hands.workers))
+        return walk(records, hands)
+
+    monkeypatch.setattr(lerobot, "walk", watched)
     episodes = lerobot_files.record((6, 7, 5))
     for number, episode in enumerate(episodes):
         episode.reward = np.zeros(len(episode.reward), np.float32)
@@ -139,6 +146,7 @@ def test_labels_by_rewards_are_those_of_all_tables(tmp_path: Path, workers: int)
         found = index.read_index(DataConfig(path=str(root), format="lerobot"), hands=Hands(workers=workers))
         labels.append([report.success for report in found])
     assert labels == [[False, True, False], [None, None, None]]
+    assert asked == [(3, workers)] * 2
 
 
 def test_a_table_that_crashes_its_reader_costs_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
