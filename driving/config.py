@@ -117,9 +117,7 @@ class DataConfig(FilesConfig):
         require_non_negative(self, "tolerance_s", "min_cameras", "cache_mb", "read_threads", "index_processes")
         require_fraction(self, "val_fraction", "test_fraction", "episode_fraction")
         if self.val_fraction + self.test_fraction >= 1:
-            raise ValueError(
-                "data.val_fraction and data.test_fraction leave nothing to train on; expected a sum below 1"
-            )
+            raise ValueError("data.val_fraction and test_fraction leave nothing to train on; expected a sum below 1")
         if self.braking_repeats > 1 and self.waypoint_steps * self.waypoint_dt_s < BRAKING_S:
             raise ValueError(
                 f"data.braking_repeats is {self.braking_repeats}, and waypoints end before {BRAKING_S:g} s, over which "
@@ -324,6 +322,8 @@ class RolloutConfig:
     """Of a drive."""
     hold: int = 5
     """Tenths of a second that a plan is followed before the next mode is drawn."""
+    horizon_s: float | None = None
+    """Seconds after a decision by whose score it is judged. None: by that of the whole drive."""
     clip: float = 0.2
     """How far from 1 the ratio of a mode's probabilities still counts."""
     weight: float = 1.0
@@ -338,6 +338,9 @@ class RolloutConfig:
             raise ValueError(f"rollout.size is {self.size}; expected at least 2: a drive is compared with the others")
         if self.groups > self.routes:
             raise ValueError(f"rollout.groups is {self.groups} of {self.routes} rollout.routes; expected at most all")
+        if self.horizon_s is not None and not self.hold / 10 <= self.horizon_s <= self.seconds:
+            least, most = self.hold / 10, self.seconds
+            raise ValueError(f"rollout.horizon_s is {self.horizon_s}; expected {least:g} (rollout.hold) to {most:g} s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -451,9 +454,7 @@ class DrivingConfig(ExperimentConfig):
                 "expected two or more, or --objective.cross-camera 0"
             )
         if self.rollout is not None and (self.waypoints is None or self.waypoints.modes == 1):
-            raise ValueError(
-                "rollout draws one of several trajectories; expected waypoints with waypoints.modes above 1"
-            )
+            raise ValueError("rollout draws one of several modes; expected waypoints with waypoints.modes above 1")
         if self.rollout is not None and self.rollout.start >= self.train.steps:
             raise ValueError(
                 f"rollout.start is {self.rollout.start} and train.steps {self.train.steps}: nothing would be driven; "

@@ -98,10 +98,10 @@ class Result:
         """EP: progress along the route by that of the expert, within 0 and 1, as nuPlan's ratio."""
         return float(min(1.0, max(self.metres, LEAST_PROGRESS_M) / max(expert_metres, LEAST_PROGRESS_M)))
 
-    def score(self, expert_metres: float) -> float:
-        """The PDM score of the module's formula."""
+    def score(self, expert_metres: float, *, least_progress: float = LEAST_PROGRESS) -> float:
+        """The PDM score of the module's formula; MP is 0 below `least_progress`."""
         progress = self.progress(expert_metres)
-        multiplied = float(np.prod([getattr(self, name) for name in MULTIPLIERS])) * (progress >= LEAST_PROGRESS)
+        multiplied = float(np.prod([getattr(self, name) for name in MULTIPLIERS])) * (progress >= least_progress)
         parts = {"ttc": self.ttc, "progress": progress, "comfort": self.comfort}
         return multiplied * sum(WEIGHTS[name] * value for name, value in parts.items()) / sum(WEIGHTS.values())
 

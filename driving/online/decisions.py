@@ -1,7 +1,7 @@
-"""What a round's drives teach: each decision, what was seen at it, and the advantage of its drive in its group."""
+"""What a round's drives teach: each decision, what was seen at it, and its advantage in its group."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,34 +45,66 @@ class Decisions:
 
 def result_of(rollout: Rollout) -> Result:
     """Returns what a drive in a town with measured=True was worth."""
+    return _result(rollout.observations["result"][-1])
+
+
+def worth_of(
+    drives: Sequence[Rollout], expert_metres: Sequence[float], *, seconds: float, horizon_s: float | None
+) -> Float64[np.ndarray, "n decisions"]:
+    """Returns what each decision of some drives is judged by; NaN where a drive had ended.
+
+    Args:
+      drives: In a town with measured=True, and with this horizon.
+      expert_metres: How far the town's own driver came on the route of each.
+      seconds: Of a drive that lasts.
+      horizon_s: Seconds from a decision on whose score it is; None: the score of the whole drive, which every decision
+        is judged by, those too that it did not live to make.
+
+    Within a horizon progress is by what the town's driver made in the mean of its drive, and MP is left out: at a red
+    light nobody gets on, and who passes it would be worth no less than who stands.
+    """
+    found = np.full((len(drives), max(drive.length for drive in drives)), np.nan)
+    for worth, drive, metres in zip(found, drives, expert_metres, strict=True):
+        if horizon_s is None:
+            worth[:] = result_of(drive).score(metres)
+            continue
+        mean = metres * horizon_s / seconds
+        for number, row in enumerate(drive.observations["results"][-1][: drive.length]):
+            worth[number] = _result(row).score(mean, least_progress=0.0)
+    return found
+
+
+def _result(row: np.ndarray) -> Result:
     names = [field.name for field in dataclasses.fields(Result)]
-    return Result(**dict(zip(names, rollout.observations["result"][-1].astype(np.float64).tolist(), strict=True)))
+    return Result(**dict(zip(names, row.astype(np.float64).tolist(), strict=True)))
 
 
 def decisions_of(
     policy: WaypointPolicy,
     drives: Sequence[Rollout],
-    scores: Float64[np.ndarray, " n"],
+    worth: Float64[np.ndarray, "n decisions"],
     groups: Int64[np.ndarray, " n"],
     *,
     seed: int,
 ) -> Decisions | None:
-    """Prepares the decisions of a round; None where every group's drives were worth the same.
+    """Prepares the decisions of a round; None where all of every group were worth the same.
 
-    The advantage of a decision is that of its drive: by how much its score is above the mean of its group's others.
+    The advantage of a decision is by how much it is worth more than the mean of its group's others of the same number.
+    Those whose advantage is 0 teach nothing, and are left out.
 
     Args:
       policy: Says how observations are read; its weights do not matter.
       drives: With notes of each decision.
-      scores: Of each.
+      worth: By what each decision is judged, as `worth_of` returns it.
       groups: Number of each one's group.
       seed: Of the run.
 
     Raises:
       DataError: A drive lacks the notes of a decision.
     """
-    every = rloo(scores, groups)
-    kept = [i for i, advantage in enumerate(every.tolist()) if advantage]
+    every = np.stack([rloo(column, groups) for column in worth.T], axis=1)
+    advantages = [found[: drive.length] for found, drive in zip(every, drives, strict=True)]
+    kept = [i for i, found in enumerate(advantages) if found.any()]
     for i in kept:
         for name in (MODE, LOG_PROB):
             found = drives[i].notes[name].shape if name in drives[i].notes else None
@@ -83,14 +115,17 @@ def decisions_of(
                 )
     if not kept:
         return None
-    seen = {
-        name: np.concatenate([drives[i].observations[name][:-1] for i in kept]) for name in drives[kept[0]].observations
-    }
-    lengths = [drives[i].length for i in kept]
+    taught = [np.flatnonzero(advantages[i]) for i in kept]
+
+    def gathered(of: Callable[[Rollout], np.ndarray]) -> np.ndarray:
+        return np.concatenate([of(drives[i])[rows] for i, rows in zip(kept, taught, strict=True)])
+
+    names = drives[kept[0]].observations
+    seen = {name: gathered(lambda drive, name=name: drive.observations[name]) for name in names}
     return Decisions(
         inputs=policy.prepare(named(policy, seen)).inputs,
-        mode=np.concatenate([drives[i].notes[MODE] for i in kept]).astype(np.int32),
-        log_prob=np.concatenate([drives[i].notes[LOG_PROB] for i in kept]).astype(np.float32),
-        advantage=np.repeat(every[kept], lengths).astype(np.float32),
+        mode=gathered(lambda drive: drive.notes[MODE]).astype(np.int32),
+        log_prob=gathered(lambda drive: drive.notes[LOG_PROB]).astype(np.float32),
+        advantage=np.concatenate([advantages[i][rows] for i, rows in zip(kept, taught, strict=True)], dtype=np.float32),
         seed=seed,
     )

@@ -1,7 +1,8 @@
 """Reinforcement in closed loop: drives of the policy that trains, between its updates, and batches of what they teach.
 
     round n    routes, a function of (seed, step) -> rollout.size drives of each, the policy drawing its modes
-               -> scores (driving/eval/closed_loop.py), each minus the mean of its group's others (RLOO)
+               -> scores (driving/eval/closed_loop.py) of the drives, or of what followed each decision, each minus the
+                  mean of its group's others (RLOO)
     update     the imitation loss of the dataset's batch + weight * the clipped ratio of the drawn modes' probabilities
 
     rollouts/step_00000020-<weights>/route_00003-01.npz    a drive
@@ -31,7 +32,7 @@ from chunkwise.state import TrainState
 from driving.config import DrivingConfig
 from driving.eval.routes import open_town, spec_of
 from driving.online.acting import DrawingPolicy, TownDriver
-from driving.online.decisions import Decisions, decisions_of, result_of
+from driving.online.decisions import Decisions, decisions_of, result_of, worth_of
 from driving.policies.policy import WaypointPolicy
 from driving.sim.environment import TASK
 
@@ -178,9 +179,11 @@ class Rounds:
         experts = [result_of(load(job.path)).metres for job in self._expert_jobs(new.routes)]
         far = np.repeat(experts, size).tolist()
         scores = np.array([result_of(drive).score(metres) for drive, metres in zip(drives, far, strict=True)])
+        settings = self._rollout
+        worth = worth_of(drives, far, seconds=settings.seconds, horizon_s=settings.horizon_s)
         groups = np.repeat(np.arange(len(new.routes)), size)
         reader = WaypointPolicy(self._config, {})
-        return decisions_of(reader, drives, scores, groups, seed=self._config.run.seed), scores
+        return decisions_of(reader, drives, worth, groups, seed=self._config.run.seed), scores
 
     def _expert_jobs(self, routes: Sequence[int]) -> list[Job]:
         """The drives of the town's own driver."""
@@ -232,6 +235,7 @@ class Rounds:
                 hold=1 if expert else settings.hold,
                 expert=expert,
                 measured=True,
+                horizon_s=None if expert else settings.horizon_s,
             )
             workers = ProcessWorkers(opener, settings.num_envs, name=f"town/{TASK}")
             self._collectors[who] = Collector(workers, rows=1, tasks=(Task(),))

@@ -59,6 +59,7 @@ class TownEnv:
         hold: int = 1,
         expert: bool = False,
         measured: bool = False,
+        horizon_s: float | None = None,
     ) -> None:
         """Makes no town yet.
 
@@ -71,6 +72,8 @@ class TownEnv:
           expert: Whether observations hold `expert_waypoints`, those of the town's driver, who knows what no camera
             shows.
           measured: Whether observations hold `result`, the numbers of closed_loop.Result, 0 until the drive has ended.
+          horizon_s: Where it is given, observations hold `results` too: a row for each step that there can be, the
+            numbers of closed_loop.Result for so many seconds from it on, or to the drive's end; 0 until then.
 
         Raises:
           ConfigError: The task or a camera is unknown.
@@ -80,7 +83,7 @@ class TownEnv:
         self._views = {name: _view(name) for name in spec.cameras}
         self.action_dim = 2 * waypoint_steps
         self._spec, self._seconds = spec, seconds
-        self._expert, self._measured = expert, measured
+        self._expert, self._measured, self._horizon_s = expert, measured, horizon_s
         self._steps, self._dt_s, self._hold = waypoint_steps, waypoint_dt_s, hold
         self.fps = round(1 / CONTROL_S / hold)
         self._scene: Any = None
@@ -181,6 +184,19 @@ class TownEnv:
         """Returns what the drive so far is worth."""
         return measure(self.trace())
 
+    @property
+    def _most_steps(self) -> int:
+        """Steps of a drive that lasts."""
+        return -(-round(self._seconds / CONTROL_S) // self._hold)
+
+    def _results(self, horizon_s: float) -> list[Result]:
+        """What followed each step was worth, for so many seconds.
+
+        Behind these the others count as going straight on, as they do behind the end of a drive.
+        """
+        starts, long = range(0, len(self._frames) - 1, self._hold), round(horizon_s / CONTROL_S)
+        return [measure(self.trace(self._frames[start : start + long + 1])) for start in starts]
+
     def _drive(self, plan: Float64[np.ndarray, "t 2"]) -> None:
         """Follows a plan for CONTROL_S."""
         self._plan = plan
@@ -231,6 +247,10 @@ class TownEnv:
         if self._measured:
             count = len(dataclasses.fields(Result))
             seen["result"] = np.zeros(count) if result is None else dataclasses.astuple(result)
+            if self._horizon_s is not None:
+                seen["results"] = np.zeros((self._most_steps, count))
+                for i, one in enumerate([] if result is None else self._results(self._horizon_s)):
+                    seen["results"][i] = dataclasses.astuple(one)
         return {name: np.asarray(value, np.float32) for name, value in seen.items()}
 
     @functools.cached_property

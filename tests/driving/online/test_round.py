@@ -19,7 +19,9 @@ from chunkwise.train import rngs
 from driving.config import DataConfig, DrivingConfig, RolloutConfig, WaypointConfig
 from driving.eval.closed_loop import Result
 from driving.online.acting import DrawingPolicy, drawn
+from driving.online.decisions import decisions_of, worth_of
 from driving.online.round import Rounds
+from driving.policies.policy import WaypointPolicy
 from driving.tasks import waypoints
 from driving.tasks.waypoints import WaypointTask, decision_loss
 
@@ -162,6 +164,52 @@ def test_a_round_compares_drives_from_one_start(tmp_path: Path):
     assert float(loss["approx_kl"].value()) == pytest.approx(0, abs=1e-6)
 
 
+def drive_of(length: int, results: list[list[float]]) -> Rollout:
+    """A drive whose steps were followed by these results, of three that there can be."""
+    frames = [seen(i) for i in range(length + 1)]
+    observed = {name: np.stack([one[name] for one in frames]) for name in frames[0]}
+    rows = np.zeros((length + 1, 3, 7), np.float32)
+    rows[-1, :length] = results
+    return Rollout(
+        observations=observed | {"results": rows},
+        actions=np.zeros((length, 40), np.float32),
+        rewards=np.zeros(length, np.float32),
+        success=True,
+        seed=0,
+        draw=(0,),
+        init_hash="",
+        prompt="",
+        step=0,
+        weights="",
+        notes={"mode": np.arange(length, dtype=np.int32), "log_prob": -np.ones(length, np.float32)},
+    )
+
+
+def test_within_a_horizon_a_decision_is_judged_by_what_followed_it():
+    best, stands, red = [1.0] * 6 + [20.0], [1.0] * 6 + [0.0], [1, 1, 1, 0, 1, 1, 20.0]
+    rough, half = [1, 1, 1, 1, 0, 0, 20.0], [1.0] * 6 + [10.0]
+    drives = [drive_of(3, [best, stands, best]), drive_of(3, [best, red, half]), drive_of(2, [rough, best])]
+    # In a mean horizon of 4 of 15 s the expert came 20 m of 75.
+    worth = worth_of(drives, [75.0] * 3, seconds=15.0, horizon_s=4.0)
+    twelfth = 1 / 12
+    stood = 7 * twelfth + 5 * twelfth * 0.1 / 20
+    expected = [[1.0, stood, 1.0], [1.0, 0.0, 9.5 * twelfth], [5 * twelfth, 1.0, np.nan]]
+    np.testing.assert_allclose(worth, expected, atol=1e-6)
+    decisions = decisions_of(WaypointPolicy(config(), {}), drives, worth, np.zeros(3, np.int64), seed=0)
+    assert decisions is not None
+    first, second = 7 * twelfth / 2, [stood - 0.5, -(stood + 1) / 2, 1 - stood / 2]
+    third = 2.5 * twelfth  # the third drive had ended
+    advantage = [first, second[0], third, first, second[1], -third, -2 * first, second[2]]
+    np.testing.assert_allclose(decisions.advantage, advantage, atol=1e-6)
+    assert decisions.mode.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    speeds = [5, 6, 7, 5, 6, 7, 5, 6]
+    np.testing.assert_allclose(decisions.inputs["motion"][:, 0], speeds, atol=1e-6)
+    # Where all were worth the same at some time, nothing is learnt of it.
+    alike = decisions_of(WaypointPolicy(config(), {}), drives[:2], worth[:2], np.zeros(2, np.int64), seed=0)
+    assert alike is not None
+    assert alike.mode.tolist() == [1, 2, 1, 2]
+
+
 def to_device(batch: Any) -> Any:
     return jax.tree.map(jnp.asarray, batch)
 
@@ -295,6 +343,10 @@ def test_what_cannot_be_driven_is_refused(change: dict[str, Any], message: str):
         RolloutConfig(size=1)
     with pytest.raises(ValueError, match="expected at most all"):
         RolloutConfig(groups=9, routes=8)
+    with pytest.raises(ValueError, match=r"rollout\.horizon_s is 16\.0; expected 0\.5 .rollout\.hold. to 15 s"):
+        RolloutConfig(horizon_s=16.0)
+    with pytest.raises(ValueError, match=r"rollout\.horizon_s is 0\.3; expected"):
+        RolloutConfig(horizon_s=0.3)
 
 
 def test_a_run_goes_on_with_all_weights_of_one_that_learnt_waypoints(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ from chunkwise.envs.environment import EnvSpec, make
 from chunkwise.errors import ConfigError
 from driving.config import CAMERAS
 from driving.data.episodes import ROUTE_COMMANDS
-from driving.eval.closed_loop import overlap
+from driving.eval.closed_loop import Result, overlap
 from driving.sim.environment import TownEnv, rest_of
 from driving.sim.roads import LANE
 from driving.sim.scene import camera_to_vehicle
@@ -25,6 +25,12 @@ STAND = np.zeros(40, np.float32)
 def straight(speed: float) -> np.ndarray:
     """A plan to go on at a speed."""
     return np.stack([speed * 0.1 * np.arange(1, 21), np.zeros(20)], axis=-1).astype(np.float32).ravel()
+
+
+def turned(speed: float, angle: float) -> np.ndarray:
+    """The same to the left of straight ahead."""
+    ahead = straight(speed).reshape(20, 2)[:, :1]
+    return (ahead * np.array([[np.cos(angle), np.sin(angle)]], np.float32)).ravel()
 
 
 def parked(town: Town, s: float, offset: float) -> Vehicle:
@@ -322,6 +328,34 @@ def test_a_plan_is_followed_for_some_steps_as_it_was_meant():
         assert (one.terminated, one.truncated) == (rewards[-1].terminated, rewards[-1].truncated) == (False, i == 5)
     np.testing.assert_allclose(held.state()[:4], anew.state()[:4], atol=0.1)
     assert held.trace().pose.shape == anew.trace().pose.shape
+
+
+def test_what_followed_each_step_is_told_once_the_drive_has_ended():
+    env = TownEnv(SPEC, hold=5, seconds=6.0, measured=True, horizon_s=1.0)
+    names = [field.name for field in dataclasses.fields(Result)]
+    observation = env.reset(5)
+    assert observation["results"].shape == (12, len(names))
+    rewards, step = [], None
+    while step is None or not (step.terminated or step.truncated):
+        assert not observation["results"].any()
+        # Goes on, brakes at once in the fourth step, and leaves the road for good by a turn.
+        speed = float(observation["speed_mps"]) if len(rewards) != 3 else 0.0
+        plan = straight(speed) if len(rewards) < 5 else turned(6.0, 1.2)
+        step = env.step(plan)
+        rewards.append(step.reward)
+        observation = step.observation
+    count = len(rewards)
+    assert step.terminated
+    assert 6 < count < 12, "it left the road"
+    found = dict(zip(names, observation["results"].T, strict=True))
+    assert not observation["results"][count:].any()
+    # A second is two steps: metres along the route are those of both, which the rewards say.
+    along = [max(0.0, sum(rewards[i : i + 2])) for i in range(count)]
+    np.testing.assert_allclose(found["metres"][:count], along, atol=1e-4)
+    assert found["comfort"][:4].tolist() == [1, 1, 0, 0]
+    assert found["drivable_area"][:5].tolist() == [1, 1, 1, 1, 0]  # the turn is the sixth step
+    assert found["traffic_light"][:count].all()
+    assert "results" not in TownEnv(SPEC, measured=True).reset(5)
 
 
 def test_the_rest_of_a_plan_leads_to_the_same_places():
