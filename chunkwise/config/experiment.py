@@ -291,3 +291,12 @@ class ExperimentConfig:
     def package(self) -> str:
         """Top-level package of the config's class: qchunk, openpi_ript or driving."""
         return type(self).__module__.split(".")[0]
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Fields that have no effect beside the others of this config, by dotted name, with what would read them.
+
+        A flag that sets one is refused (chunkwise/config/load.py). A config file may: another flag may bring in what
+        reads it.
+        """
+        return {}

@@ -23,12 +23,15 @@ DEBUG = "configs/qchunk/debug.py"
 SHORT = {"--dry-run": "--run.dry-run", "--profile": "--run.profile"}
 
 
-def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE") -> tuple[ExperimentConfig, Path]:
+def load(
+    argv: Sequence[str], *, program: str = "python launch.py --config FILE", trains: bool = True
+) -> tuple[ExperimentConfig, Path]:
     """Config of a command line `--config FILE [--field value ...]`, and the file it came from.
 
     Args:
       argv: Arguments after the program's name.
       program: How the command line begins, for the usage.
+      trains: Whether a flag is refused that has no effect on training.
 
     Raises:
       ConfigError: The file is missing or broken, a field is misspelt, or a value is refused; the message names it.
@@ -56,6 +59,8 @@ def load(argv: Sequence[str], *, program: str = "python launch.py --config FILE"
             raise SystemExit(0)
         raise ConfigError("--config is missing.", "", *usage.split("\n"))
     config = _override(_read_file(path), arguments, program)
+    if trains:
+        _require_read(config, arguments)
     if show:
         print(json.dumps(flatten(config), indent=1))
         raise SystemExit(0)
@@ -86,7 +91,7 @@ def load_for_data(
     """
     more = ["--data.allow-links-to", *allow_links_to] if allow_links_to else []
     words = ["--config", str(find(name)), "--data.path", str(path), *more, *fields]
-    config, _ = load(words, program=program)
+    config, _ = load(words, program=program, trains=False)
     if not isinstance(config, kind):
         raise ConfigError(f"--config is {name}, a {type(config).__name__}; expected a {kind.__name__} for these data")
     return config
@@ -170,6 +175,15 @@ def _override(config: ExperimentConfig, arguments: list[str], program: str) -> E
         return restored(found)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:
+    """Raises ConfigError if a flag sets what this config gives no effect."""
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for flag in flags:
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in config.unread:
+            raise ConfigError(f"{flag} has no effect here; leave it out, or set {config.unread[name]}, which reads it")
 
 
 def parsed(kind: Any, **settings: Any) -> Any:

@@ -193,6 +193,25 @@ class QChunkConfig(ExperimentConfig):
             )
 
     @property
+    def unread(self) -> dict[str, str]:
+        agent, found = self.agent, {}
+        if agent.policy != "distill":
+            found["agent.alpha"] = "agent.policy distill"
+        if agent.policy != "best_of_n":
+            found["agent.num_samples"] = "agent.policy best_of_n"
+        if agent.policy == "gaussian":
+            found |= dict.fromkeys(("agent.flow_steps", "agent.flow_predicts"), "an agent.policy with a flow")
+        if agent.factory is not None:  # one of the user's own may read any of these
+            found = {}
+        if self.data.refresh != "rolling":
+            found["data.refresh_parts"] = "data.refresh rolling"
+        if not self.data.cameras and not self.data.depth_cameras:
+            found |= dict.fromkeys(("data.image_size", "data.jpeg_channels"), "data.cameras")
+        if self.eval.env is None:
+            found |= dict.fromkeys(("fleet.address", "fleet.silence"), "eval.env")
+        return found
+
+    @property
     def online_interval(self) -> int:
         """Environment steps between two returns to training."""
         if self.online is None:

@@ -31,6 +31,43 @@ def test_tuples_and_none_are_read():
     assert flat["eval.env"] is None
 
 
+BEST, GAUSSIAN = ["--agent.policy", "best_of_n"], ["--agent.policy", "gaussian"]
+ROLLING = ["--data.refresh", "rolling"]
+
+
+@pytest.mark.parametrize(
+    ("without", "flag", "reader", "reads"),
+    [
+        (BEST, "--agent.alpha=3", "agent.policy distill", ["--agent.policy", "distill"]),
+        ([], "--agent.num-samples=3", "agent.policy best_of_n", BEST),
+        (GAUSSIAN, "--agent.flow_steps=3", "an agent.policy with a flow", []),
+        (GAUSSIAN, "--agent.flow-predicts=chunk", "an agent.policy with a flow", BEST),
+        ([], "--data.refresh-parts=3", "data.refresh rolling", ROLLING),
+        ([], "--data.jpeg-channels=bgr", "data.cameras", ["--data.cameras", "top"]),
+        ([], "--data.image-size=9 9", "data.cameras", ["--data.depth-cameras", "top"]),
+        (["--eval.env", "None"], "--fleet.address=local", "eval.env", []),
+        (["--eval.env", "None"], "--fleet.silence=9", "eval.env", []),
+    ],
+)
+def test_a_flag_without_effect_is_refused(without: list[str], flag: str, reader: str, reads: list[str]):
+    name, _, value = flag.partition("=")
+    words = [name, *value.split()]
+    with pytest.raises(
+        ConfigError, match=f"^{name} has no effect here; leave it out, or set {reader}, which reads it$"
+    ):
+        load([*DEBUG, *without, *words])
+    load([*DEBUG, *reads, *words])
+    load([*DEBUG, *without, *words, "--agent.factory", "own:agent"] if "agent" in name else [*DEBUG, *without])
+
+
+def test_what_a_config_file_sets_may_be_for_a_flag_to_use():
+    """Its alpha is of the one-step policy, which a flag replaces; a dataset that is looked at is not trained on."""
+    path = ROOT / "configs/qchunk/cube_double.py"
+    config, _ = load(["--config", str(path), *BEST, "--agent.num-samples", "8"])
+    assert "agent.alpha" in config.unread
+    load([*DEBUG, "--data.jpeg-channels", "bgr"], trains=False)
+
+
 @pytest.mark.parametrize("words", [["--profile", "3"], ["--profile=3"], ["--run.profile=3"]])
 def test_a_short_flag_takes_its_value_either_way(words: list[str]):
     assert flatten(load([*DEBUG, *words])[0])["run.profile"] == 3
