@@ -268,7 +268,7 @@ def evaluate_run(
         done=lambda job, rollout: played.update({job.number: rollout}),
     )
     if video is not None and write_video(name, played, *video, clips=video[0].with_suffix(""), rules=rules) is not None:
-        print(f"video: {video[0]}", flush=True)
+        print(f"video: {video[0]}", file=sys.stderr, flush=True)  # stdout is one JSON object with --json
     return result
 
 
@@ -320,6 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
         if arguments.seed is not None and not 0 <= arguments.seed < 1 << 63:
             raise ConfigError(f"--seed is {arguments.seed}; expected 0 to 2^63 - 1")
+        evaluation.require_json(arguments.out)
         policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")

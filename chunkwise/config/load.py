@@ -31,7 +31,7 @@ def load(
     Args:
       argv: Arguments after the program's name.
       program: How the command line begins, for the usage.
-      trains: Whether a flag is refused that has no effect on training.
+      trains: Whether a flag is refused that has no effect on training, where none is resumed.
 
     Raises:
       ConfigError: The file is missing or broken, a field is misspelt, or a value is refused; the message names it.
@@ -59,7 +59,7 @@ def load(
             raise SystemExit(0)
         raise ConfigError("--config is missing.", "", *usage.split("\n"))
     config = _override(_read_file(path), arguments, program)
-    if trains:
+    if trains and not config.run.resume:  # a run of before may have been begun with such a flag, and is compared by it
         _require_read(config, arguments)
     if show:
         print(json.dumps(flatten(config), indent=1))

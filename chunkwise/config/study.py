@@ -46,6 +46,9 @@ class StudyConfig:
     in place of the last evaluation's. Other flags evaluate finished runs again."""
 
     def __post_init__(self) -> None:
+        for field in ("seeds", "flags", "policies", "evaluate"):
+            if isinstance(words := getattr(self, field), str):
+                raise ValueError(f"{field} is {words!r}; expected a tuple of words, such as ({words!r},)")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
         for name, values in self.grid.items():
@@ -119,7 +122,9 @@ def runs_of(study: StudyConfig) -> list[Run]:
             flags = [*study.flags, *(word for name, value in chosen.items() for word in _words(study, name, value))]
             _require_free(flags)
             words = [study.config, *flags, "--run.seed", str(seed)]
-            parsed, _ = load(["--config", str(config), *words[1:]])
+            parsed, _ = load(
+                ["--config", str(config), *words[1:]], trains=False
+            )  # another run's policy may read a flag
             table = chosen.get(study.tables or "", "")
             where = f"{place}/seed_{seed}"
             found.append(Run(cell=cell, table=table, seed=seed, folder=where, words=tuple(words), config=parsed))

@@ -22,7 +22,7 @@ from chunkwise.distributed.stopping import is_requested
 from chunkwise.envs import environment
 from chunkwise.envs.collect import Actor, Collector, Job
 from chunkwise.envs.rollout import Rollout
-from chunkwise.errors import DataError, StopRequested
+from chunkwise.errors import ConfigError, DataError, StopRequested
 from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
@@ -161,10 +161,21 @@ class Evaluation:
     def load(cls, path: Path) -> "Evaluation":
         """Reads an evaluation. Raises DataError if it is none."""
         tree = read_json(path)
+        if isinstance(tree, dict) and tree.get("kind") == "closed_loop":
+            raise DataError(
+                f"{path}: a closed loop of driving, whose routes `python -m driving.evaluate` and reports compare; "
+                "expected an evaluation of episodes"
+            )
         try:
             return cls(**(tree | {"outcomes": tuple(tree["outcomes"])}))
         except (KeyError, TypeError) as error:
             raise DataError(f"{path}: expected an evaluation, found {error}") from error
+
+
+def require_json(out: Path | None) -> None:
+    """Raises ConfigError if an evaluation's file has not the ending by which its videos are told from it."""
+    if out is not None and out.suffix != ".json":
+        raise ConfigError(f"--out is {out}; expected a name that ends in .json, beside which videos have their place")
 
 
 def file_of(run: Path, step: int, settings: Mapping[str, Any]) -> Path:

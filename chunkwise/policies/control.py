@@ -22,7 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Float32
 
-from chunkwise.errors import ConfigError, DataError, one_line
+from chunkwise.errors import ConfigError, DataError, NonFiniteError, one_line
 from chunkwise.policies.bounds import require_finite
 from chunkwise.policies.execution import Execution, Plan
 from chunkwise.policies.recorded import RobotEpisode
@@ -100,6 +100,20 @@ class Limits:
     """Largest change a second from one command to the next, and from the measured joints to the first; for actions
     that are positions."""
 
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "speed"):
+            if (given := getattr(self, name)) is None:
+                continue
+            limit = np.asarray(given, np.float64)
+            if limit.ndim != 1 or not np.isfinite(limit).all():
+                raise ConfigError(f"Limits.{name}: expected a finite number for each dimension, found {limit}")
+            object.__setattr__(self, name, limit)
+        if self.speed is not None and not (self.speed > 0).all():
+            raise ConfigError(f"Limits.speed: expected numbers above 0, found {self.speed}")
+        if self.low is not None and self.high is not None:
+            if self.low.shape != self.high.shape or not (self.low <= self.high).all():
+                raise ConfigError(f"Limits.low: expected at most Limits.high, {self.high}, found {self.low}")
+
     def apply(
         self, action: Float32[np.ndarray, " a"], before: np.ndarray | None, seconds: float
     ) -> tuple[Float32[np.ndarray, " a"], bool]:
@@ -112,6 +126,7 @@ class Limits:
 
         Raises:
           ConfigError: Limits have another width than the action, or there is nothing to measure speed from.
+          NonFiniteError: What speed is measured from is NaN or infinite.
         """
         for name in ("low", "high", "speed"):
             limit = getattr(self, name)
@@ -127,6 +142,8 @@ class Limits:
                     f"Limits.speed: expected qpos (or state) of {len(action)} joints in the robot's observation, to "
                     f"tell how far the first action is from it, found {found}"
                 )
+            if not np.isfinite(before).all():
+                raise NonFiniteError(f"Limits.speed: the robot's joints are {before}, from which no speed can be told")
             wide = np.clip(wide, before - self.speed * seconds, before + self.speed * seconds)
         wide = np.clip(wide, self.low, self.high)
         limited = wide.astype(np.float32)

@@ -122,7 +122,7 @@ def images(
 
     Args:
       observation: As it was sent.
-      cameras: Names of all; an observation has each of them, and no other.
+      cameras: Names of those that the policy sees; an observation has each of them, and others are ignored.
       resize: As in training.
       rows: Of the observation.
       single: Whether it has no axis of rows.
@@ -132,10 +132,10 @@ def images(
       Images of each camera, resized, in the order of `cameras`; None where it is off.
 
     Raises:
-      DataError: If a camera is missing or too many, or an image is none of uint8 [h, w, 3] or [3, h, w].
+      DataError: If a camera is missing, or an image is none of uint8 [h, w, 3] or [3, h, w].
     """
     given = entry(observation, "image") if cameras else {}
-    if not isinstance(given, Mapping) or set(given) != set(cameras):
+    if not isinstance(given, Mapping) or set(cameras) - set(given):
         got = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
         off = ", None for a camera that is off" if may_be_off else ""
         raise DataError(f"image: expected a dict with {list(cameras)}{off}; found {got}")
@@ -150,11 +150,16 @@ def images(
         if stack.ndim != 4 or len(stack) != rows:
             wanted = "one image [h, w, 3]" if single else f"{rows} images [{rows}, h, w, 3]"
             raise DataError(f"image {name}: expected {wanted}, found shape {list(sent.shape)}")
-        if stack.shape[1] == 3 and stack.shape[3] != 3:
-            stack = stack.transpose(0, 2, 3, 1)
+        stack = channels_last(stack)
         require_uint8(stack[0], name)
         found[name] = np.stack([resize(np.ascontiguousarray(one)) for one in stack])
     return found
+
+
+def channels_last(images: np.ndarray) -> np.ndarray:
+    """Returns images [..., 3, h, w] as [..., h, w, 3], and others as they are."""
+    first = images.ndim >= 3 and images.shape[-3] == 3 and images.shape[-1] != 3
+    return np.moveaxis(images, -3, -1) if first else images
 
 
 def texts(observation: Mapping[str, Any], key: str, *, rows: int, single: bool, default: Any = None) -> Sequence[str]:

@@ -10,10 +10,11 @@ import h5py
 import numpy as np
 from jaxtyping import Float32
 
-from chunkwise.data.images import encode_jpeg
+from chunkwise.data.images import encode_jpeg, require_uint8
 from chunkwise.errors import DataError
 from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
 from chunkwise.files.durable import make_folders, scratch_file
+from chunkwise.policies.observations import channels_last
 
 Ended = Literal["steps", "done", "watchdog", "interrupted", "error"]
 JPEG_QUALITY = 95
@@ -59,7 +60,8 @@ class RobotEpisode:
 
         Args:
           tick: Its place on the clock.
-          observation: What was seen before the action. Vectors of numbers and images are kept.
+          observation: What was seen before the action. Vectors of numbers and images are kept, uint8 [h, w, 3] or
+            [3, h, w], as a policy takes them.
           action: As commanded.
           person: Whether a person chose it.
         """
@@ -69,7 +71,10 @@ class RobotEpisode:
         self._arrays.append(
             {name: np.array(x, np.float32) for name, x in arrays.items() if x.ndim == 1 and x.dtype.kind in "fiu"}
         )
-        images = {name: image for name, image in observation.get("image", {}).items() if image is not None}
+        given = {name: np.asarray(x) for name, x in observation.get("image", {}).items() if x is not None}
+        images = {name: channels_last(image) for name, image in given.items()}
+        for name, image in images.items():
+            require_uint8(image, name)
         self._images.append(
             {name: self._encoder.submit(encode_jpeg, image, quality=JPEG_QUALITY) for name, image in images.items()}
         )

@@ -47,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if min(arguments.batch_sizes) < 1:
             raise ConfigError(f"--batch-sizes is {arguments.batch_sizes}; expected numbers of 1 or above")
         require_reachable({"folder": arguments.folder, "--config": arguments.config})
+        if arguments.config is None and words[own + 1 :]:
+            raise ConfigError(
+                f"{' '.join(words[own:])}: expected --config FILE, whose fields these are; a run has its own"
+            )
         config = None if arguments.config is None else load(["--config", arguments.config, *words[own + 1 :]])[0]
         policy = load_policy(
             arguments.folder,
@@ -77,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        raise
     except (OSError, OverflowError) as error:  # the second for a port beyond 65535
         print(f"error: cannot listen at --host {arguments.host} --port {arguments.port}: {error}", file=sys.stderr)
         return ConfigError.exit_code

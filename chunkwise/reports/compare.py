@@ -13,7 +13,7 @@ from pathlib import Path
 
 from chunkwise.cli import command
 from chunkwise.errors import ConfigError
-from chunkwise.files.durable import write_durably
+from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.reports import results
 from chunkwise.reports.page import FILM_MIB, page
 from chunkwise.reports.run_record import read_run
@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = {"text": results.plain, "markdown": results.markdown, "latex": results.latex}[found.format]
     print(written(lines) if lines else "none of the runs was evaluated")
     if found.html is not None:
+        make_folders(found.html.parent)
         write_durably(found.html, page(runs, beside=found.html.resolve().parent, film_mib=found.film_mib))
         print(found.html)
     return 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.distributed import processes
 from chunkwise.errors import RunError, one_line
-from chunkwise.files.durable import write_durably
+from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.printable import say
 from chunkwise.reports.page import page
@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if found.watch < 0:
         parser.error(f"--watch is {found.watch}; expected 1 second or more")
     out = found.out or found.run / REPORT
+    make_folders(out.parent)
     while True:
         record = read_run(found.run)
         again = 0 if record.done else found.watch

@@ -143,7 +143,7 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
         if why := _call(processes, train, log, run.folder):
             return why
         say(f"{run.folder}: finished")
-    if study.evaluate is None or study_table.evaluated_step(folder, study.evaluate) == run.config.train.steps:
+    if study.evaluate is None or study_table.is_evaluated(folder, study.evaluate, run.config.train.steps):
         return ""
     say(f"{run.folder}: evaluating")
     study_table.begin_evaluation(folder, study.evaluate)

@@ -34,7 +34,7 @@ def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
     if not is_finished(run, out):
         return False
     folder, flags = out / run.folder, study.evaluate
-    return flags is None or study_table.evaluated_step(folder, flags) == run.config.train.steps
+    return flags is None or study_table.is_evaluated(folder, flags, run.config.train.steps)
 
 
 def unfinished(runs: Sequence[Run], out: Path) -> dict[str, str]:

@@ -54,6 +54,17 @@ def evaluated_step(run: Path, flags: Sequence[str]) -> int | None:
     return _evaluation(run)["step"]
 
 
+def is_evaluated(run: Path, flags: Sequence[str], steps: int) -> bool:
+    """Whether a finished run of `steps` updates was evaluated with these flags, by which it may be another checkpoint.
+
+    Raises:
+      DataError: As `evaluated_step`.
+    """
+    step = evaluated_step(run, flags)
+    chosen = any(word.partition("=")[0] == "--checkpoint" for word in flags)
+    return step is not None and (chosen or step == steps)
+
+
 def _evaluation(run: Path) -> dict[str, Any]:
     path = run / EVALUATION
     tree = read_json(path)
@@ -83,10 +94,12 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
             f"{run / 'metrics.jsonl'}: expected evaluations with {name}, by the study's policies and metric, "
             f"found {known}"
         )
-    evaluations = [row for row in measured if row.get(name) is not None]
+    evaluations = [row for row in measured if name in row]
     if not evaluations:
         return None
     last = evaluations[-1]
+    if last[name] is None:
+        raise DataError(f"{run / 'metrics.jsonl'}: {name} of step {last['step']}: expected a number, found NaN or Inf")
     episodes = last.get(f"{policy}/episodes")
     found: dict[str, Any] = {"score": float(last[name]), "episodes": None if episodes is None else int(episodes)}
     return found | {"states": _states(run, last["step"], found) if name == "policy/success" else {}}

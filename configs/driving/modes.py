@@ -10,8 +10,7 @@ from driving.config import AHEAD, AugmentConfig, DataConfig, DrivingConfig, Eval
 
 
 def get_config() -> DrivingConfig:
-    """configs/driving/waypoints.py with three modes, a third more updates and 100 of warm-up, with which seeds 0 to 2
-    learnt to see; docs/driving.md has what they came to."""
+    """configs/driving/waypoints.py with three modes and a third more updates; docs/driving.md has what came of it."""
     return DrivingConfig(
         train=TrainConfig(steps=8000, batch_size=16, log_every=100),
         data=DataConfig(
@@ -25,7 +24,7 @@ def get_config() -> DrivingConfig:
             index_processes=0,
         ),
         waypoints=WaypointConfig(use_past=False, modes=3),
-        optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100, clip_norm=1.0),
+        optim=OptimConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=500, clip_norm=1.0),
         eval=EvalConfig(every=3),
         record=RecordConfig(cameras=AHEAD, episodes=240),
         checkpoint=CheckpointConfig(every=2000),

@@ -5,6 +5,7 @@ the changes are switched on.
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,14 +61,21 @@ def draw(places: Sequence[tuple[int, int]], *, seed: int, times: int, cameras: i
 
 
 def mirror_order(cameras: Sequence[str]) -> list[int]:
-    """For each camera the position of the one on the other side (left for right); itself where it has no side.
+    """For each camera the position of the one on the other side (left for right, in any case); itself where it has no
+    side.
 
     Raises:
       ConfigError: If a camera's partner is missing.
     """
 
+    sides = {"left": "right", "right": "left"}
+
+    def other(found: re.Match[str]) -> str:
+        word, side = found[0], sides[found[0].lower()]
+        return side.upper() if word.isupper() else side.capitalize() if word[0].isupper() else side
+
     def partner(name: str) -> str:
-        return name.replace("left", "\0").replace("right", "left").replace("\0", "right")
+        return re.sub("left|right", other, name, flags=re.IGNORECASE)
 
     lonely = [name for name in cameras if partner(name) not in cameras]
     if lonely:

@@ -381,7 +381,9 @@ def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: py
     assert found.metrics() == {name: logged[name] for name in found.metrics()}
     assert "3 episodes" in capsys.readouterr().out
     assert (
-        evaluate.main([str(run), "--execute", "1", "--episodes", "1", "--max-steps", "3", "--out", str(tmp_path / "o")])
+        evaluate.main(
+            [str(run), "--execute", "1", "--episodes", "1", "--max-steps", "3", "--out", str(tmp_path / "o.json")]
+        )
         == 0
     )
     assert Evaluation.load(tmp_path / "o").outcomes[0]["length"] == 3

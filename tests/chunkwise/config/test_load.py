@@ -66,6 +66,7 @@ def test_what_a_config_file_sets_may_be_for_a_flag_to_use():
     config, _ = load(["--config", str(path), *BEST, "--agent.num-samples", "8"])
     assert "agent.alpha" in config.unread
     load([*DEBUG, "--data.jpeg-channels", "bgr"], trains=False)
+    load([*DEBUG, "--agent.num-samples", "8", "--run.resume", "--run.dir", "of_before"])
 
 
 @pytest.mark.parametrize("words", [["--profile", "3"], ["--profile=3"], ["--run.profile=3"]])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, NonFiniteError
 from chunkwise.policies.control import Control, Limits, in_a_thread
 from chunkwise.policies.execution import Execution, Plan
 
@@ -262,6 +262,30 @@ def test_limits() -> None:
     arm.qpos = np.zeros(3, np.float32)
     with pytest.raises(ConfigError, match=r"Limits\.speed: expected qpos .* of 2 joints"):
         control.run(5)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"low": [0.0, np.nan]}, r"Limits\.low: expected a finite number for each"),
+        ({"high": np.inf}, r"Limits\.high: expected a finite number for each"),
+        ({"speed": [1.0, 0.0]}, r"Limits\.speed: expected numbers above 0"),
+        ({"low": [0.0, 2.0], "high": [1.0, 1.0]}, r"Limits\.low: expected at most Limits\.high"),
+        ({"low": [0.0], "high": [1.0, 1.0]}, r"Limits\.low: expected at most Limits\.high"),
+    ],
+)
+def test_limits_that_would_command_anything_are_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Limits(**limits)
+
+
+def test_joints_that_are_nan_are_no_measure_of_speed() -> None:
+    given: Any = [1.0, 1.0]
+    limits = Limits(low=given, speed=given)
+    action = np.zeros(2, np.float32)
+    assert limits.apply(action, np.array([0.5, 1.5]), 0.5)[0].tolist() == [1.0, 1.0]
+    with pytest.raises(NonFiniteError, match=r"joints are \[ 0\. nan\]"):
+        limits.apply(action, np.array([0.0, np.nan]), 0.5)
 
 
 def test_a_person_takes_over_and_hands_back() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from chunkwise.errors import DataError
+from chunkwise.policies import observations
 from chunkwise.policies.observations import texts
 
 
@@ -24,3 +25,15 @@ def test_words_of_all_rows_or_of_each(sent: Any, rows: int, expected: list[str])
 def test_what_are_no_words_is_refused_by_name(sent: Any, rows: int) -> None:
     with pytest.raises(DataError, match="prompt: expected text"):
         texts({"prompt": sent}, "prompt", rows=rows, single=False)
+
+
+def test_cameras_that_a_policy_does_not_see_are_ignored_and_channels_may_come_first() -> None:
+    image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    sent = {"image": {"top": image.transpose(2, 0, 1), "wrist": np.zeros((1, 1), np.float32)}}
+    found = observations.images(sent, ["top"], lambda one: one, rows=1, single=True, may_be_off=False)
+    assert list(found) == ["top"]
+    top = found["top"]
+    assert top is not None
+    np.testing.assert_array_equal(top, image[None])
+    with pytest.raises(DataError, match="image: expected a dict with"):
+        observations.images(sent, ["top", "left"], lambda one: one, rows=1, single=True, may_be_off=False)

@@ -86,6 +86,37 @@ def test_a_grid_of_other_than_words_is_refused(settings: dict[str, Any], message
         StudyConfig(config="qchunk/debug", seeds=(0,), **settings)
 
 
+@pytest.mark.parametrize("name", ["flags", "policies", "evaluate"])
+def test_a_word_in_place_of_words_is_refused(name: str):
+    given: dict[str, Any] = {name: "--episodes 3"}
+    with pytest.raises(ValueError, match=f"{name} is '--episodes 3'; expected a tuple of words"):
+        StudyConfig(config="qchunk/debug", seeds=(0,), **given)
+
+
+def test_a_flag_that_another_cell_reads_is_no_fault():
+    grid = {"agent.policy": ("distill", "best_of_n")}
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), grid=grid, flags=("--agent.num-samples", "8"))
+    assert len(runs_of(study)) == 2
+
+
+def test_the_last_evaluation_counts_also_where_it_is_none(tmp_path: Path):
+    rows = [{"step": 1, "split": "eval", "policy/error": 0.5}, {"step": 2, "split": "eval", "policy/error": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="error")
+    with pytest.raises(DataError, match="policy/error of step 2: expected a number, found NaN or Inf"):
+        study_table.score(tmp_path, study, "policy")
+
+
+def test_an_earlier_checkpoint_that_a_study_asks_for_is_complete(tmp_path: Path):
+    for flags, complete in (((), False), (("--checkpoint", "best"), True), (("--checkpoint=1",), True)):
+        study_table.begin_evaluation(tmp_path, flags)
+        assert not study_table.is_evaluated(tmp_path, flags, 4)
+        made = {"step": 1, "outcomes": [{"seed": 0}]}
+        (tmp_path / study_table.EVALUATION).write_text(json.dumps(made))
+        assert study_table.is_evaluated(tmp_path, flags, 4) is complete
+    assert study_table.is_evaluated(tmp_path, ("--checkpoint=1",), 1)
+
+
 def test_one_run_is_listed_and_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(program, "train_all", lambda *_: pytest.fail("it trains"))
     shown: list[str] = []

@@ -167,6 +167,18 @@ def test_flip_needs_both_sides():
     assert mirror_order(("side_right", "rear", "side_left")) == [2, 1, 0]
 
 
+@pytest.mark.parametrize(
+    "cameras",
+    [
+        ("CAM_FRONT", "CAM_FRONT_LEFT", "CAM_FRONT_RIGHT"),
+        ("front", "frontLeft", "frontRight"),
+        ("f", "left_0", "right_0"),
+    ],
+)
+def test_sides_are_found_in_any_case(cameras: tuple[str, ...]):
+    assert mirror_order(cameras) == [0, 2, 1]
+
+
 def test_colour_changes_images_only(root: Path):
     plain, changed = both(root, AugmentConfig(brightness=0.3, contrast=0.3, saturation=0.5))
     for key in plain:
