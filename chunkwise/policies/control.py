@@ -110,9 +110,9 @@ class Limits:
             object.__setattr__(self, name, limit)
         if self.speed is not None and not (self.speed > 0).all():
             raise ConfigError(f"Limits.speed: expected numbers above 0, found {self.speed}")
-        if self.low is not None and self.high is not None:
-            if self.low.shape != self.high.shape or not (self.low <= self.high).all():
-                raise ConfigError(f"Limits.low: expected at most Limits.high, {self.high}, found {self.low}")
+        low, high = self.low, self.high
+        if low is not None and high is not None and not (low.shape == high.shape and (low <= high).all()):
+            raise ConfigError(f"Limits.low: expected at most Limits.high, {high}, found {low}")
 
     def apply(
         self, action: Float32[np.ndarray, " a"], before: np.ndarray | None, seconds: float
