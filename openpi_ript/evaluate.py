@@ -22,7 +22,7 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.envs.environment import task_sets
-from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of, require_json
+from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of, require_place
 from chunkwise.envs.names import FORMS, split_name
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.budget import read_bytes
@@ -129,7 +129,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     for name, least in (("episodes", 1), ("video", 0)):
         if (value := getattr(arguments, name)) is not None and value < least:
             raise ConfigError(f"--{name} is {value}; expected at least {least}")
-    require_json(arguments.out)
+    require_place(arguments.out, videos=bool(arguments.video))
     config = read_config(run)
     if config.env is None or config.eval is None:
         raise ConfigError(f"{run}: expected a run with env and eval, found one without an environment")

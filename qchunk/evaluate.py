@@ -320,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
         if arguments.seed is not None and not 0 <= arguments.seed < 1 << 63:
             raise ConfigError(f"--seed is {arguments.seed}; expected 0 to 2^63 - 1")
-        evaluation.require_json(arguments.out)
+        evaluation.require_place(arguments.out, videos=arguments.video is not None)
         policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):
             raise ConfigError(f"{arguments.run}: expected a run of qchunk; chunkwise evaluate takes any")

@@ -179,11 +179,10 @@ def _override(config: ExperimentConfig, arguments: list[str], program: str) -> E
 
 def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:
     """Raises ConfigError if a flag sets what this config gives no effect."""
-    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    for flag in flags:
-        name = flag.removeprefix("--").replace("-", "_")
-        if name in config.unread:
-            raise ConfigError(f"{flag} has no effect here; leave it out, or set {config.unread[name]}, which reads it")
+    unread = config.unread
+    for flag in (argument.partition("=")[0] for argument in arguments if argument.startswith("--")):
+        if reader := unread.get(flag.removeprefix("--").replace("-", "_")):
+            raise ConfigError(f"{flag} has no effect here; leave it out, or set {reader}, which reads it")
 
 
 def parsed(kind: Any, **settings: Any) -> Any:

@@ -46,10 +46,10 @@ class StudyConfig:
     in place of the last evaluation's. Other flags evaluate finished runs again."""
 
     def __post_init__(self) -> None:
-        for field in ("seeds", "flags", "policies", "evaluate"):
+        for field in ("flags", "policies", "evaluate"):
             if isinstance(words := getattr(self, field), str):
-                raise ValueError(f"{field} is {words!r}; expected a tuple of words, such as ({words!r},)")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+                raise ValueError(f"{field} is {words!r}; expected a tuple of words, such as {tuple(words.split())!r}")
+        if isinstance(self.seeds, str) or not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
         for name, values in self.grid.items():
             odd = not isinstance(values, tuple | list | Mapping) or [v for v in _flat(values) if not isinstance(v, str)]
@@ -122,9 +122,8 @@ def runs_of(study: StudyConfig) -> list[Run]:
             flags = [*study.flags, *(word for name, value in chosen.items() for word in _words(study, name, value))]
             _require_free(flags)
             words = [study.config, *flags, "--run.seed", str(seed)]
-            parsed, _ = load(
-                ["--config", str(config), *words[1:]], trains=False
-            )  # another run's policy may read a flag
+            # A flag of all runs may be one that the policy of another cell reads.
+            parsed, _ = load(["--config", str(config), *words[1:]], trains=False)
             table = chosen.get(study.tables or "", "")
             where = f"{place}/seed_{seed}"
             found.append(Run(cell=cell, table=table, seed=seed, folder=where, words=tuple(words), config=parsed))

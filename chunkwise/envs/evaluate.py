@@ -167,10 +167,10 @@ class Evaluation:
             raise DataError(f"{path}: expected an evaluation, found {error}") from error
 
 
-def require_json(out: Path | None) -> None:
-    """Raises ConfigError if an evaluation's file has not the ending by which its videos are told from it."""
-    if out is not None and out.suffix != ".json":
-        raise ConfigError(f"--out is {out}; expected a name that ends in .json, beside which videos have their place")
+def require_place(out: Path | None, *, videos: bool) -> None:
+    """Raises ConfigError where an evaluation's file has the name of its video, or of the folder of single ones."""
+    if videos and out is not None and out.suffix in ("", ".mp4"):
+        raise ConfigError(f"--out is {out}, and --video writes there too; expected a name that ends in .json")
 
 
 def file_of(run: Path, step: int, settings: Mapping[str, Any]) -> Path:

@@ -77,15 +77,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             access=access,
         )
         print(f"compiled in {time.monotonic() - began:.1f} s", flush=True)
-        asyncio.run(_serve_forever(server, arguments.host, arguments.port))
+        try:
+            asyncio.run(_serve_forever(server, arguments.host, arguments.port))
+        except (OSError, OverflowError) as error:  # the second for a port beyond 65535
+            raise ConfigError(f"cannot listen at --host {arguments.host} --port {arguments.port}: {error}") from error
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        raise
-    except (OSError, OverflowError) as error:  # the second for a port beyond 65535
-        print(f"error: cannot listen at --host {arguments.host} --port {arguments.port}: {error}", file=sys.stderr)
-        return ConfigError.exit_code
     except KeyboardInterrupt:
         return 0
     return 0

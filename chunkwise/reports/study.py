@@ -139,6 +139,7 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
             )
     else:
         say(f"{run.folder}: training")
+        (folder / study_table.EVALUATION).unlink(missing_ok=True)  # of fewer updates, and of its best by then
         train = [*chunkwise, "train", *run.words, "--run.dir", str(folder), "--run.resume"]
         if why := _call(processes, train, log, run.folder):
             return why

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chunkwise.config.study import Run, StudyConfig
-from chunkwise.errors import DataError
+from chunkwise.errors import DataError, NonFiniteError, one_line
 from chunkwise.files.durable import make_folders, scratch_file, write_durably, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
@@ -75,7 +75,12 @@ def _evaluation(run: Path) -> dict[str, Any]:
 
 
 def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
-    """Returns a run's score, its episodes where they are counted, and their outcomes where they are known by state."""
+    """Returns a run's score, its episodes where they are counted, and their outcomes where they are known by state.
+
+    Raises:
+      DataError: A file is no evaluation, or none has the study's metric.
+      NonFiniteError: The last one is NaN or infinite.
+    """
     if study.evaluate is not None:
         if evaluated_step(run, study.evaluate) is None:
             return None
@@ -99,7 +104,9 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
         return None
     last = evaluations[-1]
     if last[name] is None:
-        raise DataError(f"{run / 'metrics.jsonl'}: {name} of step {last['step']}: expected a number, found NaN or Inf")
+        raise NonFiniteError(
+            f"{run / 'metrics.jsonl'}: {name} of step {last['step']}: expected a number, found NaN or Inf"
+        )
     episodes = last.get(f"{policy}/episodes")
     found: dict[str, Any] = {"score": float(last[name]), "episodes": None if episodes is None else int(episodes)}
     return found | {"states": _states(run, last["step"], found) if name == "policy/success" else {}}
@@ -133,12 +140,20 @@ def table(
       unfinished: The same of those that are not at their end; they are left out too.
     """
     cells = {run.cell: run.table for run in runs}
+    not_finite: dict[str, str] = {}
     rows, scores, tables = [], [], []
     for cell, group in cells.items():
         for policy in study.policies:
             mine = [run for run in runs if run.cell == cell and run.folder not in {*failed, *unfinished}]
-            found = {run.seed: score(out / run.folder, study, policy) for run in mine}
-            found = {seed: one for seed, one in found.items() if one is not None}
+            found = {}
+            for run in mine:
+                try:
+                    one = score(out / run.folder, study, policy)
+                except NonFiniteError as error:  # the others' scores are no worse for it
+                    not_finite[run.folder] = one_line(error)
+                    continue
+                if one is not None:
+                    found[run.seed] = one
             label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
             rows.append(_row(label, found, study))
             scores.append(found)
@@ -153,7 +168,7 @@ def table(
         "metric": study.metric,
         "seeds": list(study.seeds),
         "rows": rows,
-        "failed": dict(sorted(failed.items())),
+        "failed": dict(sorted({**not_finite, **failed}.items())),
         "unfinished": dict(sorted(unfinished.items())),
         "commands": commands(study, runs),
     }

@@ -67,7 +67,6 @@ def mirror_order(cameras: Sequence[str]) -> list[int]:
     Raises:
       ConfigError: If a camera's partner is missing.
     """
-
     sides = {"left": "right", "right": "left"}
 
     def other(found: re.Match[str]) -> str:

@@ -51,14 +51,14 @@ def result_of(rollout: Rollout) -> Result:
 def worth_of(
     drives: Sequence[Rollout], expert_metres: Sequence[float], *, seconds: float, horizon_s: float | None
 ) -> Float64[np.ndarray, "n decisions"]:
-    """Returns what each decision of some drives is judged by; NaN where a drive had ended.
+    """Returns what each decision of some drives is judged by, and within a horizon NaN where a drive had ended.
 
     Args:
       drives: In a town with measured=True, and with this horizon.
       expert_metres: How far the town's own driver came on the route of each.
       seconds: Of a drive that lasts.
-      horizon_s: Seconds from a decision on whose score it is; None: the score of the whole drive, which every decision
-        is judged by, those too that it did not live to make.
+      horizon_s: Seconds from a decision on whose score it is; None: the score of the whole drive, in all
+        columns, so that a drive that ended early is compared with the others at any time.
 
     Within a horizon progress is by what the town's driver made in the mean of its drive, and MP is left out: at a red
     light nobody gets on, and who passes it would be worth no less than who stands.
@@ -87,7 +87,7 @@ def decisions_of(
     *,
     seed: int,
 ) -> Decisions | None:
-    """Prepares the decisions of a round; None where all of every group were worth the same.
+    """Prepares the decisions of a round; None where nobody did better or worse than its group.
 
     The advantage of a decision is by how much it is worth more than the mean of its group's others of the same number.
     Those whose advantage is 0 teach nothing, and are left out.

@@ -347,7 +347,7 @@ class Ript:
             raise ConfigError(
                 f"step {new.step}: every group of the first round ended alike, so there is nothing to learn from. "
                 "Start from a policy that neither always succeeds nor always fails (rollout.start, data.path), or "
-                "raise rollout.max_groups, rollout.size: in another folder, from what this one learnt (weights)"
+                "raise rollout.max_groups, rollout.size, in another folder: a run that is resumed keeps them"
             )
         oldest = new.step - self.every * (self._rollout.replay_rounds - 1)
         return [one for one in (*self._rounds, new) if one.groups and one.step >= oldest]

@@ -217,6 +217,8 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.Capt
     assert "is no run of this project" in capsys.readouterr().err
     assert serve.main([str(tmp_path / "none")]) == 64
     assert "none: expected the folder of a run, found nothing (in " in capsys.readouterr().err
+    assert serve.main([str(tmp_path), "--", "--guidance.scale", "3"]) == 64
+    assert "-- --guidance.scale 3: expected --config FILE, whose fields these are" in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--rename", "image"]) == 64
     assert "expected CLIENT=POLICY" in capsys.readouterr().err
     assert serve.main([str(tmp_path), "--config", "configs/qchunk/debug.py"]) == 64

@@ -387,8 +387,9 @@ def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: py
         == 0
     )
     assert Evaluation.load(tmp_path / "o.json").outcomes[0]["length"] == 3
-    assert evaluate.main([str(run), "--episodes", "1", "--out", str(tmp_path / "o")]) == 64
-    assert "expected a name that ends in .json" in capsys.readouterr().err
+    for name in ("o", "o.mp4"):
+        assert evaluate.main([str(run), "--episodes", "1", "--video", "1", "--out", str(tmp_path / name)]) == 64
+        assert "expected a name that ends in .json" in capsys.readouterr().err
     assert evaluate.main([str(run), "--execute", "6"]) == 64
     assert "a chunk of this policy has 5 actions" in capsys.readouterr().err
     short = ["--episodes", "1", "--max-steps", "5"]

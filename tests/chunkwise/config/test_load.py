@@ -57,7 +57,10 @@ def test_a_flag_without_effect_is_refused(without: list[str], flag: str, reader:
     ):
         load([*DEBUG, *without, *words])
     load([*DEBUG, *reads, *words])
-    load([*DEBUG, *without, *words, "--agent.factory", "own:agent"] if "agent" in name else [*DEBUG, *without])
+
+
+def test_an_agent_of_the_users_own_may_read_any_setting_of_agents():
+    load([*DEBUG, *GAUSSIAN, "--agent.flow-steps", "3", "--agent.alpha", "2", "--agent.factory", "own:agent"])
 
 
 def test_what_a_config_file_sets_may_be_for_a_flag_to_use():

@@ -418,15 +418,15 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path):
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     paths = [write_run(tmp_path / name / "run", [evaluated(20, rate)]) for name, rate in (("a", 0.5), ("b", 0.25))]
-    assert compare.main([*map(str, paths), "--html", "ab.html", "--metric", "success", "--format", "markdown"]) == 0
+    assert compare.main([*map(str, paths), "--html", "new/ab.html", "--metric", "success", "--format", "markdown"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| run | policy | updates | episodes | success |",
         "|---|---|---|---|---|",
         "| a/run | policy | 20 | 50 | 0.50 (0.40 to 0.60) |",
         "| b/run | policy | 20 | 50 | 0.25 (0.15 to 0.35) |",
-        "ab.html",
+        "new/ab.html",
     ]
-    assert "<title>a/run, b/run</title>" in Path("ab.html").read_text()
+    assert "<title>a/run, b/run</title>" in Path("new/ab.html").read_text()
     with pytest.raises(ConfigError, match="a run is given twice"):
         compare.main(["a/run", "b/../a/run"])
     with pytest.raises(ConfigError, match="--metric: no run has the metric x"):

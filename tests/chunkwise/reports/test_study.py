@@ -311,6 +311,19 @@ def test_what_is_evaluated_is_the_last_step(tmp_path: Path, monkeypatch: pytest.
     assert asked[0][-2:] == ["--episodes", "3"]
 
 
+def test_a_run_that_trains_on_is_evaluated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=("--checkpoint", "best"))
+    (run,) = runs_of(study)
+    asked: list[str] = []
+    monkeypatch.setattr(program, "_call", lambda _, words, *__: asked.append(words[3]) or "")
+    for finished, verbs in ((False, ["train", "evaluate"]), (True, []), (False, ["train", "evaluate"])):
+        monkeypatch.setattr(program, "is_finished", lambda *_, finished=finished: finished)
+        assert program._one(study, run, tmp_path, program.Processes()) == ""
+        assert asked == verbs
+        asked.clear()
+        (tmp_path / run.folder / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": [{}]}))
+
+
 def test_a_run_is_always_told_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     study = StudyConfig(config="qchunk/debug", seeds=(5,), flags=("--train.steps", "40"))
     (run,) = runs_of(study)

@@ -89,7 +89,7 @@ def test_a_grid_of_other_than_words_is_refused(settings: dict[str, Any], message
 @pytest.mark.parametrize("name", ["flags", "policies", "evaluate"])
 def test_a_word_in_place_of_words_is_refused(name: str):
     given: dict[str, Any] = {name: "--episodes 3"}
-    with pytest.raises(ValueError, match=f"{name} is '--episodes 3'; expected a tuple of words"):
+    with pytest.raises(ValueError, match=f"{name} is '--episodes 3'; .* such as .'--episodes', '3'."):
         StudyConfig(config="qchunk/debug", seeds=(0,), **given)
 
 
@@ -101,10 +101,13 @@ def test_a_flag_that_another_cell_reads_is_no_fault():
 
 def test_the_last_evaluation_counts_also_where_it_is_none(tmp_path: Path):
     rows = [{"step": 1, "split": "eval", "policy/error": 0.5}, {"step": 2, "split": "eval", "policy/error": None}]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="error")
-    with pytest.raises(DataError, match="policy/error of step 2: expected a number, found NaN or Inf"):
-        study_table.score(tmp_path, study, "policy")
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), metric="error")
+    for run, kept in zip(runs_of(study), (rows, rows[:1]), strict=True):
+        write_metrics(tmp_path / run.folder, *kept)
+    found = study_table.table(study, runs_of(study), tmp_path, {}, {})
+    (row,), (why,) = found["rows"], found["failed"].values()
+    assert row["by_seed"] == {"1": 0.5}
+    assert "policy/error of step 2: expected a number, found NaN or Inf" in why
 
 
 def test_an_earlier_checkpoint_that_a_study_asks_for_is_complete(tmp_path: Path):

@@ -52,6 +52,31 @@ def seen(decision: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, np.float32) for name, value in (numbers | past).items()}
 
 
+def rollout_of(
+    observed: dict[str, np.ndarray],
+    notes: dict[str, np.ndarray],
+    *,
+    seed: int = 0,
+    draw: tuple[int, ...] = (0,),
+    step: int = 0,
+    weights: str = "",
+) -> Rollout:
+    length = len(observed["speed_mps"]) - 1
+    return Rollout(
+        observations=observed,
+        actions=np.zeros((length, 40), np.float32),
+        rewards=np.zeros(length, np.float32),
+        success=True,
+        seed=seed,
+        draw=draw,
+        init_hash="",
+        prompt="",
+        step=step,
+        weights=weights,
+        notes=notes,
+    )
+
+
 class FakeCollector:
     """Drives of two decisions and more, worth what `worth` says of seed and number in the group."""
 
@@ -78,20 +103,9 @@ class FakeCollector:
             last = np.array([*(fields | {"metres": 100.0} | self.worth(job)).values()], np.float32)
             results = np.concatenate([np.zeros((length, 7), np.float32), last[None]])
             observed = {name: np.stack([one[name] for one in frames]) for name in frames[0]} | {"result": results}
-            rollout = Rollout(
-                observations=observed,
-                actions=np.zeros((length, 40), np.float32),
-                rewards=np.zeros(length, np.float32),
-                success=True,
-                seed=job.seed,
-                draw=job.draw,
-                init_hash="",
-                prompt="",
-                step=actor.step,
-                weights=actor.weights,
-                notes={name: np.concatenate([one[name] for one in notes]) for name in notes[0]} if notes else {},
-            )
-            done(job, rollout)
+            noted = {name: np.concatenate([one[name] for one in notes]) for name in notes[0]} if notes else {}
+            made = {"seed": job.seed, "draw": job.draw, "step": actor.step, "weights": actor.weights}
+            done(job, rollout_of(observed, noted, **made))
         return True
 
 
@@ -170,19 +184,8 @@ def drive_of(length: int, results: list[list[float]]) -> Rollout:
     observed = {name: np.stack([one[name] for one in frames]) for name in frames[0]}
     rows = np.zeros((length + 1, 3, 7), np.float32)
     rows[-1, :length] = results
-    return Rollout(
-        observations=observed | {"results": rows},
-        actions=np.zeros((length, 40), np.float32),
-        rewards=np.zeros(length, np.float32),
-        success=True,
-        seed=0,
-        draw=(0,),
-        init_hash="",
-        prompt="",
-        step=0,
-        weights="",
-        notes={"mode": np.arange(length, dtype=np.int32), "log_prob": -np.ones(length, np.float32)},
-    )
+    notes = {"mode": np.arange(length, dtype=np.int32), "log_prob": -np.ones(length, np.float32)}
+    return rollout_of(observed | {"results": rows}, notes)
 
 
 def test_within_a_horizon_a_decision_is_judged_by_what_followed_it():

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from chunkwise.data.images import decode
 from chunkwise.errors import DataError
 from chunkwise.policies.control import Control
 from chunkwise.policies.load import load_policy
@@ -95,6 +96,21 @@ def test_an_episode_of_one_step_has_its_image(tmp_path: Path) -> None:
     recorded.add(0, {"state": np.zeros(3), "image": {"top": image}}, np.zeros(2, np.float32), person=False)
     with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
         assert h5["observations/images/top"].shape[0] == 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_images_may_have_their_channels_first_and_are_uint8(tmp_path: Path) -> None:
+    image = np.zeros((16, 24, 3), np.uint8)
+    image[..., 0] = 200
+    recorded = RobotEpisode(rate_hz=20.0)
+    seen = {"state": np.zeros(3), "image": {"top": image.transpose(2, 0, 1)}}
+    recorded.add(0, seen, np.zeros(2, np.float32), person=False)
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        jpeg: Any = h5["observations/images/top"]
+        found = decode(jpeg[0].tobytes(), source="top")
+    assert found.shape == image.shape
+    assert np.abs(found.astype(int) - image).max() < 8
+    with pytest.raises(DataError, match="top"):
+        recorded.add(1, {"state": np.zeros(3), "image": {"top": image / 255}}, np.zeros(2, np.float32), person=False)
 
 
 def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
