@@ -27,6 +27,7 @@ from chunkwise.checkpoint.weights import which
 from chunkwise.cli.command import Parser
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.load import load
+from chunkwise.distributed import processes
 from chunkwise.distributed.repeatable import ask_for_repeatable_kernels
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_token
@@ -84,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # a pipe that nobody reads, for example
+        return processes.report(error)
     except KeyboardInterrupt:
         return 0
     return 0
@@ -215,4 +218,4 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    processes.leave(main(), together=False)  # Python's own end fails at a pipe that nobody reads

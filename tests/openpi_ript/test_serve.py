@@ -1,5 +1,6 @@
 """The server, driven by a client that is written from the protocol's description, and by openpi's own."""
 
+import errno
 import importlib
 import re
 import urllib.request
@@ -210,6 +211,19 @@ def test_messages_survive_the_way_and_hold_no_objects():
     for bad in (np.array([None]), np.array(["a"]), object()):
         with pytest.raises(DataError, match="message: expected"):
             pack({"bad": bad})
+
+
+def test_a_run_that_cannot_be_read_is_not_told_as_a_port(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error", "checkpoint")
+
+    monkeypatch.setattr(serve, "load_policy", fails)
+    assert serve.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "checkpoint" in said
+    assert "cannot listen" not in said
 
 
 def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
