@@ -9,6 +9,7 @@ without which one who stands has seven twelfths:
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import cv2
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 from scipy.signal import savgol_filter
 
-from driving.sim.roads import LANE, Road, branch_lines
+from driving.sim.roads import LANE, Road
 from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, Light, Signal
 
 STANDS_MPS = 0.05
@@ -69,6 +70,49 @@ class Trace:
     lights: tuple[tuple[Light, ...], ...]
     """Of each frame, what each signal shows."""
 
+    @functools.cached_property
+    def places(self) -> Float64[np.ndarray, "T 2"]:
+        """`s` and `offset` of the car's middle on the road, m."""
+        return self._projected(self.pose[:, :2])
+
+    @functools.cached_property
+    def front(self) -> Float64[np.ndarray, "T 2"]:
+        """`s` and `offset` of the middle of the car's front, m."""
+        ahead = np.stack([np.cos(self.pose[:, 2]), np.sin(self.pose[:, 2])], axis=-1) * CAR_LENGTH / 2
+        return self._projected(self.pose[:, :2] + ahead)
+
+    @functools.cached_property
+    def in_lane(self) -> Bool[np.ndarray, " T"]:
+        """Whether the whole car is within the route's own lane; 0.1 m more on either side is left to it."""
+        offsets = self._projected(corners(self.pose).reshape(-1, 2))[:, 1].reshape(-1, 4)
+        return np.asarray(((offsets > -LANE - 0.1) & (offsets < 0.1)).all(axis=1))
+
+    @functools.cached_property
+    def outside(self) -> Float64[np.ndarray, " T"]:
+        """Metres by which the farthest corner of the car is off the road; 0 on it.
+
+        The road is all asphalt of the town: every lane, also of roads that the route does not take, and the junctions.
+        """
+        lines = np.concatenate([self.road.points, *self.road.branch_lines])
+        points = corners(self.pose)
+        away = np.array([np.sqrt(np.square(four[:, None] - lines).sum(axis=-1).min(axis=-1)) for four in points])
+        away -= LANE + EDGE_M
+        for junction in self.road.junctions:
+            away = np.minimum(away, np.linalg.norm(points - junction.centre, axis=-1) - (LANE + EDGE_M + 3.0))
+        return np.maximum(away.max(axis=1), 0.0)
+
+    def part(self, first: int, last: int) -> "Trace":
+        """Returns the frames from one to before another, with what is already known of each."""
+        rows = slice(first, last)
+        names = ("pose", "speed", "acceleration", "yaw_rate", "cars", "car_speed", "lights")
+        part = dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in names})
+        known = [name for name in ("places", "front", "in_lane", "outside") if name in vars(self)]
+        vars(part).update({name: getattr(self, name)[rows] for name in known})
+        return part
+
+    def _projected(self, points: Float64[np.ndarray, "n 2"]) -> Float64[np.ndarray, "n 2"]:
+        return np.array([self.road.project(point) for point in points])
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
@@ -108,14 +152,13 @@ class Result:
 
 def measure(trace: Trace) -> Result:
     """Returns what a drive is worth."""
-    places = [trace.road.project(point) for point in trace.pose[:, :2]]
-    s, offset = np.array([place[0] for place in places]), np.array([place[1] for place in places])
+    s, offset = trace.places.T
     return Result(
         no_fault_collision=0.0 if any(at_fault for _, _, at_fault in collisions(trace)) else 1.0,
-        drivable_area=0.0 if (outside(trace) > OUTSIDE_M).any() else 1.0,
+        drivable_area=0.0 if (trace.outside > OUTSIDE_M).any() else 1.0,
         driving_direction=_driving_direction(trace, s, offset),
         traffic_light=0.0 if passes_red(trace) else 1.0,
-        ttc=0.0 if _too_close(trace, in_lane(trace)) else 1.0,
+        ttc=0.0 if _too_close(trace) else 1.0,
         comfort=float(all(within_bounds(trace).values())),
         metres=max(0.0, float(s[-1] - s[0])),
     )
@@ -136,14 +179,13 @@ def collisions(trace: Trace) -> list[tuple[int, Collision, bool]]:
     lane; never while the own car stands, nor where it is hit from behind.
     """
     found: list[tuple[int, Collision, bool]] = []
-    kept = in_lane(trace)
     for car in range(trace.cars.shape[1]):
         for frame in _near(trace.pose, trace.cars[:, car]):
             own, other = trace.pose[frame], trace.cars[frame, car]
             if not overlap(own, other):
                 continue
             kind = _kind(own, float(trace.speed[frame]), other, float(trace.car_speed[frame, car]))
-            fault = kind in ("stopped other", "front") or (kind == "side" and not kept[frame])
+            fault = kind in ("stopped other", "front") or (kind == "side" and not trace.in_lane[frame])
             found.append((frame, kind, fault))
             break
     return sorted(found, key=lambda one: one[0])
@@ -162,33 +204,13 @@ def overlap(
     return bool(cv2.rotatedRectangleIntersection(*boxes)[0] != cv2.INTERSECT_NONE)
 
 
-def outside(trace: Trace) -> Float64[np.ndarray, " T"]:
-    """Metres by which the farthest corner of the car is off the road at each frame; 0 on it.
-
-    The road is all asphalt of the town: every lane, also of roads that the route does not take, and the junctions.
-    """
-    lines = np.concatenate([trace.road.points, *branch_lines(trace.road)])
-    points = corners(trace.pose)
-    away = np.sqrt(np.square(points[:, :, None] - lines).sum(axis=-1).min(axis=-1)) - (LANE + EDGE_M)
-    for junction in trace.road.junctions:
-        away = np.minimum(away, np.linalg.norm(points - junction.centre, axis=-1) - (LANE + EDGE_M + 3.0))
-    return np.maximum(away.max(axis=1), 0.0)
-
-
-def in_lane(trace: Trace) -> Bool[np.ndarray, " T"]:
-    """Whether the whole car is within the route's own lane; 0.1 m more on either side is left to it."""
-    offsets = np.array([[trace.road.project(point)[1] for point in points] for points in corners(trace.pose)])
-    return np.asarray(((offsets > -LANE - 0.1) & (offsets < 0.1)).all(axis=1))
-
-
 def passes_red(trace: Trace) -> bool:
     """Whether the car's front came to the other side of a stop line while its light was red.
 
     NAVSIM asks whether the car is in a lane of the junction whose light is red, which is also so for one that came in
     time and has not left.
     """
-    ahead = np.stack([np.cos(trace.pose[:, 2]), np.sin(trace.pose[:, 2])], axis=-1) * CAR_LENGTH / 2
-    front = [trace.road.project(point) for point in trace.pose[:, :2] + ahead]
+    front = trace.front.tolist()
     for i, signal in enumerate(trace.signals):
         line = signal.junction.enter
         for frame in range(1, len(front)):
@@ -246,7 +268,7 @@ def _driving_direction(trace: Trace, s: Float64[np.ndarray, " T"], offset: Float
     return 1.0 if most < WRONG_WAY_M[0] else 0.5 if most < WRONG_WAY_M[1] else 0.0
 
 
-def _too_close(trace: Trace, kept: Bool[np.ndarray, " T"]) -> bool:
+def _too_close(trace: Trace) -> bool:
     """Whether less than TTC_S were left to a collision, were the own car to go on as it does at a frame.
 
     As in nuPlan others count that are ahead, within 30 degrees, and where the own car is not within its lane all but
@@ -262,7 +284,7 @@ def _too_close(trace: Trace, kept: Bool[np.ndarray, " T"]) -> bool:
     for car in range(trace.cars.shape[1]):
         for frame in _near(trace.pose, trace.cars[:, car], reach=_REACH_M):
             bearing = abs(_bearing(trace.pose[frame], trace.cars[frame, car]))
-            if trace.speed[frame] < STANDS_MPS or bearing > (np.pi / 6 if kept[frame] else np.deg2rad(150)):
+            if trace.speed[frame] < STANDS_MPS or bearing > (np.pi / 6 if trace.in_lane[frame] else np.deg2rad(150)):
                 continue
             for k in after.tolist():
                 other = others[frame + k, car]

@@ -24,7 +24,7 @@ from driving.config import CAMERAS, TOWN_PAST_S
 from driving.data.episodes import ROUTE_COMMANDS
 from driving.data.tables import PAST_S, PAST_TOLERANCE_S
 from driving.data.targets import nearest_frames
-from driving.eval.closed_loop import OUTSIDE_M, Result, Trace, collisions, measure, outside
+from driving.eval.closed_loop import OUTSIDE_M, Result, Trace, collisions, measure
 from driving.sim.town import Town
 from driving.sim.traffic import CAR_LENGTH, CAR_WIDTH, STEP, Moment
 from driving.sim.vehicle import CONTROL_S, Controller
@@ -123,9 +123,10 @@ class TownEnv:
             if lost or late:
                 break
         reward = self._town.road.project(self._car.pose[:2])[0] - before
-        result = self.result() if late or lost else None
+        ended = self.trace() if late or lost else None
+        result = measure(ended) if ended else None
         success = late and not lost and result is not None and not result.infractions
-        return Step(self._observe(result), reward=reward, success=success, terminated=lost, truncated=late)
+        return Step(self._observe(ended, result), reward=reward, success=success, terminated=lost, truncated=late)
 
     def images(self) -> Observation:
         if not self._views:
@@ -189,13 +190,13 @@ class TownEnv:
         """Steps of a drive that lasts."""
         return -(-round(self._seconds / CONTROL_S) // self._hold)
 
-    def _results(self, horizon_s: float) -> list[Result]:
+    def _results(self, trace: Trace, horizon_s: float) -> list[Result]:
         """What followed each step was worth, for so many seconds.
 
         Behind these the others count as going straight on, as they do behind the end of a drive.
         """
         starts, long = range(0, len(self._frames) - 1, self._hold), round(horizon_s / CONTROL_S)
-        return [measure(self.trace(self._frames[start : start + long + 1])) for start in starts]
+        return [measure(trace.part(start, start + long + 1)) for start in starts]
 
     def _drive(self, plan: Float64[np.ndarray, "t 2"]) -> None:
         """Follows a plan for CONTROL_S."""
@@ -225,9 +226,9 @@ class TownEnv:
     def _has_ended(self) -> bool:
         """Whether the car has hit another, or is off the road as a whole."""
         last = self.trace(self._frames[-1:])
-        return bool(collisions(last)) or bool(outside(last)[0] > OUTSIDE_M + CAR_LENGTH)
+        return bool(collisions(last)) or bool(last.outside[0] > OUTSIDE_M + CAR_LENGTH)
 
-    def _observe(self, result: Result | None = None) -> Observation:
+    def _observe(self, ended: Trace | None = None, result: Result | None = None) -> Observation:
         kept = self._past[-_WARM_UP - 1 :]
         times = np.arange(len(kept)) * CONTROL_S
         near, found = nearest_frames(times, -np.array(PAST_S), tolerance_s=PAST_TOLERANCE_S)
@@ -249,7 +250,7 @@ class TownEnv:
             seen["result"] = np.zeros(count) if result is None else dataclasses.astuple(result)
             if self._horizon_s is not None:
                 seen["results"] = np.zeros((self._most_steps, count))
-                for i, one in enumerate([] if result is None else self._results(self._horizon_s)):
+                for i, one in enumerate(self._results(ended, self._horizon_s) if ended else []):
                     seen["results"][i] = dataclasses.astuple(one)
         return {name: np.asarray(value, np.float32) for name, value in seen.items()}
 

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float64, UInt8
 from PIL import Image, ImageDraw
 
-from driving.sim.roads import JUNCTION_HALF, LANE, SPACING, Road, branch_lines, direction
+from driving.sim.roads import JUNCTION_HALF, LANE, SPACING, Road, direction
 
 PIXELS_PER_METRE = 6.0
 MARGIN = 90.0
@@ -67,7 +67,7 @@ def paint(road: Road, palette: Palette, rng: np.random.Generator) -> Ground:
         shade = rng.integers(-16, 17)
         tone = tuple(int(np.clip(c + shade, 0, 255)) for c in palette.grass)
         canvas.disc(rng.uniform(low, high), rng.uniform(2, 9), tone)
-    branches = branch_lines(road)
+    branches = road.branch_lines
     lines = [road.points, *branches]
     for width, colour in ((2 * LANE + 2 * _PAVEMENT, palette.pavement), (2 * LANE + 0.8, palette.asphalt)):
         for line in lines:

@@ -5,6 +5,7 @@ left of it; traffic keeps right, so the route's own lane lies at offset -LANE / 
 """
 
 import dataclasses
+import functools
 from typing import Literal
 
 import numpy as np
@@ -64,6 +65,12 @@ class Road:
     def length(self) -> float:
         """Metres."""
         return SPACING * (len(self.points) - 1)
+
+    @functools.cached_property
+    def branch_lines(self) -> list[Float64[np.ndarray, "n 2"]]:
+        """Centre lines of all roads that the route does not take, as `branch_line`."""
+        lines = [branch_line(self, junction, turn) for junction in self.junctions for turn in junction.branches]
+        return [line for line in lines if line is not None]
 
     def pose(
         self, s: float | Float64[np.ndarray, "*q"], offset: float | Float64[np.ndarray, "*q"]
@@ -197,12 +204,6 @@ def _assemble(rng: np.random.Generator, curvature: Float64[np.ndarray, " n"], tu
             )
         )
     return Road(points=points, heading=heading, curvature=np.append(eased, eased[-1]), junctions=tuple(junctions))
-
-
-def branch_lines(road: Road) -> list[Float64[np.ndarray, "n 2"]]:
-    """Centre lines of all roads that the route does not take, as `branch_line`."""
-    lines = [branch_line(road, junction, turn) for junction in road.junctions for turn in junction.branches]
-    return [line for line in lines if line is not None]
 
 
 def branch_line(road: Road, junction: Junction, turn: Turn) -> Float64[np.ndarray, "n 2"] | None:

@@ -13,7 +13,7 @@ from jaxtyping import Float64, UInt8
 
 from chunkwise.envs.suites.offscreen import Renderer, import_mujoco
 from driving.sim.painting import Ground, make_palette, paint
-from driving.sim.roads import JUNCTION_HALF, LANE, Junction, Road, branch_lines, direction
+from driving.sim.roads import JUNCTION_HALF, LANE, Junction, Road, direction
 from driving.sim.traffic import Moment, Signal
 
 mujoco = import_mujoco()
@@ -219,7 +219,7 @@ class _Builder:
 
     def __init__(self, spec: Any, road: Road, signals: Sequence[Signal], rng: np.random.Generator) -> None:
         self.spec, self.road, self.signals, self.rng = spec, road, signals, rng
-        self.lines = np.concatenate([road.points[::4], *branch_lines(road)])
+        self.lines = np.concatenate([road.points[::4], *road.branch_lines])
         # What shines does not depend on the sun: the lamps of signals and cars.
         spec.add_material(name="lamp", emission=1.0, specular=0.0)
 

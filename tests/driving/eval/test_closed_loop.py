@@ -148,8 +148,8 @@ def test_the_road_ends_beside_the_lane(y: float, expected: float):
 
 def test_corners_count_and_junctions_are_road():
     # Turned by 90 degrees its nose is 2.2 m from its middle.
-    assert closed_loop.outside(trace([50.0, 50.1], -2.5, -np.pi / 2))[0] == pytest.approx(0.7, abs=0.01)
-    assert closed_loop.outside(trace([111.0, 111.1], -2.5, -np.pi / 2, junction=True))[0] == 0.0
+    assert trace([50.0, 50.1], -2.5, -np.pi / 2).outside[0] == pytest.approx(0.7, abs=0.01)
+    assert trace([111.0, 111.1], -2.5, -np.pi / 2, junction=True).outside[0] == 0.0
     np.testing.assert_allclose(
         closed_loop.corners(np.array([1.0, 2.0, np.pi / 2])), [[0.05, 4.2], [1.95, 4.2], [1.95, -0.2], [0.05, -0.2]]
     )
