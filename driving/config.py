@@ -257,8 +257,7 @@ class WaypointConfig:
     use_past: bool = True
     """How speed and yaw rate have changed within the last second (driving.data.tables.PAST_S)."""
     use_known: bool = dataclasses.field(default=True, metadata=before_it_was_there(False))
-    """Which of speed, yaw rate and their changes are known: without this, unknown looks like 0. Runs of versions
-    without it go on without it."""
+    """Which of these motions are known: without it, as in runs of versions before it, unknown looks like 0."""
     use_command: bool = True
     """Where the route goes."""
     use_moments: bool = False
@@ -270,8 +269,7 @@ class WaypointConfig:
     hidden_sizes: tuple[int, ...] = (256, 256)
     """Of the head."""
     modes: int = 1
-    """Trajectories that are predicted, each with a probability; the most probable one drives (driving/tasks/modes.py).
-    """
+    """Trajectories, each with a probability; the most probable one drives (driving/tasks/modes.py)."""
     mode_weight: float = 1.0
     """Of the loss of the probabilities, beside that of the trajectory nearest to the truth."""
 
@@ -322,6 +320,8 @@ class RolloutConfig:
     """Of a drive."""
     hold: int = 5
     """Tenths of a second that a plan is followed before the next mode is drawn."""
+    keep: int = 1
+    """Decisions that one random number draws: the mode stays the same while its probability does."""
     horizon_s: float | None = None
     """Seconds after a decision by whose score it is judged. None: by that of the whole drive."""
     clip: float = 0.2
@@ -332,15 +332,15 @@ class RolloutConfig:
     """Processes that simulate, for each process of the run; the drives do not depend on either."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "updates", "routes", "groups", "seconds", "hold", "clip", "weight", "num_envs")
+        require_positive(self, "updates", "routes", "groups", "seconds", "hold", "keep", "clip", "weight", "num_envs")
         require_non_negative(self, "start")
         if self.size < 2:
             raise ValueError(f"rollout.size is {self.size}; expected at least 2: a drive is compared with the others")
         if self.groups > self.routes:
             raise ValueError(f"rollout.groups is {self.groups} of {self.routes} rollout.routes; expected at most all")
         if self.horizon_s is not None and not self.hold / 10 <= self.horizon_s <= self.seconds:
-            least, most = self.hold / 10, self.seconds
-            raise ValueError(f"rollout.horizon_s is {self.horizon_s}; expected {least:g} (rollout.hold) to {most:g} s")
+            allowed = f"{self.hold / 10:g} (rollout.hold) to {self.seconds:g} s"
+            raise ValueError(f"rollout.horizon_s is {self.horizon_s}; expected {allowed}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,8 @@ class DrawingPolicy:
 
     def __init__(self, config: DrivingConfig) -> None:
         """Has no weights yet; `use` gives them."""
-        self.config = config
+        assert config.rollout is not None
+        self.config, self._keep = config, config.rollout.keep
         self.step, self.weights = 0, ""
         self._policy: WaypointPolicy | None = None
 
@@ -60,7 +61,8 @@ class DrawingPolicy:
                     f"step {self.step}: the probabilities of the policy's modes are NaN or Inf; lower "
                     "optim.learning_rate or rollout.weight, or set optim.clip_norm"
                 )
-            mode, log_prob = drawn(logits[0].astype(np.float64), draw)
+            *rollout, number = draw
+            mode, log_prob = drawn(logits[0].astype(np.float64), (*rollout, number // self._keep))
             plans.append(places[0, mode].reshape(1, -1))
             modes.append(mode)
             log_probs.append(log_prob)

@@ -274,3 +274,15 @@ def test_comfort_of_a_drive_that_is_hardly_one():
 def test_driving_back_is_no_progress():
     assert measure(trace(drive(50, -3))).metres == 0.0
     assert measure(trace(drive(50, 3))).metres == pytest.approx(9.0)
+
+
+def test_a_part_of_a_drive_is_worth_what_a_drive_through_its_places_is():
+    x = np.concatenate([drive(60, 9), drive(87.9, 4)])
+    y = MIDDLE - 2.6 * np.sin(np.arange(len(x)) / 9)
+    whole = trace(x, y, 0.1 * np.cos(np.arange(len(x)) / 9), cars=[(drive(70, 6, len(x)), MIDDLE, 0.0)], junction=True)
+    measure(whole)  # what is known of each frame is not computed again for a part
+    for first, last in ((0, 62), (5, 40), (20, 61), (61, 62)):
+        names = ("pose", "speed", "acceleration", "yaw_rate", "cars", "car_speed", "lights")
+        alone = dataclasses.replace(whole, **{name: getattr(whole, name)[first:last] for name in names})
+        assert measure(whole.part(first, last)) == measure(alone)
+    assert {measure(whole.part(i, i + 20)).drivable_area for i in range(40)} == {0.0, 1.0}

@@ -18,10 +18,11 @@ from chunkwise.errors import ConfigError, DataError, NonFiniteError
 from chunkwise.train import rngs
 from driving.config import DataConfig, DrivingConfig, RolloutConfig, WaypointConfig
 from driving.eval.closed_loop import Result
-from driving.online.acting import DrawingPolicy, drawn
+from driving.online.acting import MODE, DrawingPolicy, drawn
 from driving.online.decisions import decisions_of, worth_of
 from driving.online.round import Rounds
 from driving.policies.policy import WaypointPolicy
+from driving.policies.town import named
 from driving.tasks import waypoints
 from driving.tasks.waypoints import WaypointTask, decision_loss
 
@@ -376,3 +377,21 @@ def test_a_policy_whose_modes_are_nan_is_not_drawn_from():
     actor.use(with_bias(params_of(settings), jnp.full(3, jnp.nan)), 4)
     with pytest.raises(NonFiniteError, match="step 4: the probabilities"):
         actor({name: value[None] for name, value in seen(0).items()}, [(1, 0)], [""])
+
+
+def test_one_random_number_draws_as_many_decisions_as_are_kept():
+    settings = config(rollout=dataclasses.replace(ROLLOUT, keep=2))
+    actor = DrawingPolicy(settings)
+    logits = np.array([0.3, 0.0, 0.1])
+    actor.use(with_bias(params_of(settings), jnp.asarray(logits)), 4)
+    one = {name: value[None] for name, value in seen(0).items()}
+    policy = WaypointPolicy(settings, with_bias(params_of(settings), jnp.asarray(logits)))
+    found = policy.modes(policy.prepare(named(policy, one)).inputs)[1][0].astype(np.float64)
+
+    def mode(rollout: int, number: int) -> int:
+        return int(actor.noted(one, [(rollout, number)], [""])[1][MODE][0])
+
+    for rollout in range(40):
+        expected = [drawn(found, (rollout, kept))[0] for kept in (0, 0, 1, 1, 2)]
+        assert [mode(rollout, number) for number in range(5)] == expected
+    assert len({mode(rollout, 0) for rollout in range(40)}) > 1  # drawn, not the most probable one
