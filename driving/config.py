@@ -101,8 +101,7 @@ class DataConfig(FilesConfig):
     episode_fraction: float = 1.0
     """Share of the training episodes that are used, at least one; a smaller share is a subset of a larger one."""
     braking_repeats: int = 1
-    """How often an epoch shows a frame at which the driver brakes: its way of the next 2 s is 4 m shorter than at its
-    speed. Others come once."""
+    """How often an epoch shows frames at which the driver brakes: 4 m less in 2 s than at its speed. Others: once."""
     augment: AugmentConfig = AugmentConfig()
     cache_mb: int = dataclasses.field(default=0, metadata=FREE_ON_RESUME)
     """Memory for decoded images, in units of 10^6 bytes; 0 decodes each time."""
@@ -247,8 +246,7 @@ class WaypointConfig:
     """Behaviour cloning of waypoints (driving/tasks/waypoints.py)."""
 
     weights: str | None = None
-    """Run folder of a pretraining, whose encoder is the start, or of a run that learnt waypoints with the same model,
-    which is gone on with. None: from scratch."""
+    """Folder of a pretraining, whose encoder is the start, or of a run of this model to go on with. None: neither."""
     freeze: bool = False
     """Train the head alone."""
     use_cameras: bool = True
@@ -318,6 +316,8 @@ class RolloutConfig:
     """Drives from each, which are compared with one another."""
     seconds: float = 15.0
     """Of a drive."""
+    lead_s: float = 0.0
+    """At most so many seconds, drawn for each route, the town's driver drives before: short drives begin anywhere."""
     hold: int = 5
     """Tenths of a second that a plan is followed before the next mode is drawn."""
     keep: int = 1
@@ -333,7 +333,7 @@ class RolloutConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "updates", "routes", "groups", "seconds", "hold", "keep", "clip", "weight", "num_envs")
-        require_non_negative(self, "start")
+        require_non_negative(self, "start", "lead_s")
         if self.size < 2:
             raise ValueError(f"rollout.size is {self.size}; expected at least 2: a drive is compared with the others")
         if self.groups > self.routes:

@@ -96,6 +96,8 @@ class Purpose(enum.Enum):
     """Reset of an evaluated drive: (seed, episode)."""
     ROUTE_TRAINING = ("driving in closed loop", 3)
     """Reset of a drive that is learnt from: (seed, route)."""
+    ROUTE_LEAD = ("driving in closed loop", 7)
+    """Seconds that the town's own driver drives first: (seed of the reset)."""
     MODE_DRAW = ("driving in closed loop", 4)
     """The modes of a drive that is learnt from: (seed, update, route, number in its group), and the decision after the
     word."""

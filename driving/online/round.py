@@ -236,6 +236,7 @@ class Rounds:
                 expert=expert,
                 measured=True,
                 horizon_s=None if expert else settings.horizon_s,
+                lead_s=settings.lead_s,
             )
             workers = ProcessWorkers(opener, settings.num_envs, name=f"town/{TASK}")
             self._collectors[who] = Collector(workers, rows=1, tasks=(Task(),))

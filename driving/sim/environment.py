@@ -60,6 +60,7 @@ class TownEnv:
         expert: bool = False,
         measured: bool = False,
         horizon_s: float | None = None,
+        lead_s: float = 0.0,
     ) -> None:
         """Makes no town yet.
 
@@ -74,6 +75,8 @@ class TownEnv:
           measured: Whether observations hold `result`, the numbers of closed_loop.Result, 0 until the drive has ended.
           horizon_s: Where it is given, observations hold `results` too: a row for each step that there can be, the
             numbers of closed_loop.Result for so many seconds from it on, or to the drive's end; 0 until then.
+          lead_s: At most so many seconds more the town's own driver drives first, uniformly drawn, a function of the
+            reset's seed.
 
         Raises:
           ConfigError: The task or a camera is unknown.
@@ -84,7 +87,7 @@ class TownEnv:
         self.action_dim = 2 * waypoint_steps
         self._spec, self._seconds = spec, seconds
         self._expert, self._measured, self._horizon_s = expert, measured, horizon_s
-        self._steps, self._dt_s, self._hold = waypoint_steps, waypoint_dt_s, hold
+        self._steps, self._dt_s, self._hold, self._lead_s = waypoint_steps, waypoint_dt_s, hold, lead_s
         self.fps = round(1 / CONTROL_S / hold)
         self._scene: Any = None
         self._seed = 0
@@ -92,7 +95,7 @@ class TownEnv:
     def reset(self, seed: int) -> Observation:
         self._close_scene()
         self._seed = seed
-        self._town = Town(seed, self._seconds + _WARM_UP * CONTROL_S)
+        self._town = Town(seed, self._seconds + self._lead_s + _WARM_UP * CONTROL_S)
         self._car, self._controller = self._town.start(), Controller()
         self._past: list[tuple[float, float]] = []
         self._frames: list[dict[str, Any]] = []
@@ -100,7 +103,8 @@ class TownEnv:
         self._shown: dict[tuple[str, int], UInt8[np.ndarray, "h w 3"]] = {}
         self._plan = np.zeros((self._steps, 2))
         self._note()
-        for _ in range(_WARM_UP):
+        lead_s = generator(Purpose.ROUTE_LEAD, seed).uniform(0.0, self._lead_s)
+        for _ in range(_WARM_UP + round(lead_s / CONTROL_S)):
             self._drive(self.expert_waypoints())
         self._frames = self._frames[-1:]
         return self._observe()
