@@ -358,6 +358,26 @@ def test_what_followed_each_step_is_told_once_the_drive_has_ended():
     assert "results" not in TownEnv(SPEC, measured=True).reset(5)
 
 
+def test_the_towns_driver_leads_for_a_time_of_its_own_for_each_seed():
+    led, later = TownEnv(SPEC, seconds=2.0, lead_s=4.0), TownEnv(SPEC, seconds=6.0)  # the same towns
+    leads = []
+    for seed in range(4):
+        led.reset(seed)
+        later.reset(seed)
+        expected, count = led.state(), 0
+        while not np.allclose(later.state(), expected, atol=1e-3):  # plans are float32 where they are actions
+            later.step(later.expert_waypoints().astype(np.float32).ravel())
+            count += 1
+            assert count <= 40
+        leads.append(count)
+        assert len(led.trace().pose) == 1  # what was driven before is no part of the drive
+        steps = 0
+        while not led.step(led.expert_waypoints().astype(np.float32).ravel()).truncated:
+            steps += 1
+        assert steps + 1 == 20
+    assert len(set(leads)) > 2
+
+
 def test_the_rest_of_a_plan_leads_to_the_same_places():
     rng = np.random.default_rng(0)
     plan = np.cumsum(rng.uniform(0.3, 1.0, (20, 2)), axis=0)
