@@ -31,16 +31,19 @@ def held_out(data: DataConfig, source: EpisodeSource) -> Bool[np.ndarray, " epis
 
 
 def measured(data: DataConfig, source: EpisodeSource) -> Int64[np.ndarray, " n"]:
-    """Returns the episodes on which evaluations measure: those held out, at most data.episodes_per_epoch of them; of a
-    mixture evenly spaced over all, so that some are of every folder.
+    """Returns the episodes on which evaluations measure: those held out, at most data.episodes_per_epoch of them.
+
+    Of more they are spaced evenly over folders and labels, so that each of both has its share: in the order of files
+    all failures may come before the first success.
 
     Raises:
       DataError: No label has 2 episodes.
     """
     held, most = np.flatnonzero(held_out(data, source)), data.episodes_per_epoch
-    if data.mixture and len(held) > most:
-        return held[np.linspace(0, len(held) - 1, most).round().astype(np.int64)]
-    return held[:most]
+    if len(held) <= most:
+        return held
+    grouped = held[np.lexsort((source.positives[held], folders_of(data, source)[held]))]
+    return np.sort(grouped[np.linspace(0, len(held) - 1, most).round().astype(np.int64)])
 
 
 def open_measured(config: QChunkConfig, source: EpisodeSource) -> FrameStore | None:

@@ -7,7 +7,7 @@ import pytest
 from chunkwise.errors import DataError
 from qchunk.data import Pool, compute_norm_stats, open_dataset
 from qchunk.data.dataset import load_episode
-from qchunk.data.holdout import held_out
+from qchunk.data.holdout import held_out, measured
 from tests.qchunk.recordings import arrays, config, dataset, write
 
 
@@ -56,6 +56,20 @@ def test_no_pool_draws_them_and_no_statistic_knows_them(tmp_path: Path):
     assert drawn == set(found.source.ids) - held
     kept = [load_episode(found.source, i).action for i in range(6) if found.source.ids[i] not in held]
     np.testing.assert_allclose(compute_norm_stats(cfg)["actions"].mean, np.concatenate(kept).mean(0, dtype=float))
+
+
+def test_of_more_than_a_pool_holds_each_label_has_its_share_of_those_measured(tmp_path: Path):
+    """Nine failures come before three successes in the order of files; four of the twelve are measured."""
+    for folder, count in (("score_1", 18), ("score_5", 6)):
+        for number in range(count):
+            write(tmp_path / f"{folder}/episode_{number:02d}.hdf5", arrays(5, number), success=folder == "score_5")
+    cfg = config(tmp_path, holdout=0.5, episodes_per_epoch=4)
+    source = open_dataset(cfg).source
+    taken = measured(cfg.data, source)
+    assert held_out(cfg.data, source)[taken].all()
+    assert source.positives[taken].tolist() == [False, False, False, True]
+    wide = config(tmp_path, holdout=0.5, episodes_per_epoch=12)
+    np.testing.assert_array_equal(measured(wide.data, source), np.flatnonzero(held_out(wide.data, source)))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
