@@ -25,6 +25,7 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.cli.progress import live_table
+from chunkwise.config.saved import is_run
 from chunkwise.config.study import Run, StudyConfig, read_study, runs_of
 from chunkwise.distributed.cores import cores
 from chunkwise.distributed.jobs import do_all
@@ -34,7 +35,15 @@ from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.printable import say
 from chunkwise.reports import study_table
 from chunkwise.reports.study_fleet import StudyWorker, script, submit
-from chunkwise.reports.study_progress import COLUMNS, evaluated_otherwise, is_complete, is_finished, rows, unfinished
+from chunkwise.reports.study_progress import (
+    COLUMNS,
+    evaluated_otherwise,
+    has_same_config,
+    is_complete,
+    is_finished,
+    rows,
+    unfinished,
+)
 
 ASK_AGAIN = 0.2
 """Seconds between two looks at a process."""
@@ -139,7 +148,8 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
             )
     else:
         say(f"{run.folder}: training")
-        (folder / study_table.EVALUATION).unlink(missing_ok=True)  # of fewer updates, and of its best by then
+        if not is_run(folder) or has_same_config(run, folder):  # else the run is refused, and the evaluation stands
+            (folder / study_table.EVALUATION).unlink(missing_ok=True)  # of fewer updates, and of its best by then
         train = [*chunkwise, "train", *run.words, "--run.dir", str(folder), "--run.resume"]
         if why := _call(processes, train, log, run.folder):
             return why

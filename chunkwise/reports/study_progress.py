@@ -22,11 +22,19 @@ def is_finished(run: Run, out: Path) -> bool:
     if not (folder / "done.json").is_file():
         return False
     done = read_json(folder / "done.json")
+    # Another config is refused by the run itself, which says how they differ.
+    return has_same_config(run, folder) and isinstance(done, dict) and done.get("step") == run.config.train.steps
+
+
+def has_same_config(run: Run, folder: Path) -> bool:
+    """Whether a run that was begun in a folder may go on there with the config that the study has now.
+
+    Raises:
+      RunError: Its config.json is missing, or cannot be read.
+    """
     rules = resume_rules(type(run.config))
     saved = fingerprint(read_flat(folder), rules)
-    now = without_younger(fingerprint(flatten(run.config), rules), saved, rules)
-    # Another config is refused by the run itself, which says how they differ.
-    return saved == now and isinstance(done, dict) and done.get("step") == run.config.train.steps
+    return saved == without_younger(fingerprint(flatten(run.config), rules), saved, rules)
 
 
 def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:

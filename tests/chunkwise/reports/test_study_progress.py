@@ -73,3 +73,23 @@ def test_a_finished_run_that_was_evaluated_otherwise_is_said(tmp_path: Path, cap
     assert "finished before" in said
     assert "warning: eval.final_episodes was" in said
     assert "the study has 7" in said
+
+
+def test_an_evaluation_outlives_a_study_whose_config_the_run_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One flag of a finished study is changed and changed back: nothing is lost."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), evaluate=("--episodes", "3"))
+    (run,) = runs_of(study)
+    (other,) = runs_of(dataclasses.replace(study, flags=("--optim.learning-rate", "0.5")))
+    folder, steps = tmp_path / run.folder, run.config.train.steps
+    where = dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, dir=str(folder)))
+    with RunFolder(where, "test"):
+        pass
+    (folder / "done.json").write_text(json.dumps({"step": steps}))
+    study_table.begin_evaluation(folder, ("--episodes", "3"))
+    (folder / study_table.EVALUATION).write_text(json.dumps({"step": steps, "outcomes": [{}]}))
+    monkeypatch.setattr(program, "_call", lambda *_: "ended with 78: error: another config")
+    assert program._one(study, other, tmp_path, program.Processes()) == "ended with 78: error: another config"
+    assert study_progress.is_complete(study, run, tmp_path)
+    (folder / "done.json").write_text(json.dumps({"step": steps - 1}))
+    program._one(study, run, tmp_path, program.Processes())
+    assert not (folder / study_table.EVALUATION).exists(), "the run goes on, and the evaluation is of fewer updates"
