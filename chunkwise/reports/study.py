@@ -164,20 +164,28 @@ def _one(study: StudyConfig, run: Run, out: Path, processes: Processes) -> str:
 
 def _call(processes: Processes, words: Sequence[str], log: Path, name: str) -> str:
     """Runs a command; what is said if it failed."""
-    waited = False
+    waited, before = False, _size(log)
     while (code := processes.call(words, log)) == BusyError.exit_code:
         if not waited:
             say(f"{name}: another process has it open, of an earlier start perhaps; waiting for that")
         waited = True
         if processes.stopping.wait(BUSY_SECONDS):
             raise StopRequested
+        before = _size(log)
     if code == 0:
         return ""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    with open(log, "rb") as file:
+        file.seek(before)  # an earlier start may have failed for another reason
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     said = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
     why = f"ended with {code}: {said}"
     say(f"{name}: {why} (all of it in {log})", error=True)
     return why
+
+
+def _size(log: Path) -> int:
+    """Bytes of a log; 0 where there is none yet."""
+    return log.stat().st_size if log.exists() else 0
 
 
 def _shares(workers: int) -> list[set[int]]:

@@ -399,8 +399,10 @@ def test_what_is_said_of_a_run_that_failed_is_its_error(tmp_path: Path):
     assert (
         program._call(program.Processes(), [sys.executable, "-c", lines], log, "x") == "ended with 65: error: the last"
     )
-    log.unlink()
+    killed = "import os; print('no error', flush=True); os.kill(os.getpid(), 9)"
+    assert program._call(program.Processes(), [sys.executable, "-c", killed], log, "x") == "ended with -9: no error"
     assert program._call(program.Processes(), [sys.executable, "-c", "exit(3)"], log, "x") == "ended with 3: "
+    assert "error: the last" in log.read_text(), "what was said before is kept"
 
 
 def test_a_study_that_is_to_stop_asks_its_runs_to(tmp_path: Path):
