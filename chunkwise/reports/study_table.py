@@ -28,6 +28,10 @@ MOST_PAIRED = 12
 """Seeds of which all choices of signs are gone through."""
 
 
+class UnmeasuredError(DataError):
+    """A run was evaluated, and nothing of it is the metric of the study's policy."""
+
+
 def begin_evaluation(run: Path, flags: Sequence[str]) -> None:
     """Writes down the flags of the evaluation that is made next, and removes the one of before."""
     make_folders((run / EVALUATION).parent)
@@ -78,7 +82,8 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     """Returns a run's score, its episodes where they are counted, and their outcomes where they are known by state.
 
     Raises:
-      DataError: A file is no evaluation, or none has the study's metric.
+      DataError: A file is no evaluation.
+      UnmeasuredError: No evaluation has the study's metric.
       NonFiniteError: The last one is NaN or infinite.
     """
     if study.evaluate is not None:
@@ -95,7 +100,7 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
     measured = [row for row in rows_of(run) if row.get("split") == "eval"]
     known = sorted({key for row in measured for key in row} - {"step", "split"})
     if known and name not in known:
-        raise DataError(
+        raise UnmeasuredError(
             f"{run / 'metrics.jsonl'}: expected evaluations with {name}, by the study's policies and metric, "
             f"found {known}"
         )
@@ -138,26 +143,35 @@ def table(
       out: Its folder.
       failed: By a run's folder what is said of it; they are left out of the rows.
       unfinished: The same of those that are not at their end; they are left out too.
+
+    Raises:
+      DataError: As `score`; but a row that is not measured stays empty where another one is.
     """
     cells = {run.cell: run.table for run in runs}
     not_finite: dict[str, str] = {}
+    not_measured: dict[str, UnmeasuredError] = {}
     rows, scores, tables = [], [], []
     for cell, group in cells.items():
         for policy in study.policies:
             mine = [run for run in runs if run.cell == cell and run.folder not in {*failed, *unfinished}]
+            label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
             found = {}
             for run in mine:
                 try:
                     one = score(out / run.folder, study, policy)
                 except NonFiniteError as error:  # the others' scores are no worse for it
-                    not_finite[run.folder] = one_line(error)
+                    not_finite[run.folder] = one_line(error).removeprefix(f"{out}/")
+                    continue
+                except UnmeasuredError as error:  # a Gaussian policy has no behaviour cloning beside it, say
+                    not_measured[label] = error
                     continue
                 if one is not None:
                     found[run.seed] = one
-            label = cell if len(study.policies) == 1 else f"{cell}: {policy.replace('_', ' ')}"
             rows.append(_row(label, found, study))
             scores.append(found)
             tables.append(group)
+    if not_measured and not any(scores):  # the study's file names none that there is
+        raise next(iter(not_measured.values()))
     for i, row in enumerate(rows):
         first = tables.index(tables[i])
         if first < i:
@@ -170,6 +184,7 @@ def table(
         "rows": rows,
         "failed": dict(sorted({**not_finite, **failed}.items())),
         "unfinished": dict(sorted(unfinished.items())),
+        "not_measured": {row: one_line(error).removeprefix(f"{out}/") for row, error in not_measured.items()},
         "commands": commands(study, runs),
     }
 
@@ -237,7 +252,9 @@ def markdown(found: Mapping[str, Any]) -> str:
     ]
     for row in found["rows"]:
         if not row["by_seed"]:
-            lines.append(f"| {row['row']} | none finished | | | | |")
+            lines.append(
+                f"| {row['row']} | {'-' if row['row'] in found['not_measured'] else 'none finished'} | | | | |"
+            )
             continue
         wide = f"{_pair(row['over_episodes'])} ({row['successes']} of {row['episodes']})" if "episodes" in row else ""
         each = ", ".join(_number(value) for value in row["by_seed"].values())
@@ -262,9 +279,13 @@ def markdown(found: Mapping[str, Any]) -> str:
             by_state = f"{states['only_this']} against {states['only_first']} of {states['states']}, "
             by_state += f"McNemar p = {states['mcnemar_p']:.3g}"
         lines.append(f"| {row['row']} | {better} | {by_seed} | {by_state} |")
-    for heading, left_out in (("Failed", found["failed"]), ("Not finished", found["unfinished"])):
+    for heading, left_out in (
+        ("Failed, and in no row", found["failed"]),
+        ("Not finished, and in no row", found["unfinished"]),
+        ("Not measured", found["not_measured"]),
+    ):
         if left_out:
-            lines += ["", f"{heading}, and in no row:", "", *(f"- {run}: {why}" for run, why in left_out.items())]
+            lines += ["", f"{heading}:", "", *(f"- {name}: {why}" for name, why in left_out.items())]
     return "\n".join(
         [
             *lines,

@@ -64,6 +64,24 @@ def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):
     assert study_table.score(tmp_path / "none", study, "policy") is None
 
 
+def test_a_row_that_is_not_measured_is_empty_and_the_others_are_written(tmp_path: Path):
+    """Only one of two agents has behaviour cloning beside its policy; of a metric that none has there is no table."""
+    grid, policies = {"agent.policy": ("distill", "gaussian")}, ("policy", "behaviour_cloning")
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), grid=grid, policies=policies)
+    runs = runs_of(study)
+    write_metrics(tmp_path / runs[0].folder, row(20, **{"behaviour_cloning/success": 0.25}))
+    write_metrics(tmp_path / runs[1].folder, row(20))
+    found = study_table.write(study, runs, tmp_path, {}, {})
+    assert [list(one["by_seed"].values()) for one in found["rows"]] == [[0.5], [0.25], [0.5], []]
+    text = (tmp_path / "table.md").read_text()
+    assert "\n| agent.policy=gaussian: behaviour cloning | - | | | | |\n" in text
+    why = "agent.policy=gaussian/seed_0/metrics.jsonl: expected evaluations with behaviour_cloning/success"
+    assert f"\nNot measured:\n\n- agent.policy=gaussian: behaviour cloning: {why}" in text
+    none = StudyConfig(config="qchunk/debug", seeds=(0,), grid=grid, policies=policies, metric="sucess")
+    with pytest.raises(DataError, match="expected evaluations with policy/sucess"):
+        study_table.table(none, runs, tmp_path, {}, {})
+
+
 @pytest.mark.parametrize("flag", ["--run.seed", "--run.dir", "--run.resume", "--run.no-resume", "--dry-run"])
 def test_what_a_study_sets_itself_is_no_flag_of_its_own(flag: str):
     with pytest.raises(ConfigError, match=f"^{flag}: expected no such flag"):
