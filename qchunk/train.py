@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from chunkwise.arrays import NumpyTree
 from chunkwise.checkpoint.reader import list_saves
@@ -34,6 +35,7 @@ from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
 from qchunk.config import QChunkConfig
 from qchunk.data import reach, stream
+from qchunk.data.dataset import load_episode
 from qchunk.data.holdout import open_measured
 from qchunk.envs import run_summary, simulators
 from qchunk.evaluate import Policy, evaluate, view_of, write_video
@@ -272,7 +274,7 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
     Raises:
       ConfigError: They differ, the environment is another task than data.task, or it cannot be made.
     """
-    dims, widths = dataset.dims(config.data.observation), dataset.source.dims
+    dims = dataset.dims(config.data.observation)
     # The online phase's first, of which more is asked.
     fields = {"online.env": config.online.env if config.online is not None else None, "eval.env": config.eval.env}
     seen = set[str]()
@@ -287,10 +289,19 @@ def require_fit(config: QChunkConfig, dataset: data.Dataset) -> None:
                 config.data.path,
                 observation=observation,
                 action=dims.action,
-                kept={} if field == "eval.env" else {array: widths[array] for array in STATES if array in widths},
+                kept={} if field == "eval.env" else _kept(config, dataset),
                 rules=simulators.rules_of(config),
             )
             seen.add(name)
+
+
+def _kept(config: QChunkConfig, dataset: data.Dataset) -> dict[str, int]:
+    """Widths of the arrays that an online environment has to show, since the dataset has them; not of an array that is
+    the observation once more, as readers of npz, HDF5 and LeRobot name it `qpos` too."""
+    widths, first = dataset.source.dims, load_episode(dataset.source, 0).states
+    seen = first[config.data.observation]
+    other = {array for array in STATES if array in widths and not np.array_equal(first[array], seen)}
+    return {array: widths[array] for array in STATES if array in {*other, config.data.observation}}
 
 
 def _judge(config: QChunkConfig, run: Path, dataset: data.Dataset) -> None:

@@ -19,7 +19,7 @@ from chunkwise.errors import ConfigError, DataError
 from qchunk.config import QChunkConfig
 from qchunk.data import Dataset
 from qchunk.envs import simulators
-from qchunk.online.replay import Log, Records, Replay
+from qchunk.online.replay import STATES, Log, Records, Replay
 
 NOTHING = {"rows": 0, "crc32": 0, "queue": []}
 """Position before the first episode."""
@@ -188,15 +188,27 @@ class Player:
 
     def _arrays(self, observation: Observation) -> Observation:
         """Returns the arrays that the dataset has too, as the log keeps them: what is seen and what a resumed run reads
-        are the same bits, of an environment that shows float64 too. Raises ConfigError if one is lacking.
+        are the same bits, of an environment that shows float64 too.
+
+        The observation stands for an array that the environment does not show: `require_fit` let the run begin since
+        the dataset has it under both names too.
+
+        Raises:
+          ConfigError: One is lacking.
         """
-        names = [name for name in self.replay.dtype.names or () if name in ("qpos", "state")]
-        if missing := [name for name in names if name not in observation]:
-            raise ConfigError(
-                f"online.env is {self._online.env!r}, which shows {sorted(observation)}; expected "
-                f"{', '.join(missing)}, as the dataset in data.path has"
-            )
-        return {name: np.asarray(observation[name], self.replay.dtype[name].base) for name in names}
+        dtype, seen = self.replay.dtype, observation.get(self._config.data.observation)
+        found: Observation = {}
+        for name in (name for name in STATES if name in (dtype.names or ())):
+            width = dtype[name].shape[0]
+            shown = (observation.get(name), seen)
+            fitting = [array for array in shown if array is not None and np.size(array) == width]
+            if not fitting:
+                raise ConfigError(
+                    f"online.env is {self._online.env!r}, which shows {sorted(observation)}; expected {name} of width "
+                    f"{width}, as the dataset in data.path has"
+                )
+            found[name] = np.asarray(fitting[0], dtype[name].base)
+        return found
 
     def _record(self, **step: Any) -> None:
         """Appends a record to log and memory."""
