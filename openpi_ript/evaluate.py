@@ -22,7 +22,15 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.envs.environment import task_sets
-from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations, file_of, require_place
+from chunkwise.envs.evaluate import (
+    Evaluation,
+    Manifest,
+    compare_evaluations,
+    file_of,
+    prepare_place,
+    require_place,
+    told_place,
+)
 from chunkwise.envs.names import FORMS, split_name
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.budget import read_bytes
@@ -171,6 +179,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
         given["episodes"] = None if episodes == config.eval.final_episodes else episodes
         settings = {name: value for name, value in given.items() if value is not None}
         out: Path = arguments.out or file_of(run, step, settings)
+        prepare_place(out)
         result = evaluate(
             collector,
             ExploringPolicy(policy) if config.rollout and config.rollout.evaluated_with_noise else policy,
@@ -183,8 +192,10 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
     finally:
         collector.close()
     result = dataclasses.replace(result, settings=settings)
-    result.save(out)
-    print(f"step {step}: {result}\n{out}")
+    print(f"step {step}: {result}")  # whatever becomes of the file, the episodes have been played
+    with told_place(out):
+        result.save(out)
+    print(out)
     if arguments.video:
         count = min(arguments.video, episodes)
         write_video(collector, out.with_suffix(""), out.with_suffix(".mp4"), episodes=count)

@@ -330,6 +330,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.episodes == policy.config.eval.final_episodes:
             del settings["episodes"]
         out = arguments.out or evaluation.file_of(arguments.run, policy.step, settings)
+        evaluation.prepare_place(out)
         result = evaluate_run(
             policy,
             env=arguments.env,
@@ -342,11 +343,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             video=None if arguments.video is None else (out.with_suffix(".mp4"), arguments.video),
         )
         result = dataclasses.replace(result, settings=settings)
-        result.save(out)
+        # First: whatever becomes of the file, the episodes have been played.
+        print(json.dumps(result.metrics()) if arguments.json else f"step {policy.step}: {result}")
+        with evaluation.told_place(out):
+            result.save(out)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(json.dumps(result.metrics()) if arguments.json else f"step {policy.step}: {result}\n{out}")
+    if not arguments.json:
+        print(out)
     return 0
 
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -16,6 +18,7 @@ from chunkwise.config.experiment import RunConfig
 from chunkwise.data.sampling import Purpose
 from chunkwise.envs import render
 from chunkwise.envs.environment import EnvSpec, Observation, Step
+from chunkwise.envs.evaluate import Evaluation
 from chunkwise.envs.workers import Run, Stretch, answer
 from chunkwise.errors import ConfigError, NonFiniteError
 from chunkwise.policies.execution import Execution
@@ -366,9 +369,42 @@ def test_a_seed_that_no_run_has_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "--seed" not in capsys.readouterr().err, "then the folder is looked at, which is no run"
 
 
+def test_nothing_is_played_for_a_file_that_cannot_be_and_what_was_played_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    outcome = {"seed": 0, "init_hash": "h", "success": True, "length": 2, "reward": 1.0}
+    played: list[int] = []
+
+    def play(*_: Any, **__: Any) -> Evaluation:
+        played.append(1)
+        return Evaluation(step=4, weights="", outcomes=(outcome,))
+
+    policy = SimpleNamespace(step=4, config=SimpleNamespace(eval=SimpleNamespace(final_episodes=3)))
+    monkeypatch.setattr(evaluate, "load_policy", lambda *_, **__: policy)
+    monkeypatch.setattr(evaluate, "QChunkPolicy", SimpleNamespace)
+    monkeypatch.setattr(evaluate, "evaluate_run", play)
+    (tmp_path / "file").write_text("")
+    for out, code, message in (
+        (tmp_path, 64, f"error: {tmp_path} is a folder; expected the name of a file"),
+        (tmp_path / "file/o.json", 74, f"error: cannot write {tmp_path / 'file/o.json'}: Not a directory"),
+    ):
+        assert evaluate.main([str(tmp_path), "--out", str(out)]) == code
+        assert capsys.readouterr().err.startswith(message)
+    assert not played
+
+    def fill_up(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Evaluation, "save", fill_up)
+    assert evaluate.main([str(tmp_path), "--out", str(tmp_path / "o.json")]) == 74
+    said = capsys.readouterr()
+    assert "step 4: 1 of 1 episodes succeeded" in said.out
+    assert f"error: cannot write {tmp_path / 'o.json'}: No space left on device" in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
 @pytest.mark.long
 def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    from chunkwise.envs.evaluate import Evaluation
     from launch import main as launch
 
     run = tmp_path / "run"
