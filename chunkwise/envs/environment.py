@@ -135,6 +135,14 @@ class Environment(Protocol):
         ...
 
 
+def executed(env: Environment, action: Float[np.ndarray, " a"]) -> Float32[np.ndarray, " a"]:
+    """Returns an action as it is executed and kept: within what the environment takes, in 32 bits.
+
+    Bounds in 64 bits give 64 bits, which played again from a file would be other numbers.
+    """
+    return np.asarray(env.clip(action), np.float32)
+
+
 def make(spec: EnvSpec, task: str = "") -> Environment:
     """Makes an environment; its packages are imported only here.
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from chunkwise.cli import command
 from chunkwise.envs import environment
-from chunkwise.envs.environment import Environment, EnvSpec, Observation, copies, prompt_of
+from chunkwise.envs.environment import Environment, EnvSpec, Observation, copies, executed, prompt_of
 from chunkwise.envs.names import FORMS, spec_named
 from chunkwise.envs.workers import told
 from chunkwise.errors import ConfigError, DataError, RunError
@@ -74,7 +74,7 @@ def played(env: Environment, seed: int, steps: int) -> Iterator[tuple[str, Obser
         yield f"reset with seed {seed + episode}", copies(observed | env.images()), state
         over = False
         while left and not over:
-            action = env.clip(rng.uniform(-1, 1, env.action_dim).astype(np.float32))
+            action = executed(env, rng.uniform(-1, 1, env.action_dim).astype(np.float32))
             step = env.step(action)
             over = step.success or step.terminated or step.truncated
             left -= 1

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float32
 
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.distributed.cores import cores
-from chunkwise.envs.environment import Environment, Observation, Step, copies, state_hash
+from chunkwise.envs.environment import Environment, Observation, Step, copies, executed, state_hash
 from chunkwise.envs.failures import failure, require_finite
 from chunkwise.envs.other_python import SimulatorDiedError
 from chunkwise.errors import RunError, StopRequested
@@ -452,14 +452,14 @@ def answer(
         observation = env.reset(request.seed)
         require_finite("reset()", observation)
         return Start(copies(observation | env.images() if images else observation), state_hash(env.state()))
-    executed = [env.clip(action) for action in request.actions]
+    actions = [executed(env, action) for action in request.actions]
     steps, observations, over = [], [], False
-    for action in executed:
+    for action in actions:
         stepped()
         steps.append(step := env.step(action))
         require_step("step()", step)
         over = step.success or step.terminated or step.truncated
-        last = over or len(steps) == len(executed)
+        last = over or len(steps) == len(actions)
         if every_frame or last:
             looks = images and (every_frame or not over)
             observations.append(copies(step.observation | env.images() if looks else step.observation))
@@ -467,7 +467,7 @@ def answer(
             break
     return Stretch(
         observations={name: np.stack([one[name] for one in observations]) for name in observations[0]},
-        actions=np.stack(executed[: len(steps)]),
+        actions=np.stack(actions[: len(steps)]),
         rewards=np.array([step.reward for step in steps], np.float32),
         success=np.array([step.success for step in steps], bool),
         over=over,

@@ -11,6 +11,7 @@ from jaxtyping import Float, Float32, UInt8
 
 from chunkwise.envs import environment, names
 from chunkwise.envs.environment import Environment, EnvSpec
+from chunkwise.envs.workers import told
 from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
 from qchunk.envs import aloha
@@ -97,9 +98,13 @@ def require_widths(
 
     Raises:
       ConfigError: They differ; or as `make`.
+      RunError: The environment failed.
     """
-    env = make(name, rules=rules)
-    (key, width), observed = observation, env.reset(0)
+    key, width = observation
+    with told(f"the environment {name} could not be made"):
+        env = make(name, rules=rules)
+    with told(f"the environment {name} (reset with seed 0, step 0) failed"):
+        observed = env.reset(0)
     if key not in observed:
         raise ConfigError(f"{field} is {name!r}, which shows {sorted(observed)}; expected {key}, as data.observation")
     shown, taken = observed[key].size, env.action_dim
@@ -159,4 +164,4 @@ def stacked_images(images: Mapping[str, np.ndarray], view: View) -> UInt8[np.nda
 
 def clip(env: Environment, actions: Float[np.ndarray, "t a"]) -> Float32[np.ndarray, "t a"]:
     """Returns actions within what the environment takes."""
-    return np.stack([env.clip(action) for action in actions])
+    return np.stack([environment.executed(env, action) for action in actions])
