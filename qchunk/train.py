@@ -29,7 +29,7 @@ from chunkwise.state import TrainState
 from chunkwise.train.ahead import Call, Dtype, WithoutData, of_rows, require_float32, require_known
 from chunkwise.train.loop import fit
 from chunkwise.train.metrics import Mean
-from chunkwise.train.run_dir import RunFolder
+from chunkwise.train.run_dir import RunFolder, storage_error
 from qchunk import data
 from qchunk.agents.make import make_agent
 from qchunk.agents.qc import QCAgent
@@ -111,13 +111,15 @@ class QChunkTask:
         for name, result in results.items():
             print(f"step {step}: {name.replace('_', ' ')}: {result}", flush=True)
             metrics |= result.metrics(name)
-        results["policy"].save(file)
+        with storage_error(self.folder):
+            results["policy"].save(file)
         if final and settings.videos:
             others = set(range(len(results["policy"].outcomes))) - set(played)
             played |= {number: load(self._parts(step) / f"{number}.npz", outcome_only=True) for number in others}
             path = self.folder / f"videos/step_{step}.mp4"
             rules, clips = simulators.rules_of(self.config), file.with_suffix("")
-            write_video(settings.env, played, path, settings.videos, clips=clips, rules=rules)
+            with storage_error(self.folder):
+                write_video(settings.env, played, path, settings.videos, clips=clips, rules=rules)
             shutil.rmtree(self._parts(step), ignore_errors=True)
         return metrics
 
@@ -137,13 +139,15 @@ class QChunkTask:
         played: dict[int, Rollout] = {}
         shown = bool(final and settings.videos)
         if shown and not processes.is_primary():
-            make_folders(self._parts(step))
+            with storage_error(self.folder):
+                make_folders(self._parts(step))
 
         def done(job: Job, rollout: Rollout) -> None:
             if shown and processes.is_primary():
                 played[job.number] = rollout
             elif shown:
-                save(self._parts(step) / f"{job.number}.npz", rollout)
+                with storage_error(self.folder):
+                    save(self._parts(step) / f"{job.number}.npz", rollout)
 
         for name, policy in policies.items():
             results[name] = evaluate(

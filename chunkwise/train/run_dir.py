@@ -88,14 +88,14 @@ class RunFolder:
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing
-        with _storage_error(self.path):
+        with storage_error(self.path):
             holds_run = _holds_run(self.path)
         if holds_run and not config.run.resume:
             raise ConfigError(
                 f"{self.path} holds a run already. Add --run.resume to continue it, or choose another --run.dir"
             )
         try:
-            with _storage_error(self.path):
+            with storage_error(self.path):
                 self._open(config, holds_run)
         except BaseException:
             self._files.close()
@@ -157,7 +157,7 @@ class RunFolder:
           MismatchError: Files changed, are missing or were added; the message names them.
         """
         if processes.is_primary():
-            with _storage_error(self.path, dataset_files.NAME):
+            with storage_error(self.path, dataset_files.NAME):
                 dataset_files.require_same(self.path, files, resume=self._resume)
 
     def log(self, step: int, split: str, values: dict[str, float]) -> None:
@@ -194,7 +194,7 @@ class RunFolder:
     def finish(self, line: dict[str, Any]) -> None:
         """Writes done.json."""
         if processes.is_primary():
-            with _storage_error(self.path, "done.json"):
+            with storage_error(self.path, "done.json"):
                 write_json(self.path / "done.json", line, indent=None)
 
 
@@ -209,13 +209,13 @@ class Appender:
     def append(self, row: dict[str, Any]) -> None:
         """Writes one line. Raises StorageError if that fails; what was written of it is cut when the run goes on."""
         line = json.dumps(row).encode() + b"\n"
-        with _storage_error(self._path.parent, self._path.name):
+        with storage_error(self._path.parent, self._path.name):
             while line:  # a disk that is nearly full takes a part
                 line = line[self._file.write(line) :]
 
     def sync(self) -> int:
         """Forces the lines to disk and returns the size in bytes. Raises StorageError if that fails."""
-        with _storage_error(self._path.parent, self._path.name):
+        with storage_error(self._path.parent, self._path.name):
             os.fsync(self._file.fileno())
         return self._file.tell()
 
@@ -239,8 +239,8 @@ def _holds_run(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _storage_error(run: Path, name: str = "") -> Iterator[None]:
-    """What the system says of the run's folder or a file in it, as a StorageError that names the newest save."""
+def storage_error(run: Path, name: str = "") -> Iterator[None]:
+    """Raises what the system says of the run's folder or a file in it as a StorageError that names the newest save."""
     try:
         yield
     except SYSTEM as error:

@@ -12,6 +12,7 @@ from chunkwise.envs.evaluate import Evaluation
 from chunkwise.errors import StopRequested
 from chunkwise.state import TrainState
 from chunkwise.train.metrics import Mean
+from chunkwise.train.run_dir import storage_error
 from openpi_ript.config.experiment import OpenpiRiptConfig
 from openpi_ript.data.batch import TrainingBatch
 from openpi_ript.data.dataset import TrainingData
@@ -89,7 +90,8 @@ class RiptTask(SupervisedTask):
         if self.config.eval is None or self.config.env is None:
             return metrics
         result, folder = self._played(state, final=final), self._folder_of(state)
-        result.save(folder.with_suffix(".json"))
+        with storage_error(self.folder):
+            result.save(folder.with_suffix(".json"))
         print(f"\nstep {int(state.step)}: {result}", flush=True)
         if videos := self._videos(final=final):
             write_video(self.collector, folder, folder.with_suffix(".mp4"), episodes=videos)

@@ -18,6 +18,7 @@ from chunkwise.distributed.division import Division
 from chunkwise.envs.workers import threads
 from chunkwise.errors import MismatchError, NonFiniteError
 from chunkwise.state import TrainState
+from chunkwise.train.run_dir import storage_error
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import Batch, Dataset
 from qchunk.data.holdout import held_out
@@ -53,7 +54,7 @@ class Online:
         assert config.online is not None
         if view is not None:
             simulators.require_images(config.online.env, view)
-        self._config, self._online, self._policy = config, config.online, policy
+        self._config, self._online, self._policy, self._run = config, config.online, policy, folder
         self._render_size = None if view is None else list(view.render_size)
         drawn = ~held_out(config.data, dataset.source)
         self._offline_starts = int(dataset.source.lengths[drawn].sum())
@@ -185,9 +186,10 @@ class Online:
         """Nothing goes on beside the updates."""
 
     def _sync(self) -> None:
-        """Forces to disk what this process has logged."""
+        """Forces to disk what this process has logged. Raises StorageError if that fails."""
         for player in self._players:
-            player.log.sync()
+            with storage_error(self._run, str(player.log.path.relative_to(self._run))):
+                player.log.sync()
 
     def _joined(self, positions: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The position of the phase: that of the only environment, as runs of before have it, or of each.

@@ -17,7 +17,7 @@ from chunkwise.errors import BusyError, ConfigError, DataError, MismatchError, S
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
 from chunkwise.train import machine
-from chunkwise.train.run_dir import Appender, RunFolder, _storage_error
+from chunkwise.train.run_dir import Appender, RunFolder, storage_error
 from tests.chunkwise.calls import Calls
 from tests.chunkwise.toy import ToyConfig, toy_config
 
@@ -120,7 +120,7 @@ def test_a_line_that_cannot_be_written_names_its_file_and_the_newest_save(tmp_pa
     ):
         with (
             pytest.raises(StorageError, match=rf"^{begin}{place}: {said}\. {end}$"),
-            _storage_error(tmp_path, "done.json"),
+            storage_error(tmp_path, "done.json"),
         ):
             raise error
 
