@@ -6,6 +6,7 @@ numbered across all of them for that: of two environments the first has the even
 """
 
 from collections import deque
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import numpy as np
 from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs.environment import Environment, Observation, Step
 from chunkwise.envs.failures import require_finite
-from chunkwise.envs.workers import require_step
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.envs.workers import require_step, told
+from chunkwise.errors import ConfigError, DataError, MismatchError
 from qchunk.config import QChunkConfig
 from qchunk.data import Dataset
 from qchunk.envs import simulators
@@ -60,19 +61,30 @@ class Player:
 
         Raises:
           DataError: The log is shorter than it was, or damaged.
+          MismatchError: More steps were taken than online.steps allows.
         """
         if not plays:
             self.follow(position)
             return
         records = self.log.open(position["rows"], position["crc32"])
-        self.replay.extend(records)
+        self._extend(records)
         unfinished = self.replay.unfinished(records)
         self._unfinished = [unfinished[i : i + 1].copy() for i in range(len(unfinished))]
         self._queue = deque(np.array(action, np.float32) for action in position["queue"])
 
     def follow(self, position: dict[str, Any]) -> None:
-        """Reads on to where another process has come. Raises DataError as `rewind`."""
-        self.replay.extend(self.log.follow(position["rows"], position["crc32"]))
+        """Reads on to where another process has come. Raises DataError and MismatchError as `rewind`."""
+        self._extend(self.log.follow(position["rows"], position["crc32"]))
+
+    def _extend(self, records: Records) -> None:
+        """Takes records of the log into memory. Raises MismatchError if there is no room for them."""
+        taken = self.replay.steps + np.count_nonzero(~records["first"])
+        if taken > self.replay.capacity:
+            raise MismatchError(
+                f"online.steps is {self._online.steps}, and {taken * self._online.num_envs} steps have been taken: "
+                f"{taken} in {self.log.path}. Give at least as many on resume, or start anew in another folder"
+            )
+        self.replay.extend(records)
 
     def position(self) -> dict[str, Any]:
         """Records of the log and their checksum, and the actions still to be executed: JSON values."""
@@ -85,12 +97,12 @@ class Player:
         Raises:
           DataError: After a resume it does not come to where the log ends.
           ConfigError: The environment does not show what the dataset has.
-          RunError: It begins with NaN or Inf.
+          RunError: It failed, or begins with NaN or Inf.
         """
         if self._env is None:
             self._env = self._open_env()
         if self.replay.over:
-            observation = self._env.reset(self._episode_seed(self.replay.episodes))
+            observation = self._reset(self._env, self.replay.episodes)
             require_finite(f"{self._online.env}: reset()", observation)
             self.observed = self._seen(self._env, observation)
             self._queue.clear()
@@ -108,18 +120,20 @@ class Player:
         return seed_of(Purpose.ONLINE_ACTION, self._config.run.seed, self._among_all(self.replay.steps))
 
     def take(self, chunk: np.ndarray) -> None:
-        """Takes a chunk, to be executed step by step."""
+        """Takes a chunk, to be executed step by step. Raises RunError if the environment fails."""
         assert self._env is not None
-        self._queue.extend(simulators.clip(self._env, chunk))
+        with self._told(len(self._unfinished)):
+            self._queue.extend(simulators.clip(self._env, chunk))
 
     def step(self) -> tuple[np.ndarray, Step]:
         """Executes one action, which it returns with what came of it; nothing but the environment is touched.
 
         Raises:
-          RunError: The environment gave NaN or Inf, which the log would keep and every update learn from.
+          RunError: The environment failed, or gave NaN or Inf, which the log would keep and every update learn from.
         """
         assert self._env is not None
-        step = self._env.step(self._queue[0])
+        with self._told(len(self._unfinished)):
+            step = self._env.step(self._queue[0])
         require_step(f"{self._online.env}: step()", step)
         return self._queue[0], step
 
@@ -149,14 +163,16 @@ class Player:
 
         The simulator's state is not stored: the same seed and actions give it again, to the bit.
         """
-        env = simulators.make(self._online.env, self._view, simulators.rules_of(self._config))
+        with told(f"the environment {self._online.env} could not be made"):
+            env = simulators.make(self._online.env, self._view, simulators.rules_of(self._config))
         if not len(self._unfinished):
             return env
         episode = self.replay.episodes - 1
-        self.observed = self._arrays(env.reset(self._episode_seed(episode)))
+        self.observed = self._arrays(self._reset(env, episode))
         for t, (record,) in enumerate(self._unfinished):
             if t:
-                step = env.step(record["action"])
+                with self._told(t):
+                    step = env.step(record["action"])
                 self.observed = self._arrays(step.observation)
                 self._compare(episode, t, "reward", np.float64(step.reward), record["reward"])
             for name, found in self.observed.items():
@@ -164,6 +180,17 @@ class Player:
         if self._view is not None:  # rendered again they would cost more than the steps
             self.observed["images"] = self._unfinished[-1]["images"][0]
         return env
+
+    def _reset(self, env: Environment, episode: int) -> Observation:
+        """Begins an episode. Raises RunError if the environment fails."""
+        seed = self._episode_seed(episode)
+        with told(f"the environment {self._online.env} (reset with seed {seed}, step 0) failed"):
+            return env.reset(seed)
+
+    def _told(self, step: int) -> AbstractContextManager[None]:
+        """Raises what the environment raises in a step of the episode under way as a RunError that names it."""
+        seed = self._episode_seed(self.replay.episodes - 1)
+        return told(f"the environment {self._online.env} (reset with seed {seed}, step {step}) failed")
 
     def _compare(self, episode: int, t: int, name: str, found: Any, logged: Any) -> None:
         """The environment against the log."""
@@ -184,7 +211,10 @@ class Player:
     def _seen(self, env: Environment, observation: Observation) -> Observation:
         """Returns what the policy is shown: the arrays that the dataset has too, and the cameras' images."""
         seen = self._arrays(observation)
-        return seen if self._view is None else seen | {"images": simulators.stacked_images(env.images(), self._view)}
+        if self._view is None:
+            return seen
+        with told(f"the environment {self._online.env} failed to show images"):
+            return seen | {"images": simulators.stacked_images(env.images(), self._view)}
 
     def _arrays(self, observation: Observation) -> Observation:
         """Returns the arrays that the dataset has too, as the log keeps them: what is seen and what a resumed run reads

@@ -182,7 +182,7 @@ class Replay:
           dataset: Its normalisations are applied to what comes in, its widths are expected.
           capacity: Environment steps in all.
         """
-        self._config, self._dataset = config, dataset
+        self._config, self._dataset, self.capacity = config, dataset, capacity
         widths = {name: dataset.source.dims[name] for name in STATES if name in dataset.source.dims}
         image_shape = None if dataset.image_size is None else (len(dataset.cameras), *dataset.image_size, 3)
         self.dtype = record_dtype(widths, dataset.source.dims["action"], image_shape)

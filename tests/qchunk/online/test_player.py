@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import TrainConfig
-from chunkwise.envs.environment import Observation
-from chunkwise.errors import ConfigError
+from chunkwise.envs.environment import Observation, Step
+from chunkwise.errors import ConfigError, MismatchError, RunError, StorageError
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import open_dataset
 from qchunk.envs import simulators
@@ -18,7 +18,7 @@ from qchunk.online.replay import read
 from qchunk.train import require_fit
 from tests.qchunk import recordings
 from tests.qchunk.data.test_npz import write_npz
-from tests.qchunk.online.test_phase import STATE, Line, never
+from tests.qchunk.online.test_phase import STATE, TASK, Line, config_of, never, online_of, run
 from tests.qchunk.recordings import ACTION
 
 
@@ -64,3 +64,90 @@ def test_an_array_that_only_the_recordings_have_is_asked_for(tmp_path: Path, mon
     config = online_config(recordings.dataset(tmp_path))
     with pytest.raises(ConfigError, match=r"which shows \{'state': 9\} beside state; expected the widths \{'qpos': 6"):
         require_fit(config, open_dataset(config))
+
+
+def mine(monkeypatch: pytest.MonkeyPatch, **methods: Any) -> None:
+    """Lets every environment be a Line with some methods of another kind."""
+    env = type("Mine", (Line,), methods)
+    monkeypatch.setattr(simulators, "make", lambda name, view=None, rules=None: env())
+
+
+def test_what_is_executed_is_what_the_log_keeps_where_bounds_have_64_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A bound of 0.3 is another number in 32 bits; a run that goes on plays what is in the log, and finds the same."""
+    steps: list[np.ndarray] = []
+
+    def step(line: Line, action: np.ndarray) -> Step:
+        steps.append(action)
+        return Line.step(line, action)
+
+    mine(monkeypatch, clip=lambda _, action: np.clip(action, np.full(2, -0.3), np.full(2, 0.3)), step=step)
+    online = online_of(tmp_path)
+    online.rewind(None)
+    run(online, range(2))
+    assert {action.dtype for action in steps} == {np.dtype(np.float32)}
+    position = online.position()
+    again = online_of(tmp_path)
+    again.rewind(position)
+    run(again, range(2, 4))
+    np.testing.assert_array_equal(steps[4:8], steps[:4])
+
+
+def fail(*_: Any) -> Any:
+    raise ConnectionError("no robot at 10.0.0.2")
+
+
+def late(line: Line, action: np.ndarray) -> Step:
+    return fail() if line.t == 2 else Line.step(line, action)
+
+
+@pytest.mark.parametrize(
+    ("methods", "where"),
+    [
+        ({"__init__": fail}, "could not be made"),
+        ({"reset": fail}, r"\(reset with seed [0-9]+, step 0\) failed"),
+        ({"clip": fail}, r"\(reset with seed [0-9]+, step 1\) failed"),
+        ({"step": late}, r"\(reset with seed [0-9]+, step 3\) failed"),
+    ],
+)
+def test_what_an_online_environment_raises_is_told_with_its_seed_and_step(
+    methods: dict[str, Any], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    mine(monkeypatch, **methods)
+    online = online_of(tmp_path)
+    online.rewind(None)
+    with pytest.raises(RunError, match=rf"^the environment {TASK} {where}: ConnectionError: no robot at 10.0.0.2"):
+        run(online, range(3))
+
+
+@pytest.mark.parametrize(("methods", "where"), [({"__init__": fail}, "could not be made"), ({"reset": fail}, "failed")])
+def test_what_an_environment_raises_when_it_is_compared_is_told(
+    methods: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
+):
+    mine(monkeypatch, **methods)
+    with pytest.raises(RunError, match=rf"^the environment mine:Env .*{where}: ConnectionError: no robot"):
+        simulators.require_widths("eval.env", "mine:Env", "d", observation=("state", 3), action=2)
+
+
+def test_a_full_disk_is_told_with_the_last_step_that_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mine(monkeypatch)
+    online = online_of(tmp_path)
+    online.rewind(None)
+    run(online, range(1))
+    (tmp_path / "replay/frames.bin").unlink()
+    (tmp_path / "replay/frames.bin").symlink_to("/dev/full")
+    (tmp_path / "checkpoints/4").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"cannot write .*frames.bin: No space left.* Last durable step: 4\."):
+        online.position()
+
+
+def test_fewer_steps_than_were_taken_are_refused_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nine stretches of two steps; 18 steps are room enough, and 6 are not."""
+    mine(monkeypatch)
+    online = online_of(tmp_path)
+    online.rewind(None)
+    run(online, range(9))
+    online_of(tmp_path, config_of(steps=18)).rewind(online.position())
+    with pytest.raises(MismatchError, match=r"^online.steps is 6, and 18 steps have been taken"):
+        online_of(tmp_path, config_of(steps=6)).rewind(online.position())
