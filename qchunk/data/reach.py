@@ -1,6 +1,7 @@
 """Recorded actions that the policy cannot give out, since it never leaves -1 .. 1 of the normalised actions.
 
-And chunks that the critic never learns from, where all are partial and those are dropped.
+And chunks that the critic never learns from, where all are partial and those are dropped; and episodes of one frame of
+which nothing is learnt.
 """
 
 import dataclasses
@@ -8,6 +9,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int64
 
+from chunkwise.data.episodes import Episode
 from chunkwise.errors import ConfigError, DataError
 from qchunk.config import QChunkConfig
 from qchunk.data.dataset import Dataset, load_episode
@@ -56,20 +58,22 @@ def count(config: QChunkConfig, dataset: Dataset) -> Reach:
 
 
 def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
-    """Returns what a run should say of actions out of reach; nothing where there are none.
+    """Returns what a run should say of actions out of reach, and of episodes that teach nothing.
 
     A run that goes on, and an agent of one's own, which may not clip, are not refused.
 
     Raises:
-      DataError: With data.action_norm none or mean_std most frames are out of reach. It says what to change.
+      DataError: With data.action_norm none or mean_std most frames are out of reach, or no episode teaches anything. It
+        says what to change.
       ConfigError: All chunks of the dataset are partial, and agent.partial_chunks drops them.
     """
     may_refuse = config.agent.factory is None and not config.run.resume
     if may_refuse:
         _require_whole_chunks(config, dataset)
+    notes = _judge_single_frames(config, dataset, may_refuse=may_refuse)
     reach = count(config, dataset)
     if not reach.outside:
-        return ()
+        return notes
     worst = int(reach.by_dimension.argmax())
     mode = config.data.action_norm
     instead = "compute the statistics anew: leave data.norm_stats out" if mode == "min_max" else ""
@@ -81,7 +85,32 @@ def judge(config: QChunkConfig, dataset: Dataset) -> tuple[str, ...]:
     )
     if may_refuse and mode in ("none", "mean_std") and reach.share > MAX_SHARE:
         raise DataError(f"{config.data.path}: {said}. Expected at most {100 * MAX_SHARE:.0f} % of the frames")
+    return (*notes, said)
+
+
+def _judge_single_frames(config: QChunkConfig, dataset: Dataset, *, may_refuse: bool) -> tuple[str, ...]:
+    """Returns what a run should say of episodes of one frame that time cut off: without the state after it there is no
+    step to learn from (`qchunk.data.Pool.training`). Raises DataError if all to train on are such.
+    """
+    drawn = np.flatnonzero(~held_out(config.data, dataset.source))
+    single = drawn[dataset.source.lengths[drawn] == 1].tolist()
+    lost = sum(_is_cut_off(config, load_episode(dataset.source, index)) for index in single)
+    if not lost:
+        return ()
+    said = (
+        f"{lost} of {len(drawn)} episodes to train on have a single frame, no /terminated that says that the episode "
+        "ended there, and no state after it: nothing is learnt from them"
+    )
+    if may_refuse and lost == len(drawn) and (config.online is None or config.online.start > 0):
+        raise DataError(
+            f"{config.data.path}: {said}. Expected /terminated, 1 where an episode ended, or longer episodes"
+        )
     return (said,)
+
+
+def _is_cut_off(config: QChunkConfig, episode: Episode) -> bool:
+    """Whether time cut an episode off before the state after its last action was recorded."""
+    return not episode.terminated.any() and len(episode.states[config.data.observation]) <= episode.length
 
 
 def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:
@@ -98,8 +127,7 @@ def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:
     if longest > horizon:
         return
     for index in drawn[dataset.source.lengths[drawn] == horizon].tolist():
-        episode = load_episode(dataset.source, index)
-        if episode.terminated.any() or len(episode.states[config.data.observation]) > horizon:
+        if not _is_cut_off(config, load_episode(dataset.source, index)):
             return
     cut = " and was cut off before its next state was recorded" if longest == horizon else ""
     raise ConfigError(

@@ -171,3 +171,22 @@ def test_a_run_that_may_go_on_and_has_no_save_yet_is_refused_as_a_new_one(tmp_pa
         train._judge(goes_on, run, data.open_dataset(cfg))
     (run / "checkpoints/7").mkdir(parents=True)
     train._judge(goes_on, run, data.open_dataset(cfg))
+
+
+def test_episodes_of_one_frame_that_time_cut_off_are_said_and_refused_where_all_are_such(tmp_path: Path):
+    """Bandits: five of one frame, and in the other folder two more, one of which says that it ended there."""
+    only = dataset(tmp_path / "only", lengths=(1,) * 5)
+    cfg = config(only, horizon=1, action_norm="min_max")
+    found = "have a single frame, no /terminated that says that the episode ended there, and no state after it"
+    with pytest.raises(DataError, match=rf"only: 5 of 5 episodes to train on {found}.*Expected /terminated"):
+        reach.judge(cfg, data.open_dataset(cfg))
+    goes_on = dataclasses.replace(cfg, run=RunConfig(resume=True, dir=str(tmp_path / "run")))
+    assert reach.judge(goes_on, data.open_dataset(cfg)) == (f"5 of 5 episodes to train on {found}: " + NOTHING,)
+    both = dataset(tmp_path / "both", lengths=(1,) * 5)
+    write(both / "ended.hdf5", arrays(1, 5) | {"/terminated": np.ones(1, bool)}, success=True)
+    write(both / "longer.hdf5", arrays(2, 6), success=True)
+    cfg = config(both, horizon=1, action_norm="min_max")
+    assert reach.judge(cfg, data.open_dataset(cfg)) == (f"5 of 7 episodes to train on {found}: " + NOTHING,)
+
+
+NOTHING = "nothing is learnt from them"
