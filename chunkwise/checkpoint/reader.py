@@ -312,16 +312,29 @@ class Save:
 
 
 def list_saves(run: Path) -> list[Save]:
-    """The steps under a run's folder, newest first; nothing is moved."""
+    """The steps under a run's folder, newest first, but for those that training removes meanwhile; nothing is moved."""
     folder = run.resolve() / SAVES
     try:
-        return [_describe(folder / str(step)) for step in retried(lambda: steps_in(folder))]
+        saves = [_describe(folder / str(step)) for step in retried(lambda: steps_in(folder))]
     except SYSTEM as error:
         raise StorageError(f"{folder}: {root_cause(error)}") from error
+    return [save for save in saves if save is not None]
 
 
-def _describe(path: Path) -> Save:
-    files = [file for file in path.rglob("*") if file.is_file()]
+def is_gone(path: Path) -> bool:
+    """Whether a step has been removed since it was listed: no error in reading it is then a fault of it."""
+    return not os.path.lexists(path)
+
+
+def _describe(path: Path) -> Save | None:
+    """What is seen of a step; None if it is gone."""
+    try:
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        written = datetime.datetime.fromtimestamp(path.stat().st_mtime)
+    except FileNotFoundError:
+        if is_gone(path):
+            return None
+        raise
     shapes: list[list[int]] = []
     evaluation: dict[str, float] = {}
     damage = None
@@ -332,11 +345,13 @@ def _describe(path: Path) -> Save:
         shapes = [json.loads(text[text.index("[") :]) for text in metadata["spec"].values()]
     except Exception as error:  # a damaged file shows as almost any type
         damage = verdict(path, error)
+    if damage is not None and is_gone(path):
+        return None
     return Save(
         path=path,
         step=int(path.name),
-        size=sum(file.stat().st_size for file in files),
-        written=datetime.datetime.fromtimestamp(path.stat().st_mtime),
+        size=size,
+        written=written,
         leaves=len(shapes),
         numbers=sum(math.prod(shape) for shape in shapes),
         evaluation=evaluation,

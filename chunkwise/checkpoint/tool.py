@@ -10,6 +10,7 @@
 """
 
 import argparse
+import contextlib
 import fcntl
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chunkwise.checkpoint.prune import KeepBest, outdated
-from chunkwise.checkpoint.reader import DamagedError, Save, UnreadableError, list_saves, verify
+from chunkwise.checkpoint.reader import DamagedError, Save, UnreadableError, is_gone, list_saves, verify
 from chunkwise.cli.command import Parser
 from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig
 from chunkwise.config.saved import read_config
@@ -74,6 +75,9 @@ def _show(run: Path, saves: list[Save], *, deep: bool) -> int:
     damaged = unreadable = 0
     for save in track(saves, "verifying", transient=True) if deep else saves:
         reason = save.damage or (verify(save) if deep else None)
+        if reason is not None and is_gone(save.path):
+            table.add_row(str(save.step), "", "", "", "", "removed meanwhile")
+            continue
         damaged += isinstance(reason, DamagedError)
         unreadable += isinstance(reason, UnreadableError)
         table.add_row(
@@ -105,7 +109,12 @@ def _prune(run: Path, max_to_keep: int, keep_period: int | None) -> int:
     if max_to_keep < 1 or (keep_period is not None and keep_period < 1):
         raise ConfigError(f"--max-to-keep is {max_to_keep}, --keep-period is {keep_period}; expected at least 1")
     saves = _saves(run)
-    with open(run / "lock", "a+") as lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(open(run / "lock", "a+"))
+        except OSError as error:
+            said = error.strerror or error
+            raise StorageError(f"{run / 'lock'} cannot be opened for writing: {said}; nothing was deleted") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -6,10 +6,13 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from chunkwise.checkpoint import reader, tool
 from chunkwise.checkpoint.manager import Checkpoints
+from chunkwise.checkpoint.reader import Save, list_saves, verify
 from chunkwise.checkpoint.tool import main
 from chunkwise.config.experiment import CheckpointConfig, ExperimentConfig, TrainConfig
 from chunkwise.config.saved import flatten
@@ -109,6 +112,37 @@ def test_prune_leaves_a_run_in_use_alone(run: Path, capsys: pytest.CaptureFixtur
         assert main(["prune", str(run)]) == 73
     assert "in use" in capsys.readouterr().err
     assert steps(run) == [4, 5, 6]
+
+
+def test_a_step_that_training_removes_meanwhile_is_no_damage(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """One goes while the arrays are read, and one between the names and what is in the folders."""
+    saves = list_saves(run)
+    oldest = saves[-1].path
+
+    def remove_first(save: Save) -> Any:
+        if oldest.exists():
+            shutil.rmtree(oldest)
+        return verify(save)
+
+    monkeypatch.setattr(tool, "verify", remove_first)
+    assert main(["verify", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("removed meanwhile") == 1
+    assert shown.count("whole") == len(saves) - 1
+    steps = [save.step for save in saves]
+    monkeypatch.setattr(reader, "steps_in", lambda _: steps)
+    assert [save.step for save in list_saves(run)] == steps[:-1]
+
+
+def test_prune_names_a_folder_that_may_not_be_written(run: Path, capsys: pytest.CaptureFixture[str]):
+    (run / "lock").unlink(missing_ok=True)
+    (run / "lock").mkdir()  # nobody can open it for writing; root may write everywhere else
+    before = list_saves(run)
+    assert main(["prune", str(run)]) == 74
+    assert f"{run / 'lock'} cannot be opened for writing: Is a directory; nothing was" in capsys.readouterr().err
+    assert list_saves(run) == before
 
 
 def test_a_folder_without_saves_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
