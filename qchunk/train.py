@@ -246,7 +246,7 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> WithoutData:
         return Call(function=by_row(agent.act), inputs=(seen(rows), of_rows(rows, "uint32")))
 
     def evaluated() -> Call:
-        if config.eval.env is None and not config.data.holdout:
+        if config.evaluates_nothing:
             raise ConfigError("this run evaluates nothing: eval.env is None, and data.holdout is 0")
         asked = [config.eval.rows] if config.eval.env is not None else []
         asked += [config.train.batch_size] if config.data.holdout else []
@@ -258,6 +258,11 @@ def without_data(config: QChunkConfig, sizes: Mapping[str, int]) -> WithoutData:
 def main(config: QChunkConfig, name: str) -> None:
     """Trains what `config` describes, in a run folder named after `name`."""
     require_reachable({"data.path": config.data.path})
+    if config.checkpoint.keep_best is not None and config.evaluates_nothing:
+        raise ConfigError(
+            f"checkpoint.keep_best is {config.checkpoint.keep_best}, and this run evaluates nothing: eval.env is None, "
+            "and data.holdout is 0. Set one of them, or leave checkpoint.keep_best out"
+        )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _record_if_missing(config))

@@ -35,7 +35,7 @@ from chunkwise.cli.progress import ProgressLine
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.saved import fingerprint, flatten, resume_rules
 from chunkwise.distributed import processes, stopping
-from chunkwise.errors import NonFiniteError, PeerError, PreemptedError, StopRequested
+from chunkwise.errors import ConfigError, NonFiniteError, PeerError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
 from chunkwise.train import dry_run, machine, provenance, rngs
 from chunkwise.train import sharding as mesh_lib
@@ -438,8 +438,12 @@ class _Run:
             self.stop_agreed = True
             return
         if metrics:
+            try:
+                self.evaluation = finite_metrics(metrics, self.config.checkpoint.keep_best)
+            except ConfigError:  # the updates up to here are whole, and the run goes on with another name
+                self._save_durably()
+                raise
             self.folder.log(self.step, "eval", metrics)
-            self.evaluation = finite_metrics(metrics, self.config.checkpoint.keep_best)
         self.evaluated = True
 
     def _progress(self) -> Progress:

@@ -209,7 +209,16 @@ class QChunkConfig(ExperimentConfig):
             found |= dict.fromkeys(("data.image_size", "data.jpeg_channels"), "data.cameras")
         if self.eval.env is None:
             found |= dict.fromkeys(("fleet.address", "fleet.silence"), "eval.env")
+        if self.evaluates_nothing:
+            found |= dict.fromkeys(("checkpoint.keep_best", "checkpoint.best"), "eval.env or data.holdout")
+            if self.train.eval_every:
+                found["train.eval_every"] = "eval.env or data.holdout"
         return found
+
+    @property
+    def evaluates_nothing(self) -> bool:
+        """Whether there is neither an environment nor an episode held out to evaluate in."""
+        return self.eval.env is None and not self.data.holdout
 
     @property
     def online_interval(self) -> int:

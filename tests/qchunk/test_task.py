@@ -1,5 +1,6 @@
 """What a Q-chunking run hands on, told without an update."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from chunkwise.config.experiment import CheckpointConfig, RunConfig
 from chunkwise.distributed import processes
 from chunkwise.distributed.division import Division
 from chunkwise.envs.evaluate import Evaluation
+from chunkwise.errors import ConfigError
 from qchunk import evaluate as evaluation
 from qchunk import train
 from qchunk.envs import run_summary, simulators
 from qchunk.train import QChunkTask
 from tests.chunkwise.distributed.test_processes import run_two
+from tests.qchunk import recordings
 
 
 def bare(**fields: Any) -> QChunkTask:
@@ -154,3 +158,14 @@ def test_the_newest_video_is_that_of_the_last_step(tmp_path: Path) -> None:
     for step in (100, 90, 1000, 9):
         (tmp_path / f"videos/step_{step}.mp4").touch()
     assert [video.stem for video in run_summary.videos_of(tmp_path)] == ["step_9", "step_90", "step_100", "step_1000"]
+
+
+def test_the_best_of_a_run_that_evaluates_nothing_is_refused_before_anything_is_made(tmp_path: Path):
+    """A config file may set it; an environment, or episodes held out, would be what it is measured by."""
+    config = recordings.config(tmp_path / "none", action_norm="min_max")
+    config = dataclasses.replace(config, checkpoint=CheckpointConfig(keep_best="policy/success"))
+    assert config.evaluates_nothing
+    with pytest.raises(ConfigError, match=r"^checkpoint\.keep_best is policy/success, and this run evaluates nothing"):
+        train.main(dataclasses.replace(config, run=RunConfig(dir=str(tmp_path / "run"))), "best")
+    assert not (tmp_path / "run").exists()
+    assert not recordings.config(tmp_path, holdout=0.1).evaluates_nothing

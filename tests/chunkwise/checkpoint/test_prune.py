@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ class ScoredTask(ToyTask):
 
 def config(folder: Path, steps: int, **checkpoint) -> ToyConfig:
     train = TrainConfig(steps=steps, batch_size=8, log_every=5, eval_every=5)
-    keep = CheckpointConfig(every=5, max_to_keep=1, **checkpoint)
+    keep = CheckpointConfig(**{"every": 5, "max_to_keep": 1} | checkpoint)
     one = toy_config(folder, train=train, checkpoint=keep)
     return dataclasses.replace(one, run=dataclasses.replace(one.run, resume=True))
 
@@ -57,4 +58,8 @@ def test_without_it_only_the_newest_stay(tmp_path: Path):
 
 def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"checkpoint\.keep_best is scroe; expected one of score"):
-        train(config(tmp_path, 10, keep_best="scroe"))
+        train(config(tmp_path, 10, keep_best="scroe", every=100))
+    assert saves(tmp_path) == [5], "what was trained until the first evaluation is not lost"
+    train(config(tmp_path, 10, keep_best="score"))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["split"] == "eval"] == [5, 10]

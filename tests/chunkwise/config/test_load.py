@@ -33,6 +33,7 @@ def test_tuples_and_none_are_read():
 
 BEST, GAUSSIAN = ["--agent.policy", "best_of_n"], ["--agent.policy", "gaussian"]
 ROLLING = ["--data.refresh", "rolling"]
+HELD_OUT = ["--eval.env", "None", "--data.holdout", "0.1"]
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,8 @@ ROLLING = ["--data.refresh", "rolling"]
         ([], "--data.image-size=9 9", "data.cameras", ["--data.depth-cameras", "top"]),
         (["--eval.env", "None"], "--fleet.address=local", "eval.env", []),
         (["--eval.env", "None"], "--fleet.silence=9", "eval.env", []),
+        (["--eval.env", "None"], "--train.eval-every=9", "eval.env or data.holdout", HELD_OUT),
+        (["--eval.env", "None"], "--checkpoint.keep-best=policy/success", "eval.env or data.holdout", HELD_OUT),
     ],
 )
 def test_a_flag_without_effect_is_refused(without: list[str], flag: str, reader: str, reads: list[str]):
@@ -57,6 +60,10 @@ def test_a_flag_without_effect_is_refused(without: list[str], flag: str, reader:
     ):
         load([*DEBUG, *without, *words])
     load([*DEBUG, *reads, *words])
+
+
+def test_no_evaluations_may_be_asked_for_where_there_are_none():
+    load([*DEBUG, "--eval.env", "None", "--train.eval-every", "0"])
 
 
 def test_an_agent_of_the_users_own_may_read_any_setting_of_agents():
