@@ -22,9 +22,9 @@ class ScoredTask(ToyTask):
         return {"score": SCORES[int(state.step)]}
 
 
-def config(folder: Path, steps: int, **checkpoint) -> ToyConfig:
+def config(folder: Path, steps: int, *, every: int = 5, **checkpoint) -> ToyConfig:
     train = TrainConfig(steps=steps, batch_size=8, log_every=5, eval_every=5)
-    keep = CheckpointConfig(**{"every": 5, "max_to_keep": 1} | checkpoint)
+    keep = CheckpointConfig(every=every, max_to_keep=1, **checkpoint)
     one = toy_config(folder, train=train, checkpoint=keep)
     return dataclasses.replace(one, run=dataclasses.replace(one.run, resume=True))
 
