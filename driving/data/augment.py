@@ -5,11 +5,12 @@ the changes are switched on.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64, UInt8
+from jaxtyping import Bool, Float64, Int32, UInt8
 from PIL import Image, ImageEnhance
 
 from chunkwise.data.sampling import Purpose, uniform_rows
@@ -25,6 +26,9 @@ MIRROR_VEHICLE = np.diag([1.0, -1.0, 1.0, 1.0]).astype(np.float32)
 MIRROR_CAMERA = np.diag([-1.0, 1.0, 1.0, 1.0]).astype(np.float32)
 """The camera's x (to the right) becomes -x."""
 MID_GREY = 127.5
+OFF_AXIS_M, OFF_AXIS = 0.3, 0.1
+"""A camera has a side that stands farther from the vehicle's axis, or looks away from it by more (sine of the angle).
+Cameras in the middle of real rigs: up to 0.1 m and 0.01."""
 CHANGES = ("crop", "colour", "flipped")
 """What a batch says of how its images are to be changed, where the train step does it."""
 
@@ -80,6 +84,43 @@ def mirror_order(cameras: Sequence[str]) -> list[int]:
     if lonely:
         raise ConfigError(f"data.augment.flip needs both sides of every camera; {lonely} lack theirs in data.cameras")
     return [list(cameras).index(partner(name)) for name in cameras]
+
+
+def sideless_note(
+    cameras: Sequence[str],
+    mirror: Sequence[int],
+    row: Int32[np.ndarray, "F k"],
+    extrinsics: Float64[np.ndarray, "m 4 4"],
+) -> str:
+    """Says which cameras are mirrored in their own place though nothing tells where they look; empty: none.
+
+    Args:
+      cameras: Names.
+      mirror: From `mirror_order`.
+      row: Of `extrinsics`, by frame and camera; -1 where unknown.
+      extrinsics: Camera to vehicle.
+
+    Raises:
+      ConfigError: If one of them has a side by its extrinsics, which its name does not tell.
+    """
+    alone = [k for k, partner in enumerate(mirror) if partner == k]
+    unknown = []
+    for k in alone:
+        known = extrinsics[np.unique(row[:, k][row[:, k] >= 0])]
+        if not len(known):
+            unknown.append(cameras[k])
+            continue
+        place, view = float(np.abs(known[:, 1, 3]).max()), float(np.abs(known[:, 1, 2]).max())
+        if place > OFF_AXIS_M or view > OFF_AXIS:
+            raise ConfigError(
+                f"data.augment.flip exchanges cameras by the words left and right in their names, of which "
+                f"{cameras[k]!r} has none; expected a camera on the vehicle's axis, found extrinsics {place:.2g} m off "
+                f"it that look {math.degrees(math.asin(min(view, 1.0))):.0f} degrees away from it. Rename the cameras "
+                "of both sides in the episodes (as front_left and front_right), or set --data.augment.flip 0"
+            )
+    if not unknown:
+        return ""
+    return f"data.augment.flip: {unknown} are taken as without a side (by name; their extrinsics are not known)"
 
 
 def kept_cameras(draws: Draws, seen: Bool[np.ndarray, "b k"], probability: float) -> Bool[np.ndarray, "b k"]:

@@ -23,7 +23,7 @@ from chunkwise.errors import DataError
 from chunkwise.files import budget
 from chunkwise.files.identity import Check, Files, any_files, open_files
 from driving.config import BRAKING_M, BRAKING_S, DataConfig, Split
-from driving.data.augment import Draws, augment, kept_cameras, mirror_order
+from driving.data.augment import Draws, augment, kept_cameras, mirror_order, sideless_note
 from driving.data.batch import Batch, Sample, collate
 from driving.data.calibration import Calibration, make_calibration
 from driving.data.images import CachedImages, FileImages, ImageSource, columns
@@ -278,7 +278,8 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     Raises:
       DataError: If episodes are bad (all problems in one error), named files are absent and data.missing_files is
         "refuse", the split's manifest does not fit or leaks, or no frame is left to draw.
-      ConfigError: If a pack's image size is not the config's, or a camera's mirror partner is missing.
+      ConfigError: If a pack's image size is not the config's, or a camera's mirror partner is missing or
+        not told by its name.
     """
     budget.use(config.limits)
     path, notes = Path(config.path), []
@@ -323,6 +324,9 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
     if not len(anchors):
         none = f". {SPLIT_FILE} and source.split say which episodes are of it; name another split in data.split_file"
         raise DataError(f"{path}: no frame is left to draw. {notes[-1]}{'' if len(episodes) else none}")
+    calibration = make_calibration(index, tables, config)
+    if sideless := sideless_note(config.cameras, mirror, calibration.row, calibration.extrinsics):
+        notes.append(sideless)
     notes.append(f"{split}: {scored_note(scored(tables.waypoint_valid[anchors], config.waypoint_dt_s))}")
     opened = DrivingData(
         config=config,
@@ -330,7 +334,7 @@ def open_data(config: DataConfig, split: Split = "train", *, check: Check = any_
         index=index,
         files=files,
         tables=tables,
-        calibration=make_calibration(index, tables, config),
+        calibration=calibration,
         images=images,
         seen=seen,
         episodes=episodes,

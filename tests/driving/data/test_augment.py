@@ -8,7 +8,7 @@ import pytest
 
 from chunkwise.errors import ConfigError
 from driving.config import CAMERAS, AugmentConfig, DataConfig
-from driving.data.augment import draw, kept_cameras, mirror_order
+from driving.data.augment import draw, kept_cameras, mirror_order, sideless_note
 from driving.data.batch import Batch
 from driving.data.batches import DrivingData, open_data
 from tests.driving.drives import SIZE, SPEED, TURN, write_drive
@@ -177,6 +177,49 @@ def test_flip_needs_both_sides():
 )
 def test_sides_are_found_in_any_case(cameras: tuple[str, ...]):
     assert mirror_order(cameras) == [0, 2, 1]
+
+
+def test_a_side_that_no_name_tells_is_refused_where_it_is_calibrated(tmp_path: Path):
+    def renamed(tree: dict) -> None:
+        for frame in tree["frames"]:
+            seen = frame["observations"]["cameras"]
+            frame["observations"]["cameras"] = {"front": seen["front"], "fl": seen["front_left"]}
+
+    write_drive(tmp_path, "a", frames=3, change=renamed)
+    config = DataConfig(path=str(tmp_path), image_size=SIZE, cameras=("front", "fl"), augment=AugmentConfig(flip=0.5))
+    with pytest.raises(ConfigError, match=r"'fl' has none.* 0\.72 m off it that look 46 degrees away.*flip 0"):
+        open_data(config, "all")
+    there = open_data(dataclasses.replace(config, cameras=("front",)), "all")
+    assert not [note for note in there.notes if "without a side" in note], "it looks straight ahead"
+    open_data(dataclasses.replace(config, augment=AugmentConfig()), "all")
+
+
+def test_cameras_whose_side_nothing_tells_are_named(tmp_path: Path):
+    def uncalibrated(tree: dict) -> None:
+        for frame in tree["frames"]:
+            for camera in frame["observations"]["cameras"].values():
+                del camera["extrinsics"]
+
+    write_drive(tmp_path, "a", frames=3, change=uncalibrated)
+    config = DataConfig(path=str(tmp_path), image_size=SIZE, augment=AugmentConfig(flip=0.5))
+    (note,) = (note for note in open_data(config, "all").notes if "without a side" in note)
+    assert "['front']" in note
+    plain = open_data(dataclasses.replace(config, augment=AugmentConfig()), "all")
+    assert not [note for note in plain.notes if "without a side" in note]
+
+
+@pytest.mark.parametrize(
+    ("lateral", "view", "fits"), [(0.3, 0.1, True), (-0.31, 0.0, False), (0.0, -0.11, False), (0.0, 0.0, True)]
+)
+def test_how_far_off_the_axis_a_camera_may_be(lateral: float, view: float, fits: bool):
+    extrinsics = np.eye(4)[None].copy()
+    extrinsics[0, 1, 3], extrinsics[0, 1, 2] = lateral, view
+    row = np.array([[-1], [0]], np.int32)
+    if fits:
+        assert sideless_note(("front",), (0,), row, extrinsics) == ""
+    else:
+        with pytest.raises(ConfigError, match="'front'"):
+            sideless_note(("front",), (0,), row, extrinsics)
 
 
 def test_colour_changes_images_only(root: Path):
