@@ -22,7 +22,17 @@ from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.tables import PAST_S
-from driving.data.validation import members, require_held_out, require_moved, require_scored, require_shown, scored
+from driving.data.validation import (
+    calibrated_note,
+    members,
+    require_calibrated,
+    require_futures,
+    require_held_out,
+    require_moved,
+    require_scored,
+    require_shown,
+    scored,
+)
 from driving.eval.divided import Divided
 from driving.model.images import changes_pixels
 from driving.record import MADE_BY, METADATA, record
@@ -203,6 +213,12 @@ def main(config: DrivingConfig, name: str) -> None:
         else:
             valid = data.tables.waypoint_valid[data.anchors]
             require_scored(scored(valid, config.data.waypoint_dt_s), config.data.path)
+            known = data.tables.waypoint_valid
+            if elsewhere := require_futures(data.index, config.data, config.eval.split, known):
+                say(f"data: {elsewhere}")
+            if config.waypoints is not None and config.waypoints.use_calibration:
+                require_calibrated(data.calibrated(), config.data.path)
+                say(f"data: {calibrated_note(data.calibrated())}")
             task = EvaluatedWaypoints(config, data, folder.path)
             load = task.load if task.loads else None
             ended = fit(config, task, folder, load=load, interaction=task.rounds)

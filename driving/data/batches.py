@@ -117,6 +117,13 @@ class DrivingData:
         known = tables.time_valid[self.anchors] & tables.pose_valid[tables.rows[self.anchors]]
         return float((known[:, ends].all(axis=1) & tables.pose_valid[self.anchors]).mean())
 
+    def calibrated(self) -> dict[str, float]:
+        """Returns the share of each camera's images at the anchors whose intrinsics and extrinsics are known."""
+        seen = self.seen[self.anchors]
+        known = seen & (self.calibration.row[self.anchors] >= 0)
+        shares = known.sum(axis=0) / np.maximum(seen.sum(axis=0), 1)
+        return dict(zip(self.config.cameras, shares.tolist(), strict=True))
+
     def image_step_s(self) -> float | None:
         """Returns the usual seconds from a frame with an image to the next of its drive; None where there are none."""
         seen, t = self.seen.sum(axis=1) > 0, self.index.t

@@ -173,6 +173,58 @@ def require_held_out(index: Index, config: DataConfig, split: Literal["val", "te
         )
 
 
+def require_futures(
+    index: Index, config: DataConfig, split: Literal["val", "test"], valid: Bool[np.ndarray, "F t"]
+) -> str:
+    """Returns a note where people rated frames of other parts than the one a run is measured on at its end; else "".
+
+    Args:
+      index: Of the dataset.
+      config: Of the data.
+      split: eval.split.
+      valid: Which waypoints of every frame are known.
+
+    Raises:
+      DataError: If no frame of the split knows its future as far as the nearest score, so that nothing is measured.
+    """
+    manifest, file, _ = _manifest(index, config)
+    rows = {
+        side: np.concatenate([[], *(np.arange(index.frames)[index.rows(i)] for i in manifest.positions(index, side))])
+        for side in splits.SPLITS
+    }
+    frames = {side: places.astype(np.int64) for side, places in rows.items()}
+    known = scored(valid[frames[split]], config.waypoint_dt_s)
+    seconds, share = next(iter(known.items()))
+    rated = {side: int((index.rated_counts[places] > 0).sum()) for side, places in frames.items()}
+    other = "test" if split == "val" else "val"
+    if not share:
+        raise DataError(
+            f"{file}: expected frames of {split} (eval.split) whose waypoints are known up to {seconds:g} s, which the "
+            f"run is measured by at its end, found none of {len(frames[split])} (the test parts of challenges have no "
+            f"futures). Set --eval.split {other} where its frames have some"
+        )
+    if rated[split] or not rated[other]:
+        return ""
+    return (
+        f"no frame of {split} (eval.split) has rated trajectories, {rated[other]} of {other} have: the run gets no "
+        f"rater_feedback without --eval.split {other}"
+    )
+
+
+def calibrated_note(shares: Mapping[str, float]) -> str:
+    """Says which share of each camera's images is calibrated."""
+    return "images with intrinsics and extrinsics: " + ", ".join(f"{share:.1%} of {k}" for k, share in shares.items())
+
+
+def require_calibrated(shares: Mapping[str, float], path: str) -> None:
+    """Raises DataError where no camera's image has matrices, so that a model would learn nothing from any ray."""
+    if not any(shares.values()):
+        raise DataError(
+            f"{path}: waypoints.use_calibration: expected intrinsics and extrinsics of some of the training images of "
+            f"{list(shares)}, found none; add them to the episodes, or set --waypoints.no-use-calibration"
+        )
+
+
 def _manifest(index: Index, config: DataConfig) -> tuple[splits.Manifest, Path, bool]:
     """The manifest of the split, its file, and whether it was made just now and lies nowhere yet."""
     path = Path(config.path)

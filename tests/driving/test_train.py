@@ -25,10 +25,11 @@ from driving.config import (
     EvalConfig,
     ModelConfig,
     ObjectiveConfig,
+    VitConfig,
     WaypointConfig,
 )
 from driving.data.batches import open_data
-from driving.data.validation import require_held_out
+from driving.data.validation import calibrated_note, require_calibrated, require_futures, require_held_out
 from driving.tasks import pretrain, waypoints
 from driving.train import EvaluatedWaypoints, main
 from tests.driving.drives import write_drive
@@ -258,3 +259,56 @@ def test_waypoints_are_not_learnt_where_next_to_none_has_a_score(tmp_path: Path)
     with pytest.raises(DataError, match=r"expected waypoints .* up to 1 s in at least 1% of the windows, found 0\.0%"):
         main(config(tmp_path / "run", tmp_path / "drives"), "none")
     open_data(pretraining(tmp_path / "run", tmp_path / "drives").data)
+
+
+def test_a_split_without_futures_is_refused_before_a_run_begins(tmp_path: Path):
+    """As Waymo's end-to-end test part: no pose, no future; people rated frames of the validation part."""
+
+    def change(tree: dict[str, Any]) -> None:
+        for i, frame in enumerate(tree["frames"]):
+            state = frame["observations"]["state"]
+            del state["x_m"], state["y_m"]
+            if tree["source"]["split"] != "testing":
+                frame["expert"] = {"waypoints": [[0.8 * step, 0.0] for step in range(1, 21)]}
+            if tree["source"]["split"] == "validation" and i == 3:
+                frame["expert"]["rated_trajectories"] = [{"score": 9, "dt": 0.25, "waypoints": [[2.0, 0.0]]}]
+
+    for i, split in enumerate(("training", "training", "validation", "testing")):
+        source = {"dataset": "e2e", "scene_id": str(i), "split": split}
+        write_drive(tmp_path / "drives", f"drive_{i}", frames=15, start_yaw=float(i), change=change, source=source)
+    learns = config(tmp_path / "run", tmp_path / "drives")
+    words = r"_split\.json: expected frames of test \(eval\.split\) .* up to 1 s.* found none of 15 .*--eval\.split val"
+    with pytest.raises(DataError, match=words):
+        main(learns, "none")
+    data = open_data(learns.data)
+    known = data.tables.waypoint_valid.copy()
+    assert require_futures(data.index, learns.data, "val", known) == ""
+    known[data.index.rows(3)] = True
+    note = require_futures(data.index, learns.data, "test", known)
+    assert note.startswith("no frame of test (eval.split) has rated trajectories, 1 of val have")
+
+
+def test_rays_are_not_learnt_where_no_image_is_calibrated(tmp_path: Path):
+    def uncalibrated(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            for camera in frame["observations"]["cameras"].values():
+                del camera["intrinsics"]
+
+    def front_alone(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            for name, camera in frame["observations"]["cameras"].items():
+                if name != "front":
+                    del camera["extrinsics"]
+
+    for i in range(4):
+        start = float(i)
+        write_drive(tmp_path / "none", f"drive_{i}", frames=15, start_yaw=start, change=uncalibrated)
+        write_drive(tmp_path / "some", f"drive_{i}", frames=15, start_yaw=start, change=front_alone if i % 2 else None)
+    rays = WaypointConfig(hidden_sizes=(16,), use_calibration=True)
+    with pytest.raises(DataError, match=r"waypoints\.use_calibration: expected intrinsics and extrinsics of some"):
+        main(config(tmp_path / "run", tmp_path / "none", waypoints=rays), "none")
+    shares = open_data(config(tmp_path, tmp_path / "some").data, "all").calibrated()
+    assert shares == {"front": 1.0, "front_left": 0.5, "front_right": 0.5, "side_left": 0.5, "side_right": 0.5}
+    require_calibrated({"front": 0.0, "rear": 0.25}, "here")
+    words = "images with intrinsics and extrinsics: 0.0% of front, 25.0% of rear"
+    assert calibrated_note({"front": 0.0, "rear": 0.25}) == words
