@@ -200,8 +200,16 @@ def evaluate_run(
 
 
 def spec_of(config: DrivingConfig) -> EnvSpec:
-    """Returns the town as a run's policy sees it."""
-    return dataclasses.replace(_SPEC, cameras=config.views, image_size=config.data.image_size)
+    """Returns the town as a run's policy sees it.
+
+    Where recorded images were stretched to another ratio of height to width, the town is shown as it was recorded, and
+    the policy stretches it: rendered at the policy's size, its cameras would see another angle than in training.
+    """
+    (height, width), size = config.data.image_size, config.data.image_size
+    if config.record is not None:
+        recorded = config.record.image_size
+        size = size if height * recorded[1] == width * recorded[0] else recorded
+    return dataclasses.replace(_SPEC, cameras=config.views, image_size=size)
 
 
 _SPEC = EnvSpec(suite="town", task=TASK)

@@ -211,6 +211,24 @@ def test_the_town_shows_what_a_run_was_trained_on():
     assert routes.open_town(spec, config, seconds=1.0).action_dim == 40
 
 
+@pytest.mark.parametrize(
+    ("seen", "recorded", "shown"),
+    [
+        ((64, 64), (64, 96), (64, 96)),  # stretched: the vertical angle stays that of the recording
+        ((32, 48), (64, 96), (32, 48)),  # the same angles, at less cost
+        ((64, 96), (64, 96), (64, 96)),
+        ((64, 64), None, (64, 64)),
+    ],
+)
+def test_the_town_is_shown_with_the_angles_of_the_recording(
+    seen: tuple[int, int], recorded: tuple[int, int] | None, shown: tuple[int, int]
+):
+    record = None if recorded is None else RecordConfig(image_size=recorded)
+    data, steps = DataConfig(path="x", image_size=seen), TrainConfig(steps=1, batch_size=1)
+    config = DrivingConfig(train=steps, data=data, waypoints=WaypointConfig(), record=record)
+    assert routes.spec_of(config).image_size == shown
+
+
 def test_a_run_that_sees_what_the_town_does_not_show_is_refused_before_anything_is_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
