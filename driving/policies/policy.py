@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from chunkwise.arrays import PyTree
 from chunkwise.checkpoint.checksums import tree_digest
@@ -117,7 +117,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
     ) -> Prepared:
         rows, single = self._rows(observation)
         observations.require_rows("observation", rows, max_rows)
-        images, valid = self._images(observation, rows, single)
+        images, valid, sizes = self._images(observation, rows, single)
         now, past, known, past_known = [], [], [], []
         for name, _, _ in _MOTION:
             value, there, change, change_there = self._motion(observation, name, rows, single)
@@ -128,7 +128,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
         inputs = {
             "images": images,
             "image_valid": valid,
-            **self._calibration(observation, rows, single),
+            **self._calibration(observation, sizes, rows, single),
             "motion": np.stack(now, axis=-1).astype(np.float32),
             "past_motion": np.concatenate(past, axis=-1).astype(np.float32),
             "route_command": self._command(observation, rows, single),
@@ -148,13 +148,16 @@ class WaypointPolicy(policy.Policy[Prepared]):
                 return (1, True) if single else (len(value), False)
         return 1, True
 
-    def _images(self, observation: Mapping[str, Any], rows: int, single: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _images(
+        self, observation: Mapping[str, Any], rows: int, single: bool
+    ) -> tuple[np.ndarray, np.ndarray, Int64[np.ndarray, "k 2"]]:
+        """Images of the views at training size, which are there, and height and width of those that were sent."""
         data = self.config.data
         views = self.config.views or data.cameras
         images = np.zeros((rows, len(views), *data.image_size, 3), np.uint8)
-        valid = np.zeros((rows, len(views)), bool)
+        valid, sizes = np.zeros((rows, len(views)), bool), np.tile(np.array(data.image_size, np.int64), (len(views), 1))
         if not self._settings.use_cameras:
-            return images, valid
+            return images, valid, sizes
         found = observations.images(
             observation,
             views,
@@ -163,21 +166,25 @@ class WaypointPolicy(policy.Policy[Prepared]):
             single=single,
             may_be_off=True,
         )
-        for k, stack in enumerate(found.values()):
+        for k, (name, stack) in enumerate(found.items()):
             if stack is not None:
                 images[:, k], valid[:, k] = stack, True
+                sizes[k] = observations.channels_last(np.asarray(observation["image"][name])).shape[-3:-1]
         now = valid[:, -len(data.cameras) :]
         if rows and now[0].sum() < data.min_cameras:
             raise DataError(
                 f"image: expected at least {data.min_cameras} cameras that are on, as in training "
                 f"(data.min_cameras), found {now[0].sum()}"
             )
-        return images, valid
+        return images, valid, sizes
 
-    def _calibration(self, observation: Mapping[str, Any], rows: int, single: bool) -> dict[str, np.ndarray]:
+    def _calibration(
+        self, observation: Mapping[str, Any], sizes: Int64[np.ndarray, "k 2"], rows: int, single: bool
+    ) -> dict[str, np.ndarray]:
         """Matrices of the views' cameras, of which a camera's are the same at all moments; {} where they are not read.
 
-        The identity, and not known, where a number of either is None.
+        Intrinsics are of the images that were sent, by `sizes`, and become those of the images that the model sees, as
+        in driving/data/calibration.py. The identity, and not known, where a number of either is None.
         """
         if not self._settings.use_calibration:
             return {}
@@ -202,10 +209,11 @@ class WaypointPolicy(policy.Policy[Prepared]):
         def at_moments(one: np.ndarray) -> np.ndarray:
             return np.concatenate([one] * moments, axis=1)
 
-        return {
-            **{matrix: at_moments(np.stack(matrices[matrix], axis=1)).astype(np.float32) for matrix in _MATRICES},
-            "calibration_valid": at_moments(known),
-        }
+        given = {name: at_moments(np.stack(matrices[name], axis=1)) for name in _MATRICES}
+        valid, (height, width) = at_moments(known), self.config.data.image_size
+        stretch = np.stack([width / sizes[:, 1], height / sizes[:, 0], np.ones(len(sizes))], axis=-1)[..., None]
+        given["intrinsics"] = np.where(valid[..., None, None], stretch * given["intrinsics"], given["intrinsics"])
+        return {**{name: value.astype(np.float32) for name, value in given.items()}, "calibration_valid": valid}
 
     def _motion(
         self, observation: Mapping[str, Any], name: str, rows: int, single: bool
@@ -274,7 +282,7 @@ _MOTION = (("speed_mps", "m/s", "speed"), ("yaw_rate_radps", "rad/s, to the left
 
 
 _MATRICES = {
-    "intrinsics": ((3, 3), "pixels of the image at the size above, the upper left corner (0, 0)"),
+    "intrinsics": ((3, 3), "pixels of the image that is sent, whatever its size, its upper left corner (0, 0)"),
     "extrinsics": ((4, 4), "camera (x right, y down, z ahead) to the vehicle (x forward, y left, z up), metres"),
 }
 """Entries of an observation that say how a camera looks: shape and meaning."""

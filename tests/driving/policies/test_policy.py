@@ -254,6 +254,16 @@ def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path:
     }
     expected = policy.predict(waypoints.inputs(batch, 1, settings.waypoints))[0]
     np.testing.assert_allclose(policy.infer(observation)["actions"], expected, atol=1e-3)
+    # A larger image is sent with its own matrix: [fx, 0, cx] of three times the width, [0, fy, cy] of twice the height.
+    height, width = SIZE
+    larger = {name: None if image is None else image.repeat(2, 0).repeat(3, 1) for name, image in images.items()}
+    own = np.array([[3.0], [2.0], [1.0]])
+    sent = {"image": larger, "intrinsics": {name: own * one for name, one in matrices["intrinsics"].items()}}
+    prepared, plain = (policy.prepare(observation | more).inputs for more in (sent, {}))
+    assert larger["front"] is not None
+    assert larger["front"].shape == (2 * height, 3 * width, 3)
+    np.testing.assert_allclose(prepared["intrinsics"], plain["intrinsics"], rtol=1e-6)
+    np.testing.assert_allclose(plain["intrinsics"][0, 5], matrices["intrinsics"]["front"], rtol=1e-6)
     moved = {**matrices["extrinsics"], "front": matrices["extrinsics"]["side_left"]}
     assert np.abs(policy.infer(observation | {"extrinsics": moved})["actions"] - expected).max() > 0.01
     unknown = {**matrices["extrinsics"], "front": None}
