@@ -29,6 +29,9 @@ MOTION_HZ = 10.0
 TOWN_PAST_S = 1.0
 """The town shows its cameras also as they were some tenths of a second before, at most so many seconds."""
 
+STEM = 4
+"""Pixels of height and width that the convolutional encoder takes as one."""
+
 BRAKING_S, BRAKING_M = 2.0, 4.0
 """A driver brakes whose way of so many seconds is so many metres shorter than at its speed."""
 
@@ -145,10 +148,11 @@ class ConvConfig:
     """Convolutions of each stage."""
 
     def __post_init__(self) -> None:
+        found = f"conv.channels is {self.channels} and conv.blocks {self.blocks}"
         if not self.channels or len(self.channels) != len(self.blocks):
-            raise ValueError(f"conv.channels is {self.channels} and conv.blocks {self.blocks}; expected equal lengths")
+            raise ValueError(f"{found}; expected equal lengths")
         if min(self.channels) < 1 or min(self.blocks) < 0:
-            raise ValueError(f"conv.channels is {self.channels} and conv.blocks {self.blocks}; expected 1, 0 or above")
+            raise ValueError(f"{found}; expected 1, 0 or above")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,6 +192,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "camera_width", "scene_width")
+
+    @property
+    def token_pixels(self) -> int:
+        """Height and width of what becomes one token of a camera."""
+        return self.vit.patch_size if self.vit is not None else STEM * 2 ** (len(self.conv.channels) - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,24 +283,18 @@ class WaypointConfig:
     def __post_init__(self) -> None:
         require_positive(self, "modes", "mode_weight")
         if self.modes == 1 and self.mode_weight != 1:
-            raise ValueError(
-                f"waypoints.mode_weight is {self.mode_weight} and waypoints.modes 1, whose probability is 1 whatever "
-                "is learnt; expected more modes, or mode_weight 1"
-            )
+            found = f"waypoints.mode_weight is {self.mode_weight} and waypoints.modes 1, whose probability is 1"
+            raise ValueError(f"{found} whatever is learnt; expected more modes, or mode_weight 1")
         others = self.use_ego or self.use_past or self.use_command
         for name, on in (("use_moments", self.use_moments), ("use_calibration", self.use_calibration)):
             if on and not self.use_cameras:
                 raise ValueError(f"waypoints.{name} is true and use_cameras false: nothing is seen; switch one of them")
         if self.residual is not None and not (self.use_cameras and others):
-            raise ValueError(
-                "waypoints.residual is what cameras add to what other inputs give; expected use_cameras, and one of "
-                "use_ego, use_past, use_command"
-            )
+            added = "waypoints.residual is what cameras add to what other inputs give"
+            raise ValueError(f"{added}; expected use_cameras, and one of use_ego, use_past, use_command")
         if self.use_calibration and self.freeze:
-            raise ValueError(
-                "waypoints.use_calibration is true and freeze too: what reads the rays is part of the encoder, is "
-                "fresh, and would never be trained; switch one of them off"
-            )
+            fresh = "what reads the rays is part of the encoder, is fresh, and would never be trained"
+            raise ValueError(f"waypoints.use_calibration is true and freeze too: {fresh}; switch one of them off")
         if self.freeze and not self.use_cameras:
             raise ValueError("waypoints.freeze is true and use_cameras false: there is no encoder; switch one of them")
         if not (self.use_cameras or self.use_ego or self.use_past or self.use_command):
@@ -436,44 +439,43 @@ class DrivingConfig(ExperimentConfig):
         super().__post_init__()
         if (self.objective is None) == (self.waypoints is None):
             raise ValueError("expected either objective or waypoints to be set, found both or neither")
+        looks, pixels = self.waypoints is None or self.waypoints.use_cameras, self.model.token_pixels
+        if looks and any(side % pixels for side in self.data.image_size):
+            near = tuple(max(1, round(side / pixels)) * pixels for side in self.data.image_size)
+            raise ValueError(
+                f"data.image_size is {self.data.image_size}; expected multiples of {pixels} pixels, a token's size "
+                f"(model.conv.channels, model.vit.patch_size), for example {near}"
+            )
         contrasted = self.objective is not None and self.objective.cross_camera + self.objective.temporal > 0
+        negatives = "objective.cross_camera and objective.temporal take their negatives from"
         if contrasted and self.train.grad_accum_steps > 1:
             raise ValueError(
-                f"train.grad_accum_steps is {self.train.grad_accum_steps}, and objective.cross_camera and "
-                "objective.temporal take their negatives from the whole batch: a part of it would have fewer. "
-                "Set train.grad_accum_steps to 1, lower train.batch_size, or spread the batch over more devices"
+                f"train.grad_accum_steps is {self.train.grad_accum_steps}, and {negatives} the whole batch: a part has "
+                "fewer. Set it to 1, lower train.batch_size, or spread the batch over more devices"
             )
         if contrasted and self.train.batch_size == 1:
-            raise ValueError(
-                "train.batch_size is 1, and objective.cross_camera and objective.temporal take their negatives from "
-                "the other rows of a batch; expected 2 or more"
-            )
+            raise ValueError(f"train.batch_size is 1, and {negatives} the other rows; expected 2 or more")
         if self.objective is not None and self.objective.cross_camera and len(self.data.cameras) < 2:
-            raise ValueError(
-                f"objective.cross_camera compares the cameras of a moment, and data.cameras is {self.data.cameras}; "
-                "expected two or more, or --objective.cross-camera 0"
-            )
+            found = f"objective.cross_camera compares the cameras of a moment, and data.cameras is {self.data.cameras}"
+            raise ValueError(f"{found}; expected two or more, or --objective.cross-camera 0")
         if self.rollout is not None and (self.waypoints is None or self.waypoints.modes == 1):
             raise ValueError("rollout draws one of several modes; expected waypoints with waypoints.modes above 1")
         if self.rollout is not None and self.rollout.start >= self.train.steps:
-            raise ValueError(
-                f"rollout.start is {self.rollout.start} and train.steps {self.train.steps}: nothing would be driven; "
-                "expected a start below"
-            )
+            found = f"rollout.start is {self.rollout.start} and train.steps {self.train.steps}"
+            raise ValueError(f"{found}: nothing would be driven; expected a start below")
         if self.rollout is not None and self.unseen_in_town:
             raise ValueError(f"rollout drives in the town, and {self.unseen_in_town}")
         moments = self.waypoints is not None and self.waypoints.use_moments
+        offsets = f"data.offsets_s is {self.data.offsets_s}"
         if moments and (len(self.data.offsets_s) < 2 or self.data.offsets_s[-1] > 0):
             raise ValueError(
-                f"waypoints.use_moments is true and data.offsets_s is {self.data.offsets_s}; expected moments before "
-                "the anchor, for example (-0.4, 0.0): a car that drives knows none after it"
+                f"waypoints.use_moments is true and {offsets}; expected moments before the anchor, for example "
+                "(-0.4, 0.0): a car that drives knows none after it"
             )
         paired = self.objective is not None and self.objective.temporal + self.objective.ego_motion > 0
         if paired and len(self.data.offsets_s) < 2:
-            raise ValueError(
-                f"objective.temporal and objective.ego_motion compare two moments; data.offsets_s is "
-                f"{self.data.offsets_s}, expected for example (0.0, 0.4), at multiples of the time between images"
-            )
+            wanted = "expected for example (0.0, 0.4), at multiples of the time between images"
+            raise ValueError(f"objective.temporal and objective.ego_motion compare two moments; {offsets}, {wanted}")
 
     @property
     def unseen_in_town(self) -> str:
@@ -485,10 +487,8 @@ class DrivingConfig(ExperimentConfig):
         steps = [-offset * MOTION_HZ for offset in self.data.offsets_s] if self.waypoints.use_moments else []
         if all(0 <= step <= TOWN_PAST_S * MOTION_HZ + 1e-6 and abs(step - round(step)) <= 1e-6 for step in steps):
             return ""
-        return (
-            f"data.offsets_s is {self.data.offsets_s}; expected moments that it shows, whole tenths of a second from "
-            f"{-TOWN_PAST_S:g} to 0, for example (-0.4, 0.0)"
-        )
+        wanted = f"whole tenths of a second from {-TOWN_PAST_S:g} to 0, for example (-0.4, 0.0)"
+        return f"data.offsets_s is {self.data.offsets_s}; expected moments that it shows, {wanted}"
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -15,10 +15,8 @@ from jaxtyping import Array, Bool, Float, UInt8
 
 from chunkwise.models.layers import KERNEL_INIT, attention
 from chunkwise.models.remat import ATTENTION, INPUT, marked, rematerialised
-from driving.config import ConvConfig, ModelConfig, VitConfig
+from driving.config import STEM, ConvConfig, ModelConfig, VitConfig
 
-STEM = 4
-"""Pixels along an edge of the patches with which the convolutional encoder begins."""
 TOKEN_WIDTH = 32
 """Width to which a token is brought before all tokens of a camera are concatenated: position survives, and cheaply."""
 RAY_WIDTH = 32
@@ -43,7 +41,7 @@ def grid(config: ModelConfig, height: int, width: int) -> tuple[int, int]:
     Raises:
       ValueError: If the image is not a whole number of tokens.
     """
-    patch = config.vit.patch_size if config.vit is not None else STEM * 2 ** (len(config.conv.channels) - 1)
+    patch = config.token_pixels
     if height % patch or width % patch:
         raise ValueError(f"images of {height} x {width}; expected multiples of {patch} pixels, a token's size")
     return height // patch, width // patch

@@ -111,7 +111,9 @@ def test_from_pretraining_to_a_frozen_encoder(tmp_path: Path, drives: Path, caps
     assert "| untrained |" in text
 
     with pytest.raises(ConfigError, match="its model is"):
-        waypoints.read_encoder(tmp_path / "pretrain", dataclasses.replace(second, model=ModelConfig()))
+        waypoints.read_encoder(
+            tmp_path / "pretrain", dataclasses.replace(second, model=dataclasses.replace(MODEL, scene_width=32))
+        )
     with pytest.raises(ConfigError, match="learnt waypoints"):
         waypoints.read_encoder(tmp_path / "frozen", second)
 
@@ -171,6 +173,20 @@ def test_configs_that_make_no_sense_are_refused(tmp_path: Path, drives: Path):
         config(tmp_path, drives, objective=ALL, waypoints=None)
     with pytest.raises(ValueError, match="every objective has weight 0"):
         ObjectiveConfig()
+
+
+def test_images_of_no_whole_number_of_tokens_are_refused_by_the_config(tmp_path: Path, drives: Path):
+    """Two stages: tokens of 4 * 2 pixels. Whoever looks at no image may have any size."""
+    base = config(tmp_path, drives)
+    odd = dataclasses.replace(base.data, image_size=(90, 160))
+    words = r"data\.image_size is \(90, 160\); expected multiples of 8 pixels.* example \(88, 160\)"
+    for learns in ({}, {"waypoints": None, "objective": ObjectiveConfig(cross_camera=1.0)}):
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(base, data=odd, **learns)  # pyright: ignore[reportArgumentType]
+    blind = WaypointConfig(hidden_sizes=(16,), use_cameras=False)
+    assert dataclasses.replace(base, data=odd, waypoints=blind).data.image_size == (90, 160)
+    vit = dataclasses.replace(MODEL, vit=VitConfig(patch_size=10))
+    assert dataclasses.replace(base, data=odd, model=vit).model.token_pixels == 10
 
 
 def test_a_run_without_drives_to_be_measured_on_is_refused_before_it_begins(tmp_path: Path):
