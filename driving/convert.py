@@ -98,7 +98,7 @@ class _Conversion:
     """Units of one source: each is a part, and so is what it says of drives that go on in others."""
 
     def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
-        self._settings = settings
+        self._settings, self._source = settings, source
         name, options = _CONVERTERS[kind]
         self._converter: Converter = pkgutil.resolve_name(name)(source, settings, **options)
         self._units = self._converter.units
@@ -125,6 +125,7 @@ class _Conversion:
 
     def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
         writer = EpisodeWriter(folder, images=False)  # without a thread, as it is without images
+        whole = not any(part.problems for part in parts.values())
         bad, left_out = 0, {number: set[str]() for number in parts}
         parts = {number: part for number, part in parts.items() if part.said}  # without what is bad as a whole
         fragments = {number: part.said.get("fragments") or {} for number, part in parts.items()}
@@ -146,6 +147,8 @@ class _Conversion:
                     drives[name] = part.said["drives"][name]
             kept = (n for name, n in part.said["images"].items() if f"images/{name}" not in left_out[number])
             images += sum(kept)
+        if not drives and whole and not writer.problems:  # else these say why
+            raise DataError(f"{self._source}: expected at least one episode, found none in {len(parts)} unit(s)")
         counts = {"episodes": len(drives), "frames": sum(drives.values()), "images": images}
         words = ", ".join(f"{count} {name[:-1]}(s)" for name, count in counts.items())
         summary = f"wrote {words} into {{out}}; python -m driving.validate {{out}} looks at every image"

@@ -26,14 +26,16 @@ def read_records(path: Path) -> Iterator[tuple[str, bytes | Refused]]:
     """Payload of each record, or what is wrong with it, and words that say where it is.
 
     Raises:
-      Rest: The file cannot be read, is cut short, or the checksum of a length is wrong; names the record and its byte.
-        What comes after cannot be found. A length is believed only after its checksum and the file's size agree with
-        it, so a damaged one allocates nothing.
+      Rest: The file is empty, cannot be read, is cut short, or the checksum of a length is wrong; names the record and
+        its byte. What comes after cannot be found. A length is believed only after its checksum and the file's size
+        agree with it, so a damaged one allocates nothing.
     """
     offset = number = size = 0
     try:
         with budget.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
+            if not size:
+                raise Rest(path.name, "", "at least one record", "0 bytes: a copy that was cut off?")
             while offset < size:
                 where = f"{path.name}: record {number} at byte {offset}"
                 try:

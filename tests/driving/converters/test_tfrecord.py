@@ -38,9 +38,11 @@ class TestRecords:
             f"a.tfrecord: record {n} at byte {b}" for n, b in enumerate((0, 16, 35))
         ]
 
-    def test_an_empty_file_has_no_records(self, tmp_path: Path):
+    def test_an_empty_file_is_what_a_copy_left_that_was_cut_off(self, tmp_path: Path):
         (tmp_path / "a").touch()
-        assert list(read_records(tmp_path / "a")) == []
+        with pytest.raises(Rest, match=r"a: expected at least one record, found 0 bytes") as caught:
+            list(read_records(tmp_path / "a"))
+        assert caught.value.lost == 1
 
     @pytest.mark.parametrize(
         ("byte", "message"),
