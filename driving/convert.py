@@ -86,7 +86,8 @@ def detect(source: Path) -> Format:
         return "nuscenes"
     if (source / "camera_image").is_dir() or any(source.glob("*/camera_image")):
         return "waymo_v2"
-    if source.is_file() or any(source.rglob("*.tfrecord*")):
+    linked = source.glob("*/*.tfrecord*")  # rglob follows no link to a folder
+    if source.is_file() or any(source.rglob("*.tfrecord*")) or any(linked):
         raise DataError(f"{source}: TFRecord files do not say which they are: say --format waymo_v1 or waymo_e2e")
     raise DataError(
         f"{source}: expected camera_image/*.parquet (Waymo v2), *.tfrecord (Waymo v1, E2E), v1.0-*/sample_data.json "
@@ -211,7 +212,6 @@ FORMATS = Formats(
         "sweeps": ("nuscenes",),
         "state": ("lerobot",),
         "quality": ("lerobot",),
-        "allow_links_to": ("lerobot",),
     },
     description="_dataset.json",
     done="converted {count} of {total}",

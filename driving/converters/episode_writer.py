@@ -33,8 +33,7 @@ IMAGES_WAITING = 16
 class ConvertSettings(convert.ConvertSettings):
     """What may be chosen; a setting that the source's format cannot use is refused.
 
-    `cameras` change single entries of the map, where "" leaves one out; `quality`, of what was video, and
-    `allow_links_to` are for lerobot.
+    `cameras` change single entries of the map, where "" leaves one out; `quality`, of what was video, is for lerobot.
     """
 
     camera_map: Mapping[str, str] | None = None

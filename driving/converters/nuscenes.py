@@ -25,6 +25,7 @@ import numpy as np
 from chunkwise.data.problems import Problem, refuse
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files import budget
+from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
 from driving.converters.episode_writer import (
     ConvertSettings,
@@ -92,7 +93,7 @@ class NuscenesConverter:
         self._names = camera_names(CAMERA_MAP, settings)
         self._sweeps, self._images = settings.sweeps, settings.images
         tables = _version_folder(source)
-        self._root = tables.parent.resolve()
+        self._bounds = Bounds(tables.parent, settings.allow_links_to)
         self._version = tables.name
         self._table_files = [tables / f"{name}.json" for name in _TABLES]
         rows = {name: _read_table(tables / f"{name}.json", keys) for name, keys in _TABLES.items()}
@@ -252,12 +253,12 @@ class NuscenesConverter:
         if not self._images:
             return None
         name = row["filename"]
-        file = (self._root / name).resolve()
-        if not file.is_relative_to(self._root):
-            writer.problem(f"{self._version}/sample_data.json", f"{row['token']}.filename", "a path inside", repr(name))
+        if reason := self._bounds.refusal(name):
+            table, key = f"{self._version}/sample_data.json", f"{row['token']}.filename"
+            writer.problem(table, key, "a path inside the dataset", f"{name!r}: {reason}")
             return None
         try:
-            data = budget.read_bytes(file, "image_mib")
+            data = budget.read_bytes(Path(self._bounds.path(name)), "image_mib")
         except OSError as error:
             writer.problem(name, "", "an image that sample_data names", error.strerror or str(error))
             return None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from chunkwise.errors import DataError
+from chunkwise.files.links import Bounds
 from driving.converters.episode_writer import ConvertSettings, Counts, Drive, EpisodeWriter, camera_names
 from driving.converters.protobuf import Message
 from driving.converters.refused import Refused
@@ -44,18 +45,19 @@ class WaymoTfrecordConverter:
     """Converts v1 segments, a file each, into episodes; of E2E files the frames of one segment, wherever they are."""
 
     def __init__(self, source: Path, settings: ConvertSettings, *, end_to_end: bool) -> None:
-        """Lists *.tfrecord and *.tfrecord-00000-of-00001 files.
+        """Lists *.tfrecord and *.tfrecord-00000-of-00001 files, through links to folders as well.
 
         Raises:
-          DataError: There are none.
+          DataError: There are none, or a link leads out of the source.
           ConfigError: The settings name a camera that there is not.
         """
         self._names = camera_names(CAMERA_MAP, settings)
         self._end_to_end = end_to_end
-        files = [source] if source.is_file() else [path for path in source.rglob("*.tfrecord*") if path.is_file()]
-        base = source.parent if source.is_file() else source
-        self._folder = base.resolve().name  # SOURCE may itself be validation/
-        self._files = {str(path.relative_to(base)): path for path in files}
+        bounds = Bounds(source, settings.allow_links_to)
+        found = bounds.walk(None) if source.is_dir() else ()
+        names = [source.name] if source.is_file() else [name for name in found if ".tfrecord" in Path(name).name]
+        self._folder = bounds.root.resolve().name  # SOURCE may itself be validation/
+        self._files = {name: Path(bounds.path(name)) for name in names}
         if not self._files:
             raise DataError(f"{source}: expected files *.tfrecord or *.tfrecord-*, found none")
         self._segments: dict[str, Segment] = {}

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from chunkwise.errors import DataError
+from chunkwise.files.links import Bounds
 from chunkwise.files.parquet import iter_batches, open_parquet
 from driving.converters.episode_writer import ConvertSettings, Drive, EpisodeWriter, camera_names
 from driving.converters.waymo_frames import (
@@ -28,6 +29,7 @@ from driving.converters.waymo_frames import (
     valid_pose,
     valid_velocity,
 )
+from driving.converters.waymo_segments import split_of
 
 SEGMENT, TIME, CAMERA = "key.segment_context_name", "key.frame_timestamp_micros", "key.camera_name"
 IMAGE, CALIBRATION, POSE = "[CameraImageComponent]", "[CameraCalibrationComponent]", "[VehiclePoseComponent]"
@@ -52,12 +54,14 @@ class WaymoV2Converter:
         """Lists the segments below a folder that holds the components, or splits of them.
 
         Raises:
-          DataError: There are none.
+          DataError: There are none, or a link leads out of the source.
           ConfigError: The settings name a camera that there is not.
         """
         self._names = camera_names(CAMERA_MAP, settings)
-        folders = sorted(source.glob("camera_image")) + sorted(source.glob("*/camera_image"))
-        self._files = {str(file.relative_to(source)): file for folder in folders for file in folder.glob("*.parquet")}
+        bounds = Bounds(source, settings.allow_links_to)
+        found = bounds.walk({".parquet"}) if source.is_dir() else ()
+        images = (name for name in found if Path(name).parent.name == "camera_image" and name.count("/") <= 2)
+        self._files = {name: Path(bounds.path(name)) for name in images}
         if not self._files:
             raise DataError(
                 f"{source}: expected camera_image/<segment>.parquet, or such a folder in each split, found none"
@@ -79,7 +83,7 @@ class WaymoV2Converter:
             id=segment,
             dataset="waymo_perception_v2",
             scene_id=segment,
-            split=root.name if root.name.startswith(("training", "validation", "testing")) else None,
+            split=root.name if split_of(root.name) else None,
             frames=drive_frames(list(frames.values()), calibrations, self._names),
         )
         writer.add_drive(drive, source=unit)

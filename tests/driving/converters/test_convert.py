@@ -68,6 +68,10 @@ def test_formats_are_recognised(tmp_path: Path):
     with pytest.raises(DataError, match="say --format waymo_v1 or waymo_e2e"):
         detect(tmp_path / "d")
     (tmp_path / "e").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/training").symlink_to(tmp_path / "d")
+    with pytest.raises(DataError, match="say --format waymo_v1 or waymo_e2e"):
+        detect(tmp_path / "linked")
     with pytest.raises(DataError, match="found none of them"):
         detect(tmp_path / "e")
     with pytest.raises(DataError, match="there is no such file or folder"):
@@ -185,3 +189,18 @@ def test_wrong_settings(tmp_path: Path):
     source = waymo_files.write_v2(tmp_path / "training")
     with pytest.raises(ConfigError, match="--quality is 101"):
         convert(source, tmp_path / "out", format="lerobot", settings=ConvertSettings(quality=101))
+
+
+@pytest.mark.parametrize(
+    ("folder", "split"), [("training", "training"), ("val", "val"), ("testing_location", "testing_location")]
+)
+def test_a_linked_split_of_parquet_files_keeps_its_name(tmp_path: Path, folder: str, split: str):
+    waymo_files.write_v2(tmp_path / "disk" / folder)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / folder).symlink_to(tmp_path / "disk" / folder)
+    with pytest.raises(DataError, match=rf"{folder}: a path that leads out of the dataset, to .*allow-links-to"):
+        convert(tmp_path / "set", tmp_path / "out", report=lambda _: None)
+    allowed = ConvertSettings(allow_links_to=(str(tmp_path / "disk"),))
+    convert(tmp_path / "set", tmp_path / "out", settings=allowed, report=lambda _: None)
+    (name,) = episode_names(tmp_path / "out", Bounds(tmp_path / "out"))
+    assert load_episode(tmp_path / "out" / name).split == split

@@ -231,7 +231,7 @@ def test_problems_of_several_files_are_in_one_report(tmp_path: Path):
     assert text.startswith("5 problem(s):")
     for line in (
         "samples/CAM_FRONT/scene-0061__000.jpg: expected an image that sample_data names, found No such file",
-        "d_0_0_CAM_FRONT_RIGHT.filename: expected a path inside, found '../secret.jpg'",
+        "d_0_0_CAM_FRONT_RIGHT.filename: expected a path inside the dataset, found '../secret.jpg': a path that leads",
         "scene-0061__000.jpg: expected height x width 64 x 36 as in the calibration, found 36 x 64",
         "ego_pose.json: scene-0061, p_d_0_0_CAM_BACK: expected a pose, found rotation [0, 0, 0, 0]",
         "ego_pose.json: scene-0061, none: expected a pose, found no such row",
@@ -262,3 +262,20 @@ def test_several_versions_must_be_told_apart(tmp_path: Path):
         convert(root, tmp_path / "out", report=lambda _: None)
     convert(root / "v1.0-mini", tmp_path / "out", report=lambda _: None)
     assert load_episode(tmp_path / "out/scene-0061.json").cameras == NAMES
+
+
+def test_linked_images_are_converted_where_their_folder_is_allowed(tmp_path: Path):
+    root = write(tmp_path / "nuscenes")
+    (tmp_path / "disk").mkdir()
+    (root / "samples").rename(tmp_path / "disk/samples")
+    (root / "samples").symlink_to(tmp_path / "disk/samples")
+    text = refused(root)
+    assert "filename: expected a path inside the dataset, found 'samples/CAM_" in text
+    assert f"--data.allow-links-to {tmp_path}/disk/samples/CAM_" in text
+    episode = converted(root, allow_links_to=(str(tmp_path / "disk"),))
+    assert len(episode.t) == SAMPLES
+
+
+def test_a_version_without_scenes_is_no_dataset(tmp_path: Path):
+    root = write(tmp_path / "nuscenes", scenes=0)
+    assert "nuscenes: expected at least one episode, found none in 0 unit(s)" in refused(root)

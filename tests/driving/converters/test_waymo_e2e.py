@@ -220,3 +220,24 @@ def test_a_segment_of_two_splits_is_refused(tmp_path: Path):
         write(tmp_path / "set" / f"{split}.tfrecord", record(frame))
     with pytest.raises(DataError, match=r"expected a segment in files of one split, found 'training' in training\.tfr"):
         converted(tmp_path / "set")
+
+
+def test_an_empty_file_beside_whole_ones_is_a_problem(tmp_path: Path):
+    write(tmp_path / "set/training.tfrecord-0", record(0))
+    write(tmp_path / "set/training.tfrecord-1")
+    with pytest.raises(DataError, match=r"training\.tfrecord-1: expected at least one record, found 0 bytes"):
+        converted(tmp_path / "set")
+
+
+def test_a_linked_split_is_refused_by_name_or_converted_where_it_is_allowed(tmp_path: Path):
+    """It was left out without a word, beside a folder that is no link."""
+    write(tmp_path / "set/val/val_a.tfrecord-0", record(0, segment="here"))
+    write(tmp_path / "disk/training/a.tfrecord-0", record(1, segment="there"))
+    (tmp_path / "set/training").symlink_to(tmp_path / "disk/training")
+    with pytest.raises(DataError, match=rf"training: a path that leads out .*--data\.allow-links-to {tmp_path}/disk"):
+        converted(tmp_path / "set")
+    allowed = ConvertSettings(allow_links_to=(str(tmp_path / "disk"),))
+    convert(tmp_path / "set", tmp_path / "both", format="waymo_e2e", settings=allowed, report=lambda _: None)
+    index = scan(tmp_path / "both")[0]
+    assert index is not None
+    assert dict(zip(index.ids, index.splits, strict=True)) == {"here": "validation", "there": "training"}
