@@ -6,6 +6,7 @@ recording, measures memory.
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from driving.data.index import Index
 SPLIT_FILE = "_split.json"
 FORMAT = "chunkwise-driving-split-1"
 SPLITS = ("train", "val", "test")
+_VERSION = re.compile(r"v\d+(\.\d+)*-(?=test)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,14 +50,23 @@ class Manifest:
         return np.array([i for i, name in enumerate(index.ids) if name in members], np.int64)
 
 
+def side_of_word(word: str) -> str:
+    """Returns the split that a source's own word for a part begins with: "training", "Val", "testing_location"; or "".
+
+    nuScenes writes its version before: v1.0-test is one part, v1.0-trainval and v1.0-mini are none.
+    """
+    word = _VERSION.sub("", word.lower())
+    return next((split for split in SPLITS if word.startswith(split)), "")
+
+
 def official_sides(index: Index) -> list[str] | None:
-    """Split of each episode as its source says it, by how the word begins: "training", "Val", "testing_location".
+    """Split of each episode as its source says it, by `side_of_word`.
 
     None where none says so, as nuScenes' v1.0-trainval, or all are for validation: whoever has that part alone trains
     on it. Beside others, those that say nothing are for training. Where none is left for it, those for validation are,
     unless all are for testing: what a source keeps for a test is never trained on.
     """
-    sides = [next((split for split in SPLITS if name.lower().startswith(split)), "") for name in index.splits]
+    sides = [side_of_word(name) for name in index.splits]
     if set(sides) in ({""}, {"val"}):
         return None
     if not {"train", ""} & set(sides):

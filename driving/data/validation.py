@@ -260,6 +260,8 @@ def members(index: Index, config: DataConfig, split: Split, notes: list[str]) ->
         silent = sum(not name for name in index.splits)
         if official and silent:
             notes.append(f"{silent} episode(s) have no source.split, where others have one: they are for training")
+        if unknown := sorted({name for name in index.splits if name and not splits.side_of_word(name)}):
+            notes.append(f"source.split {unknown} name none of train, val and test: taken as if they said nothing")
     elif config.split_file is None and _drawn_otherwise(index, config, manifest):
         notes.append(
             f"{file} is kept: data.val_fraction {config.val_fraction:g} and data.test_fraction "

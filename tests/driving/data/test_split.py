@@ -71,6 +71,7 @@ def test_recordings_stay_together_and_the_manifest_is_kept(tmp_path: Path):
         (("training", "Train", "VAL", "test"), ["train", "train", "val", "test"]),
         (("training", "test", "val", ""), ["train", "test", "val", "train"]),  # one does not say
         (("v1.0-trainval",) * 4, None),
+        (("v1.0-trainval", "v1.0-test", "val", "v1.0-trainval"), ["train", "test", "val", "train"]),
         (("val",) * 4, None),  # all that somebody has
         (("testing", "test", "testing_location", "test"), ["test"] * 4),
     ],
@@ -105,6 +106,14 @@ def test_what_is_kept_for_a_test_is_never_trained_on(tmp_path: Path):
         write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source={"scene_id": f"s{i}"})
     notes = opened(tmp_path, "train", val_fraction=0.3).notes
     assert "3 episode(s) have no source.split, where others have one: they are for training" in notes
+    assert not any("name none of" in note for note in notes)
+
+
+def test_words_that_name_no_part_are_noted(tmp_path: Path):
+    for i, name in enumerate(("v1.0-mini", "v1.0-mini", "mine", "test")):
+        write_drive(tmp_path, f"e{i}", frames=2, start_yaw=0.1 * i, source={"scene_id": f"s{i}", "split": name})
+    notes = opened(tmp_path, "train", val_fraction=0.3).notes
+    assert "source.split ['mine', 'v1.0-mini'] name none of train, val and test: taken as if they said nothing" in notes
 
 
 def test_the_split_depends_on_the_recordings_alone(tmp_path: Path):
