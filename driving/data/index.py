@@ -220,7 +220,7 @@ _BY_EPISODE = (*_NAMES, "lengths", "waypoint_counts", "waypoint_dt_s", "waypoint
 
 
 def concatenate(parts: Sequence[Index]) -> Index:
-    """One index of the parts' episodes, in order."""
+    """One index of the parts' episodes, in order, with the cameras of which any says something."""
     cameras = tuple(sorted({camera for part in parts for camera in part.cameras}))
     offsets = np.cumsum([0, *(len(part.intrinsics) for part in parts)])
     values: dict[str, Any] = {"cameras": cameras}
@@ -238,7 +238,21 @@ def concatenate(parts: Sequence[Index]) -> Index:
                 _widen(a, part.cameras, cameras, _BY_CAMERA[field.name]) for a, part in zip(arrays, parts, strict=True)
             ]
         values[field.name] = np.concatenate(arrays)
-    return Index(**values)
+    return without_empty_cameras(Index(**values))
+
+
+def without_empty_cameras(index: Index) -> Index:
+    """The index without cameras that no episode says anything of, as those of an episode that was taken out of it."""
+    used = np.zeros(len(index.cameras), bool)
+    for name, empty in _BY_CAMERA.items():
+        array = getattr(index, name)
+        said = ~np.isnan(array) if np.isnan(empty) else array != empty
+        used |= said.any(axis=tuple(axis for axis in range(array.ndim) if axis != 1))
+    if used.all():
+        return index
+    cameras = tuple(name for name, there in zip(index.cameras, used.tolist(), strict=True) if there)
+    kept = {name: np.compress(used, getattr(index, name), axis=1) for name in _BY_CAMERA}
+    return dataclasses.replace(index, cameras=cameras, **kept)
 
 
 def _widen(array: np.ndarray, own: Sequence[str], cameras: Sequence[str], empty: float | int) -> np.ndarray:

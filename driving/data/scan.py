@@ -22,7 +22,7 @@ from chunkwise.files.links import Bounds
 from chunkwise.printable import printable
 from driving.data.episodes import Episode, episode_names, examine, image_name, iter_images
 from driving.data.history import COLUMNS, History
-from driving.data.index import ABSENT, PRESENT, Index, concatenate, pack, unpack
+from driving.data.index import ABSENT, PRESENT, Index, concatenate, pack, unpack, without_empty_cameras
 from driving.data.rater import Rated
 
 CACHED, LAST = "driving-3", "driving-3-last"
@@ -171,7 +171,7 @@ def _known(root: Path, contents: str) -> Known | None:
         with contextlib.suppress(DataError, ValueError, AttributeError, RecursionError):
             head, _, arrays = content.partition(b"\n")
             shown = tuple(json.loads(head))
-            index = unpack(arrays, source="the cache of indexes")
+            index = without_empty_cameras(unpack(arrays, source="the cache of indexes"))  # earlier versions kept them
             if len(shown) == len(index.files) and all(isinstance(one, str) for one in shown):
                 return Known(index=index, shown=shown)
     return None

@@ -67,6 +67,32 @@ def test_an_index_is_written_in_the_first_format_that_can_hold_it(
     assert again.history_counts.tolist() == [0] * 4
 
 
+def test_cameras_of_a_drive_that_is_gone_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An index that the cache had a part of kept them, and was another one than one that was made anew."""
+
+    def turned(tree: dict[str, Any]) -> None:
+        for frame in tree["frames"]:
+            cameras = frame["observations"]["cameras"]
+            cameras["rear"] = {**cameras["front"], "t_offset_s": 0.01}
+
+    for name in ("a", "b"):
+        write_drive(tmp_path / "set", name, frames=2)
+    write_drive(tmp_path / "set", "c", frames=2, change=turned)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "warm"))
+    before, _ = scan(tmp_path / "set")
+    assert before is not None
+    assert before.cameras == ("front", "front_left", "front_right", "rear", "side_left", "side_right")
+    assert concatenate([before.one(2), before.one(0)]).cameras == before.cameras
+    (tmp_path / "set/c.json").unlink()
+    warm, _ = scan(tmp_path / "set")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cold"))
+    cold, _ = scan(tmp_path / "set")
+    assert warm is not None
+    assert cold is not None
+    assert warm.cameras == ("front", "front_left", "front_right", "side_left", "side_right")
+    assert pack(warm) == pack(cold)
+
+
 def test_a_camera_without_calibration_has_none():
     """Of three cameras the second was never calibrated, and of the third there is no image."""
     calibration = Calibration(
