@@ -133,6 +133,12 @@ class Index:
         """Episode that each row belongs to."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
+    def recording_of(self, rows: Int64[np.ndarray, " b"]) -> Int64[np.ndarray, " b"]:
+        """First episode of the recording that each row belongs to."""
+        first: dict[str, int] = {}
+        number = np.array([first.setdefault(name, i) for i, name in enumerate(self.recordings)], np.int64)
+        return number[self.episode_of(rows)]
+
     def path(self, row: int, camera: int) -> str | None:
         """Path of an image relative to the dataset; None where none is named."""
         place = row * len(self.cameras) + camera

@@ -40,7 +40,7 @@ class EgoStates:
         self.command: Int32[np.ndarray, " b"] = data.index.route_command[rows].astype(np.int32)
         self.waypoints: Float32[np.ndarray, "b t 2"] = tables.waypoints[rows]
         self.valid: Bool[np.ndarray, "b t"] = tables.waypoint_valid[rows]
-        self.drive = data.index.episode_of(rows)
+        self.drive = data.index.recording_of(rows)  # what intervals are over: cuts of one recording are all but equal
 
 
 def blind_predictions(

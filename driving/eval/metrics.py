@@ -3,7 +3,8 @@
 ADE at h seconds is the mean distance over the steps up to h, FDE the distance at h. Of several trajectories minADE is
 the least ADE at h of any of them, whatever their probabilities (MultiPath, arXiv:1910.05449): the trajectory may be
 another one at another h. Samples whose steps up to h are not
-all known are left out of both. Intervals are over drives, since frames of one drive are all but equal.
+all known are left out of both. Intervals are over drives, since frames of one drive are all but equal. Episodes that
+are cuts of one recording count as one drive.
 """
 
 import dataclasses

@@ -8,6 +8,7 @@ import numpy as np
 from driving.config import DataConfig
 from driving.data.batches import open_data
 from driving.eval.baselines import EgoStates
+from driving.eval.metrics import score
 from tests.driving.drives import SIZE, SPEED, TURN, write_drive
 
 GAINED, TURNED = 2.0, 0.3
@@ -36,3 +37,20 @@ def test_the_past_is_of_the_same_drive_and_by_time(tmp_path: Path) -> None:
         rows = frame != 12
         np.testing.assert_allclose(states.past[rows, column], (GAINED * seconds)[rows], atol=1e-5)
         np.testing.assert_allclose(states.past[rows, column + 3], (TURNED * seconds)[rows], atol=1e-5)
+
+
+def test_cuts_of_one_recording_count_as_one_drive(tmp_path: Path) -> None:
+    """Eighteen cuts of three recordings had an interval, and a narrow one; episodes of their own are what they were."""
+    for i in range(18):
+        source = {"dataset": "mine", "scene_id": f"recording-{i % 3}"}
+        write_drive(tmp_path / "cuts", f"cut_{i:02d}", frames=2, images=False, start_yaw=0.1 * i, source=source)
+        write_drive(tmp_path / "whole", f"cut_{i:02d}", frames=2, images=False, start_yaw=0.1 * i)
+    found = {}
+    for name in ("cuts", "whole"):
+        config = DataConfig(path=str(tmp_path / name), min_cameras=0, missing_files="mask")
+        states = EgoStates(open_data(config, "all"))
+        found[name] = score(np.arange(36.0), states.drive), states.drive.tolist()
+    assert found["cuts"][1] == [i % 3 for i in range(18) for _ in range(2)]
+    assert found["whole"][1] == [i for i in range(18) for _ in range(2)]
+    assert (found["cuts"][0].mean, found["cuts"][0].low, found["cuts"][0].high) == (17.5, None, None)
+    assert found["whole"][0].low is not None
