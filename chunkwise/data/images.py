@@ -1,5 +1,6 @@
 """Images on the host: decode, encode, resize, each in one place. Always uint8, height x width x RGB."""
 
+import contextlib
 import io
 import struct
 import zlib
@@ -28,6 +29,7 @@ _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _NO_FRAME = (0xC4, 0xC8, 0xCC)  # markers of JPEG between 0xC0 and 0xCF that begin no frame: tables and a reserved one
 _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
+_ORIENTATION = 0x0112
 _MAX_SEGMENTS = 100
 """Segments of a JPEG's head that are looked at one by one; cameras write 6 to 20."""
 
@@ -74,6 +76,42 @@ def read_image_size(data: bytes | memoryview, *, source: str) -> tuple[int, int]
         raise DataError(f"{source}: expected JPEG or PNG data, found {len(data)} bytes that begin with {begin!r}")
     require_pixels(height, width, source)
     return height, width
+
+
+def require_upright(head: bytes, source: str) -> None:
+    """Raises DataError where EXIF data in an image's first bytes say that its pixels lie turned or mirrored.
+
+    Decoders here give the pixels as they are stored, where browsers and OpenCV turn them.
+    """
+    if (found := orientation(head)) > 1:
+        raise DataError(
+            f"{source}: expected pixels that are stored upright, found EXIF orientation {found}: viewers turn the "
+            "image, and training would not. Turn the pixels (exiftran -a, or Pillow's ImageOps.exif_transpose), or "
+            "take the tag away where they are right as they are stored (jpegtran -copy none)"
+        )
+
+
+def orientation(head: bytes) -> int:
+    """Returns the orientation, 1 to 8, that EXIF data in an image's first bytes state; 1 where none is stated.
+
+    Read here, since a parser of all of EXIF takes more time, and warns where other tags are damaged.
+    """
+    if head[:8] == _PNG:
+        tiff = head.partition(b"eXIf")[2]
+    else:
+        before, _, tiff = head.partition(b"Exif\0\0")
+        tiff = tiff if before[-4:-2] == b"\xff\xe1" else b""
+    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
+    if order is None:
+        return 1
+    with contextlib.suppress(struct.error):
+        (first,) = struct.unpack_from(f"{order}I", tiff, 4)
+        (count,) = struct.unpack_from(f"{order}H", tiff, first)
+        for entry in range(count):
+            tag, _, _, value = struct.unpack_from(f"{order}HHIH", tiff, first + 2 + 12 * entry)
+            if tag == _ORIENTATION:
+                return value if 1 <= value <= 8 else 1
+    return 1
 
 
 def require_pixels(height: int, width: int, source: str) -> None:

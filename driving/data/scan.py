@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from chunkwise.data.images import read_image_size
+from chunkwise.data.images import read_image_size, require_upright
 from chunkwise.data.problems import Problem
 from chunkwise.data.walking import crash, walk
 from chunkwise.distributed.jobs import Hands
@@ -255,7 +255,7 @@ def _look_at(file: str) -> tuple[tuple[int, int], bytes]:
 
     Raises:
       OSError: If it cannot be read.
-      DataError: If it is no regular file, no image, or cut short.
+      DataError: If it is no regular file, no image, cut short, or stored in another orientation than it is shown in.
     """
     with budget.open_file(file) as handle:
         status = os.fstat(handle.fileno())
@@ -273,6 +273,7 @@ def _look_at(file: str) -> tuple[tuple[int, int], bytes]:
         raise DataError(
             f"expected the end marker of an image in its last KiB, found none in {status.st_size} bytes: cut short"
         )
+    require_upright(head, file)
     return size, f"{status.st_size}\n".encode() + head
 
 

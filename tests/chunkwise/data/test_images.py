@@ -18,8 +18,10 @@ from chunkwise.data.images import (
     encode_depth_png,
     encode_jpeg,
     encode_png,
+    orientation,
     read_image_size,
     require_pixels,
+    require_upright,
     resize_into,
     resize_with_pad,
     resized,
@@ -102,6 +104,33 @@ def test_other_formats_and_depth_maps_are_refused() -> None:
     Image.fromarray(np.full((4, 4), 3000, np.uint16)).save(depth, "PNG")
     with pytest.raises(DataError, match="depth map"):
         decode(depth.getvalue(), source="x")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("stated", [None, 1, 3, 6, 8, 9])
+def test_an_orientation_that_viewers_follow_is_refused(kind: str, stated: int | None) -> None:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0110] = "a camera's name, which comes before"
+    if stated is not None:
+        exif[0x0112] = stated
+    Image.fromarray(smooth(32, 48)).save(file, kind, exif=exif)
+    data = file.getvalue()
+    turned = stated if stated in (3, 6, 8) else 1
+    assert orientation(data) == turned
+    if turned == 1:
+        require_upright(data, "x")
+    else:
+        with pytest.raises(DataError, match=rf"^x: .* EXIF orientation {turned}: .*exiftran.*jpegtran"):
+            require_upright(data, "x")
+    for end in range(len(data)):
+        assert orientation(data[:end]) in (1, turned)
+
+
+def test_exif_data_of_a_big_endian_camera() -> None:
+    tiff = b"MM\0*" + struct.pack(">IHHHIHH", 8, 1, 0x0112, 3, 1, 6, 0)
+    assert orientation(b"\xff\xd8\xff\xe1\0\x28Exif\0\0" + tiff) == 6
+    assert orientation(b"\xff\xd8\xff\xe0\0\x28Exif\0\0" + tiff) == 1, "no segment of EXIF data"
+    assert orientation(encode_jpeg(smooth(8, 8), quality=90)) == 1
 
 
 def test_resizing_pads_with_black_bars_of_equal_width() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
@@ -75,6 +76,16 @@ def test_an_absent_image_is_refused_by_file_frame_and_camera_or_counted(tmp_path
     assert notes == [], "cameras that are not asked for may be absent"
     check_absent(index, DataConfig(path=str(tmp_path), missing_files="mask"), notes)
     assert notes == ["2 images are named, and their files are absent: masked (data.missing_files=mask)"]
+
+
+def test_an_image_that_viewers_turn_is_refused_when_it_is_opened(tmp_path: Path):
+    write_drive(tmp_path, "a", frames=2)
+    file, exif = tmp_path / "a_images/0001_front.jpg", Image.Exif()
+    exif[0x0112] = 6
+    Image.open(file).save(file, exif=exif)
+    words = r"a\.json: frames\[1\].observations\.cameras\.front.*a_images/0001_front\.jpg: .* EXIF orientation 6"
+    with pytest.raises(DataError, match=words):
+        open_data(DataConfig(path=str(tmp_path), image_size=SIZE), "all")
 
 
 def test_shares_of_windows_with_a_score():
