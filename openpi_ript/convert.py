@@ -197,12 +197,12 @@ class _Conversion:
     def write(self, unit: int, folder: Path, known: Any) -> Part:
         episode = self._recorded(unit)
         (index, start, task), features = known[str(unit)], features_of(episode, {})
-        write_episode(folder, episode, features, fps=self._fps, index=index, start=start, task=task)
+        stats = write_episode(folder, episode, features, fps=self._fps, index=index, start=start, task=task)
         if self._labels:
             self._write_layer_4(unit, folder / FOLDER / f"episode_{index:06d}.npz")
         length = len(next(iter(episode.columns.values())))
         row = {"episode_index": index, "tasks": [episode.task], "length": length}
-        return Part(said={"row": row, "features": features})
+        return Part(said={"row": row, "stats": stats, "features": features})
 
     def join(self, parts: Mapping[int, Part], folder: Path) -> Joined:
         if changed := [problem for part in parts.values() for problem in part.problems]:
@@ -211,7 +211,8 @@ class _Conversion:
         tasks = list(dict.fromkeys(row["tasks"][0] for row in rows))
         assert self._config.env is not None
         robot, features = self._config.env.suite, parts[min(parts)].said["features"]
-        write_meta(folder, rows, tasks, features, fps=self._fps, robot=robot, provenance=self._provenance)
+        stats = [part.said["stats"] for part in parts.values()]
+        write_meta(folder, rows, stats, tasks, features, fps=self._fps, robot=robot, provenance=self._provenance)
         return Joined(summary=f"wrote {len(rows)} episodes into {{out}}")
 
     def close(self) -> None:

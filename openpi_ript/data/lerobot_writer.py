@@ -63,6 +63,7 @@ def write_lerobot(
       names: Of the dimensions of columns that are vectors.
     """
     rows: list[dict[str, Any]] = []
+    stats: list[Mapping[str, Any]] = []
     tasks: list[str] = []
     features: dict[str, Any] = {}
     start = 0
@@ -70,15 +71,16 @@ def write_lerobot(
         length = len(next(iter(episode.columns.values())))
         features = features or features_of(episode, names)
         tasks += [episode.task] * (episode.task not in tasks)
-        write_episode(root, episode, features, fps=fps, index=index, start=start, task=tasks.index(episode.task))
+        task = tasks.index(episode.task)
+        stats.append(write_episode(root, episode, features, fps=fps, index=index, start=start, task=task))
         rows.append({"episode_index": index, "tasks": [episode.task], "length": length})
         start += length
-    write_meta(root, rows, tasks, features, fps=fps, robot=robot, provenance=provenance)
+    write_meta(root, rows, stats, tasks, features, fps=fps, robot=robot, provenance=provenance)
 
 
 def write_episode(
     root: Path, episode: Recorded, features: Mapping[str, Any], *, fps: int, index: int, start: int, task: int
-) -> None:
+) -> dict[str, Any]:
     """Writes the table of one episode.
 
     Args:
@@ -89,15 +91,23 @@ def write_episode(
       index: Of the episode, from 0.
       start: Frames of all episodes before it.
       task: Number of its task.
+
+    Returns:
+      Its line of episodes_stats.jsonl: of each feature min, max, mean, std and count. They are over all frames; of
+      LeRobot's own files those of images are over some of them.
     """
     file = root / DATA_PATH.format(episode_chunk=index // EPISODES_A_CHUNK, episode_index=index)
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(_table(episode, features, fps=fps, index=index, start=start, task=task), file)
+    numbers = _numbers(episode, fps=fps, index=index, start=start, task=task)
+    pq.write_table(_table(episode.images, numbers, features), file)
+    stats = {camera: _image_stats(images) for camera, images in episode.images.items()}
+    return {"episode_index": index, "stats": stats | {key: _stats(values) for key, values in numbers.items()}}
 
 
 def write_meta(
     root: Path,
     rows: Sequence[Mapping[str, Any]],
+    stats: Sequence[Mapping[str, Any]],
     tasks: Sequence[str],
     features: Mapping[str, Any],
     *,
@@ -110,6 +120,7 @@ def write_meta(
     Args:
       root: Folder of the dataset.
       rows: Of episodes.jsonl: episode_index, tasks and length of each.
+      stats: Of episodes_stats.jsonl, without which LeRobot opens no dataset: what `write_episode` gave of each.
       tasks: In the order of their numbers.
       features: Of the dataset.
       fps, robot, provenance: As of `write_lerobot`.
@@ -135,6 +146,7 @@ def write_meta(
     (meta / "info.json").write_text(json.dumps(info, indent=4) + "\n")
     _write_lines(meta / "tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(tasks)])
     _write_lines(meta / "episodes.jsonl", rows)
+    _write_lines(meta / "episodes_stats.jsonl", stats)
 
 
 def train_tokenizer(sentences: Sequence[str]) -> bytes:
@@ -180,21 +192,56 @@ def features_of(episode: Recorded, names: Mapping[str, Sequence[str]]) -> dict[s
     return features | {key: {"dtype": dtype, "shape": [1], "names": None} for key, dtype in types.items()}
 
 
-def _table(episode: Recorded, features: Mapping[str, Any], *, fps: int, index: int, start: int, task: int) -> pa.Table:
+def _numbers(episode: Recorded, *, fps: int, index: int, start: int, task: int) -> dict[str, np.ndarray]:
+    """All columns of an episode that are no images."""
+    length = len(next(iter(episode.columns.values())))
+    frames = np.arange(length)
+    return {
+        **episode.columns,
+        "timestamp": (frames / fps).astype(np.float32),
+        "frame_index": frames,
+        "episode_index": np.full(length, index),
+        "index": start + frames,
+        "task_index": np.full(length, task),
+    }
+
+
+def _table(
+    images: Mapping[str, Sequence[np.ndarray]], numbers: Mapping[str, np.ndarray], features: Mapping[str, Any]
+) -> pa.Table:
     """One episode as LeRobot writes it, with the metadata from which Hugging Face datasets knows the images."""
     arrays: dict[str, Any] = {}
-    for camera, images in episode.images.items():
-        cells = [{"bytes": _png(one), "path": f"frame_{frame:06d}.png"} for frame, one in enumerate(images)]
+    for camera, frames in images.items():
+        cells = [{"bytes": _png(one), "path": f"frame_{frame:06d}.png"} for frame, one in enumerate(frames)]
         arrays[camera] = pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
-    for key, values in episode.columns.items():
+    for key, values in numbers.items():
         flat = pa.array(values.ravel())
         arrays[key] = flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-    frames = np.arange(len(next(iter(episode.columns.values()))))
-    arrays |= {"timestamp": pa.array((frames / fps).astype(np.float32)), "frame_index": pa.array(frames)}
-    arrays |= {"episode_index": pa.array(np.full(len(frames), index)), "index": pa.array(start + frames)}
-    arrays |= {"task_index": pa.array(np.full(len(frames), task))}
     metadata = {"info": {"features": {key: _hf_feature(feature) for key, feature in features.items()}}}
     return pa.table(arrays).replace_schema_metadata({"huggingface": json.dumps(metadata)})
+
+
+def _stats(values: np.ndarray) -> dict[str, Any]:
+    """Statistics of a column over its frames, a list with a number for each dimension."""
+    rows = values.reshape(len(values), -1)
+    wide = rows.astype(np.float64)
+    found = {"min": rows.min(0), "max": rows.max(0), "mean": wide.mean(0), "std": wide.std(0)}
+    return {name: array.tolist() for name, array in found.items()} | {"count": [len(rows)]}
+
+
+def _image_stats(images: Sequence[UInt8[np.ndarray, "h w 3"]]) -> dict[str, Any]:
+    """Statistics of a camera's pixels, 0 to 1, in lists of shape (3, 1, 1), as LeRobot has them."""
+    # How often each byte occurs is all that is kept of an episode, and tells them exactly.
+    often = np.zeros((3, 256), np.int64)
+    for image in images:
+        for channel in range(3):
+            often[channel] += np.bincount(image[..., channel].ravel(), minlength=256)
+    values = np.arange(256) / 255
+    mean = np.average(np.broadcast_to(values, often.shape), axis=1, weights=often)
+    variance = [np.average((values - middle) ** 2, weights=row) for middle, row in zip(mean, often, strict=True)]
+    found = {"min": [values[row > 0].min() for row in often], "max": [values[row > 0].max() for row in often]}
+    found |= {"mean": mean, "std": np.sqrt(variance)}
+    return {name: np.reshape(x, (3, 1, 1)).tolist() for name, x in found.items()} | {"count": [len(images)]}
 
 
 def _hf_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
