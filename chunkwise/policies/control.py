@@ -119,6 +119,8 @@ class Limits:
     ) -> tuple[Float32[np.ndarray, " a"], bool]:
         """Returns the nearest action within the limits, and whether it is another one.
 
+        The speed holds always: from beyond the range it leads towards the range, outside of which the action still is.
+
         Args:
           action: As the policy wants it.
           before: The last command, or the measured joints; needed for `speed` alone.
@@ -134,7 +136,7 @@ class Limits:
                 raise ConfigError(
                     f"Limits.{name}: expected {len(action)} numbers, as an action has, found {limit.shape}"
                 )
-        wide = action.astype(np.float64)
+        wide = np.clip(action.astype(np.float64), self.low, self.high)
         if self.speed is not None:
             if before is None or before.shape != action.shape:
                 found = "none" if before is None else f"{len(before)}"
@@ -144,8 +146,8 @@ class Limits:
                 )
             if not np.isfinite(before).all():
                 raise NonFiniteError(f"Limits.speed: the robot's joints are {before}, from which no speed can be told")
+            # Last, so that a joint which is measured beyond the range is led back at this speed, and not in one step.
             wide = np.clip(wide, before - self.speed * seconds, before + self.speed * seconds)
-        wide = np.clip(wide, self.low, self.high)
         limited = wide.astype(np.float32)
         return limited, not np.array_equal(limited, action)
 

@@ -286,6 +286,20 @@ def test_joints_that_are_nan_are_no_measure_of_speed() -> None:
         limits.apply(action, np.array([0.0, np.nan]), 0.5)
 
 
+def test_a_joint_beyond_the_range_is_led_back_at_the_allowed_speed() -> None:
+    """1 unit a second is 1/8 a step: from 1.5 and -1.25 the range of -1 to 1 is four steps and two steps away."""
+
+    class Outward(Numbered):
+        def chunk(self, number: int) -> np.ndarray:
+            return np.array([[2.0, -2.0]] * self.horizon, np.float32)
+
+    limits = Limits(low=np.full(2, -1.0), high=np.ones(2), speed=np.ones(2))
+    control, arm, _, _ = made(limits=limits, policy=Outward())
+    arm.qpos[:] = [1.5, -1.25]
+    control.run(5)
+    assert arm.actions == [[1.375, -1.125], [1.25, -1.0], [1.125, -1.0], [1.0, -1.0], [1.0, -1.0]]
+
+
 def test_a_person_takes_over_and_hands_back() -> None:
     """From step 3 to 5: their actions are executed and marked, and the policy begins anew with what it sees then."""
     looks = [0]
