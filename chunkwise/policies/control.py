@@ -25,7 +25,7 @@ from jaxtyping import Float, Float32
 from chunkwise.errors import ConfigError, DataError, NonFiniteError, one_line
 from chunkwise.policies.bounds import require_finite
 from chunkwise.policies.execution import Execution, Plan
-from chunkwise.policies.recorded import RobotEpisode
+from chunkwise.policies.recorded import Joints, RobotEpisode
 
 LATE = 0.01
 """Share of a period by which a command may pass the step's end without being called late."""
@@ -180,6 +180,7 @@ class Control:
         patience_s: float = 0.5,
         first_s: float = 60.0,
         person: Person | None = None,
+        joints: Joints | None = None,
         clock: Clock | None = None,
         beside: Callable[[Callable[[], Any]], concurrent.futures.Future[Any]] = in_a_thread,
     ) -> None:
@@ -195,6 +196,8 @@ class Control:
           patience_s: The robot is stopped after so many seconds without an action.
           first_s: For the first chunk, while the robot stands; it may have to be compiled.
           person: Tells whether a person has taken over, and what they do.
+          joints: Tells the measured joints of an observation, for `Limits.speed` and the recording; None: its qpos, or
+            its state.
           clock: None: the machine's.
           beside: Computes beside the loop.
 
@@ -213,7 +216,7 @@ class Control:
                     f"--how realtime: the infer of a {type(policy).__name__} takes no `committed`; expected a policy "
                     "of this process. Choose open_loop, every or ensemble"
                 )
-        self._robot, self._policy, self._person = robot, policy, person
+        self._robot, self._policy, self._person, self._joints = robot, policy, person, joints
         self._rate, self._period = rate_hz, 1 / rate_hz
         self._patience, self._first = patience_s, first_s
         self._clock, self._beside = clock or MonotonicClock(), beside
@@ -221,7 +224,7 @@ class Control:
         self._answer: concurrent.futures.Future[Any] | None = None
         self._unwanted = False
         self._asked = self._failed = 0
-        self.episode = RobotEpisode(rate_hz=rate_hz)
+        self.episode = RobotEpisode(rate_hz=rate_hz, joints=joints)
         """The last one; also where `run` raised."""
 
     def run(self, steps: int, *, done: Callable[[Observation], bool] = lambda observation: False) -> RobotEpisode:
@@ -233,11 +236,12 @@ class Control:
 
         Raises:
           ConfigError: Chunks are too short for the execution, or limits are of another width than actions.
+          DataError: The first observation is one that could not be recorded; no action was commanded.
           Exception: What the robot or the person's device raised, when the robot has been stopped.
         """
         self._plan = Plan(self._execution)
         self._unwanted, self._failed = self._answer is not None, 0
-        self.episode = episode = RobotEpisode(rate_hz=self._rate)
+        self.episode = episode = RobotEpisode(rate_hz=self._rate, joints=self._joints)
         try:
             self._drive(episode, steps, done)
         except KeyboardInterrupt:
@@ -271,7 +275,7 @@ class Control:
                 self._unwanted = self._answer is not None
             patience = self._patience if len(episode) else self._first
             if action is not None and np.isfinite(action).all():
-                known = _joints(observation) if before is None else before
+                known = episode.measured(observation) if before is None else before
                 action, limited = self._limits.apply(np.asarray(action, np.float32), known, self._period)
                 self._robot.act(action)
                 episode.add(number, observation, action, person=by_person)
@@ -341,9 +345,3 @@ def _actions(reply: Any) -> Float32[np.ndarray, "t a"]:
         raise DataError(f"actions: expected [t, a] numbers, found shape {list(actions.shape)}")
     require_finite(actions[None])
     return actions
-
-
-def _joints(observation: Observation) -> np.ndarray | None:
-    """Returns the measured joints, where the robot shows them."""
-    found = observation.get("qpos", observation.get("state"))
-    return None if found is None else np.asarray(found, np.float64)

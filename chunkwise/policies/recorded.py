@@ -2,9 +2,10 @@
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import h5py
 import numpy as np
@@ -17,7 +18,16 @@ from chunkwise.files.durable import make_folders, scratch_file
 from chunkwise.policies.observations import channels_last
 
 Ended = Literal["steps", "done", "watchdog", "interrupted", "error"]
+Joints = Callable[[Mapping[str, Any]], np.ndarray]
+"""Tells the measured joints of an observation."""
 JPEG_QUALITY = 95
+STATES = ("state", "qpos")
+"""Entries of which an observation has one at least."""
+CAMERAS = ("image/", "images/")
+"""How entries begin that are images whatever they hold: ours, and those of openpi's ALOHA."""
+FOLDERS = ("observation", "observations", "image", "images")
+"""First parts of an entry's name that are not part of its name in a file."""
+Entry = TypeVar("Entry")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -44,6 +54,8 @@ class RobotEpisode:
     ticks: list[int] = dataclasses.field(default_factory=list)
     """Number of each step's place on the clock; the robot stood at those that are left out."""
     prompt: str | None = None
+    joints: Joints | None = None
+    """Tells the measured joints of an observation that has no state or qpos; None: it has them."""
     _arrays: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
     _images: list[dict[str, concurrent.futures.Future[bytes]]] = dataclasses.field(default_factory=list)
     _encoder: concurrent.futures.ThreadPoolExecutor = dataclasses.field(
@@ -61,20 +73,15 @@ class RobotEpisode:
         Args:
           tick: Its place on the clock.
           observation: What was seen before the action. Vectors of numbers and images are kept, uint8 [h, w, 3] or
-            [3, h, w], as a policy takes them.
+            [3, h, w], as a policy takes them, by our names or by those of openpi's clients.
           action: As commanded.
           person: Whether a person chose it.
+
+        Raises:
+          DataError: If an image is none of uint8, or two entries have the same name.
         """
-        arrays = {
-            name: np.asarray(value) for name, value in observation.items() if not isinstance(value, str | Mapping)
-        }
-        self._arrays.append(
-            {name: np.array(x, np.float32) for name, x in arrays.items() if x.ndim == 1 and x.dtype.kind in "fiu"}
-        )
-        given = {name: np.asarray(x) for name, x in observation.get("image", {}).items() if x is not None}
-        images = {name: channels_last(image) for name, image in given.items()}
-        for name, image in images.items():
-            require_uint8(image, name)
+        arrays, images = self._seen(observation)
+        self._arrays.append(arrays)
         self._images.append(
             {name: self._encoder.submit(encode_jpeg, image, quality=JPEG_QUALITY) for name, image in images.items()}
         )
@@ -83,8 +90,31 @@ class RobotEpisode:
         self.interventions.append(person)
         self.ticks.append(tick)
 
+    def measured(self, observation: Mapping[str, Any]) -> Float32[np.ndarray, " a"]:
+        """Returns the measured joints: qpos, or state.
+
+        Raises:
+          DataError: No episode could be written of the observation: it has no joints, or see `add`.
+        """
+        arrays, _ = self._seen(observation)
+        return arrays.get("qpos", arrays[_state_of(arrays)])
+
+    @property
+    def left_out(self) -> list[str]:
+        """What is not written, in words: cameras, and arrays besides state and qpos, that some steps lacked."""
+        steps = len(self)
+        there = Counter(name for step in (*self._arrays, *self._images) for name in step)
+        return [
+            f"{name}: there at {count} of {steps} steps"
+            for name, count in sorted(there.items())
+            if count < steps and name not in STATES
+        ]
+
     def save(self, path: str | Path, *, success: bool | None) -> Path:
         """Writes an HDF5 file in ALOHA's layout (docs/data_formats.md); it appears under its name when it is whole.
+
+        A camera that gave no image at some step is left out as a whole, since the layout has no missing frame, and so
+        is an array; `left_out` and the file's attribute of that name say which.
 
         Args:
           path: The file; episodes of one dataset lie in one folder.
@@ -96,28 +126,76 @@ class RobotEpisode:
         path = Path(path)
         if not self.actions:
             raise DataError(f"{path}: the robot executed no action ({self.ended}: {self.reason}); there is no episode")
-        names = {tuple(sorted(arrays)) for arrays in self._arrays}
-        cameras = {tuple(sorted(images)) for images in self._images}
-        if len(names) != 1 or len(cameras) != 1:
-            raise DataError(f"{path}: expected the same arrays and cameras at every step, found {names} and {cameras}")
-        arrays = {name: np.stack([step[name] for step in self._arrays]) for name in self._arrays[0]}
-        alone = next((name for name in ("state", "qpos") if name in arrays), None)
-        if alone is None:
-            raise DataError(f"{path}: expected state or qpos in the robot's observations, found {sorted(arrays)}")
+        arrays = {name: np.stack(steps) for name, steps in _at_every_step(self._arrays).items()}
+        if lacking := sorted({name for step in self._arrays for name in step if name in STATES} - set(arrays)):
+            raise DataError(f"{path}: expected {', '.join(lacking)} at every step, found steps without")
+        alone = _state_of(arrays)
+        images = _at_every_step(self._images)
         make_folders(path.parent)
         with scratch_file(path) as part, h5py.File(part, "w") as h5:
             for name, x in arrays.items():
                 write_array(h5, f"/observations/{name}", x)
-            for name in {"state", "qpos"} - set(arrays):
+            for name in set(STATES) - set(arrays):
                 h5[f"/observations/{name}"] = h5[f"/observations/{alone}"]  # a hard link: no second copy
             write_array(h5, "/action", np.stack(self.actions))
             write_array(h5, "/intervention", np.array(self.interventions, bool))
             write_array(h5, "/step", np.array(self.ticks, np.int64))
-            if self._images[0]:
-                write_jpegs(h5, {name: [step[name].result() for step in self._images] for name in self._images[0]})
+            if images:
+                write_jpegs(h5, {name: [jpeg.result() for jpeg in steps] for name, steps in images.items()})
             h5.attrs.update(sim=False, fps=self.rate_hz, ended=self.ended, reason=self.reason, missed=self.missed)
             if self.prompt is not None:
                 h5.attrs["prompt"] = self.prompt
             if success is not None:
                 h5.attrs["success"] = success
+            if self.left_out:
+                h5.attrs["left_out"] = "; ".join(self.left_out)
         return path
+
+    def _seen(self, observation: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Vectors and images of an observation, by the names that they have in a file."""
+        arrays: dict[str, np.ndarray] = {}
+        images: dict[str, np.ndarray] = {}
+        for key, value in _flat(observation):
+            name, x = _name(key), np.asarray(value)
+            colours = x.ndim == 3 and x.dtype == np.uint8 and 3 in (x.shape[0], x.shape[-1])
+            if colours or key.startswith(CAMERAS):
+                if name in images:
+                    raise DataError(f"{key}: expected a camera's name once in an observation, found {name} twice")
+                images[name] = channels_last(x)
+                require_uint8(images[name], name)
+            elif x.ndim == 1 and x.dtype.kind in "fiu":
+                if name in arrays:
+                    raise DataError(f"{key}: expected an array's name once in an observation, found {name} twice")
+                arrays[name] = np.array(x, np.float32)
+        if self.joints is not None and not set(STATES) & set(arrays):
+            arrays["qpos"] = np.array(self.joints(observation), np.float32)
+        return arrays, images
+
+
+def _flat(observation: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Entries that are there and no text, those of nested maps as a/b."""
+    for key, value in observation.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}/")
+        elif value is not None and not isinstance(value, str | bytes):
+            yield f"{above}{key}", value
+
+
+def _name(key: str) -> str:
+    """An entry's name in a file, without the folder that it has there anyway."""
+    head, _, rest = key.partition("/")
+    return rest if rest and head in FOLDERS else key
+
+
+def _at_every_step(steps: Sequence[Mapping[str, Entry]]) -> dict[str, list[Entry]]:
+    return {name: [step[name] for step in steps] for name in steps[0] if all(name in step for step in steps)}
+
+
+def _state_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """Which of the arrays is the state. Raises DataError where there is none."""
+    if found := [name for name in STATES if name in arrays]:
+        return found[0]
+    raise DataError(
+        f"expected state or qpos in the robot's observations, found {sorted(arrays)}; give Control(joints=...), a "
+        "function that tells the measured joints of an observation"
+    )

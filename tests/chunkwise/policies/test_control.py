@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chunkwise.errors import ConfigError, NonFiniteError
+from chunkwise.errors import ConfigError, DataError, NonFiniteError
 from chunkwise.policies.control import Control, Limits, in_a_thread
 from chunkwise.policies.execution import Execution, Plan
 
@@ -346,6 +346,29 @@ def test_the_robot_is_stopped_whatever_is_raised() -> None:
     arm.then, arm.breaks_at = interrupted, None
     episode = control.run(9)
     assert (episode.ended, len(episode), arm.stops) == ("interrupted", 1, 2)
+
+
+def test_an_observation_that_cannot_be_recorded_is_refused_before_the_robot_moves() -> None:
+    class Droid(Arm):
+        def observe(self) -> dict[str, Any]:
+            return {"observation/joint_position": self.qpos}
+
+    class Same(Numbered):
+        def infer(self, observation: Any, *, committed: Any = None) -> Any:
+            return {"actions": self.chunk(1)}
+
+    clock = Clock()
+    settings: dict[str, Any] = {"rate_hz": RATE, "clock": clock, "beside": clock.beside}
+    arm = Droid(clock)
+    with pytest.raises(DataError, match=r"expected state or qpos .*found \['joint_position'\]; give Control\(joints="):
+        Control(arm, Same(), **settings).run(3)
+    assert (arm.commands, arm.stops) == ([], 1)
+    # Of 1 unit a second 1/8 a step, from the joints that the function tells.
+    control = Control(
+        arm, Same(), limits=Limits(speed=np.ones(2)), joints=lambda seen: seen["observation/joint_position"], **settings
+    )
+    assert len(control.run(1)) == 1
+    assert arm.actions == [[0.125, 0.0]]
 
 
 def test_somebody_says_that_it_is_done() -> None:

@@ -119,13 +119,76 @@ def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
         empty.save(tmp_path / "e.hdf5", success=False)
     recorded, _ = episode()
     recorded.add(99, {"state": np.zeros(9), "image": {}}, np.zeros(4, np.float32), person=False)
-    with pytest.raises(DataError, match="expected the same arrays and cameras at every step"):
+    with pytest.raises(DataError, match="expected qpos at every step, found steps without"):
         recorded.save(tmp_path / "e.hdf5", success=False)
     blind = RobotEpisode(rate_hz=20.0)
     blind.add(0, {"joints": np.zeros(3)}, np.zeros(2, np.float32), person=False)
     with pytest.raises(DataError, match=r"expected state or qpos in the robot's observations, found \['joints'\]"):
         blind.save(tmp_path / "e.hdf5", success=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def colour(value: int) -> np.ndarray:
+    return np.full((8, 8, 3), value, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("seen", "arrays", "cameras"),
+    [
+        ({"state": np.ones(3), "images": {"cam_high": colour(9).transpose(2, 0, 1)}}, ["qpos", "state"], ["cam_high"]),
+        (
+            {
+                "observation/joint_position": np.ones(2),
+                "observation/gripper_position": np.ones(1),
+                "observation/exterior_image_1_left": colour(9),
+            },
+            ["gripper_position", "joint_position", "qpos", "state"],
+            ["exterior_image_1_left"],
+        ),
+        (
+            {"observation/state": np.ones(3), "observation/image": colour(9), "observation/depth": np.ones((8, 8, 3))},
+            ["qpos", "state"],
+            ["image"],
+        ),
+    ],
+    ids=["aloha", "droid", "libero"],
+)
+def test_observations_by_the_names_of_openpis_clients_are_recorded(
+    tmp_path: Path, seen: dict[str, Any], arrays: list[str], cameras: list[str]
+) -> None:
+    recorded = RobotEpisode(rate_hz=20.0, joints=lambda observation: np.ones(3))
+    for step in range(2):
+        recorded.add(step, seen, np.zeros(3, np.float32), person=False)
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        group: Any = h5["observations"]
+        assert sorted(set(group) - {"images"}) == arrays
+        assert list(group["images"]) == cameras
+        np.testing.assert_array_equal(group["qpos"], np.ones((2, 3)))
+        found = decode(group["images"][cameras[0]][1].tobytes(), source="camera")
+    np.testing.assert_array_equal(found, colour(9))
+
+
+def test_a_camera_that_missed_a_frame_costs_its_own_images_alone(tmp_path: Path) -> None:
+    recorded = RobotEpisode(rate_hz=20.0)
+    for step in range(4):
+        images = {"top": colour(9), "wrist": None if step == 2 else colour(9)}
+        seen = {"state": np.ones(3), "image": images} | ({"force": np.ones(6)} if step else {})
+        recorded.add(step, seen, np.zeros(2, np.float32), person=False)
+    assert recorded.left_out == ["force: there at 3 of 4 steps", "wrist: there at 3 of 4 steps"]
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        group: Any = h5["observations"]
+        assert (sorted(group), list(group["images"])) == (["images", "qpos", "state"], ["top"])
+        assert h5.attrs["left_out"] == "force: there at 3 of 4 steps; wrist: there at 3 of 4 steps"
+
+
+def test_two_entries_of_one_name_are_refused() -> None:
+    recorded = RobotEpisode(rate_hz=20.0)
+    for twice in (
+        {"state": np.ones(3), "observation/state": np.ones(3)},
+        {"state": np.ones(3), "image": {"top": colour(1)}, "images": {"top": colour(2)}},
+    ):
+        with pytest.raises(DataError, match=r"once in an observation, found (state|top) twice"):
+            recorded.measured(twice)
 
 
 @pytest.mark.long
