@@ -29,12 +29,16 @@ ADAPTERS: Mapping[str, str] = {
 class Adapter:
     """A robot whose numbers the policy sees as they are, and whose observations have our names."""
 
-    same_numbers = True
-    """Whether `state`, `action` and `acted` give what they are given."""
     words = ""
     """What its state and actions are, for the spec."""
     metadata: Mapping[str, Any] = {}
     """What clients are told beside the spec."""
+
+    @property
+    def same_numbers(self) -> bool:
+        """Whether `state`, `action` and `acted` are Adapter's, which give what they are given."""
+        own = type(self)
+        return own.state is Adapter.state and own.action is Adapter.action and own.acted is Adapter.acted
 
     @property
     def same_simulation(self) -> bool:
@@ -80,7 +84,8 @@ OWN = Adapter()
 
 
 class Named(Adapter):
-    """A robot whose openpi client has names of its own. Observations with ours are taken too."""
+    """A robot whose openpi client has names of its own. Observations with ours are taken too, and entries with ours
+    before those that stand for the same, so that a server's --rename decides."""
 
     state_keys: tuple[str, ...]
     """Entries that are the state, one after another; those below others are written a/b."""
@@ -95,9 +100,12 @@ class Named(Adapter):
         theirs = {_root(key) for key in (*self.state_keys, *self.camera_keys.values())} - {"state"}
         if not theirs & {_root(key) for key in flat}:
             return sent
-        read: dict[str, Any] = {"state": joined(flat, self.state_keys)}
+        read: dict[str, Any] = {"state": sent["state"] if "state" in sent else joined(flat, self.state_keys)}
         if cameras:
-            read["image"] = {name: self._image(flat, name) for name in cameras}
+            ours = sent.get("image")
+            given = ours if isinstance(ours, Mapping) else {}
+            read["image"] = {name: self._image(flat, name) for name in cameras if name not in given}
+            read["image"] |= {name: x if x is None else as_bytes(x, name) for name, x in given.items()}
         if "prompt" in flat:
             read["prompt"] = _words(flat["prompt"])
         return read

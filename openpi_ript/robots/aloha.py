@@ -28,7 +28,6 @@ UNUSED = "cam_low"
 class Aloha(Named):
     """ALOHA as openpi's pi0_aloha, pi05_aloha and fine-tunings of them see it (adapt_to_pi)."""
 
-    same_numbers = False
     words = "ALOHA's own: joints in radians, grippers from 0, closed, to 1, open; left arm, then right arm"
     metadata: Mapping[str, Any] = {"reset_pose": [0, -1.5, 1.5, 0, 0, 0]}
     state_keys = ("state",)

@@ -12,12 +12,14 @@ from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies.execution import Committed
 from chunkwise.policies.load import load_policy
+from chunkwise.policies.wire import rename
 from openpi_ript import config as configs
 from openpi_ript.config import DataConfig, EnvConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, toy
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
 from openpi_ript.robots.adapter import Adapter, as_bytes, find_adapter, joined
 from openpi_ript.robots.aloha import Aloha
+from openpi_ript.robots.arms import Droid
 from openpi_ript.robots.libero import Libero, rotation_vector
 from openpi_ript.train import main
 from tests.chunkwise.policies.serving import running
@@ -29,8 +31,6 @@ CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 class Doubled(Adapter):
     """One of a user's own."""
-
-    same_numbers = False
 
     def state(self, state: np.ndarray) -> np.ndarray:
         return 2 * state
@@ -173,6 +173,37 @@ def test_clients_names_become_ours() -> None:
     assert (list(got["image"]), got["prompt"]) == (["base_0_rgb"], "go")
     nested = {"observation": {"state": np.ones(8)}, "prompt": "go"}
     np.testing.assert_array_equal(find_adapter("libero").observation(nested, ())["state"], np.ones(8))
+
+
+def test_an_entry_that_a_server_renames_takes_the_place_of_the_robots_own() -> None:
+    def image(value: int) -> np.ndarray:
+        return np.full((2, 2, 3), value, np.uint8)
+
+    sent = {"observation/joint_position": np.zeros(7), "observation/gripper_position": np.ones(1)}
+    sent |= {"observation/exterior_image_1_left": image(1), "observation/exterior_image_2_left": image(2)}
+    sent |= {"observation/wrist_image_left": image(9)}
+    renamed = rename(sent, {"observation/exterior_image_2_left": "image/base_0_rgb"})
+    got = find_adapter("droid").observation(renamed, CAMERAS[:2])
+    assert {name: int(x[0, 0, 0]) for name, x in got["image"].items()} == {"base_0_rgb": 2, "left_wrist_0_rgb": 9}
+    np.testing.assert_array_equal(got["state"], [0] * 7 + [1])
+    two = {"state": np.zeros(14), "images": {"cam_high": image(1), "cam_low": image(2)}}
+    got = find_adapter("aloha").observation(rename(two, {"images/cam_low": "image/base_0_rgb"}), CAMERAS[:1])
+    assert int(got["image"]["base_0_rgb"][0, 0, 0]) == 2
+    other = {"state": np.arange(8.0)} | {name: x for name, x in sent.items() if "image" in name}
+    np.testing.assert_array_equal(find_adapter("droid").observation(other, ())["state"], np.arange(8.0))
+
+
+def test_an_adapter_that_converts_is_known_by_its_methods() -> None:
+    class Turned(Adapter):
+        def acted(self, action: np.ndarray) -> np.ndarray:
+            return -action
+
+    class Seen(Adapter):
+        def observation(self, sent: Any, cameras: Any) -> Any:
+            return sent
+
+    found = {made: made().same_numbers for made in (Adapter, Droid, Libero, Seen, Aloha, Doubled, Turned)}
+    assert [made for made, same in found.items() if same] == [Adapter, Droid, Libero, Seen]
 
 
 def test_an_adapter_has_a_name_or_is_code_that_the_user_named() -> None:
