@@ -3,10 +3,10 @@
     python -m openpi_ript.convert RUN OUT [--first-step 400] [--fps 20] [--layer-4] [--allow-env my_sim:Env]
 
 Every rollout that the run's rounds played becomes an episode, in the order of step and initial state: state and images
-as the policy saw them, actions as executed, the outcome in the last frame, the prompt as its task. The column
-`initial_state` is the seed of the environment's reset, so that `data.init_key initial_state` with `data.advantage`
-finds RIPT's groups again. Images become PNG. The same rollouts give the same bytes, by any number of --workers or on a
---fleet; given again after a kill, the command goes on.
+as the policy saw them, actions as executed, the outcome in the last frame, the prompt as its task. The column `group`
+numbers the rounds' initial states, so that `data.init_key group` with `data.advantage` finds RIPT's groups again;
+`initial_state` is the seed of the environment's reset, the same in every round. Images become PNG. The same rollouts
+give the same bytes, by any number of --workers or on a --fleet; given again after a kill, the command goes on.
 
 With --layer-4 OUT/layer_4/episode_<number>.npz is the same episode as layer 4 of the data specification, with the
 advantage of each rollout in its group (openpi_ript/ript/layer_4.py): as the environment shows it, before any adapter.
@@ -31,7 +31,7 @@ from chunkwise.envs.rollout import Rollout, load
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.trust import require_own_files
 from openpi_ript.config.experiment import OpenpiRiptConfig
-from openpi_ript.data.lerobot_writer import Recorded, features_of, write_episode, write_meta
+from openpi_ript.data.lerobot_writer import Recorded, features_of, outcome_columns, write_episode, write_meta
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import ALLOWED, code_of, make, require_own_code
 from openpi_ript.policies.saved import read_config
@@ -40,6 +40,8 @@ from openpi_ript.ript.recordings import FOLDER as ROLLOUTS
 from openpi_ript.ript.recordings import places_of
 from openpi_ript.robots.adapter import OWN, Adapter, find_adapter
 
+GROUP = "group"
+"""Column of the number of a rollout's round and initial state, in their order, from 0."""
 INITIAL_STATE = "initial_state"
 """Column of the seed with which the environment was reset."""
 
@@ -59,8 +61,17 @@ def find_rollouts(run: Path, first_step: int = 0) -> list[Path]:
     return found
 
 
-def recorded(rollout: Rollout, config: OpenpiRiptConfig, path: Path, adapter: Adapter = OWN) -> Recorded:
+def recorded(
+    rollout: Rollout, config: OpenpiRiptConfig, path: Path, adapter: Adapter = OWN, group: int = 0
+) -> Recorded:
     """Returns a rollout as an episode of a dataset with the config's columns: state and images as its robot has them.
+
+    Args:
+      rollout: With its observations.
+      config: Of the run.
+      path: Of the rollout, for errors.
+      adapter: The robot's.
+      group: Number of its group.
 
     Raises:
       DataError: The rollout's observations were not kept, or lack a camera.
@@ -70,15 +81,13 @@ def recorded(rollout: Rollout, config: OpenpiRiptConfig, path: Path, adapter: Ad
     shown = {key: env.cameras[name] for name, key in data.cameras.items()}
     if missing := sorted({*env.state, *shown.values()} - set(rollout.observations)):
         raise DataError(f"{path}: expected observations {missing}, found {sorted(rollout.observations)}")
-    outcome = np.zeros(rollout.length, bool)
-    outcome[-1] = rollout.success
     state = policy_state(rollout.observations, env.state, env.state_function)
     columns = {
         data.state_key: adapter.simulated_state(state[:-1]).astype(np.float32),
         data.action_key: rollout.actions,
-        data.success_key: outcome,
-        data.reward_key: outcome.astype(np.float32),
+        **outcome_columns(rollout.success, rollout.length, data),
         INITIAL_STATE: np.full(rollout.length, rollout.seed, np.int64),
+        GROUP: np.full(rollout.length, group, np.int64),
     }
     images = {key: list(adapter.simulated_image(rollout.observations[name][:-1])) for key, name in shown.items()}
     return Recorded(columns=columns, images=images, task=rollout.prompt)
@@ -124,14 +133,15 @@ def convert(
         raise ConfigError(f"{run}: expected a run with env, found one that never acted")
     _adapter(config, allow_code)
     require_own_code(config.env, allow_code=allow_env == code_of(config.env))
-    paths = find_rollouts(run, first_step)
+    # Listed once: a run that goes on adds rollouts, which would give those of each process other numbers.
+    names = [path.relative_to(run) for path in find_rollouts(run, first_step)]
     if fps is None:
         world = make(dataclasses.replace(config.env, initial_states=""), allow_code=allow_env == code_of(config.env))
         fps = world.fps
         world.close()
     made = {"made_by": "openpi_ript.convert: rollouts of a policy", "env": config.env.suite, "task": config.env.task}
     build(
-        functools.partial(_Conversion, run.absolute(), first_step, fps, allow_code, made, as_layer_4),
+        functools.partial(_Conversion, run.absolute(), names, fps, allow_code, made, as_layer_4),
         out,
         about=made,
         identity={"run": str(run.resolve()), "first_step": first_step, "fps": fps, "layer_4": as_layer_4},
@@ -140,7 +150,7 @@ def convert(
         jobs=jobs or Jobs(),
         report=print,
     )
-    return len(paths)
+    return len(names)
 
 
 def _adapter(config: OpenpiRiptConfig, allow_code: str | None) -> Adapter:
@@ -154,7 +164,7 @@ class _Conversion:
     def __init__(
         self,
         run: Path,
-        first_step: int,
+        names: Sequence[Path],
         fps: int,
         allow_code: str | None,
         provenance: Mapping[str, Any],
@@ -162,7 +172,7 @@ class _Conversion:
     ) -> None:
         self._config, self._fps, self._provenance = read_config(run), fps, provenance
         self._adapter = _adapter(self._config, allow_code)
-        self._paths = find_rollouts(run, first_step)
+        self._paths = [run / name for name in names]
         self._labels = advantages_of(self._paths, self._config.rollout) if as_layer_4 else []
 
     @property
@@ -178,9 +188,10 @@ class _Conversion:
         return Part(said={"length": length, "task": episode.task, "features": features_of(episode, {})})
 
     def settle(self, looks: Mapping[int, Part]) -> tuple[Any, Mapping[int, Sequence[Problem]]]:
-        """Number, first row and task of each; one with other features than the first is a problem."""
+        """Number, first row, task and group of each; one with other features than the first is a problem."""
         known, problems = dict[str, list[int]](), dict[int, list[Problem]]()
         tasks: dict[str, int] = {}
+        groups: dict[tuple[str, str], int] = {}
         first = next((look.said["features"] for look in looks.values()), None)
         place = start = 0
         for number, look in looks.items():
@@ -189,14 +200,17 @@ class _Conversion:
                 problems[number] = [wrong]
                 continue
             task = tasks.setdefault(look.said["task"], len(tasks))
-            known[str(number)] = [place, start, task]
+            path = self._paths[number]
+            group = groups.setdefault((path.parent.name, path.stem.rpartition("-")[0]), len(groups))
+            known[str(number)] = [place, start, task, group]
             place += 1
             start += look.said["length"]
         return known, problems
 
     def write(self, unit: int, folder: Path, known: Any) -> Part:
-        episode = self._recorded(unit)
-        (index, start, task), features = known[str(unit)], features_of(episode, {})
+        index, start, task, group = known[str(unit)]
+        episode = self._recorded(unit, group)
+        features = features_of(episode, {})
         stats = write_episode(folder, episode, features, fps=self._fps, index=index, start=start, task=task)
         if self._labels:
             self._write_layer_4(unit, folder / FOLDER / f"episode_{index:06d}.npz")
@@ -219,16 +233,21 @@ class _Conversion:
         """Nothing stays open."""
 
     def _write_layer_4(self, unit: int, path: Path) -> None:
-        data, (advantage, optimality) = self._config.data, self._labels[unit]
+        data, label = self._config.data, self._labels[unit]
+        if label is None:
+            raise DataError(
+                f"{self._paths[unit]}: expected an outcome when the conversion began, found none that is read"
+            )
+        advantage, optimality = label
         rollout, size = load(self._paths[unit]), data.image_size
         save_layer_4(
             path,
             layer_4(rollout, horizon=data.horizon, advantage=advantage, optimality=optimality, image_size=size),
         )
 
-    def _recorded(self, unit: int) -> Recorded:
+    def _recorded(self, unit: int, group: int = 0) -> Recorded:
         path = self._paths[unit]
-        return recorded(load(path), self._config, path, self._adapter)
+        return recorded(load(path), self._config, path, self._adapter, group)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -264,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     print(
         f"next: python -m openpi_ript.inspect {found.out}, then train on it "
-        f"with --data.path {found.out} --data.init-key {INITIAL_STATE}"
+        f"with --data.path {found.out} --data.init-key {GROUP}"
     )
     return 0
 

@@ -14,6 +14,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from chunkwise.files.strict_json import read_json
+from openpi_ript.config.data import DataConfig
 
 OWN_DATA = ". Set record to None (demonstrate too) to train on your own data"
 """What else to do where a folder holds other data than was to be recorded."""
@@ -33,6 +34,15 @@ class Recorded:
     """By LeRobot's key: T images of one size, uint8 [h, w, 3]."""
     task: str
     """In words."""
+
+
+def outcome_columns(success: bool, length: int, config: DataConfig) -> dict[str, np.ndarray]:
+    """Returns the columns of an episode's outcome, which lies in its last frame; those that the config has, "none" is
+    none."""
+    outcome = np.zeros(length, bool)
+    outcome[-1] = success
+    columns = {config.success_key: outcome, config.reward_key: outcome.astype(np.float32)}
+    return {key: values for key, values in columns.items() if key != "none"}
 
 
 def settings_of(root: Path) -> Mapping[str, Any] | None:

@@ -25,7 +25,14 @@ from chunkwise.envs.recorder import record_whole
 from chunkwise.envs.workers import Reset, Run, Start, Stretch, answer
 from chunkwise.errors import ConfigError
 from openpi_ript.config.experiment import OpenpiRiptConfig
-from openpi_ript.data.lerobot_writer import OWN_DATA, Recorded, settings_of, train_tokenizer, write_lerobot
+from openpi_ript.data.lerobot_writer import (
+    OWN_DATA,
+    Recorded,
+    outcome_columns,
+    settings_of,
+    train_tokenizer,
+    write_lerobot,
+)
 from openpi_ript.data.point import TOKENIZER
 from openpi_ript.envs.layer_4 import policy_state
 from openpi_ript.envs.make import make, tasks_of
@@ -174,13 +181,10 @@ def _recorded(
     env = config.env
     assert env is not None
     state = np.stack([policy_state(frame, env.state, env.state_function) for frame in frames])
-    outcome = np.zeros(len(frames), bool)
-    outcome[-1] = success
     columns = {
         config.data.state_key: adapter.simulated_state(state).astype(np.float32),
         config.data.action_key: np.stack(actions),
-        config.data.success_key: outcome,
-        config.data.reward_key: outcome.astype(np.float32),
+        **outcome_columns(success, len(frames), config.data),
     }
     images = {key: [adapter.simulated_image(frame[name]) for frame in frames] for key, name in shown.items()}
     return Recorded(columns=columns, images=images, task=task.prompt)

@@ -67,8 +67,9 @@ def layer_4(
     }
 
 
-def advantages_of(paths: Sequence[Path], config: RolloutConfig | None) -> list[tuple[float, int]]:
-    """Returns the processed advantage of each rollout and its label.
+def advantages_of(paths: Sequence[Path], config: RolloutConfig | None) -> list[tuple[float, int] | None]:
+    """Returns the processed advantage of each rollout and its label; None for one whose outcome cannot be read, without
+    which its group is compared.
 
     The advantage is leave-one-out among the rollouts of the same round and initial state, and shaped over those of the
     round; with the objective ppo it is left as it is. A group that ended alike has 0, and the label none.
@@ -78,21 +79,30 @@ def advantages_of(paths: Sequence[Path], config: RolloutConfig | None) -> list[t
       config: The advantages' shaping.
 
     Raises:
-      DataError: A file is bad, or the run's config has no rounds.
+      DataError: The run's config has no rounds.
     """
     if config is None:
         raise DataError("layer 4: expected a run with rollout in its config, whose groups tell the advantages")
+    outcomes = {path: outcome for path in paths if (outcome := _outcome(path)) is not None}
     found: dict[Path, tuple[float, int]] = {}
     kind = "ppo" if config.objective == "ppo" else "guided"
-    for folder in dict.fromkeys(path.parent for path in paths):
-        round_of = [path for path in paths if path.parent == folder]
+    for folder in dict.fromkeys(path.parent for path in outcomes):
+        round_of = [path for path in outcomes if path.parent == folder]
         states = [path.stem.rpartition("-")[0] for path in round_of]
         group = np.array([states.index(state) for state in states], np.int64)
-        success = np.array([load(path, outcome_only=True).success for path in round_of], np.float64)
+        success = np.array([outcomes[path] for path in round_of], np.float64)
         labels = labels_of(success, group, config, objective=kind)
         told = zip(round_of, labels.weight.tolist(), labels.optimality.tolist(), strict=True)
         found |= {path: (weight, optimality) for path, weight, optimality in told}
-    return [found[path] for path in paths]
+    return [found.get(path) for path in paths]
+
+
+def _outcome(path: Path) -> bool | None:
+    """Whether a rollout succeeded; None where its file is bad."""
+    try:
+        return load(path, outcome_only=True).success
+    except DataError:
+        return None
 
 
 def save_layer_4(path: Path, episode: EpisodeRecord) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chunkwise.cli import verbs
@@ -72,7 +74,7 @@ def test_every_rollout_is_an_episode_and_groups_are_found_again(run: Path, tmp_p
         horizon=2,
         image_size=(12, 12),
         state_norm="none",
-        init_key="initial_state",
+        init_key="group",
         advantage=AdvantageConfig(normalization="none", clipping="none", negative_handling="none"),
     )
     opened = open_data(data)
@@ -123,6 +125,58 @@ def test_a_bad_rollout_is_named_or_left_out_and_the_others_are_numbered_without_
     convert.convert(tmp_path / "run", tmp_path / "without", fps=7)
     assert files(tmp_path / "out") == files(tmp_path / "without")
     assert len(read_meta(tmp_path / "out").episodes) == 5
+
+
+def test_a_start_that_two_rounds_played_is_a_group_of_each(run: Path, tmp_path: Path):
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/rollouts")
+    for step, success in ((4, (True, False)), (8, (True, True))):
+        for k, one in enumerate(success):
+            path = tmp_path / f"run/rollouts/step_{step:08d}-abc/state_00000-{k:02d}.npz"
+            save(path, make_rollout(2, success=one, seed=1000, init_hash="0" * 16))
+    convert.convert(tmp_path / "run", tmp_path / "out", fps=7)
+    table = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").glob("data/*/*"))])
+    assert table["group"].to_pylist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert set(table["initial_state"].to_pylist()) == {1000}
+
+
+def test_a_rollout_that_a_run_adds_meanwhile_changes_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(run, tmp_path / "run")
+    settle = convert._Conversion.settle
+
+    def played(self: Any, looks: Any) -> Any:
+        save(tmp_path / "run/rollouts/step_00000004-abc/state_00000-03.npz", make_rollout(9))
+        return settle(self, looks)
+
+    monkeypatch.setattr(convert._Conversion, "settle", played)
+    convert.convert(tmp_path / "run", tmp_path / "out", fps=7, jobs=Jobs(workers=2))
+    convert.convert(run, tmp_path / "before", fps=7)
+    assert files(tmp_path / "out") == files(tmp_path / "before")
+
+
+def test_a_bad_rollout_is_left_out_of_layer_4_too(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/rollouts/step_00000008-abc/state_00005-01.npz").write_bytes(b"torn")
+    monkeypatch.setattr(driver, "MAX_SKIPPED", 1 / 6)
+    jobs = Jobs(on_bad="skip")
+    convert.convert(tmp_path / "run", tmp_path / "out", fps=7, as_layer_4=True, jobs=jobs)
+    labels = [load_layer_4(path)["optimality"] for path in sorted((tmp_path / "out/layer_4").iterdir())]
+    good, bad = Optimality.POSITIVE, Optimality.NEGATIVE
+    assert labels == [good, bad, bad, good, bad], "of the second group one success and one failure are left"
+
+
+def test_outcomes_that_the_config_does_not_read_are_no_columns(run: Path):
+    config = convert.read_config(run)
+    path = convert.find_rollouts(run)[0]
+    data = dataclasses.replace(config.data, reward_key="none")
+    columns = convert.recorded(load(path), dataclasses.replace(config, data=data), path).columns
+    assert "none" not in columns
+    assert columns["next.success"].tolist() == [False] * 3 + [True]
+    data = dataclasses.replace(data, success_key="none")
+    columns = convert.recorded(load(path), dataclasses.replace(config, data=data), path).columns
+    assert sorted(columns) == ["action", "group", "initial_state", "observation.state"]
 
 
 def test_what_cannot_be_converted_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
