@@ -22,6 +22,7 @@ from chunkwise.files import budget
 from chunkwise.files.durable import make_folders, publish, scratch_file, scratch_name
 from chunkwise.files.trouble import root_cause
 from openpi_ript.config.experiment import Optimality
+from openpi_ript.model import int8
 from openpi_ript.model.lora import A_INIT
 from openpi_ript.model.pi0 import Pi0, init_params
 from openpi_ript.model.pytorch_names import Flavour, from_pytorch, is_pytorch, to_pytorch
@@ -68,7 +69,8 @@ def save_openpi(params: Mapping[str, Any], folder: str | Path, *, as_training_ru
     """Writes an openpi checkpoint: the folder appears whole or not at all.
 
     Args:
-      params: Weights; names, shapes, dtypes and bytes are kept.
+      params: Weights; names, shapes, dtypes and bytes are kept. A matrix in 8 bits (model.frozen_dtype int8), which
+        openpi does not have, is written whole, in float32.
       folder: Must not exist, or be empty. openpi looks for it under the name `params`.
       as_training_run: End every leaf path in "value", as openpi's training does.
 
@@ -83,7 +85,7 @@ def save_openpi(params: Mapping[str, Any], folder: str | Path, *, as_training_ru
             raise ConfigError(f"{path}: expected no folder, or an empty one, found files; choose another")
         shutil.rmtree(path)
     make_folders(path.parent)
-    flat = traverse_util.flatten_dict(dict(params))
+    flat = traverse_util.flatten_dict(int8.whole(dict(params), np.float32))
     if as_training_run:
         flat = {(*key, VALUE): leaf for key, leaf in flat.items()}
     scratch = scratch_name(path)
@@ -124,7 +126,8 @@ def load_safetensors(file: str | Path, model: Pi0 | None = None) -> dict[str, An
 
 
 def save_pytorch(params: Mapping[str, Any], file: str | Path, flavour: Flavour) -> None:
-    """Writes weights as openpi's PyTorch model or LeRobot's policies read them (model.safetensors), bytes as they are.
+    """Writes weights as openpi's PyTorch model or LeRobot's policies read them (model.safetensors), bytes as they are,
+    matrices in 8 bits whole, in float32.
 
     The file appears whole or not at all.
 
@@ -138,7 +141,8 @@ def save_pytorch(params: Mapping[str, Any], file: str | Path, flavour: Flavour) 
     """
     from safetensors.numpy import save_file
 
-    tensors = to_pytorch({name: np.asarray(leaf) for name, leaf in by_path(params).items()}, flavour)
+    whole = int8.whole(dict(params), np.float32)
+    tensors = to_pytorch({name: np.asarray(leaf) for name, leaf in by_path(whole).items()}, flavour)
     with scratch_file(Path(file)) as scratch:
         save_file(tensors, scratch, metadata={"format": "pt"})
 

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.budget import LimitError
 from openpi_ript.config.experiment import LoraConfig, Optimality
+from openpi_ript.model import int8
 from openpi_ript.model.pi0 import Pi0, encode, velocity
 from openpi_ript.weights import (
     by_path,
@@ -20,6 +22,7 @@ from openpi_ript.weights import (
     load_openpi,
     load_safetensors,
     save_openpi,
+    save_pytorch,
 )
 from tests.openpi_ript.toy_policy import (
     CHECKPOINTS,
@@ -63,6 +66,27 @@ def test_openpis_checkpoints_load_and_save_unchanged(fixture: Path, folder: Path
         out = tmp_path / str(as_training_run)
         save_openpi(params, out, as_training_run=as_training_run)
         assert_same(load_openpi(out), params)
+
+
+def test_weights_in_eight_bits_are_written_whole(tmp_path: Path) -> None:
+    """A channel of 127 and -64 steps of 1/2 is 63.5 and -32."""
+    model = make_model("pi0")
+    kept = int8.kept_in(jax.tree.map(np.asarray, random_params(model)), "int8")
+    (*above, last) = next(name for name in by_path(kept) if name.endswith("/int8")).split("/")[:-1]
+    matrix: Any = functools.reduce(lambda tree, name: tree[name], above, kept)[last]
+    matrix["int8"] = np.zeros_like(matrix["int8"])
+    matrix["step"] = np.full_like(matrix["step"], 0.5)
+    matrix["int8"].flat[:2] = [127, -64]
+    save_openpi(kept, tmp_path / "params")
+    save_pytorch(kept, tmp_path / "model.safetensors", "openpi")
+    by_openpi = load_openpi(tmp_path / "params")
+    by_torch = load_safetensors(tmp_path / "model.safetensors", model)
+    for found in (by_openpi, by_torch):
+        assert not [name for name in by_path(found) if name.endswith(("/int8", "/step"))]
+        fit_to_model(found, model, jax.random.key(0))
+        written = by_path(found)["/".join([*above, last])]
+        assert written.dtype == np.float32
+        assert written.ravel()[:3].tolist() == [63.5, -32.0, 0.0]
 
 
 def test_saved_tree_is_openpis_as_orbax_sees_it(tmp_path: Path) -> None:
