@@ -1,9 +1,11 @@
 """What is in a LeRobot dataset or a pack, what is wrong with it, and its statistics.
 
     python -m openpi_ript.inspect DIR [--json] [--no-images] [--relative-dims 0 1 2] [--write-stats FILE]
+                                      [--adapter aloha] [--default-prompt "fold the towel"]
                                       [--allow-links-to DIR] [--workers N] [--fleet ADDRESS]
 
-Exit code 65 if training would refuse it. Every episode is walked and every image decoded, unless told otherwise.
+Exit code 65 if training would refuse it; a fault of a column that training does not read is a note. Every episode is
+walked and every image decoded, unless told otherwise.
 """
 
 import dataclasses
@@ -53,6 +55,10 @@ class Inspection:
     action_key: str = "action"
     relative_dims: tuple[int, ...] = ()
     horizon: int = 50
+    adapter: str = "none"
+    """As data.robot.adapter, of whose numbers the statistics are; `module:factory` is imported: the user named it."""
+    default_prompt: str | None = None
+    """As data.default_prompt."""
     images: bool = True
     """Decode every image; otherwise only files, times and headers are checked."""
     allow_links_to: tuple[str, ...] = ()
@@ -99,7 +105,9 @@ def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str
     report |= {"kind": f"LeRobot {meta.version}", "robot": meta.robot_type, "fps": meta.fps, "features": features}
     report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
     report["frames"] = sum(episode.length for episode in meta.episodes)
-    _add(walk(_LeRobotEpisodes(meta=meta, images=request.images), hands), report)
+    outcomes = DataConfig.reward_key, DataConfig.success_key
+    read = tuple(key for key in (request.state_key, request.action_key, *outcomes) if key in meta.features)
+    _add(walk(_LeRobotEpisodes(meta=meta, read=read, images=request.images), hands), report)
     return {f"camera_{n}": key for n, key in enumerate(meta.cameras)}
 
 
@@ -127,23 +135,29 @@ class _LeRobotEpisodes:
     """The episodes of a LeRobot dataset."""
 
     meta: LeRobotMeta
+    read: Sequence[str]
+    """Columns that training reads."""
     images: bool
 
     def __len__(self) -> int:
         return len(self.meta.episodes)
 
     def open(self) -> Callable[[int], _Seen]:
-        meta, keys = self.meta, numeric_columns(self.meta)
+        meta, every, read = self.meta, numeric_columns(self.meta), tuple(self.read)
         reader = LeRobotImages(meta, meta.cameras)
 
-        @functools.lru_cache(1)
-        def tables(file: str) -> dict[int, EpisodeTable]:
+        @functools.lru_cache(2)
+        def tables(file: str, keys: tuple[str, ...]) -> dict[int, EpisodeTable]:
             own = dataclasses.replace(meta, episodes=tuple(one for one in meta.episodes if one.file == file))
             return {table.meta.index: table for table in iter_tables(own, keys)}
 
         def look_at(number: int) -> _Seen:
             of = meta.episodes[number]
-            episode, notes = tables(of.file)[of.index], list[str]()
+            episode, notes = tables(of.file, every)[of.index], list[str]()
+            if found := episode.problems:
+                episode = tables(of.file, read)[of.index]
+                unread = [problem for problem in found if problem not in episode.problems]
+                notes += [f"{problem}; training does not read it" for problem in unread]
             problems = [*episode.problems, *(reader.check(of.index, last=True) if episode.columns else ())]
             if self.images and not problems:
                 problems += _decode_all(reader, of.file, of.index, of.length, notes)
@@ -229,9 +243,9 @@ def _episode_entry(meta: LeRobotMeta, episode: EpisodeTable, problems: Sequence[
 
 def _add_statistics(request: Inspection, cameras: dict[str, str], report: Report, hands: Hands) -> None:
     """Opens the dataset as training would, with widths taken from it."""
-    data = open_data(_config(request, cameras, report["features"]))
+    data = open_data(_config(request, cameras, report["features"]), allow_code=True)
     begin = time.perf_counter()
-    stats = norm.dataset_stats(data.table, data.config, hands=hands)
+    stats = norm.dataset_stats(data.table, data.config, adapter=data.to_openpi.adapter, hands=hands)
     seconds = time.perf_counter() - begin
     for name, of in stats.items():
         report["notes"] += norm.affine(of, "mean_std", width=len(of.mean), name=name)[1]
@@ -259,6 +273,7 @@ def _config(request: Inspection, cameras: dict[str, str], features: Report) -> D
         target_state_dim=widths[request.state_key],
         action_dim=widths[request.action_key],
         relative_dims=request.relative_dims,
+        adapter=request.adapter,
     )
     return DataConfig(
         path=str(request.path),
@@ -269,6 +284,7 @@ def _config(request: Inspection, cameras: dict[str, str], features: Report) -> D
         horizon=request.horizon,
         image_size=tuple(read_manifest(request.path)["image_size"]) if is_pack(request.path) else (224, 224),
         state_norm="none",
+        default_prompt=request.default_prompt,
         allow_links_to=request.allow_links_to,
         tolerance_s=request.tolerance_s,
         wrong_totals=request.wrong_totals,
@@ -308,6 +324,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--state-key", default="observation.state")
     parser.add_argument("--action-key", default="action")
     parser.add_argument("--relative-dims", nargs="*", type=int, default=[], help="as data.robot.relative_dims")
+    parser.add_argument("--adapter", default="none", help="as data.robot.adapter; the statistics depend on it")
+    parser.add_argument("--default-prompt", metavar="TEXT", help="as data.default_prompt, for tasks without words")
     parser.add_argument("--horizon", type=int, default=50, help="as data.horizon; the action statistics depend on it")
     parser.add_argument("--write-stats", type=Path, help="write openpi's norm_stats.json here")
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
@@ -321,6 +339,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         action_key=args.action_key,
         relative_dims=tuple(args.relative_dims),
         horizon=args.horizon,
+        adapter=args.adapter,
+        default_prompt=args.default_prompt,
         images=not args.no_images,
         allow_links_to=tuple(args.allow_links_to),
         tolerance_s=args.tolerance_s,

@@ -286,7 +286,10 @@ def _check_against_config(table: FrameTable, config: DataConfig) -> None:
     used = np.unique(table.columns["task_index"]).tolist()
     empty = [index for index in used if not table.tasks[index].strip()]
     if empty and config.default_prompt is None:
-        raise DataError(f"{config.path}: expected an instruction for tasks {empty}, found ''; set data.default_prompt")
+        raise DataError(
+            f"{config.path}: expected an instruction for tasks {empty}, found ''; set data.default_prompt (of inspect "
+            "--default-prompt)"
+        )
 
 
 def _relative_notes(table: FrameTable, config: DataConfig, adapter: Adapter) -> Iterator[str]:

@@ -341,8 +341,8 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
     """Reads norm_stats.json, or the one in a folder; or LeRobot's statistics, a safetensors file or its folder.
 
     Raises:
-      DataError: If the file is missing or bad, or says that it belongs to another dataset, horizon or set of relative
-        dimensions than `source`. Files without "source", such as openpi's own, are taken as they are.
+      DataError: If the file is missing or bad, or says that it belongs to another dataset, horizon, set of relative
+        dimensions or adapter than `source`. Files without "source", such as openpi's own, are taken as they are.
     """
     path = stats_file(path)
     if path.suffix == ".safetensors":
@@ -351,11 +351,16 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
     if not isinstance(tree, dict) or not isinstance(tree.get("norm_stats"), dict):
         raise DataError(f'{path}: expected {{"norm_stats": {{"state": ..., "actions": ...}}}}, found {str(tree)[:80]}')
     found = tree.get("source", source)
-    differing = [key for key in source if not isinstance(found, dict) or found.get(key) != source[key]]
+    known = found if isinstance(found, dict) else {}
+    wanted, made_by = source.get("adapter", "none"), known.get("adapter", "none")
+    if made_by != wanted:  # other signs and units, whatever the dataset: not to be used all the same
+        raise DataError(
+            f"{path}: expected statistics of the numbers that data.robot.adapter {wanted} makes, found those of "
+            f"{made_by}. Compute them again: data.norm_stats None, or inspect --adapter {wanted} --write-stats FILE"
+        )
+    differing = [key for key in source if key != "adapter" and known.get(key) != source[key]]
     if differing:
-        lines = [
-            f"{key}: expected {source[key]}, found {found.get(key)}" for key in differing if isinstance(found, dict)
-        ]
+        lines = [f"{key}: expected {source[key]}, found {known.get(key)}" for key in differing if known]
         raise DataError(
             f"{path}: these statistics belong to another dataset or setting; {'; '.join(lines) or repr(found)}. "
             "Compute them again (data.norm_stats None), or delete the key 'source' to use them all the same"

@@ -1,14 +1,17 @@
 """openpi_ript/inspect.py: what it says of good and bad datasets, and its exit codes."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from openpi_ript.config.data import UR5E, DataConfig
+from chunkwise.errors import DataError
+from openpi_ript.config.data import ALOHA, UR5E, DataConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
+from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
 from openpi_ript.data.pack import main as pack_main
 from openpi_ript.inspect import Inspection, inspect, main
 from tests.lerobot_files import CAMERAS, record, write_v21, write_v30
@@ -49,6 +52,61 @@ def test_statistics_that_it_writes_are_the_ones_training_takes(tmp_path: Path) -
     config = DataConfig(path=str(root), robot=UR5E, cameras=cameras, horizon=4, action_norm="quantile")
     own = open_data(config)
     np.testing.assert_array_equal(norm.load_stats(file, own.stats_source)["actions"].q99, own.stats["actions"].q99)
+
+
+def arms(root: Path, task: str = "fold", **columns: np.ndarray) -> Path:
+    """Three episodes of 40 frames of ALOHA's 14 numbers."""
+    rng = np.random.default_rng(0)
+
+    def numbers() -> np.ndarray:
+        return rng.random((40, 14)).astype(np.float32)
+
+    episodes = [
+        Recorded(columns={"observation.state": numbers(), "action": numbers()} | columns, images={}, task=task)
+        for _ in range(3)
+    ]
+    write_lerobot(root, episodes, fps=50, robot="aloha", provenance={}, names={})
+    return root
+
+
+def test_statistics_are_of_the_adapters_numbers(tmp_path: Path) -> None:
+    """ALOHA's second joint turns the other way round for pi0: its mean has the other sign."""
+    root = arms(tmp_path / "set")
+    words = [str(root), "--horizon", "4", "--relative-dims", *map(str, ALOHA.relative_dims), "--write-stats"]
+    plain, turned = tmp_path / "plain.json", tmp_path / "turned.json"
+    assert main([*words, str(plain)]) == 0
+    assert main([*words, str(turned), "--adapter", "aloha"]) == 0
+    config = DataConfig(path=str(root), robot=ALOHA, cameras={}, horizon=4, norm_stats=str(turned))
+    mean = open_data(config).stats["state"].mean
+    raw = np.array(json.loads(plain.read_text())["norm_stats"]["state"]["mean"])
+    np.testing.assert_allclose(mean[:6], raw[:6] * [1, -1, -1, 1, 1, 1])
+    with pytest.raises(DataError, match=r"adapter aloha makes, found those of none.*inspect --adapter aloha") as error:
+        open_data(dataclasses.replace(config, norm_stats=str(plain)))
+    assert "delete" not in str(error.value)
+    other = dataclasses.replace(config, robot=dataclasses.replace(ALOHA, adapter="none"))
+    with pytest.raises(DataError, match="adapter none makes, found those of aloha"):
+        open_data(other)
+
+
+def test_tasks_without_words_are_taken_with_a_default_prompt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = arms(tmp_path / "set", task="")
+    assert main([str(root), "--horizon", "4"]) == 65
+    assert "--default-prompt" in capsys.readouterr().out
+    assert main([str(root), "--horizon", "4", "--default-prompt", "fold"]) == 0
+
+
+def test_a_fault_of_a_column_that_training_does_not_read_is_a_note(tmp_path: Path) -> None:
+    """Training opens such a dataset."""
+    root = arms(tmp_path / "set", effort=np.full((40, 2), np.nan, np.float32))
+    report = inspect(Inspection(path=root, horizon=4))
+    assert (report["problems"], report["refused"]) == ([], False)
+    unread = [note for note in report["notes"] if note.endswith("training does not read it")]
+    assert len(unread) == 3
+    assert "episode 0, data/chunk-000/episode_000000.parquet: effort, row 0" in unread[0]
+    assert set(report["episodes"][0]["dims"]) == {"observation.state", "action"}
+    open_data(DataConfig(path=str(root), robot=ALOHA, cameras={}, horizon=4))
 
 
 def test_a_pack_is_inspected_too(tmp_path: Path) -> None:
