@@ -23,6 +23,7 @@ from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.sampling import Purpose, generator, seed_of
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies.bounds import Bounds, require_finite
+from chunkwise.policies.execution import NOTHING
 from chunkwise.policies.spec import Exportable, Spec
 
 
@@ -126,11 +127,26 @@ class Policy(abc.ABC, Generic[Request]):
         """
         self.bounds = Bounds.of(self._action_stats(), mode, margin=margin, width=self.spec.actions.shape[1])
 
-    def compile(self, sizes: Sequence[int]) -> None:
+    def compile(self, sizes: Sequence[int], *, realtime: bool = False) -> None:
         """Compiles for batches of these numbers of rows. From then on nothing else is compiled: fewer rows are filled
-        up to the next of them, more are answered part by part."""
+        up to the next of them, more are answered part by part.
+
+        Args:
+          sizes: Numbers of rows.
+          realtime: Whether `infer` is going to be told what is committed, which is a program of its own, and the only
+            one that is compiled then.
+
+        Raises:
+          ConfigError: The policy completes no chunks from what is committed.
+        """
+        if realtime and "committed" not in self.local_options:
+            raise ConfigError(
+                f"realtime: the chunks of a {type(self).__name__} cannot be completed from what is committed; compile "
+                "without it"
+            )
         self._sizes = tuple(sorted(set(sizes)))
-        one = self.prepare(self.example(), draw=(0,))
+        options = {"committed": NOTHING} if realtime else {}
+        one = self.prepare(self.example(), draw=(0,), **options)
         for size in self._sizes:
             self.act([one] * size)
 

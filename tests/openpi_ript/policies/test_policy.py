@@ -202,6 +202,17 @@ def test_after_compile_nothing_compiles_and_a_row_depends_on_no_other(root: Path
         np.testing.assert_array_equal(together[row], ready.finish(single, ready.act([single] * 4)[0])["actions"])
 
 
+def test_real_time_chunking_is_compiled_ahead_where_it_is_asked_for(root: Path):
+    config = small_config(root, root)
+    ready = Policy(config, random_params(Pi0(config.model)), open_data(config.data).stats)
+    ready.compile([1], realtime=True)
+    known = Committed(actions=np.zeros((2, 3), np.float32), weights=np.ones(2, np.float32))
+    with compilations() as counted:
+        for committed in (NOTHING, known):
+            ready.infer(observation(), committed=committed)
+    assert counted == []
+
+
 def test_compilations_are_counted():
     with compilations() as counted:
         jax.jit(lambda x: x * 3.5)(np.ones(17, np.float32))
