@@ -27,6 +27,7 @@ from openpi_ript.model.int8 import kept_in
 from openpi_ript.model.pi0 import Observation
 from openpi_ript.policies.policy import sample_steps, sampler
 from openpi_ript.policies.saved import INITIAL_STATES, NORM_STATS, TOKENIZER
+from openpi_ript.robots.adapter import find_adapter
 from openpi_ript.tasks.held_out import means_of
 from openpi_ript.tasks.supervised import Imitation, SupervisedTask
 from openpi_ript.tasks.value_labels import ValueLabels
@@ -45,6 +46,7 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
     )
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
+        processes.run_on_primary(lambda: _require_fit(config))
         processes.run_on_primary(lambda: _record_if_missing(config))
         data = processes.primary_then_all(
             lambda: open_data(config.data, check=folder.require_same_files, allow_code=True)
@@ -60,6 +62,14 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         print(task.describe(), flush=True)
         if fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction):
             write_report(folder.path)
+
+
+def _require_fit(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError for an environment that does not fit the policy; on a fleet it may be missing here."""
+    if config.env is not None and config.fleet.address is None:
+        from openpi_ript.envs.fit import require_fit  # as in `_make_task`
+
+        require_fit(config.env, config.data.robot, find_adapter(config.data.robot.adapter, allow_code=True))
 
 
 def _same_states(given: str, kept: Path) -> bytes:
