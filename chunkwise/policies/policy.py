@@ -145,7 +145,7 @@ class Policy(abc.ABC, Generic[Request]):
                 "without it"
             )
         self._sizes = tuple(sorted(set(sizes)))
-        options = {"committed": NOTHING} if realtime else {}
+        options: dict[str, Any] = {"committed": NOTHING} if realtime else {}
         one = self.prepare(self.example(), draw=(0,), **options)
         for size in self._sizes:
             self.act([one] * size)

@@ -30,7 +30,7 @@ from openpi_ript.config.experiment import (
 from openpi_ript.data.dataset import open_data
 from openpi_ript.policies.saved import TOKENIZER
 from openpi_ript.ript.layer_4 import load_layer_4
-from openpi_ript.robots.adapter import Adapter
+from openpi_ript.robots.adapter import OWN, Adapter
 from tests.openpi_ript.small_run import make_dataset, small_config
 from tests.openpi_ript.toy_rollouts import make_rollout, point
 
@@ -218,7 +218,7 @@ def test_state_and_images_are_those_of_the_robot(run: Path):
     config = convert.read_config(run)
     path = convert.find_rollouts(run)[0]
     rollout = load(path)
-    plain, made = (convert.recorded(rollout, config, path, *adapter) for adapter in ((), (Halved(),)))
+    plain, made = (convert.recorded(rollout, config, path, adapter) for adapter in (OWN, Halved()))
     key = config.data.state_key
     np.testing.assert_array_equal(made.columns[key], plain.columns[key][:, :1] / 2)
     assert made.columns[key].dtype == np.float32
