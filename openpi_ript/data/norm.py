@@ -342,7 +342,8 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
 
     Raises:
       DataError: If the file is missing or bad, or says that it belongs to another dataset, horizon, set of relative
-        dimensions or adapter than `source`. Files without "source", such as openpi's own, are taken as they are.
+        dimensions or adapter than `source`. Files without "source", such as openpi's own, are taken as they are, and so
+        are all where `source` is empty: those of a run's own folder.
     """
     path = stats_file(path)
     if path.suffix == ".safetensors":
@@ -353,7 +354,7 @@ def load_stats(path: Path, source: Mapping[str, Any]) -> dict[str, NormStats]:
     found = tree.get("source", source)
     known = found if isinstance(found, dict) else {}
     wanted, made_by = source.get("adapter", "none"), known.get("adapter", "none")
-    if made_by != wanted:  # other signs and units, whatever the dataset: not to be used all the same
+    if source and made_by != wanted:  # other signs and units, whatever the dataset: not to be used all the same
         raise DataError(
             f"{path}: expected statistics of the numbers that data.robot.adapter {wanted} makes, found those of "
             f"{made_by}. Compute them again: data.norm_stats None, or inspect --adapter {wanted} --write-stats FILE"

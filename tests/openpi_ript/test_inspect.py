@@ -83,6 +83,8 @@ def test_statistics_are_of_the_adapters_numbers(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"adapter aloha makes, found those of none.*inspect --adapter aloha") as error:
         open_data(dataclasses.replace(config, norm_stats=str(plain)))
     assert "delete" not in str(error.value)
+    # A run's own are read without its dataset.
+    np.testing.assert_array_equal(norm.load_stats(turned, {})["state"].mean, mean)
     other = dataclasses.replace(config, robot=dataclasses.replace(ALOHA, adapter="none"))
     with pytest.raises(DataError, match="adapter none makes, found those of aloha"):
         open_data(other)
