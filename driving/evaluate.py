@@ -8,6 +8,7 @@ Writes <run>/evaluation.json and, for waypoints, <run>/evaluation.png.
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ from driving.eval.divided import Over, here
 from driving.eval.metrics import LEAST_DRIVES, Score, least, measures, score
 from driving.model.heads import Modes
 from driving.policies.policy import WaypointPolicy
+from driving.sim.environment import SECONDS
+from driving.sim.vehicle import CONTROL_S
 from driving.tasks import pretrain, waypoints
 
 REPORT, PLOT = "evaluation.json", "evaluation.png"
@@ -366,23 +369,27 @@ def read_report(run: Path) -> dict[str, Any]:
 
 
 _DRIVING_FLAGS = (
-    ("episodes", routes.EPISODES, "routes"),
-    ("seed", 0, "of the routes"),
-    ("workers", routes.WORKERS, "processes that simulate; the result does not depend on it"),
-    ("video", 0, "drives of the model in a video, from above and from the front camera"),
+    ("episodes", 1, routes.EPISODES, "routes"),
+    ("seed", 0, 0, "of the routes"),
+    ("workers", 1, routes.WORKERS, "processes that simulate; the result does not depend on it"),
+    ("video", 0, 0, "drives of the model in a video, from above and from the front camera"),
+    ("seconds", CONTROL_S, SECONDS, "of a drive"),
+    ("lead-s", 0.0, 0.0, "at most so many seconds, drawn for each route, the town's own driver drives before"),
+    ("hold", 1, 1, "tenths of a second that a plan is followed; the town's own driver plans anew each time"),
 )
+"""Flag, least value, default and meaning; whole numbers where these are."""
 
 
-def _drive(runs: list[Path], given: dict[str, int], *, out: Path | None, as_json: bool) -> int:
+def _drive(runs: list[Path], given: dict[str, float], *, out: Path | None, as_json: bool) -> int:
     """Drives runs in closed loop, and prints what each is worth."""
     if out is not None and len(runs) > 1:
         raise ConfigError(f"--out {out}: expected one run, whose report is written there, found {len(runs)}")
-    least = {"episodes": 1, "seed": 0, "workers": 1, "video": 0}
-    for flag, value in given.items():
-        if value < least[flag]:
-            raise ConfigError(f"--{flag} is {value}; expected at least {least[flag]}")
+    for flag, lowest, _, _ in _DRIVING_FLAGS:
+        if flag in given and not lowest <= given[flag] < math.inf:
+            raise ConfigError(f"--{flag} is {given[flag]:g}; expected at least {lowest:g}, and a finite number")
+    asked: dict[str, Any] = {flag.replace("-", "_"): value for flag, value in given.items()}
     for name, run in zip(names_of(runs), runs, strict=True):
-        report = routes.evaluate_run(run, **given)
+        report = routes.evaluate_run(run, **asked)
         if out is not None:
             make_folders(out.parent)
             write_json(out, report)
@@ -403,13 +410,14 @@ def main() -> int:
         "--again", action="store_true", help="evaluate anew, and write evaluation.json and evaluation.png"
     )
     parser.add_argument("--closed-loop", action="store_true", help="drive routes through the town instead")
-    for flag, default, meaning in _DRIVING_FLAGS:
-        parser.add_argument(f"--{flag}", type=int, metavar="N", help=f"--closed-loop: {meaning}; default: {default}")
+    for flag, _, default, meaning in _DRIVING_FLAGS:
+        kind, told = type(default), f"--closed-loop: {meaning}; default: {default:g}"
+        parser.add_argument(f"--{flag}", type=kind, metavar="N", dest=flag, help=told)
     parser.add_argument("--json", action="store_true", help="--closed-loop: print the report as one JSON object")
     parser.add_argument("--out", type=Path, metavar="FILE", help="--closed-loop: write the report there as well")
     arguments = parser.parse_args()
     try:
-        given = {flag: value for flag, _, _ in _DRIVING_FLAGS if (value := getattr(arguments, flag)) is not None}
+        given = {flag: value for flag, *_ in _DRIVING_FLAGS if (value := getattr(arguments, flag)) is not None}
         if arguments.closed_loop:
             return _drive(arguments.runs, given, out=arguments.out, as_json=arguments.json)
         alone = [flag for flag, on in (("json", arguments.json), ("out", arguments.out is not None)) if on]

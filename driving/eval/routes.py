@@ -45,6 +45,8 @@ EXPERT, MODEL, BLIND = "expert", "model", "history_mlp"
 SHARES = ("no_fault_collision", "drivable_area", "traffic_light", "ttc", "comfort")
 """Measures that are 0 or 1: the mean is a share of the routes."""
 COLUMNS = ("score", "progress", *MULTIPLIERS, "ttc", "comfort")
+_USUAL: Mapping[str, float] = {"seconds": SECONDS, "lead_s": 0.0, "hold": 1}
+"""Of an evaluation whose file does not name them."""
 
 
 @dataclasses.dataclass
@@ -115,6 +117,8 @@ def evaluate_run(
     workers: int = WORKERS,
     video: int = 0,
     seconds: float = SECONDS,
+    lead_s: float = 0.0,
+    hold: int = 1,
 ) -> dict[str, Any]:
     """Drives the newest checkpoint of a run and every other row; writes the report, and a video, into the run's folder.
 
@@ -125,11 +129,13 @@ def evaluate_run(
       workers: Processes that simulate; the result does not depend on it.
       video: Drives of the model that are shown, from above and from the front camera; 0: none.
       seconds: Of a drive.
+      lead_s: At most so many seconds more, drawn for each route, the town's own driver drives before.
+      hold: Tenths of a second that a plan is followed before the next, but for the town's own driver.
 
     Returns:
-      {"kind": "closed_loop", "routes", "seed", "seconds", "step", "rows": {row: {measure: {mean, low, high}}}, "gain":
-      {row: {mean, low, high}} of the score, model - row, by route, "drives": {row: [{seed, ...}]}, "outcomes":
-      [{seed, init_hash, success, length, score}] of the model, "file", "video"}.
+      {"kind": "closed_loop", "routes", "seed", "seconds", "lead_s", "hold", "step", "rows": {row: {measure: {mean, low,
+      high}}}, "gain": {row: {mean, low, high}} of the score, model - row, by route, "drives": {row: [{seed, ...}]},
+      "outcomes": [{seed, init_hash, success, length, score}] of the model, "file", "video"}.
 
     Raises:
       ConfigError: The run is a pretraining, the town does not show what it sees, or the machine cannot render.
@@ -145,6 +151,7 @@ def evaluate_run(
         baselines.blind_config(config, use_past=True),
         baselines.train_blind(config, baselines.EgoStates(open_data(config.data, "train")), use_past=True),
     )
+    asked = {"seconds": seconds, "lead_s": lead_s, "hold": hold}
     steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
     drivers: dict[str, _Driver] = {
         EXPERT: _Expert(),
@@ -157,14 +164,18 @@ def evaluate_run(
     for name, driver in drivers.items():
         seen = isinstance(driver, _Policy) and driver.policy is policy
         spec = spec_of(config) if seen else _SPEC
-        opener = functools.partial(open_town, spec, config, seconds=seconds, expert=name == EXPERT, measured=True)
+        expert = name == EXPERT
+        given = asked | {"hold": 1 if expert else hold}
+        opener = functools.partial(open_town, spec, config, expert=expert, measured=True, **given)
         found[name] = play(opener, driver, episodes=episodes, seed=seed, workers=workers)
     result = table_of({name: [one for _, one in drives] for name, drives in found.items()})
     drives = {
         name: [{"seed": rollout.seed, "steps": rollout.length, **vars(one)} for rollout, one in played]
         for name, played in found.items()
     }
-    path = run / f"evaluations/closed_loop-step_{policy.step:08d}-episodes_{episodes}-seed_{seed}.json"
+    unusual = {name: value for name, value in asked.items() if value != _USUAL[name]}
+    drawn = "-".join(f"{name}_{value}" for name, value in {"episodes": episodes, "seed": seed, **unusual}.items())
+    path = run / f"evaluations/closed_loop-step_{policy.step:08d}-{drawn}.json"
     make_folders(path.parent)
     far = [one.metres for _, one in found[EXPERT]]
     outcomes = [
@@ -181,7 +192,7 @@ def evaluate_run(
         "kind": "closed_loop",
         "routes": episodes,
         "seed": seed,
-        "seconds": seconds,
+        **asked,
         "step": policy.step,
         **result,
         "drives": drives,
@@ -191,7 +202,7 @@ def evaluate_run(
     }
     if video:
         rollouts = [rollout for rollout, _ in found[MODEL]]
-        shown = functools.partial(open_town, dataclasses.replace(spec_of(config), video=True), config, seconds=seconds)
+        shown = functools.partial(open_town, dataclasses.replace(spec_of(config), video=True), config, **asked)
         film = path.with_suffix(".mp4")
         written = render.write_some(shown, rollouts, film, min(video, episodes), clips=film.with_suffix(""))
         report["video"] = None if written is None else str(written)
@@ -272,7 +283,8 @@ def _with_interval(column: str, values: np.ndarray) -> Score:
 
 def text(report: dict[str, Any], name: str) -> str:
     """Returns the table in Markdown, and what a reader has to know below it."""
-    head = f"| closed loop, {report['routes']} routes of {report['seconds']:g} s | " + " | ".join(COLUMNS) + " |"
+    led = f" behind up to {report['lead_s']:g} s of the expert" if report["lead_s"] else ""
+    head = f"| closed loop, {report['routes']} routes of {report['seconds']:g} s{led} | " + " | ".join(COLUMNS) + " |"
     lines = [head, "|---" * (len(COLUMNS) + 1) + "|"]
     for row, values in report["rows"].items():
         label = name if row == MODEL else row

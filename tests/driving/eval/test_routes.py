@@ -81,6 +81,11 @@ def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
     # An untrained model is the constant turn; cameras add little after two updates.
     np.testing.assert_allclose(metres["model"], metres["constant_velocity"], atol=3)
     assert "| run | " in routes.text(one, "run")
+    led = routes.evaluate_run(run, episodes=2, seed=4, workers=1, seconds=1.0, lead_s=3.0, hold=5)
+    assert Path(led["file"]).name == "closed_loop-step_00000002-episodes_2-seed_4-seconds_1.0-lead_s_3.0-hold_5.json"
+    # A step is 0.5 s for all but the town's own driver.
+    assert [led["drives"][name][0]["steps"] for name in ("expert", "stationary", "model")] == [10, 2, 2]
+    assert {one["init_hash"] for one in led["outcomes"]}.isdisjoint(drive["init_hash"] for drive in one["outcomes"])
 
 
 @pytest.mark.long
@@ -171,6 +176,8 @@ def test_those_who_see_nothing_go_straight_on_or_stand():
         (["--episodes", "3", "--json"], "--episodes, --json: expected with --closed-loop"),
         (["--closed-loop", "--episodes", "0"], "--episodes is 0; expected at least 1"),
         (["--closed-loop", "--seed", "-1"], "--seed is -1; expected at least 0"),
+        (["--closed-loop", "--seconds", "nan"], "--seconds is nan; expected at least 0.1"),
+        (["--closed-loop", "--lead-s", "inf"], "--lead-s is inf; expected at least 0, and a finite number"),
     ],
 )
 def test_flags_that_have_no_effect_are_refused(
@@ -184,23 +191,25 @@ def test_flags_that_have_no_effect_are_refused(
 def test_reports_can_be_read_by_machines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    asked: list[dict[str, int]] = []
+    asked: list[dict[str, float]] = []
     table = routes.table_of({"expert": [GOOD], "model": [GOOD]})
-    report = {"routes": 1, "seconds": 15.0, "file": "x.json", "video": None, **table}
+    report = {"routes": 1, "seconds": 5.0, "lead_s": 12.0, "file": "x.json", "video": None, **table}
 
-    def drives(run: Path, **given: int) -> dict[str, Any]:
+    def drives(run: Path, **given: float) -> dict[str, Any]:
         asked.append(given)
         return report
 
     monkeypatch.setattr(routes, "evaluate_run", drives)
-    words = ["evaluate", "--again", str(tmp_path), "--closed-loop", "--episodes", "7", "--workers", "3"]
+    words = ["evaluate", "--again", str(tmp_path), "--closed-loop", "--episodes", "7", "--lead-s", "12", "--hold", "5"]
     monkeypatch.setattr(sys, "argv", [*words, "--json"])
     assert evaluate.main() == 0
     assert json.loads(capsys.readouterr().out) == report
     monkeypatch.setattr(sys, "argv", words)
     assert evaluate.main() == 0
-    assert f"| {tmp_path.name} | 1.000 | 1.000 |" in capsys.readouterr().out
-    assert asked == [{"episodes": 7, "workers": 3}] * 2
+    said = capsys.readouterr().out
+    assert f"| {tmp_path.name} | 1.000 | 1.000 |" in said
+    assert "| closed loop, 1 routes of 5 s behind up to 12 s of the expert |" in said
+    assert asked == [{"episodes": 7, "lead_s": 12.0, "hold": 5}] * 2
 
 
 def test_the_town_shows_what_a_run_was_trained_on():
