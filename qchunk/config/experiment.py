@@ -209,10 +209,8 @@ class QChunkConfig(ExperimentConfig):
             found |= dict.fromkeys(("data.image_size", "data.jpeg_channels"), "data.cameras")
         if self.eval.env is None:
             found |= dict.fromkeys(("fleet.address", "fleet.silence"), "eval.env")
-        if self.evaluates_nothing:
-            found |= dict.fromkeys(("checkpoint.keep_best", "checkpoint.best"), "eval.env or data.holdout")
-            if self.train.eval_every:
-                found["train.eval_every"] = "eval.env or data.holdout"
+        if self.evaluates_nothing and self.train.eval_every:
+            found["train.eval_every"] = "eval.env or data.holdout"
         return found
 
     @property

@@ -49,7 +49,6 @@ HELD_OUT = ["--eval.env", "None", "--data.holdout", "0.1"]
         (["--eval.env", "None"], "--fleet.address=local", "eval.env", []),
         (["--eval.env", "None"], "--fleet.silence=9", "eval.env", []),
         (["--eval.env", "None"], "--train.eval-every=9", "eval.env or data.holdout", HELD_OUT),
-        (["--eval.env", "None"], "--checkpoint.keep-best=policy/success", "eval.env or data.holdout", HELD_OUT),
     ],
 )
 def test_a_flag_without_effect_is_refused(without: list[str], flag: str, reader: str, reads: list[str]):
