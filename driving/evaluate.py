@@ -26,7 +26,7 @@ from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files import budget
-from chunkwise.files.durable import make_folders, write_json
+from chunkwise.files.durable import write_json
 from chunkwise.files.identity import Check, any_files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
@@ -389,10 +389,7 @@ def _drive(runs: list[Path], given: dict[str, float], *, out: Path | None, as_js
             raise ConfigError(f"--{flag} is {given[flag]:g}; expected at least {lowest:g}, and a finite number")
     asked: dict[str, Any] = {flag.replace("-", "_"): value for flag, value in given.items()}
     for name, run in zip(names_of(runs), runs, strict=True):
-        report = routes.evaluate_run(run, **asked)
-        if out is not None:
-            make_folders(out.parent)
-            write_json(out, report)
+        report = routes.evaluate_run(run, **asked, out=out)
         print(json.dumps(report) if as_json else routes.text(report, name), flush=True)
     return 0
 
@@ -414,7 +411,8 @@ def main() -> int:
         kind, told = type(default), f"--closed-loop: {meaning}; default: {default:g}"
         parser.add_argument(f"--{flag}", type=kind, metavar="N", dest=flag, help=told)
     parser.add_argument("--json", action="store_true", help="--closed-loop: print the report as one JSON object")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="--closed-loop: write the report there as well")
+    told = "--closed-loop: file of the report; default: one in RUN/evaluations"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=told)
     arguments = parser.parse_args()
     try:
         given = {flag: value for flag, *_ in _DRIVING_FLAGS if (value := getattr(arguments, flag)) is not None}

@@ -32,7 +32,7 @@ from chunkwise.envs.evaluate import (
     told_place,
 )
 from chunkwise.envs.names import FORMS, split_name
-from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files.budget import read_bytes
 from chunkwise.policies.execution import add_flags, execution_of
 from openpi_ript.config.rollouts import EnvConfig
@@ -46,10 +46,19 @@ def initial_states(collector: Collector, own: Path, given: Path | None, *, seed:
     """Reads the manifest that the user named, which may be another run's and is never changed, or else the run's own.
 
     Where the file does not exist it is made from `seed`, and so is the run's own if it is too short.
+
+    Raises:
+      StorageError: It cannot be written.
     """
     if given is not None and given.exists():
         return Manifest.load(given)
-    return manifest_of(collector, given or own, seed=seed, episodes=episodes)
+    path = given or own
+    try:
+        return manifest_of(collector, path, seed=seed, episodes=episodes)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}, the initial states: {error.strerror or error}. Choose another file with --manifest"
+        ) from error
 
 
 def environment_of(config: EnvConfig, name: str, prompt: str | None, python: str = "") -> EnvConfig:

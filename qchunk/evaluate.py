@@ -220,8 +220,8 @@ def evaluate_run(
     num_envs: int | None = None,
     execution: Execution | None = None,
     max_steps: int | None = None,
-    video: tuple[Path, int] | None = None,
     fleet: FleetConfig | None = None,
+    done: Callable[[Job, Rollout], None] = lambda job, rollout: None,
 ) -> Evaluation:
     """Evaluates a loaded policy; without arguments it is the evaluation at the end of the run, if it is of that step.
 
@@ -233,8 +233,8 @@ def evaluate_run(
       num_envs: Environments at once; None: eval.num_envs.
       execution: How chunks are executed; None: each as a whole, without delay.
       max_steps: Steps after which an episode is cut; None: eval.max_steps.
-      video: Where to write one, and of how many episodes; None: nowhere.
       fleet: As of `evaluate`; never the run's own, whose address may be anybody's.
+      done: Called with each episode when it has ended.
 
     Raises:
       ConfigError: There is no environment, or it shows or takes other widths than the run's, or as `evaluate`.
@@ -248,10 +248,9 @@ def evaluate_run(
     widths = (config.data.observation, policy.agent.dims.observation)
     if execution is not None and execution.how == "realtime":
         policy.require_completing()
-    played: dict[int, Rollout] = {}
     action, rules = policy.agent.dims.action, simulators.rules_of(config)
     simulators.require_widths("--env", name, config.data.path, observation=widths, action=action, rules=rules)
-    result = evaluate(
+    return evaluate(
         policy.chunks,
         name,
         seed=config.run.seed if seed is None else seed,
@@ -265,11 +264,8 @@ def evaluate_run(
         execution=execution,
         max_steps=max_steps or config.eval.max_steps,
         fleet=fleet,
-        done=lambda job, rollout: played.update({job.number: rollout}),
+        done=done,
     )
-    if video is not None and write_video(name, played, *video, clips=video[0].with_suffix(""), rules=rules) is not None:
-        print(f"video: {video[0]}", file=sys.stderr, flush=True)  # stdout is one JSON object with --json
-    return result
 
 
 def write_video(
@@ -331,6 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             del settings["episodes"]
         out = arguments.out or evaluation.file_of(arguments.run, policy.step, settings)
         evaluation.prepare_place(out)
+        played: dict[int, Rollout] = {}
         result = evaluate_run(
             policy,
             env=arguments.env,
@@ -340,13 +337,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             execution=execution,
             max_steps=arguments.max_steps,
             fleet=arguments.fleet,
-            video=None if arguments.video is None else (out.with_suffix(".mp4"), arguments.video),
+            done=lambda job, rollout: played.update({job.number: rollout}),
         )
         result = dataclasses.replace(result, settings=settings)
         # First: whatever becomes of the file, the episodes have been played.
         print(json.dumps(result.metrics()) if arguments.json else f"step {policy.step}: {result}")
         with evaluation.told_place(out):
             result.save(out)
+        if arguments.video is not None:
+            env, rules = arguments.env or policy.config.eval.env, simulators.rules_of(policy.config)
+            film = out.with_suffix(".mp4")
+            if write_video(env, played, film, arguments.video, clips=out.with_suffix(""), rules=rules) is not None:
+                print(f"video: {film}", file=sys.stderr, flush=True)  # stdout is one JSON object with --json
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

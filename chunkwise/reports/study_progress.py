@@ -88,7 +88,10 @@ def _row(study: StudyConfig, run: Run, out: Path, failed: str | None) -> tuple[s
     try:
         if failed is None and is_finished(run, out):
             state = "finished" if is_complete(study, run, out) else "to be evaluated"
-            found = study_table.score(folder, study, study.policies[0])
+            try:
+                found = study_table.score(folder, study, study.policies[0])
+            except study_table.UnmeasuredError:  # the table says why, where it leaves the cell empty
+                return state, f"{steps}/{steps}", "-"
             return state, f"{steps}/{steps}", "" if found is None else f"{found['score']:.3g}"
     except RunError as error:
         failed = one_line(error)

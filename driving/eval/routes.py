@@ -24,10 +24,11 @@ from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs import render
 from chunkwise.envs.collect import Actor, Collector, Draw, Job, Task
 from chunkwise.envs.environment import EnvSpec, Observation
+from chunkwise.envs.evaluate import prepare_place, require_place, told_place
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.errors import ConfigError
-from chunkwise.files.durable import make_folders, write_json
+from chunkwise.files.durable import write_json
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
 from chunkwise.reports.intervals import wilson
@@ -119,8 +120,9 @@ def evaluate_run(
     seconds: float = SECONDS,
     lead_s: float = 0.0,
     hold: int = 1,
+    out: Path | None = None,
 ) -> dict[str, Any]:
-    """Drives the newest checkpoint of a run and every other row; writes the report, and a video, into the run's folder.
+    """Drives the newest checkpoint of a run and every other row; writes the report, and a video beside it.
 
     Args:
       run: Folder of a run that learnt waypoints.
@@ -131,6 +133,7 @@ def evaluate_run(
       seconds: Of a drive.
       lead_s: At most so many seconds more, drawn for each route, the town's own driver drives before.
       hold: Tenths of a second that a plan is followed before the next, but for the town's own driver.
+      out: Where the report is written; None: into the run's evaluations, what was asked for in its name.
 
     Returns:
       {"kind": "closed_loop", "routes", "seed", "seconds", "lead_s", "hold", "step", "rows": {row: {measure: {mean, low,
@@ -140,7 +143,9 @@ def evaluate_run(
     Raises:
       ConfigError: The run is a pretraining, the town does not show what it sees, or the machine cannot render.
       DataError: There is no whole checkpoint, or the dataset, from which the blind row learns, is bad.
+      StorageError: The report cannot be written; found before anything is driven where the place itself is at fault.
     """
+    require_place(out, videos=bool(video))
     policy = load_policy(run)
     if not isinstance(policy, WaypointPolicy):
         raise ConfigError(f"{run}: expected a run of driving that learnt waypoints")
@@ -160,6 +165,10 @@ def evaluate_run(
         BLIND: _Policy(policy=blind),
         MODEL: _Policy(step=policy.step, policy=policy),
     }
+    unusual = {name: value for name, value in asked.items() if value != _USUAL[name]}
+    drawn = "-".join(f"{name}_{value}" for name, value in {"episodes": episodes, "seed": seed, **unusual}.items())
+    path = out or run / f"evaluations/closed_loop-step_{policy.step:08d}-{drawn}.json"
+    prepare_place(path)
     found: dict[str, list[tuple[Rollout, Result]]] = {}
     for name, driver in drivers.items():
         seen = isinstance(driver, _Policy) and driver.policy is policy
@@ -173,10 +182,6 @@ def evaluate_run(
         name: [{"seed": rollout.seed, "steps": rollout.length, **vars(one)} for rollout, one in played]
         for name, played in found.items()
     }
-    unusual = {name: value for name, value in asked.items() if value != _USUAL[name]}
-    drawn = "-".join(f"{name}_{value}" for name, value in {"episodes": episodes, "seed": seed, **unusual}.items())
-    path = run / f"evaluations/closed_loop-step_{policy.step:08d}-{drawn}.json"
-    make_folders(path.parent)
     far = [one.metres for _, one in found[EXPERT]]
     outcomes = [
         {
@@ -200,13 +205,15 @@ def evaluate_run(
         "file": str(path),
         "video": None,
     }
+    with told_place(path):  # first: whatever becomes of the video, the routes have been driven
+        write_json(path, report)
     if video:
         rollouts = [rollout for rollout, _ in found[MODEL]]
         shown = functools.partial(open_town, dataclasses.replace(spec_of(config), video=True), config, **asked)
         film = path.with_suffix(".mp4")
         written = render.write_some(shown, rollouts, film, min(video, episodes), clips=film.with_suffix(""))
         report["video"] = None if written is None else str(written)
-    write_json(path, report)
+        write_json(path, report)
     return report
 
 

@@ -403,6 +403,30 @@ def test_nothing_is_played_for_a_file_that_cannot_be_and_what_was_played_is_prin
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
+def test_what_was_played_is_written_before_its_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    outcome = {"seed": 0, "init_hash": "h", "success": True, "length": 2, "reward": 1.0}
+    out, filmed = tmp_path / "o.json", []
+
+    def play(*_: Any, done: Any, **__: Any) -> Evaluation:
+        done(SimpleNamespace(number=0), "the rollout")
+        return Evaluation(step=4, weights="", outcomes=(outcome,))
+
+    def film(env: str, played: dict[int, Any], path: Path, count: int, **_: Any) -> None:
+        filmed.append((env, played, path, count, out.exists()))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    policy = SimpleNamespace(step=4, config=SimpleNamespace(eval=SimpleNamespace(final_episodes=3, env="own")))
+    monkeypatch.setattr(evaluate, "load_policy", lambda *_, **__: policy)
+    monkeypatch.setattr(evaluate, "QChunkPolicy", SimpleNamespace)
+    monkeypatch.setattr(evaluate, "evaluate_run", play)
+    monkeypatch.setattr(evaluate.simulators, "rules_of", lambda _: evaluate.simulators.USUAL)
+    monkeypatch.setattr(evaluate, "write_video", film)
+    with pytest.raises(OSError, match="No space left"):
+        evaluate.main([str(tmp_path), "--out", str(out), "--video", "2"])
+    assert filmed == [("own", {0: "the rollout"}, tmp_path / "o.mp4", 2, True)]
+    assert Evaluation.load(out).outcomes == (outcome,)
+
+
 @pytest.mark.long
 def test_a_run_is_evaluated_again_as_its_training_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     from launch import main as launch

@@ -11,7 +11,7 @@ import pytest
 from chunkwise.config.study import StudyConfig, runs_of
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import study as program
-from chunkwise.reports import study_table
+from chunkwise.reports import study_progress, study_table
 from chunkwise.reports.study_progress import unfinished
 
 
@@ -184,3 +184,19 @@ def test_the_script_of_an_array_bears_the_studys_name(tmp_path: Path, capsys: py
     text = capsys.readouterr().out
     assert "#SBATCH --job-name=study-mine\n" in text
     assert "chunkwise study mine.py --only" in text
+
+
+def test_a_finished_run_that_the_first_policy_has_no_part_in_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as a Gaussian policy in a study whose first row is behaviour cloning: its table leaves the cell empty."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), policies=("behaviour_cloning", "policy"))
+    runs = runs_of(study)
+    steps = runs[0].config.train.steps
+    write_metrics(tmp_path / runs[0].folder, row(steps))
+    write_metrics(tmp_path / runs[1].folder, row(steps, **{"behaviour_cloning/success": 0.25}))
+    monkeypatch.setattr(study_progress, "is_finished", lambda *_: True)
+    assert study_progress.rows(study, runs, tmp_path, {}) == [
+        (runs[0].folder, "finished", f"{steps}/{steps}", "-"),
+        (runs[1].folder, "finished", f"{steps}/{steps}", "0.25"),
+    ]

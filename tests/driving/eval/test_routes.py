@@ -192,11 +192,13 @@ def test_reports_can_be_read_by_machines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     asked: list[dict[str, float]] = []
+    places: list[Path | None] = []
     table = routes.table_of({"expert": [GOOD], "model": [GOOD]})
     report = {"routes": 1, "seconds": 5.0, "lead_s": 12.0, "file": "x.json", "video": None, **table}
 
-    def drives(run: Path, **given: float) -> dict[str, Any]:
+    def drives(run: Path, out: Path | None, **given: float) -> dict[str, Any]:
         asked.append(given)
+        places.append(out)
         return report
 
     monkeypatch.setattr(routes, "evaluate_run", drives)
@@ -204,12 +206,13 @@ def test_reports_can_be_read_by_machines(
     monkeypatch.setattr(sys, "argv", [*words, "--json"])
     assert evaluate.main() == 0
     assert json.loads(capsys.readouterr().out) == report
-    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(sys, "argv", [*words, "--out", "mine.json"])
     assert evaluate.main() == 0
     said = capsys.readouterr().out
     assert f"| {tmp_path.name} | 1.000 | 1.000 |" in said
     assert "| closed loop, 1 routes of 5 s behind up to 12 s of the expert |" in said
     assert asked == [{"episodes": 7, "lead_s": 12.0, "hold": 5}] * 2
+    assert places == [None, Path("mine.json")]
 
 
 def test_the_town_shows_what_a_run_was_trained_on():
@@ -250,6 +253,8 @@ def test_a_run_that_sees_what_the_town_does_not_show_is_refused_before_anything_
         ConfigError, match=r"drive in the town, and data\.offsets_s is \(-1\.4, 0\.0\); expected moments"
     ):
         routes.evaluate_run(tmp_path)
+    with pytest.raises(ConfigError, match=r"o\.mp4, and --video writes there too; expected a name that ends in \.json"):
+        routes.evaluate_run(tmp_path, video=1, out=tmp_path / "o.mp4")
     others = dataclasses.replace(data, cameras=("rear",), offsets_s=(0.0,))
     policy.config = DrivingConfig(train=steps, data=others, waypoints=WaypointConfig())
     with pytest.raises(ConfigError, match=r"data\.cameras is \('rear',\); expected some of the town's"):

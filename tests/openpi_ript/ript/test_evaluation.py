@@ -20,7 +20,7 @@ from chunkwise.envs import environment, render
 from chunkwise.envs.evaluate import Evaluation, Manifest, compare_evaluations
 from chunkwise.envs.rollout import load
 from chunkwise.envs.workers import ProcessWorkers, Start, Stretch
-from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.state import TrainState
 from openpi_ript import evaluate as command
 from openpi_ript.config.experiment import EnvConfig
@@ -100,6 +100,9 @@ def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, t
     assert command.initial_states(collector, tmp_path / MANIFEST, None, seed=0, episodes=3).states[:2] == own.states
     new = command.initial_states(collector, tmp_path / MANIFEST, tmp_path / "new.json", seed=0, episodes=2)
     assert Manifest.load(tmp_path / "new.json") == new == own
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"file/manifest\.json, the initial states: Not a directory\. .* --manifest"):
+        command.initial_states(collector, tmp_path / "file" / MANIFEST, None, seed=0, episodes=2)
 
 
 @pytest.mark.parametrize(
