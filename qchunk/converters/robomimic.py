@@ -10,7 +10,6 @@ Source: https://robomimic.github.io/docs/datasets/overview.html. `dones` is 1 wh
 (done_mode 0), in the last frame (1), or both (2).
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from qchunk.converters.recording import (
     concatenate,
 )
 from qchunk.data.conventions import SUCCESS_REWARD, terminations
+from qchunk.data.readers.aloha import natural_order
 from qchunk.data.readers.hdf5 import (
     UNREADABLE,
     Refused,
@@ -172,7 +172,7 @@ class RobomimicReader:
                 f"{self._name}/data: expected names of at most {LONGEST_NAME} printable characters, such as demo_0; "
                 f"found {strange[0]!r:.80}"
             )
-        return sorted(set(names), key=lambda name: [int(n) if n.isdecimal() else -1 for n in re.split(r"(\d+)", name)])
+        return sorted(set(names), key=natural_order)
 
     def _observations(self, demo: str) -> list[str]:
         """Keys of an episode's observations; none where they cannot be read, which `read` reports."""

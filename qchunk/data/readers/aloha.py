@@ -64,11 +64,12 @@ _PER_FRAME = ("reward", "terminated")  # one number a frame
 
 def episode_names(bounds: Bounds) -> list[str]:
     """All HDF5 files below a folder, episode_2 before episode_10. Raises DataError for links that lead out of it."""
-    return sorted(bounds.walk(SUFFIXES), key=_natural)
+    return sorted(bounds.walk(SUFFIXES), key=natural_order)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
+    """Returns a key by which episode_2 comes before episode_10; no two names have the same one."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)], name
 
 
 def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: str) -> EpisodeReport:

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +223,20 @@ def test_a_done_at_the_end_is_a_time_limit_unless_solved():
     assert terminations(done, solved=True, final_done="time_limit").tolist() == [False, True, True]
     assert terminations(done, solved=False, final_done="termination").tolist() == [False, True, True]
     assert done.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_the_order_of_episodes_does_not_hang_on_the_hash_seed(tmp_path: Path, hash_seed: str):
+    """Kills: a key for which names that differ in letters alone are equal, so that a set's order decides."""
+    names = ["place_0", "pick_10", "pick_0", "demo_1", "pick_2", "lift", "demo_01"]
+    source = write_robomimic(tmp_path / "a.hdf5", {name: demo(4, i) for i, name in enumerate(names)})
+    code = (
+        "import sys, pathlib\n"
+        "from qchunk.converters.recording import ConvertSettings\n"
+        "from qchunk.converters.robomimic import RobomimicReader\n"
+        "reader = RobomimicReader(pathlib.Path(sys.argv[1]), ConvertSettings())\n"
+        "print(*(reader.read(i).recording.id.rpartition('/')[2] for i in range(len(reader))))\n"
+    )
+    env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", code, source], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["demo_01", "demo_1", "lift", "pick_0", "pick_2", "pick_10", "place_0"]
