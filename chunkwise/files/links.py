@@ -92,7 +92,9 @@ class Bounds:
     def walk(self, suffixes: Collection[str] | None) -> Iterator[str]:
         """Names of all files below the root with one of these suffixes, through links to folders as well, in order.
 
-        Without suffixes, None: all files but those whose names begin with a dot.
+        Suffixes are in lower case, and take names in capitals too; None: all files. What begins with a dot is passed
+        over, and so is what lies below it: hidden files, and a folder that is still being made (`.OUT.part`). The root
+        itself may begin with one.
 
         Raises:
           DataError: Links lead out of the dataset, nowhere, or to a folder twice, or names are not UTF-8; all of them
@@ -124,11 +126,13 @@ class Bounds:
             refused.append(f"{folder or '.'}: cannot be listed: {error.strerror or error}")
             return
         for entry in entries:
+            if entry.name.startswith("."):
+                continue
             name = f"{folder}/{entry.name}" if folder else entry.name
             if suffixes is None:
-                wanted = not entry.name.startswith(".") and not entry.is_dir()
+                wanted = not entry.is_dir()
             else:
-                wanted = os.path.splitext(entry.name)[1] in suffixes
+                wanted = os.path.splitext(entry.name)[1].lower() in suffixes
             if (wanted or entry.is_dir()) and not _is_utf8(entry.name):
                 refused.append(f"{name!a}: a name that is not UTF-8, which no index can hold; rename it")
                 continue

@@ -1,6 +1,6 @@
 """Episodes: one JSON file a drive, read strictly, checked against `episode.schema.json`, turned into arrays.
 
-    root/any/where/drive_0001.json            every *.json below the root, unless its name begins with "_" or "."
+    root/any/where/drive_0001.json            every *.json below the root; not "_*.json", nor what begins with "."
     root/any/where/images/000000_front.jpg    named in it, relative to its folder, inside the root
 
 World frame: x, y on the ground, metres, yaw counter-clockwise. Vehicle (ego) frame: x forward, y left, z up. Camera
@@ -85,7 +85,7 @@ def episode_names(root: Path, bounds: Bounds) -> list[str]:
         return [root.name]
     if not root.is_dir():
         raise DataError(f"{root}: expected a folder of driving episodes, found no such folder")
-    names = [name for name in bounds.walk((".json",)) if not posixpath.basename(name).startswith(("_", "."))]
+    names = [name for name in bounds.walk((".json",)) if not posixpath.basename(name).startswith("_")]
     if not names:
         raise DataError(f"{root}: expected episodes (*.json, names not beginning with '_' or '.'), found none")
     return names

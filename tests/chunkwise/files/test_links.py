@@ -155,3 +155,20 @@ def test_names_that_are_not_utf8_are_refused_and_others_are_not_looked_at(tmp_pa
     with pytest.raises(DataError) as error:
         list(Bounds(tmp_path).walk((".json",)))
     assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [r"  '\udcfd'", r"  '\udcfe.json'"]
+
+
+@pytest.mark.parametrize("suffixes", [(".json",), None])
+def test_what_begins_with_a_dot_is_no_data_but_the_root_may(suffixes: tuple[str, ...] | None, tmp_path: Path):
+    """Kills: episodes of a conversion under way (`.OUT.part`) that count as the folder's own."""
+    root = tmp_path / ".hidden" / ".set"
+    for name in ("a.json", "b/c.json", ".d.json", ".out.part/parts/000000.x/e.json", "b/.cache/f.json"):
+        file(root / name)
+    (root / ".gone.json").symlink_to(root / "nothing")
+    (root / ".up").symlink_to(root)
+    assert list(Bounds(root).walk(suffixes)) == ["a.json", "b/c.json"]
+
+
+def test_names_in_capitals_are_of_the_same_kind(tmp_path: Path):
+    for name in ("a.json", "b.JSON", "c.Json", "d.HDF5", "json"):
+        file(tmp_path / name)
+    assert list(Bounds(tmp_path).walk((".json",))) == ["a.json", "b.JSON", "c.Json"]

@@ -384,6 +384,9 @@ def test_files_are_found_below_folders(tmp_path: Path):
     (tmp_path / "b" / "notes.txt").touch()
     (tmp_path / "b" / "episode_1.part").touch()
     assert aloha.episode_names(Bounds(tmp_path)) == ["b/score_5/x.h5"]
+    for name in ("b/EPISODE_10.HDF5", "b/EPISODE_2.H5", ".b.part/episode_0.hdf5", "b/.episode_1.hdf5"):
+        write(tmp_path / name, arrays(2, 0))
+    assert aloha.episode_names(Bounds(tmp_path)) == ["b/EPISODE_2.H5", "b/EPISODE_10.HDF5", "b/score_5/x.h5"]
     assert ogbench.KEYS["action"] == "actions"
 
 
