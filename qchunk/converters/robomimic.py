@@ -197,16 +197,22 @@ class RobomimicReader:
             )
 
     def _choose_cameras(self) -> tuple[dict[str, str], list[str]]:
-        """Images to keep, key to name, and observations that are left out; judged by the first episode."""
-        observations = self._observations(self._demos[0])
-        cameras = [key for key in observations if self._is_camera(f"data/{self._demos[0]}/obs/{key}")]
-        unknown = sorted(set(self._settings.cameras) - set(cameras))
+        """Images to keep, key to name, and observations that are left out: those that any episode has.
+
+        An episode without one of the images is bad, which `read` says.
+        """
+        observations, cameras = set[str](), set[str]()
+        for demo in self._demos:
+            found = self._observations(demo)
+            observations.update(found)
+            cameras.update(key for key in found if key not in cameras and self._is_camera(f"data/{demo}/obs/{key}"))
+        unknown = sorted(set(self._settings.cameras) - cameras)
         if unknown:
             raise ConfigError(f"{self._name}: there are no cameras {unknown}; it has {sorted(cameras)}")
         chosen = dict(self._settings.cameras) or {key: key for key in sorted(cameras)}
         if self._settings.images == "none":
             chosen = {}
-        return chosen, sorted(set(observations) - set(chosen) - set(self._keys))
+        return chosen, sorted(observations - set(chosen) - set(self._keys))
 
     def _is_camera(self, path: str) -> bool:
         try:

@@ -240,3 +240,16 @@ def test_the_order_of_episodes_does_not_hang_on_the_hash_seed(tmp_path: Path, ha
     env = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, "-c", code, source], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["demo_01", "demo_1", "lift", "pick_0", "pick_2", "pick_10", "place_0"]
+
+
+def test_a_camera_that_the_first_episode_lacks_is_not_lost_for_the_others(tmp_path: Path):
+    """Kills: cameras, and what is left out, judged by the first episode alone."""
+    demos = {f"demo_{i}": demo(4, i, images=True) for i in range(3)}
+    del demos["demo_0"]["obs/agentview_image"], demos["demo_0"]["obs/agentview_depth"]
+    source = write_robomimic(tmp_path / "a.hdf5", demos)
+    text = refused(source, tmp_path / "out")
+    assert "a.hdf5/data/demo_0: obs/agentview_image: expected uint8 (4, h, w, 3), found none" in text
+    assert "1 problem(s)" in text
+    convert(source, tmp_path / "out", settings=settings(cameras={"robot0_eye_in_hand_image": "wrist"}))
+    about = json.loads((tmp_path / "out/dataset.json").read_text())["about_the_source"]
+    assert about["observations_left_out"] == ["agentview_depth", "agentview_image", "robot0_joint_pos"]
