@@ -83,7 +83,6 @@ class _Conversion:
     def __init__(self, kind: str, source: Path, settings: ConvertSettings) -> None:
         self._source, self._settings = source, settings
         self._reader = _READERS[kind](source, settings)
-        self._files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
 
     @property
     def units(self) -> Sequence[str]:
@@ -91,6 +90,10 @@ class _Conversion:
 
     def files(self, unit: int) -> Sequence[Path]:
         return self._files
+
+    @functools.cached_property
+    def _files(self) -> list[Path]:
+        return self._reader.files if isinstance(self._reader, LeRobotReader) else [self._source]
 
     def look(self, unit: int) -> Part:
         reading, rule = self._reader.read(unit), SuccessRule()

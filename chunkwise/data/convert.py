@@ -257,7 +257,7 @@ class _Run:
         self.folder = folder
         self._conversion, self._opener, self._jobs, self._report = conversion, opener, jobs, report
         self._problems: list[Problem] = []
-        self._stamps: dict[int, tuple[Sequence[Path], str]] = {}
+        self._stamped: tuple[Sequence[Path], str] | None = None
         self._read = self._bad = 0
 
     def parts(self, done: str) -> tuple[dict[int, tuple[Part, tuple[str, ...]]], list[Problem]]:
@@ -341,10 +341,10 @@ class _Run:
     def _stamp(self, number: int) -> str:
         """What tells the files of a unit from others under the same names."""
         files = self._conversion.files(number)
-        if id(files) not in self._stamps:
+        if self._stamped is None or self._stamped[0] is not files:  # all units may be read from the same files
             stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files if (stat := _stat(path))]
-            self._stamps[id(files)] = files, key_of(stats)  # the list is kept, so that no other one gets its id
-        return self._stamps[id(files)][1]
+            self._stamped = files, key_of(stats)
+        return self._stamped[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ drive to the west (a compass).
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from chunkwise.data.images import encode_jpeg
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
-from chunkwise.data.lerobot.video import LeRobotImages
+from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.links import Bounds
 from chunkwise.files.strict_json import read_json
@@ -79,7 +80,6 @@ class LerobotConverter:
           ConfigError: A column, quantity or camera is unknown, or nothing says where the state is.
         """
         root = source.resolve()
-        self._sources = sorted(path for path in root.rglob("*") if path.is_file())
         self._meta = read_meta(root, bounds=Bounds(root, settings.allow_links_to))
         self._quality, self._images = settings.quality, settings.images
         known = _is_l2d(self._meta)
@@ -128,7 +128,12 @@ class LerobotConverter:
         writer.add_drive(drive, source=unit)
 
     def files(self, unit: str) -> list[Path]:
+        """All that the conversion reads: meta/, tables, and films or images of the cameras that are kept."""
         return self._sources
+
+    @functools.cached_property
+    def _sources(self) -> list[Path]:
+        return [self._meta.root / name for name in dict.fromkeys(file_names(self._meta, self._reader.cameras))]
 
     def _cameras(self, episode: int, frame: int, name: str, writer: EpisodeWriter) -> dict[str, DriveCamera]:
         if not self._images:

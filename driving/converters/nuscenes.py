@@ -112,7 +112,9 @@ class NuscenesConverter:
         source = f"{self._version}/scene.json"
         if not writer.claim(unit, source):
             return
-        samples = self._sample_chain(self._scenes[unit], writer)
+        samples, broken = self._sample_chain(self._scenes[unit])
+        if broken:
+            writer.problem(f"{self._version}/sample.json", unit, "a chain of samples by `next`", broken)
         rows = [row for token in samples for row in self._rows_by_sample.get(token, ())]
         poses = {row["token"]: self._pose(row, unit, writer) for row in rows}
         trajectory = Trajectory(
@@ -138,8 +140,17 @@ class NuscenesConverter:
         writer.add_drive(drive, source=source)
 
     def files(self, unit: str) -> list[Path]:
-        """The tables; images that a scene names are taken for what they were."""
-        return self._table_files
+        """The tables, and the images that are copied."""
+        if not self._images:
+            return self._table_files
+        samples, _ = self._sample_chain(self._scenes[unit])
+        names = [
+            row["filename"]
+            for token in samples
+            for row in self._rows_by_sample.get(token, ())
+            if (self._sweeps or row["is_key_frame"]) and self._channel(row) in self._names
+        ]
+        return [*self._table_files, *(Path(self._bounds.path(n)) for n in names if not self._bounds.refusal(n))]
 
     def _camera_rows(self, rows: Mapping[str, Row]) -> Mapping[str, list[Row]]:
         """Rows of cameras by sample, in time; raises DataError for tokens that lead nowhere."""
@@ -155,18 +166,16 @@ class NuscenesConverter:
                 found[row["sample_token"]].append(row)
         return {token: sorted(group, key=lambda row: row["timestamp"]) for token, group in found.items()}
 
-    def _sample_chain(self, scene: Row, writer: EpisodeWriter) -> list[str]:
-        """Samples of a scene in order."""
+    def _sample_chain(self, scene: Row) -> tuple[list[str], str]:
+        """Samples of a scene in order, and the token at which they break off, in words; empty where they do not."""
         chain: dict[str, None] = {}
         token = scene["first_sample_token"]
         while token:
             if token not in self._samples or token in chain:
-                found = f"{token!r} {'twice' if token in chain else 'nowhere in the table'}"
-                writer.problem(f"{self._version}/sample.json", scene["name"], "a chain of samples by `next`", found)
-                break
+                return list(chain), f"{token!r} {'twice' if token in chain else 'nowhere in the table'}"
             chain[token] = None
             token = self._samples[token]["next"]
-        return list(chain)
+        return list(chain), ""
 
     def _channel(self, row: Row) -> str:
         return self._sensors[self._calibrated[row["calibrated_sensor_token"]]["sensor_token"]]["channel"]

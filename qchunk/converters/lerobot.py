@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 
 from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import iter_tables
-from chunkwise.data.lerobot.video import LeRobotImages
+from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
 from qchunk.converters.recording import ConvertSettings, Images, Reading, Recording
@@ -56,6 +56,11 @@ class LeRobotReader:
             "observation_keys": list(self._keys),
             "cameras": self._cameras,
         }
+
+    @property
+    def files(self) -> list[Path]:
+        """All that is read: meta/, tables, and films or images of the cameras that are kept."""
+        return [self._meta.root / name for name in dict.fromkeys(file_names(self._meta, tuple(self._cameras)))]
 
     def close(self) -> None:
         """The images' files are closed when they are no longer referenced."""

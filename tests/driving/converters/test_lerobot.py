@@ -213,3 +213,22 @@ def test_a_bad_episode_of_a_hundred_is_left_out_where_that_is_asked_for(tmp_path
     found = [load_episode(path) for path in sorted((tmp_path / "out").glob("set_*.json"))]
     assert [one.id for one in found] == [f"set_{index:06d}" for index in range(100) if index != 7]
     np.testing.assert_allclose(found[7].speed_mps, episodes[8].state[:, 0], atol=1e-6)
+
+
+def test_the_files_of_an_episode_are_those_that_are_read_through_links_to_folders_as_well(tmp_path: Path):
+    """Kills: parts that are kept though a table in a linked folder changed."""
+    source = write_l2d(tmp_path / "L2D", cameras=("front_left", "left_forward", "right_forward"))
+    (source / "notes.txt").write_text("")
+    (source / "data").rename(tmp_path / "tables")
+    (source / "data").symlink_to(tmp_path / "tables")
+
+    def names(**options: Any) -> set[str]:
+        settings = ConvertSettings(allow_links_to=(str(tmp_path / "tables"),), **options)
+        files = LerobotConverter(source, settings).files("episode 0")
+        return {path.relative_to(source).as_posix() for path in files}
+
+    tables = {"meta/info.json", "meta/tasks.parquet", "meta/episodes/chunk-000/file-000.parquet"}
+    tables |= {"data/chunk-000/file-000.parquet"}
+    films = {f"videos/observation.images.{key}/chunk-000/file-000.mp4" for key in ("left_forward", "right_forward")}
+    assert names(cameras={"observation.images.front_left": ""}) == tables | films
+    assert names(images=False) == tables

@@ -11,7 +11,7 @@ from chunkwise.errors import ConfigError, DataError
 from driving.config import DataConfig
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
-from driving.converters.nuscenes import CAMERA_MAP
+from driving.converters.nuscenes import CAMERA_MAP, NuscenesConverter
 from driving.data.batches import open_data
 from driving.data.episodes import Episode, load_episode
 from driving.validate import validate
@@ -279,3 +279,32 @@ def test_linked_images_are_converted_where_their_folder_is_allowed(tmp_path: Pat
 def test_a_version_without_scenes_is_no_dataset(tmp_path: Path):
     root = write(tmp_path / "nuscenes", scenes=0)
     assert "nuscenes: expected at least one episode, found none in 0 unit(s)" in refused(root)
+
+
+def test_a_scene_of_which_an_image_changed_is_converted_anew(tmp_path: Path):
+    """Kills: parts that are kept by the tables alone, though an image that they copied is another one."""
+    root = write(tmp_path / "nuscenes", scenes=2)
+    name = "samples/CAM_FRONT/scene-0062__006.jpg"
+    whole = (root / name).read_bytes()
+    (root / name).write_bytes(b"no image")
+    assert name in refused(root)
+    (root / name).write_bytes(whole)
+    (root / "samples/CAM_FRONT/scene-0061__006.jpg").write_bytes(jpeg(99, 5))
+    path = converted(root).image_paths[1][NAMES.index("front")]
+    assert path is not None
+    assert (tmp_path / "out" / path).read_bytes() == jpeg(99, 5)
+
+
+def test_the_files_of_a_scene_are_the_tables_and_the_images_that_are_copied(tmp_path: Path):
+    root = write(tmp_path / "nuscenes", scenes=2)
+
+    def images(**options: Any) -> set[str]:
+        files = NuscenesConverter(root, ConvertSettings(**options)).files("scene-0062")
+        assert sum(path.suffix == ".json" for path in files) == 6
+        return {path.relative_to(root).as_posix() for path in files if path.suffix != ".json"}
+
+    keys = {f"samples/{channel}/scene-0062__{6 * i:03d}.jpg" for channel in CAMERA_MAP for i in range(SAMPLES)}
+    assert images() == keys
+    assert images(cameras={"CAM_BACK": ""}) == {name for name in keys if "CAM_BACK/" not in name}
+    assert len(images(sweeps=True)) == 6 * (6 * (SAMPLES - 1) + 1)
+    assert images(images=False) == set()

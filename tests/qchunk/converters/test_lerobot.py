@@ -1,14 +1,20 @@
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chunkwise.data.convert import Jobs
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, DataError
 from qchunk.config import DataConfig
-from qchunk.convert import convert
+from qchunk.convert import FORMATS, convert
 from qchunk.data.index import open_source
+from qchunk.inspect import inspect
 from tests import lerobot_files
 from tests.qchunk.converters.sources import (
     arrays_of,
@@ -66,3 +72,28 @@ def test_keys_that_are_not_there(tmp_path: Path):
         convert(root, tmp_path / "out", settings=settings(observation_keys=("observation.joints",)))
     with pytest.raises(ConfigError, match=r"no cameras \['top'\]; it has"):
         convert(root, tmp_path / "out", settings=settings(cameras={"top": "cam_high"}))
+
+
+def info_changed(root: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """The dataset, with other features in meta/info.json."""
+    info = json.loads((root / "meta/info.json").read_text())
+    change(info["features"])
+    (root / "meta/info.json").write_text(json.dumps(info))
+    return root
+
+
+def test_the_files_of_an_episode_are_those_that_are_read_through_links_to_folders_as_well(tmp_path: Path):
+    """Kills: parts that are kept though a table in a linked folder changed."""
+    root = lerobot_files.write_v21(tmp_path / "set", lerobot_files.record((3, 2)), storage="image_file")
+    (root / "notes.txt").write_text("")
+    (root / "data").rename(tmp_path / "tables")
+    (root / "data").symlink_to(tmp_path / "tables")
+    camera = lerobot_files.CAMERAS[0]
+    chosen = settings(allow_links_to=(str(tmp_path / "tables"),), cameras={camera: "top"})
+    expected = {f"meta/{name}" for name in ("info.json", "tasks.jsonl", "episodes.jsonl")}
+    expected |= {f"data/chunk-000/episode_00000{i}.parquet" for i in range(2)}
+    expected |= {
+        f"images/{camera}/episode_00000{i}/frame_00000{frame}.png" for i, n in enumerate((3, 2)) for frame in range(n)
+    }
+    files = FORMATS.open("lerobot", root, chosen).files(0)
+    assert {path.relative_to(root).as_posix() for path in files} == expected
