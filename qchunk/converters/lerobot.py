@@ -1,6 +1,6 @@
 """LeRobot datasets v2.1 and v3.0 as a Reader, with images; qchunk/data/readers/lerobot.py has the conventions.
 
-Every image or video is a camera, by the last part of its key.
+Every image or video in colour is a camera, by the last part of its key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,6 +55,7 @@ class LeRobotReader:
             "fps": self._meta.fps,
             "observation_keys": list(self._keys),
             "cameras": self._cameras,
+            "cameras_left_out": sorted(set(self._meta.cameras) - set(self._cameras)),
         }
 
     @property
@@ -95,7 +96,7 @@ class LeRobotReader:
 
 
 def _cameras(meta: LeRobotMeta, settings: ConvertSettings) -> dict[str, str]:
-    """Camera key to its name in the output."""
+    """Camera key to its name in the output: those that the user names, or all but depth."""
     unknown = sorted(set(settings.cameras) - set(meta.cameras))
     if unknown:
         raise ConfigError(f"{meta.root}: there are no cameras {unknown}; it has {sorted(meta.cameras)}")
@@ -103,7 +104,7 @@ def _cameras(meta: LeRobotMeta, settings: ConvertSettings) -> dict[str, str]:
         return {}
     if settings.cameras:
         return dict(settings.cameras)
-    names = {key: key.rpartition(".")[2] for key in meta.cameras}
+    names = {key: key.rpartition(".")[2] for key in meta.cameras if not meta.features[key].is_depth}
     if len(set(names.values())) < len(names):
         raise ConfigError(f"{meta.root}: several cameras end alike, {sorted(names)}; name them by --camera KEY=NAME")
     return names

@@ -40,6 +40,8 @@ class Feature:
     dtype: str
     """A numpy dtype name, or "image", "video", "string"."""
     shape: tuple[int, ...]
+    is_depth: bool = False
+    """Of a camera: whether info.json calls it a depth map, or gives it one channel."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,10 @@ def read_meta(
     problems = _check_info(info)
     if problems:
         raise refuse(problems, what=str(info_file))
-    features = {key: Feature(dtype=f["dtype"], shape=tuple(f["shape"])) for key, f in info["features"].items()}
+    features = {
+        key: Feature(dtype=f["dtype"], shape=tuple(f["shape"]), is_depth=_is_depth(f))
+        for key, f in info["features"].items()
+    }
     version = info["codebase_version"]
     if version in ("v2.0", "v2.1"):
         tasks, episodes = _meta_v21(bounds, info, features, problems)
@@ -187,6 +192,17 @@ def _is_feature(feature: Any) -> bool:
         and isinstance(feature.get("shape"), list)
         and all(isinstance(size, int) for size in feature["shape"])
     )
+
+
+def _is_depth(feature: Mapping[str, Any]) -> bool:
+    """Whether a camera holds depth, by LeRobot's mark of it or by its shape, channels last or first."""
+    if feature["dtype"] not in ("image", "video"):
+        return False
+    marks = [about for name in ("info", "video_info") if isinstance(about := feature.get(name), dict)]
+    if any(about.get(key) is True for about in marks for key in ("is_depth_map", "video.is_depth_map")):
+        return True
+    ends = feature["shape"][:1] + feature["shape"][-1:]
+    return len(feature["shape"]) == 2 or (1 in ends and 3 not in ends)
 
 
 def _check_totals(episodes: Sequence[EpisodeMeta], info: Mapping[str, Any]) -> list[Problem]:

@@ -97,3 +97,28 @@ def test_the_files_of_an_episode_are_those_that_are_read_through_links_to_folder
     }
     files = FORMATS.open("lerobot", root, chosen).files(0)
     assert {path.relative_to(root).as_posix() for path in files} == expected
+
+
+@pytest.mark.parametrize(
+    "depth",
+    [
+        {"shape": [24, 32, 1]},
+        {"shape": [1, 24, 32]},
+        {"info": {"video.is_depth_map": True}},
+        {"video_info": {"video.is_depth_map": True}},
+        {"info": {"is_depth_map": True}},
+    ],
+)
+def test_depth_is_left_out_and_listed(tmp_path: Path, depth: dict[str, Any]):
+    """Kills: depth maps taken for a colour camera."""
+    colour, other = lerobot_files.CAMERAS
+    root = lerobot_files.write_v21(tmp_path / "set", lerobot_files.record((4, 3)), storage="image")
+    info_changed(root, lambda features: features[other].update(depth))
+    info_changed(root, lambda features: features[colour].update(info={"video.is_depth_map": False}))
+    convert(root, tmp_path / "out")
+    found = arrays_of(tmp_path / "out/episode_00000.hdf5")
+    assert [name for name in found if "images" in name] == ["observations/images/base"]
+    about = json.loads((tmp_path / "out/dataset.json").read_text())["about_the_source"]
+    assert (about["cameras"], about["cameras_left_out"]) == ({colour: "base"}, [other])
+    convert(root, tmp_path / "named", settings=settings(cameras={other: "depth"}))
+    assert "observations/images/depth" in arrays_of(tmp_path / "named/episode_00000.hdf5")
