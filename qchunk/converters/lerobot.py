@@ -15,7 +15,7 @@ from chunkwise.data.lerobot.tables import iter_tables
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
-from qchunk.converters.recording import ConvertSettings, Images, Reading, Recording
+from qchunk.converters.recording import ConvertSettings, Images, Reading, Recording, wrong_names
 from qchunk.data.readers.lerobot import DEFAULT_KEYS, OUTCOME, arrays_of
 
 
@@ -107,4 +107,9 @@ def _cameras(meta: LeRobotMeta, settings: ConvertSettings) -> dict[str, str]:
     names = {key: key.rpartition(".")[2] for key in meta.cameras if not meta.features[key].is_depth}
     if len(set(names.values())) < len(names):
         raise ConfigError(f"{meta.root}: several cameras end alike, {sorted(names)}; name them by --camera KEY=NAME")
+    if wrong := wrong_names(names.values()):
+        raise ConfigError(
+            f"{meta.root}: the ends {wrong} of its cameras {sorted(names)} cannot name a camera of the output; give "
+            "names without '/' by --camera KEY=NAME"
+        )
     return names

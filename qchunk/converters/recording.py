@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -38,14 +38,18 @@ class ConvertSettings(convert.ConvertSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = list(self.cameras.values())
-        wrong = [name for name in names if not name or "/" in name or name.startswith(".") or names.count(name) > 1]
-        if wrong:
+        if wrong := wrong_names(self.cameras.values()):
             raise ConfigError(
                 f"--camera: {wrong} cannot name a camera of the output; give each its own name without '/'"
             )
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ConfigError(f"--max-episode-steps is {self.max_episode_steps}; expected at least 1")
+
+
+def wrong_names(cameras: Collection[str]) -> list[str]:
+    """Names that no camera of the output may have, and those that are there twice."""
+    names = list(cameras)
+    return [name for name in names if not name or "/" in name or name.startswith(".") or names.count(name) > 1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

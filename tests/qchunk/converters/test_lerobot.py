@@ -122,3 +122,13 @@ def test_depth_is_left_out_and_listed(tmp_path: Path, depth: dict[str, Any]):
     assert (about["cameras"], about["cameras_left_out"]) == ({colour: "base"}, [other])
     convert(root, tmp_path / "named", settings=settings(cameras={other: "depth"}))
     assert "observations/images/depth" in arrays_of(tmp_path / "named/episode_00000.hdf5")
+
+
+@pytest.mark.parametrize("key", ["observation.images.left/top", "observation.images."])
+def test_a_camera_whose_own_name_cannot_be_one_in_the_output_is_refused(tmp_path: Path, key: str):
+    """Kills: an output that `chunkwise inspect` refuses."""
+    root = lerobot_files.write_v21(tmp_path / "set", lerobot_files.record((4, 3)), storage="image")
+    info_changed(root, lambda features: features.update({key: features.pop(lerobot_files.CAMERAS[1])}))
+    with pytest.raises(ConfigError, match=r"cannot name a camera of the output; give names without '/' by --camera"):
+        convert(root, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
