@@ -16,7 +16,7 @@ from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
 from qchunk.converters.recording import ConvertSettings, Images, Reading, Recording, wrong_names
-from qchunk.data.readers.lerobot import DEFAULT_KEYS, OUTCOME, arrays_of
+from qchunk.data.readers.lerobot import DEFAULT_KEYS, OUTCOME, arrays_of, problems_of
 
 
 class LeRobotReader:
@@ -41,7 +41,7 @@ class LeRobotReader:
         present = [key for key in OUTCOME if key in meta.features]
         self._tables = list(iter_tables(meta, (*self._keys, "action", *present)))
         self._problems = [
-            (*table.problems, *(self._images.check(table.meta.index) if table.columns else ()))
+            (*problems_of(table), *(self._images.check(table.meta.index) if table.columns else ()))
             for table in self._tables
         ]
 

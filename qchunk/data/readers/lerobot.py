@@ -63,13 +63,13 @@ def arrays_of(
     """Takes an episode's columns for observation, action and outcome.
 
     Args:
-      columns: By feature, of one episode.
+      columns: By feature, of one episode without `problems_of`.
       keys: Features that make up the observation, in this order.
       final_done: Meaning of a done in the last frame that earned no success, as of `terminations`.
     """
 
     def flat(key: str, dtype: type) -> np.ndarray | None:
-        return columns[key].reshape(-1).astype(dtype) if key in columns else None
+        return columns[key].astype(dtype) if key in columns else None
 
     reward, success, done = flat(KEYS["reward"], np.float64), flat(KEYS["success"], bool), flat(KEYS["done"], bool)
     done = success if done is None else done
@@ -85,6 +85,21 @@ def arrays_of(
         reward=reward,
         terminated=terminated,
         success=None if success is None else bool(success.any()),
+    )
+
+
+def problems_of(table: EpisodeTable) -> tuple[Problem, ...]:
+    """What is wrong with an episode's columns: a frame has one reward, one done and one success as well."""
+    return table.problems + tuple(
+        Problem(
+            file=table.meta.file,
+            episode=table.meta.index,
+            key=key,
+            expected="one value a frame (shape [1])",
+            found=f"{table.columns[key].shape[1]} values",
+        )
+        for key in OUTCOME
+        if key in table.columns and table.columns[key].ndim > 1
     )
 
 
@@ -161,9 +176,9 @@ def _report(meta: EpisodeMeta, problems: Sequence[Problem], **found: Any) -> Epi
 
 
 def _seen(table: EpisodeTable) -> _Seen:
-    arrays = None if table.problems else arrays_of(table.columns)
-    if arrays is None:
-        return _report(table.meta, table.problems), None
+    if problems := problems_of(table):
+        return _report(table.meta, problems), None
+    arrays = arrays_of(table.columns)
     reward, width = arrays.reward, arrays.observation.shape[1]
     report = _report(
         table.meta,

@@ -99,6 +99,26 @@ def test_the_files_of_an_episode_are_those_that_are_read_through_links_to_folder
     assert {path.relative_to(root).as_posix() for path in files} == expected
 
 
+@pytest.mark.parametrize("key", ["next.reward", "next.done", "next.success"])
+def test_two_values_a_frame_are_no_outcome(tmp_path: Path, key: str):
+    """Kills: rewards [T, 2] taken for those of 2 T frames."""
+    root = lerobot_files.write_v21(tmp_path / "set", lerobot_files.record((4, 3)), storage="image")
+    info_changed(root, lambda features: features.update({key: {"dtype": "float32", "shape": [2], "names": None}}))
+    for path in sorted((root / "data/chunk-000").iterdir()):
+        table = pq.read_table(path)
+        pairs = pa.array([[0.0, 1.0]] * len(table), pa.list_(pa.float32()))
+        table = table.drop_columns([key]) if key in table.column_names else table
+        pq.write_table(table.append_column(key, pairs), path)
+    words = f"{key}: expected one value a frame (shape [1]), found 2 values"
+    text = refused(root, tmp_path / "out")
+    assert f"episode 0, data/chunk-000/episode_000000.parquet: {words}" in text
+    assert "2 problem(s)" in text
+    with pytest.raises(DataError, match=re.escape(words)):
+        open_source(DataConfig(path=str(root), format="lerobot"))
+    found = [(problem["key"], problem["found"]) for problem in inspect(str(root))["problems"]]
+    assert found == [(key, "2 values")] * 2
+
+
 @pytest.mark.parametrize(
     "depth",
     [
