@@ -35,7 +35,7 @@ def write_episode(
       quality: JPEG quality.
 
     Raises:
-      DataError: An image could not be read, or images of one camera differ in size.
+      DataError: An image could not be read, images of one camera differ in size, or a text has a NUL in it.
       OSError: The file could not be written.
     """
     with h5py.File(path, "x") as h5:
@@ -50,7 +50,11 @@ def write_episode(
             write_array(h5, name, x)
         h5.attrs["source"] = recording.id
         for name, value in recording.attributes.items():
-            h5.attrs[name] = value
+            try:
+                h5.attrs[name] = value
+            except ValueError as error:
+                found = f"{value!r:.200}: {error}"
+                raise DataError(f"{recording.id}: {name}: expected a text without NUL, found {found}") from error
         if success is not None:
             h5.attrs["success"] = success
         if recording.images is not None and images == "jpeg":

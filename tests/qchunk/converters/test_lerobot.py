@@ -152,3 +152,14 @@ def test_a_camera_whose_own_name_cannot_be_one_in_the_output_is_refused(tmp_path
     with pytest.raises(ConfigError, match=r"cannot name a camera of the output; give names without '/' by --camera"):
         convert(root, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_task_that_hdf5_cannot_hold_is_refused(tmp_path: Path):
+    """Kills: h5py's ValueError, which is a traceback."""
+    root = lerobot_files.write_v21(tmp_path / "set", lerobot_files.record((4, 3)), storage="image")
+    lines = [{"task_index": 0, "task": "open"}, {"task_index": 1, "task": "pick\0up"}]
+    (root / "meta/tasks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = r"set episode 1: instruction: expected a text without NUL, found 'pick\\x00up'"
+    with pytest.raises(DataError, match=words):
+        convert(root, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
