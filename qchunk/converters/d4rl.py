@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float32, Int64
 
 from chunkwise.data.problems import Problem, refuse
 from chunkwise.errors import ConfigError, DataError, one_line
@@ -24,6 +24,8 @@ from qchunk.data.readers.hdf5 import UNREADABLE, open_h5, require_affordable
 _ARRAYS = ("actions", "observations", "rewards", "next_observations", "terminals", "timeouts")
 SEAM_DISTANCE = 1e-6
 """Distance of a next observation from the next row's above which the rows are of two episodes, as in IQL's loader."""
+_ROUNDING = 4 * np.finfo(np.float32).eps
+"""Part of a number's size that counts as no distance: the two arrays may be stored in different precision."""
 
 
 class D4rlReader:
@@ -33,7 +35,8 @@ class D4rlReader:
         """Reads the arrays and cuts them into episodes.
 
         Raises:
-          DataError: An array is missing, damaged or of another length: every problem in one message.
+          DataError: An array is missing, damaged or of another length: every problem in one message. Or the next
+            observations are of other rows.
           ConfigError: Nothing in the file or the settings says where episodes end.
         """
         self._name = path.name
@@ -125,9 +128,15 @@ def _seams(
         seams["timeouts"] = arrays["timeouts"]
     if "next_observations" in arrays:
         unmarked = np.zeros(len(terminals), bool)
-        jump = arrays["next_observations"][:-1].astype(np.float64) - arrays["observations"][1:]
-        unmarked[:-1] = np.linalg.norm(jump, axis=1) > SEAM_DISTANCE
+        unmarked[:-1] = _distance(arrays["next_observations"][:-1], arrays["observations"][1:]) > SEAM_DISTANCE
         seams["discontinuity"] = unmarked & ~np.logical_or.reduce(list(seams.values()))
+        if 2 * (count := int(seams["discontinuity"].sum())) > len(terminals):
+            raise DataError(
+                f"{name}: next_observations: expected the observation of the next row after most rows, found another "
+                f"one after {count} of {len(terminals)} rows, none of which ends by terminals or timeouts. Write both "
+                "arrays in the same order, units and precision; or remove next_observations, and say where episodes "
+                "end by timeouts or --max-episode-steps N"
+            )
     if max_episode_steps is not None:
         flagged = np.logical_or.reduce(list(seams.values()))
         seams["max_episode_steps"] = _time_limit(flagged, max_episode_steps)
@@ -137,6 +146,14 @@ def _seams(
             "limit; say --max-episode-steps N (1000 for gym locomotion)"
         )
     return seams | {"all": np.logical_or.reduce(list(seams.values()))}
+
+
+def _distance(one: np.ndarray, other: np.ndarray) -> Float32[np.ndarray, " n"]:
+    """Euclidean distance of rows in 32 bits, without what rounding explains."""
+    one, other = as_float32(one), as_float32(other)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is reported where it is read
+        apart = np.abs(one - other) - _ROUNDING * np.maximum(np.abs(one), np.abs(other))
+        return np.linalg.norm(np.maximum(apart, 0), axis=1)
 
 
 def _time_limit(flagged: Bool[np.ndarray, " N"], steps: int) -> Bool[np.ndarray, " N"]:

@@ -119,3 +119,40 @@ def test_an_observation_of_no_number_is_refused(tmp_path: Path):
     content["observations"] = content["observations"][:, :0]
     text = refused(write_d4rl(tmp_path / "a.hdf5", content), tmp_path / "out")
     assert "a.hdf5: observations: expected at least one number a row, found none" in text
+
+
+def lengths_of(out: Path) -> list[int]:
+    return [len(arrays_of(path)["action"]) for path in sorted(out.glob("*.hdf5"))]
+
+
+@pytest.mark.parametrize(("one", "other"), [(np.float64, np.float32), (np.float32, np.float64)])
+def test_next_observations_of_another_precision_make_no_seams(tmp_path: Path, one: Any, other: Any):
+    """Kills: a distance in 64 bits, in which every row of them begins an episode."""
+    content = d4rl_arrays()
+    observations = 100 * np.random.default_rng(1).normal(size=(12, 5))
+    following = np.concatenate([observations[1:], observations[:1]])
+    following[6, 2] += 1e-2
+    arrays = {"observations": observations.astype(one), "next_observations": following.astype(other)}
+    convert(write_d4rl(tmp_path / "a.hdf5", content | arrays), tmp_path / "out")
+    assert lengths_of(tmp_path / "out") == [4, 3, 2, 3]  # ends by terminals, a seam, timeouts
+
+
+def test_next_observations_one_step_of_rounding_away_make_no_seam(tmp_path: Path):
+    content = d4rl_arrays()
+    following = np.concatenate([content["observations"][1:], content["observations"][:1]])
+    following = np.nextafter(following, np.float32(np.inf)) * np.float32(1000)
+    arrays = {"observations": content["observations"] * np.float32(1000), "next_observations": following}
+    convert(write_d4rl(tmp_path / "a.hdf5", content | arrays), tmp_path / "out")
+    assert lengths_of(tmp_path / "out") == [4, 5, 3]
+
+
+def test_next_observations_of_other_rows_are_refused(tmp_path: Path):
+    """Kills: a conversion that makes an episode of every row."""
+    content = d4rl_arrays()
+    wrong = content | {"next_observations": content["observations"][::-1] + 1}
+    text = refused(write_d4rl(tmp_path / "a.hdf5", wrong), tmp_path / "out")
+    assert "a.hdf5: next_observations: expected the observation of the next row after most rows, found another" in text
+    assert "after 9 of 12 rows, none of which ends by terminals or timeouts" in text  # 11, less rows 3 and 8
+    content["terminals"][:] = True
+    convert(write_d4rl(tmp_path / "b.hdf5", wrong | {"terminals": content["terminals"]}), tmp_path / "ended")
+    assert lengths_of(tmp_path / "ended") == [1] * 12
