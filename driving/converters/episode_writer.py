@@ -5,7 +5,6 @@ Images are written as they are read, by a thread, so that a drive's JPEG files a
 
 import collections
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from driving.data.history import History
 from driving.data.rater import Rated
 
 MAX_NAME = 200
-"""Letters of a drive's name; names of files end at 255 bytes, and endings come behind it."""
+"""Letters of a drive's name, and bytes of its file's; names of files end at 255 bytes, and endings come behind it."""
 IMAGES_WAITING = 16
 """Images in memory that wait to be written, at most: three frames of five cameras."""
 
@@ -262,12 +261,13 @@ def camera_names(camera_map: Mapping[str, str], settings: ConvertSettings) -> di
 
 
 def file_name(text: str) -> str:
-    """A name that is safe as a file's: letters, digits, '.', '_', '-', no more than MAX_NAME.
+    """A name that is safe as a file's: letters and digits of any script, '.', '_', '-', no more than MAX_NAME bytes.
 
     It begins with neither '.' nor '_', since such files are no episodes; "drive" is put in front of those that would.
     """
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", text)
-    return (name if name and name[0] not in "._" else f"drive{name}")[:MAX_NAME]
+    name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in text)
+    name = name if name and name[0] not in "._" else f"drive{name}"
+    return name.encode()[:MAX_NAME].decode(errors="ignore")
 
 
 def taken(drive: str, by: tuple[str, str]) -> tuple[str, str]:

@@ -162,6 +162,9 @@ def test_names_of_files_are_safe():
     assert file_name("") == "drive"
     assert file_name("scene-0061") == "scene-0061"
     assert len(file_name("_" + "x" * 5000)) == MAX_NAME
+    assert (file_name("左"), file_name("右"), file_name("Überhol 2/ж")) == ("左", "右", "Überhol_2_ж")
+    assert file_name("左" * 200) == "左" * 66  # 198 bytes
+    assert file_name("a\ud800b") == "a_b"
 
 
 NAMES = st.lists(st.text(st.sampled_from("ab._- :/\\\n\0\ud800ä"), max_size=4) | st.text(max_size=300), max_size=8)

@@ -232,3 +232,11 @@ def test_the_files_of_an_episode_are_those_that_are_read_through_links_to_folder
     films = {f"videos/observation.images.{key}/chunk-000/file-000.mp4" for key in ("left_forward", "right_forward")}
     assert names(cameras={"observation.images.front_left": ""}) == tables | films
     assert names(images=False) == tables
+
+
+def test_cameras_of_any_script_have_images_of_their_own(tmp_path: Path):
+    """Kills: two cameras whose images get one name, and a good source that is refused for it."""
+    source = write_l2d(tmp_path / "set", cameras=("左", "右"), rename="observation.state")
+    episode = converted(source, state={"speed_mps": "observation.state:0"})[0]
+    assert episode.cameras == ("右", "左")
+    assert episode.image_paths[0] == ("images/set_000000/000000_右.jpg", "images/set_000000/000000_左.jpg")
