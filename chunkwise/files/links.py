@@ -129,10 +129,8 @@ class Bounds:
             if entry.name.startswith("."):
                 continue
             name = f"{folder}/{entry.name}" if folder else entry.name
-            if suffixes is None:
-                wanted = not entry.is_dir()
-            else:
-                wanted = os.path.splitext(entry.name)[1].lower() in suffixes
+            ending = os.path.splitext(entry.name)[1].lower()
+            wanted = not entry.is_dir() if suffixes is None else ending in suffixes
             if (wanted or entry.is_dir()) and not _is_utf8(entry.name):
                 refused.append(f"{name!a}: a name that is not UTF-8, which no index can hold; rename it")
                 continue
