@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 
@@ -47,7 +48,8 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
     """
     taken, positives, left_out, unlabelled = [], [], 0, []
     for report in reports:
-        if report.score is not None and report.score not in (*data.positive_scores, *data.negative_scores):
+        score = _score(report, data)
+        if score is not None and score not in (*data.positive_scores, *data.negative_scores):
             left_out += 1
             continue
         taken.append(report)
@@ -80,7 +82,7 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
     elif unlabelled:
         notes.append("no labels (folders score_<n>, or the attribute success): every episode counts as positive")
     for report in taken:
-        problems[report.id] += _misspelt_score(report)
+        problems[report.id] += _misspelt_score(report, data)
     whole = [report for report in taken if not problems[report.id]]
     from_files = data.format in ("aloha_hdf5", "lerobot") and data.task is None
     if from_files and data.missing_reward == "label":
@@ -110,14 +112,25 @@ def select(reports: Sequence[EpisodeReport], data: DataConfig, *, all_images: bo
 
 def label_of(report: EpisodeReport, data: DataConfig) -> bool | None:
     """Returns whether an episode is positive, by its folder or else by what its file says; None where neither does."""
-    return report.score in data.positive_scores if report.score is not None else report.success
+    score = _score(report, data)
+    return score in data.positive_scores if score is not None else report.success
 
 
-def _misspelt_score(report: EpisodeReport) -> list[Problem]:
+def _score(report: EpisodeReport, data: DataConfig) -> int | None:
+    """n of the innermost folder score_<n> that an episode lies in: below data.path, or data.path itself."""
+    return aloha.score_of(_own_name(data)) if report.score is None else report.score
+
+
+def _own_name(data: DataConfig) -> str:
+    """Name of the folder data.path, also where it is given as "."; empty where its name means nothing."""
+    return os.path.basename(os.path.abspath(data.path)) if data.format == "aloha_hdf5" else ""
+
+
+def _misspelt_score(report: EpisodeReport, data: DataConfig) -> list[Problem]:
     """Folders that are meant as score_<n>, and are not called so: their episodes would have no label."""
-    if report.score is not None:
+    if _score(report, data) is not None:
         return []
-    for folder in report.path.split("/")[:-1]:
+    for folder in (_own_name(data), *report.path.split("/")[:-1]):
         if match := _LIKE_SCORE.fullmatch(folder):
             meant = f"a folder score_{int(match[1])}"
             return [Problem(file=report.id, key=f"folder {folder}", expected=meant, found=folder)]

@@ -126,9 +126,15 @@ def examine(root: Path, path: Path, workers: Workers | None = None, *, digest: s
 def _score(path: Path) -> int | None:
     """n of the innermost folder named score_<n>."""
     for folder in reversed(path.parts[:-1]):
-        if match := _SCORE.fullmatch(folder):
-            return int(match[1])
+        if (score := score_of(folder)) is not None:
+            return score
     return None
+
+
+def score_of(folder: str) -> int | None:
+    """n of a folder's name score_<n>; None of other names."""
+    match = _SCORE.fullmatch(folder)
+    return int(match[1]) if match else None
 
 
 def read_arrays(h5: h5py.File, name: str) -> tuple[dict[str, np.ndarray], list[Problem]]:

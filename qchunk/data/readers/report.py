@@ -83,7 +83,7 @@ class EpisodeReport:
     env: str | None = None
     """Simulator environment, where the file names it."""
     score: int | None = None
-    """n of the folder score_<n> that the file lies in."""
+    """n of the folder score_<n> that the file lies in, below the dataset's own."""
     success: bool | None = None
     """The file's attribute `success`."""
     total_reward: float | None = None

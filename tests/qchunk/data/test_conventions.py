@@ -11,6 +11,8 @@ from chunkwise.errors import DataError
 from qchunk.agents.base import chunk_td_target, kept_rows
 from qchunk.config import DataConfig
 from qchunk.data import index, make_batches, open_dataset, stream
+from qchunk.data.index import read_index
+from qchunk.data.selection import Selection, select
 from tests.qchunk import image_recordings
 from tests.qchunk.recordings import arrays, config, write
 
@@ -179,3 +181,26 @@ def test_depth_is_found_where_the_original_looks(tmp_path: Path):
         h5["/observations/images_depth/cam_high"] = np.asarray(h5["/observations/depth_images/cam_high"])
     with pytest.raises(DataError, match=r"depth_images/cam_high: expected depth of a camera in one place"):
         batch(there)
+
+
+@pytest.mark.parametrize("given", ["its name", "a dot"])
+def test_a_path_that_is_itself_called_score_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str):
+    """Kills: failures trained on as successes where data.path is their folder."""
+    for score in (1, 3, 5):
+        write(tmp_path / f"score_{score}/a.hdf5", arrays(4, 0))
+    write(tmp_path / "score_5/score_2/b.hdf5", arrays(4, 1))
+
+    def chosen(score: int) -> Selection:
+        folder = tmp_path / f"score_{score}"
+        monkeypatch.chdir(folder)
+        data = DataConfig(path="." if given == "a dot" else str(folder))
+        return select(read_index(data), data)
+
+    assert chosen(1).positives.tolist() == [False]
+    assert chosen(5).positives.tolist() == [True, False]  # the innermost folder decides
+    assert (len(chosen(3).reports), chosen(3).left_out) == (0, 1)
+
+
+def test_a_path_nearly_called_score_is_named(tmp_path: Path):
+    write(tmp_path / "Score_5/a.hdf5", arrays(4, 0))
+    assert "a.hdf5: folder Score_5: expected a folder score_5, found Score_5" in refused(tmp_path / "Score_5")
