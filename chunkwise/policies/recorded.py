@@ -25,6 +25,8 @@ STATES = ("state", "qpos")
 """Entries of which an observation has one at least."""
 CAMERAS = ("image/", "images/")
 """How entries begin that are images whatever they hold: ours, and those of openpi's ALOHA."""
+IMAGE, DEPTH = "image", "depth"
+"""Parts of the name of an entry that is an image, such as openpi's observation/wrist_image; not of a depth map."""
 FOLDERS = ("observation", "observations", "image", "images")
 """First parts of an entry's name that are not part of its name in a file."""
 Entry = TypeVar("Entry")
@@ -56,6 +58,8 @@ class RobotEpisode:
     prompt: str | None = None
     joints: Joints | None = None
     """Tells the measured joints of an observation that has no state or qpos; None: it has them."""
+    _others: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Entries that a file has no place for, in words, by their names."""
     _arrays: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
     _images: list[dict[str, concurrent.futures.Future[bytes]]] = dataclasses.field(default_factory=list)
     _encoder: concurrent.futures.ThreadPoolExecutor = dataclasses.field(
@@ -78,9 +82,10 @@ class RobotEpisode:
           person: Whether a person chose it.
 
         Raises:
-          DataError: If an image is none of uint8, or two entries have the same name.
+          DataError: If an image is none of uint8 in colour, or two entries have the same name.
         """
-        arrays, images = self._seen(observation)
+        arrays, images, others = self._seen(observation)
+        self._others.update(others)
         self._arrays.append(arrays)
         self._images.append(
             {name: self._encoder.submit(encode_jpeg, image, quality=JPEG_QUALITY) for name, image in images.items()}
@@ -96,19 +101,20 @@ class RobotEpisode:
         Raises:
           DataError: No episode could be written of the observation: it has no joints, or see `add`.
         """
-        arrays, _ = self._seen(observation)
+        arrays, _, _ = self._seen(observation)
         return arrays.get("qpos", arrays[_state_of(arrays)])
 
     @property
     def left_out(self) -> list[str]:
-        """What is not written, in words: cameras, and arrays besides state and qpos, that some steps lacked."""
+        """What is not written, in words: cameras, and arrays besides state and qpos, that some steps lacked; and what
+        is neither a vector of numbers nor an image."""
         steps = len(self)
         there = Counter(name for step in (*self._arrays, *self._images) for name in step)
         return [
             f"{name}: there at {count} of {steps} steps"
             for name, count in sorted(there.items())
             if count < steps and name not in STATES
-        ]
+        ] + [f"{key}: {found}" for key, found in sorted(self._others.items())]
 
     def save(self, path: str | Path, *, success: bool | None) -> Path:
         """Writes an HDF5 file in ALOHA's layout (docs/data_formats.md); it appears under its name when it is whole.
@@ -151,14 +157,18 @@ class RobotEpisode:
                 h5.attrs["left_out"] = "; ".join(self.left_out)
         return path
 
-    def _seen(self, observation: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Vectors and images of an observation, by the names that they have in a file."""
+    def _seen(
+        self, observation: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, str]]:
+        """Vectors and images of an observation, by the names that they have in a file; and what else there is."""
         arrays: dict[str, np.ndarray] = {}
         images: dict[str, np.ndarray] = {}
+        others: dict[str, str] = {}
         for key, value in _flat(observation):
             name, x = _name(key), np.asarray(value)
             colours = x.ndim == 3 and x.dtype == np.uint8 and 3 in (x.shape[0], x.shape[-1])
-            if colours or key.startswith(CAMERAS):
+            named = x.ndim > 1 and IMAGE in key.lower() and DEPTH not in key.lower()
+            if colours or named or key.startswith(CAMERAS):
                 if name in images:
                     raise DataError(f"{key}: expected a camera's name once in an observation, found {name} twice")
                 images[name] = channels_last(x)
@@ -167,9 +177,11 @@ class RobotEpisode:
                 if name in arrays:
                     raise DataError(f"{key}: expected an array's name once in an observation, found {name} twice")
                 arrays[name] = np.array(x, np.float32)
+            elif x.ndim:
+                others[key] = f"{x.dtype} of shape {list(x.shape)}, neither a vector of numbers nor a uint8 image"
         if self.joints is not None and not set(STATES) & set(arrays):
             arrays["qpos"] = np.array(self.joints(observation), np.float32)
-        return arrays, images
+        return arrays, images, others
 
 
 def _flat(observation: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

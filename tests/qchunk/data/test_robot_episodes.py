@@ -253,3 +253,29 @@ def test_a_policy_that_is_served_drives_a_robot_until_its_server_is_gone(
     episode = Control(robot, Client(), rate_hz=50.0, first_s=0.1).run(6)
     assert (episode.ended, len(episode), len(robot.commands)) == ("watchdog", 0, 6)
     assert "inferences failed" in episode.reason
+
+
+@pytest.mark.parametrize("key", ["observation/wrist_image", "observation/exterior_image_1_left", "image/top", "Image"])
+@pytest.mark.parametrize("image", [np.ones((8, 8, 3), np.float32), np.ones((8, 8), np.uint8)], ids=["float", "grey"])
+def test_an_image_that_no_file_could_hold_is_refused_before_the_first_action(key: str, image: np.ndarray) -> None:
+    """Kills: an image by a name of openpi's clients that is neither recorded nor refused."""
+    recorded = RobotEpisode(rate_hz=20.0)
+    with pytest.raises(DataError, match=r"image .*: expected (uint8 in 0\.\.255|\[height, width, 3\]), found"):
+        recorded.measured({"state": np.zeros(3), key: image})
+
+
+def test_what_is_neither_a_vector_nor_an_image_is_named(tmp_path: Path) -> None:
+    recorded = RobotEpisode(rate_hz=20.0)
+    seen = {"state": np.ones(3), "observation/depth_image": np.ones((4, 5)), "touch": np.ones((2, 3), np.float32)}
+    seen |= {"contact": np.zeros(2, bool), "mask": True}
+    for step in range(2):
+        recorded.add(step, seen, np.zeros(2, np.float32), person=False)
+    ending = "neither a vector of numbers nor a uint8 image"
+    expected = [
+        f"contact: bool of shape [2], {ending}",
+        f"observation/depth_image: float64 of shape [4, 5], {ending}",
+        f"touch: float32 of shape [2, 3], {ending}",
+    ]
+    assert recorded.left_out == expected
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        assert h5.attrs["left_out"] == "; ".join(expected)
