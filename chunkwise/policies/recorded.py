@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.data.images import encode_jpeg, require_uint8
-from chunkwise.errors import DataError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
 from chunkwise.files.durable import make_folders, scratch_file
 from chunkwise.policies.observations import channels_last
@@ -116,7 +117,7 @@ class RobotEpisode:
             if count < steps and name not in STATES
         ] + [f"{key}: {found}" for key, found in sorted(self._others.items())]
 
-    def save(self, path: str | Path, *, success: bool | None) -> Path:
+    def save(self, path: str | Path, *, success: bool | None, overwrite: bool = False) -> Path:
         """Writes an HDF5 file in ALOHA's layout (docs/data_formats.md); it appears under its name when it is whole.
 
         A camera that gave no image at some step is left out as a whole, since the layout has no missing frame, and so
@@ -125,11 +126,15 @@ class RobotEpisode:
         Args:
           path: The file; episodes of one dataset lie in one folder.
           success: The episode's label: training takes it for the reward of the last frame. None: there is none.
+          overwrite: Replaces a file that is there.
 
         Raises:
+          ConfigError: The file exists; the episode can still be saved under another name.
           DataError: Nothing was executed, or steps saw different things.
         """
         path = Path(path)
+        if not overwrite and os.path.lexists(path):
+            raise ConfigError(f"{path} exists; save the episode under another name, or with overwrite=True")
         if not self.actions:
             raise DataError(f"{path}: the robot executed no action ({self.ended}: {self.reason}); there is no episode")
         arrays = {name: np.stack(steps) for name, steps in _at_every_step(self._arrays).items()}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chunkwise.data.images import decode
-from chunkwise.errors import DataError
+from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies.control import Control
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.recorded import RobotEpisode
@@ -201,15 +201,16 @@ def test_the_program_of_the_page_drives_records_and_its_episode_is_read(
     assert "runs/qchunk-..." in program
     (tmp_path / "drive.py").write_text(program.replace("runs/qchunk-...", str(tmp_path / "run")))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        [sys.executable, "drive.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    stopped, ended = ran.stdout.splitlines()[-2:]
-    assert stopped == "stopped"
-    assert ended.startswith("steps  missed")
+    for _ in range(2):  # the second run's episode has a name of its own
+        ran = subprocess.run(
+            [sys.executable, "drive.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+        stopped, ended = ran.stdout.splitlines()[-2:]
+        assert stopped == "stopped"
+        assert ended.startswith("steps  missed")
     source = open_dataset(recordings.config(tmp_path / "recordings", observation="state")).source
-    assert (source.lengths.tolist(), source.dims["state"]) == ([100], recordings.STATE)
+    assert (source.lengths.tolist(), source.dims["state"]) == ([100, 100], recordings.STATE)
 
 
 class Still:
@@ -279,3 +280,16 @@ def test_what_is_neither_a_vector_nor_an_image_is_named(tmp_path: Path) -> None:
     assert recorded.left_out == expected
     with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
         assert h5.attrs["left_out"] == "; ".join(expected)
+
+
+def test_a_recording_is_not_replaced_unless_that_is_said(tmp_path: Path) -> None:
+    first, other = episode(0)[0], episode(1)[0]
+    path = first.save(tmp_path / "e.hdf5", success=True)
+    before = path.read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"e\.hdf5 exists; save the episode under another name, or with overwrite=True"
+    ):
+        other.save(path, success=False)
+    assert path.read_bytes() == before
+    with h5py.File(other.save(path, success=False, overwrite=True)) as h5:
+        assert not h5.attrs["success"]
