@@ -27,13 +27,12 @@ from chunkwise.envs.evaluate import (
     Manifest,
     compare_evaluations,
     file_of,
-    prepare_place,
     require_place,
-    told_place,
 )
 from chunkwise.envs.names import FORMS, split_name
-from chunkwise.errors import ConfigError, DataError, RunError, StorageError
+from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.budget import read_bytes
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.policies.execution import add_flags, execution_of
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.make import ALLOWED, code_of
@@ -52,13 +51,7 @@ def initial_states(collector: Collector, own: Path, given: Path | None, *, seed:
     """
     if given is not None and given.exists():
         return Manifest.load(given)
-    path = given or own
-    try:
-        return manifest_of(collector, path, seed=seed, episodes=episodes)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {path}, the initial states: {error.strerror or error}. Choose another file with --manifest"
-        ) from error
+    return manifest_of(collector, given or own, seed=seed, episodes=episodes, option="--manifest")
 
 
 def environment_of(config: EnvConfig, name: str, prompt: str | None, python: str = "") -> EnvConfig:

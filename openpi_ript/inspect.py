@@ -35,6 +35,7 @@ from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.printable import say
 from openpi_ript.config.data import DataConfig, RobotConfig
 from openpi_ript.data import norm
@@ -347,17 +348,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         wrong_totals=args.wrong_totals,
     )
     try:
+        if args.write_stats:
+            prepare_place(args.write_stats, "--write-stats")
         report = inspect(request, Hands(workers=args.workers, fleet=args.fleet))
+        print(json.dumps(report, indent=2)) if args.json else _print(report)
+        if report["refused"]:
+            return DataError.exit_code
+        if args.write_stats:
+            stats = {
+                name: norm.NormStats(**{k: np.array(v) for k, v in s.items()}) for name, s in report["stats"].items()
+            }
+            with told_place(args.write_stats, "--write-stats"):
+                norm.save_stats(args.write_stats, stats, report["source"])
+            print(f"statistics: {args.write_stats}", file=sys.stderr)
     except RunError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(report, indent=2)) if args.json else _print(report)
-    if report["refused"]:
-        return DataError.exit_code
-    if args.write_stats:
-        stats = {name: norm.NormStats(**{k: np.array(v) for k, v in s.items()}) for name, s in report["stats"].items()}
-        norm.save_stats(args.write_stats, stats, report["source"])
-        print(f"statistics: {args.write_stats}", file=sys.stderr)
     return 0
 
 

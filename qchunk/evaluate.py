@@ -33,6 +33,7 @@ from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ThreadWorkers
 from chunkwise.errors import ConfigError, RunError
 from chunkwise.files import trust
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.policies.execution import Committed, Execution, add_flags, execution_of
 from chunkwise.policies.load import load_policy
 from qchunk.config import QChunkConfig
@@ -326,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.episodes == policy.config.eval.final_episodes:
             del settings["episodes"]
         out = arguments.out or evaluation.file_of(arguments.run, policy.step, settings)
-        evaluation.prepare_place(out)
+        prepare_place(out)
         played: dict[int, Rollout] = {}
         result = evaluate_run(
             policy,
@@ -342,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = dataclasses.replace(result, settings=settings)
         # First: whatever becomes of the file, the episodes have been played.
         print(json.dumps(result.metrics()) if arguments.json else f"step {policy.step}: {result}")
-        with evaluation.told_place(out):
+        with told_place(out):
             result.save(out)
         if arguments.video is not None:
             env, rules = arguments.env or policy.config.eval.env, simulators.rules_of(policy.config)

@@ -30,8 +30,8 @@ from chunkwise.data.episodes import manifest_hash
 from chunkwise.data.problems import Problem, list_problems
 from chunkwise.distributed.jobs import Hands
 from chunkwise.errors import DataError, RunError
-from chunkwise.files.durable import make_folders
 from chunkwise.files.identity import Files
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.printable import say
 from qchunk.config import DataConfig, QChunkConfig
 from qchunk.data.dataset import norm_stats_of
@@ -219,6 +219,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.figure is not None and arguments.figure.suffix != ".png":
         parser.error(f"--figure is {arguments.figure}; expected a file whose name ends in .png")
     try:
+        for option, file in (("--figure", arguments.figure), ("--write-stats", arguments.write_stats)):
+            if file is not None:
+                prepare_place(file, option)
         hands = Hands(workers=arguments.workers, fleet=arguments.fleet)
         require_reachable({"DIR": arguments.dir}, allowed=(errno.ENOENT, errno.ENOTDIR))
         config = None
@@ -239,13 +242,14 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.figure is not None:
             from qchunk.data.overview import draw  # matplotlib takes a second to import
 
-            draw(walked.selection, walked.data, walked.files, arguments.figure)
+            with told_place(arguments.figure, "--figure"):
+                draw(walked.selection, walked.data, walked.files, arguments.figure)
             print(f"figure: {arguments.figure}", file=sys.stderr)
         if arguments.write_stats is not None and not found["refused"]:
             data = dataclasses.replace(walked.data, norm_stats=None)
             stats = norm_stats_of(data, make_source(walked.selection, data, walked.files), hands)
-            make_folders(arguments.write_stats.parent)
-            norm_stats.save(arguments.write_stats, stats)
+            with told_place(arguments.write_stats, "--write-stats"):
+                norm_stats.save(arguments.write_stats, stats)
             print(f"statistics of {data.observation} and action: {arguments.write_stats}", file=sys.stderr)
     except RunError as error:
         if arguments.json:

@@ -7,12 +7,11 @@ A manifest depends on a task and a seed alone, so that runs and checkpoints meet
 the same noise. `init_hash` is compared at every rollout: another simulator version does not pass unnoticed.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from chunkwise.distributed.stopping import is_requested
 from chunkwise.envs import environment
 from chunkwise.envs.collect import Actor, Collector, Job
 from chunkwise.envs.rollout import Rollout
-from chunkwise.errors import ConfigError, DataError, StopRequested, StorageError
-from chunkwise.files.durable import make_folders, scratch_name, write_json
+from chunkwise.errors import ConfigError, DataError, StopRequested
+from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import Comparison, compare
@@ -172,31 +171,6 @@ def require_place(out: Path | None, *, videos: bool) -> None:
     """Raises ConfigError where an evaluation's file has the name of its video, or of the folder of single ones."""
     if videos and out is not None and out.suffix in ("", ".mp4"):
         raise ConfigError(f"--out is {out}, and --video writes there too; expected a name that ends in .json")
-
-
-def prepare_place(out: Path) -> None:
-    """Makes the folder of an evaluation's file and writes there, so that nothing is played for a file that cannot be.
-
-    Raises:
-      ConfigError: The file is a folder.
-      StorageError: Nothing can be written there.
-    """
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder; expected the name of a file that ends in .json, as --out")
-    with told_place(out):
-        make_folders(out.parent)
-        scratch = scratch_name(out)
-        scratch.touch()
-        scratch.unlink()
-
-
-@contextlib.contextmanager
-def told_place(out: Path) -> Iterator[None]:
-    """Raises what the system says of an evaluation's file as a StorageError that names it."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"cannot write {out}: {error.strerror or error}. Choose another file with --out") from error
 
 
 def file_of(run: Path, step: int, settings: Mapping[str, Any]) -> Path:

@@ -29,6 +29,7 @@ from chunkwise.envs.names import FORMS, spec_named
 from chunkwise.envs.workers import told
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.durable import write_durably
+from chunkwise.files.place import prepare_place, told_place
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,6 +174,8 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError(f"--steps is {found.steps}; expected at least 1")
         if found.image and not found.camera:
             raise ConfigError("--image needs --camera, the names of what it shows")
+        if found.image:
+            prepare_place(found.image, "--image")
         size = (found.image_size[0], found.image_size[1])
         spec = dataclasses.replace(
             spec_named(found.env),
@@ -184,7 +187,8 @@ def main(argv: list[str] | None = None) -> int:
         with told(f"the environment {found.env} failed"):
             report, images = inspect(found.env, spec, seed=found.seed, steps=found.steps)
         if found.image:
-            write_image(found.image, images)
+            with told_place(found.image, "--image"):
+                write_image(found.image, images)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -24,11 +24,12 @@ from chunkwise.data.sampling import Purpose, seed_of
 from chunkwise.envs import render
 from chunkwise.envs.collect import Actor, Collector, Draw, Job, Task
 from chunkwise.envs.environment import EnvSpec, Observation
-from chunkwise.envs.evaluate import prepare_place, require_place, told_place
+from chunkwise.envs.evaluate import require_place
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ProcessWorkers
 from chunkwise.errors import ConfigError
 from chunkwise.files.durable import write_json
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.policy import Policy
 from chunkwise.reports.intervals import wilson
@@ -152,11 +153,15 @@ def evaluate_run(
     config = policy.config
     if config.unseen_in_town:
         raise ConfigError(f"{run}: it is to drive in the town, and {config.unseen_in_town}")
+    asked = {"seconds": seconds, "lead_s": lead_s, "hold": hold}
+    unusual = {name: value for name, value in asked.items() if value != _USUAL[name]}
+    drawn = "-".join(f"{name}_{value}" for name, value in {"episodes": episodes, "seed": seed, **unusual}.items())
+    path = out or run / f"evaluations/closed_loop-step_{policy.step:08d}-{drawn}.json"
+    prepare_place(path)
     blind = WaypointPolicy(
         baselines.blind_config(config, use_past=True),
         baselines.train_blind(config, baselines.EgoStates(open_data(config.data, "train")), use_past=True),
     )
-    asked = {"seconds": seconds, "lead_s": lead_s, "hold": hold}
     steps, dt_s = config.data.waypoint_steps, config.data.waypoint_dt_s
     drivers: dict[str, _Driver] = {
         EXPERT: _Expert(),
@@ -165,10 +170,6 @@ def evaluate_run(
         BLIND: _Policy(policy=blind),
         MODEL: _Policy(step=policy.step, policy=policy),
     }
-    unusual = {name: value for name, value in asked.items() if value != _USUAL[name]}
-    drawn = "-".join(f"{name}_{value}" for name, value in {"episodes": episodes, "seed": seed, **unusual}.items())
-    path = out or run / f"evaluations/closed_loop-step_{policy.step:08d}-{drawn}.json"
-    prepare_place(path)
     found: dict[str, list[tuple[Rollout, Result]]] = {}
     for name, driver in drivers.items():
         seen = isinstance(driver, _Policy) and driver.policy is policy

@@ -12,6 +12,7 @@ from chunkwise.envs.collect import Job
 from chunkwise.envs.evaluate import Evaluation, InitialState, Manifest
 from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import ConfigError, DataError
+from chunkwise.files.place import told_place
 from chunkwise.reports.run_record import clip_of
 from openpi_ript.ript.collect import Actor, Collector
 from openpi_ript.ript.starts import Starts
@@ -61,14 +62,19 @@ def _names(collector: Collector) -> str:
     return ", ".join(task.name for task in collector.tasks)
 
 
-def manifest_of(collector: Collector, path: Path, *, seed: int, episodes: int) -> Manifest:
-    """Returns the manifest in a file; makes and writes it if there is none, or one too short or of another seed."""
+def manifest_of(collector: Collector, path: Path, *, seed: int, episodes: int, option: str = "--run.dir") -> Manifest:
+    """Returns the manifest in a file; makes and writes it if there is none, or one too short or of another seed.
+
+    Raises:
+      StorageError: It cannot be written; `option` of the command chooses another place.
+    """
     if path.exists():
         manifest = Manifest.load(path)
         if len(manifest.states) >= episodes and manifest.seed == seed:
             return manifest
     manifest = make_manifest(collector, seed=seed, episodes=episodes)
-    manifest.save(path)
+    with told_place(path, option):
+        manifest.save(path)
     return manifest
 
 

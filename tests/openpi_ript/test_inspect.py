@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from chunkwise.errors import DataError
+from openpi_ript import inspect as inspect_module
 from openpi_ript.config.data import ALOHA, UR5E, DataConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
@@ -175,3 +177,15 @@ def test_what_is_no_dataset_ends_with_65(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as usage:
         main([str(root), "--jsn"])
     assert usage.value.code == 64
+
+
+@pytest.mark.parametrize(("place", "code"), [("folder", 64), ("file/stats.json", 74)])
+def test_a_place_that_nothing_can_be_written_to_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, code: int
+) -> None:
+    """Kills: a traceback after all of a dataset was read."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(inspect_module, "inspect", mock.Mock(side_effect=AssertionError))
+    assert main([str(tmp_path), "--write-stats", str(tmp_path / place)]) == code
+    assert str(tmp_path / place) in capsys.readouterr().err

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -280,3 +281,21 @@ def test_fields_without_a_config_or_of_another_package_are_wrong_usage(tmp_path:
     assert inspect.main([root, "--config", "driving/debug"]) == 64
     assert inspect.main([root, "--config", "qchunk/own_data", "--data.action-nrm", "none"]) == 64
     assert "action-norm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--write-stats", "--figure"])
+@pytest.mark.parametrize(("place", "code"), [("folder.png", 64), ("file/stats.png", 74)])
+def test_a_place_that_nothing_can_be_written_to_is_refused_before_anything_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    place: str,
+    code: int,
+):
+    """Kills: a traceback after all of a dataset was read."""
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(inspect, "read", mock.Mock(side_effect=AssertionError))
+    assert inspect.main([str(tmp_path), option, str(tmp_path / place)]) == code
+    assert str(tmp_path / place) in capsys.readouterr().err

@@ -259,3 +259,21 @@ def test_a_run_that_sees_what_the_town_does_not_show_is_refused_before_anything_
     policy.config = DrivingConfig(train=steps, data=others, waypoints=WaypointConfig())
     with pytest.raises(ConfigError, match=r"data\.cameras is \('rear',\); expected some of the town's"):
         routes.evaluate_run(tmp_path)
+
+
+@pytest.mark.parametrize(("place", "code"), [("folder", 64), ("file/report.json", 74)])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_driven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str, code: int
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    policy = WaypointPolicy.__new__(WaypointPolicy)
+    steps = TrainConfig(steps=1, batch_size=1)
+    policy.config = DrivingConfig(train=steps, data=DataConfig(path="x"), waypoints=WaypointConfig())
+    policy.step = 1
+    monkeypatch.setattr(routes, "load_policy", lambda run: policy)
+    monkeypatch.setattr(routes, "open_data", lambda *_: pytest.fail("the dataset was opened"))
+    words = [str(tmp_path), "--closed-loop", "--out", str(tmp_path / place)]
+    monkeypatch.setattr(sys, "argv", ["driving.evaluate", *words])
+    assert evaluate.main() == code
+    assert str(tmp_path / place) in capsys.readouterr().err

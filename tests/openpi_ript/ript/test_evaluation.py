@@ -101,7 +101,7 @@ def test_a_manifest_that_the_user_names_is_used_as_it_is(collector: Collector, t
     new = command.initial_states(collector, tmp_path / MANIFEST, tmp_path / "new.json", seed=0, episodes=2)
     assert Manifest.load(tmp_path / "new.json") == new == own
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"file/manifest\.json, the initial states: Not a directory\. .* --manifest"):
+    with pytest.raises(StorageError, match=r"file/manifest\.json: Not a directory\. .* --manifest"):
         command.initial_states(collector, tmp_path / "file" / MANIFEST, None, seed=0, episodes=2)
 
 

@@ -1,0 +1,38 @@
+"""The place of a file that ends long work: looked at before it, so that nothing is done for a file that cannot be."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from chunkwise.errors import ConfigError, StorageError
+from chunkwise.files.durable import make_folders, scratch_name
+
+
+def prepare_place(file: Path, option: str = "--out") -> None:
+    """Makes the file's folder, and writes beside it.
+
+    Args:
+      file: It may exist already.
+      option: Of the command, by which another file is chosen.
+
+    Raises:
+      ConfigError: The file is a folder.
+      StorageError: Nothing can be written there.
+    """
+    if file.is_dir():
+        raise ConfigError(f"{option} is {file}, which is a folder; expected the name of a file")
+    with told_place(file, option):
+        make_folders(file.parent)
+        scratch = scratch_name(file)
+        scratch.touch()
+        scratch.unlink()
+
+
+@contextlib.contextmanager
+def told_place(file: Path, option: str = "--out") -> Iterator[None]:
+    """Raises what the system says of a file in the block as a StorageError that names it."""
+    try:
+        yield
+    except OSError as error:
+        words = f"{error.strerror or error}. Choose another file with {option}"
+        raise StorageError(f"cannot write {file}: {words}") from error
