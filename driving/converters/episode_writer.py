@@ -245,7 +245,8 @@ def camera_names(camera_map: Mapping[str, str], settings: ConvertSettings) -> di
     """Cameras to convert and their names in the episodes: a format's own map, or the user's, with the user's changes.
 
     Raises:
-      ConfigError: A camera that the user names is not in the format's map, or two cameras get one name.
+      ConfigError: A camera that the user names is not in the format's map, or two cameras get one name, or names that
+        are one in the files of their images.
     """
     own, chosen = settings.camera_map, settings.cameras
     for option, given in (("--camera-map", own or {}), ("--camera", chosen)):
@@ -254,9 +255,10 @@ def camera_names(camera_map: Mapping[str, str], settings: ConvertSettings) -> di
     if own is not None:
         camera_map = own
     names = {camera: name for camera, name in {**camera_map, **chosen}.items() if name}
-    twice = sorted({name for name in names.values() if list(names.values()).count(name) > 1})
-    if twice:
-        raise ConfigError(f"--camera: {twice} would name several cameras; the map is {names}")
+    files = {camera: file_name(f"0_{name}") for camera, name in names.items()}  # a frame's number comes before it
+    if twice := sorted({names[camera] for camera, file in files.items() if list(files.values()).count(file) > 1}):
+        hint = "give each a name of its own by --camera KEY=NAME"
+        raise ConfigError(f"--camera: {twice} would name several cameras, or their files; {hint}. The map is {names}")
     return names
 
 

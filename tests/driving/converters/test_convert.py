@@ -22,6 +22,7 @@ from driving.converters.episode_writer import (
     DriveCamera,
     DriveFrame,
     EpisodeWriter,
+    camera_names,
     file_name,
 )
 from driving.data.batches import collate, open_data
@@ -207,3 +208,13 @@ def test_a_linked_split_of_parquet_files_keeps_its_name(tmp_path: Path, folder: 
     convert(tmp_path / "set", tmp_path / "out", settings=allowed, report=lambda _: None)
     (name,) = episode_names(tmp_path / "out", Bounds(tmp_path / "out"))
     assert load_episode(tmp_path / "out" / name).split == split
+
+
+@pytest.mark.parametrize("name", ["a/b", "a_b"])
+def test_cameras_whose_images_would_have_one_name_are_refused_before_anything_is_read(name: str):
+    known = {"one": "a b", "two": name}
+    with pytest.raises(ConfigError, match=r"would name several cameras, or their files; give each a name of its own"):
+        camera_names(known, ConvertSettings())
+    assert camera_names(known, ConvertSettings(cameras={"two": "c"})) == {"one": "a b", "two": "c"}
+    apart = {"one": "_x", "two": "drive_x"}  # of drives these would be one
+    assert camera_names(apart, ConvertSettings()) == apart
