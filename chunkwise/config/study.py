@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.load import load
@@ -41,6 +41,8 @@ class StudyConfig:
     """Whose `<policy>/<metric>` is compared: behaviour_cloning is the twin that qchunk evaluates at a run's end."""
     metric: str = "success"
     """Of the last evaluation."""
+    best: Literal["highest", "lowest"] = "highest"
+    """Which score is the better one in a pair of runs: lowest where `metric` is an error, a loss or a length."""
     evaluate: tuple[str, ...] | None = None
     """Flags of `chunkwise evaluate`, which is asked after each run where this is not None; its outcomes are compared
     in place of the last evaluation's. Other flags evaluate finished runs again."""
@@ -49,6 +51,8 @@ class StudyConfig:
         for field in ("flags", "policies", "evaluate"):
             if isinstance(words := getattr(self, field), str):
                 raise ValueError(f"{field} is {words!r}; expected a tuple of words, such as {tuple(words.split())!r}")
+        if self.best not in ("highest", "lowest"):
+            raise ValueError(f"best is {self.best!r}; expected 'highest' or 'lowest'")
         if isinstance(self.seeds, str) or not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
         for name, values in self.grid.items():

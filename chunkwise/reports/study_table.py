@@ -180,6 +180,7 @@ def table(
     return {
         "config": study.config,
         "metric": study.metric,
+        "best": study.best,
         "seeds": list(study.seeds),
         "rows": rows,
         "failed": dict(sorted({**not_finite, **failed}.items())),
@@ -220,9 +221,10 @@ def _against(ours: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, A
     if not ours or not first:
         return None
     a, b = (np.array([one["score"] for one in scores.values()]) for scores in (ours, first))
+    sign = 1 if study.best == "highest" else -1
     tests: dict[str, Any] = {
-        "probability_of_improvement": probability_of_improvement([a], [b]),
-        "interval": bootstrap(probability_of_improvement, [a], [b]),
+        "probability_of_improvement": probability_of_improvement([sign * a], [sign * b]),
+        "interval": bootstrap(probability_of_improvement, [sign * a], [sign * b]),
     }
     seeds = [seed for seed in ours if seed in first]
     if 0 < len(seeds) <= MOST_PAIRED:
@@ -261,13 +263,15 @@ def markdown(found: Mapping[str, Any]) -> str:
         middle = f"{_number(row['interquartile_mean'])} | {_pair(row['over_seeds'])}"
         lines.append(f"| {row['row']} | {_number(row['mean'])} | {wide} | {each} | {middle} |")
     tested = [row for row in found["rows"] if row.get("against_first")]
+    lower_or_higher = {"highest": "higher", "lowest": "lower"}[found["best"]]
     for i, row in enumerate(tested):
         if not i or row["first"] != tested[i - 1]["first"]:
             lines += [
                 "",
                 f"Against {row['first']}:",
                 "",
-                "| | better in a pair of runs (bootstrap 95 %) | difference, paired seeds | paired episodes |",
+                f"| | better ({lower_or_higher}) in a pair of runs (bootstrap 95 %) | difference, paired seeds "
+                "| paired episodes |",
                 "|---|---|---|---|",
             ]
         tests = row["against_first"]

@@ -1,7 +1,6 @@
 """Studies: what is run, what is skipped, what a kill leaves, and that the table is a function of the run folders."""
 
 import dataclasses
-import functools
 import json
 import os
 import signal
@@ -20,7 +19,6 @@ from chunkwise.config.study import StudyConfig, read_study, runs_of
 from chunkwise.errors import ConfigError, DataError, StopRequested
 from chunkwise.reports import study as program
 from chunkwise.reports import study_table
-from chunkwise.reports.aggregate import bootstrap
 from chunkwise.train.run_dir import RunFolder
 from qchunk.config import QChunkConfig
 
@@ -34,12 +32,6 @@ def get_study():
     return StudyConfig(config={str(ROOT / "tests/train.py")!r}, seeds=(3, 4), grid=grid, flags=flags, policies=("",),
                        metric="distance")
 """
-
-
-@pytest.fixture(autouse=True)
-def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds less a table; tests/chunkwise/reports/test_aggregate.py has the intervals."""
-    monkeypatch.setattr(study_table, "bootstrap", functools.partial(bootstrap, draws=500))
 
 
 @pytest.mark.parametrize("name", ["quickstart", "studies/debug", "lift", "metaworld_mt10", "metaworld_mt50"])

@@ -1,0 +1,42 @@
+"""What a study's table makes of the runs' scores: which is better, intervals, states of several tasks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chunkwise.config.study import Run, StudyConfig, runs_of
+from chunkwise.reports import study_table
+
+GRID = {"agent.horizon": ("1", "5")}
+
+
+def write_errors(out: Path, runs: list[Run], errors: dict[str, tuple[float, ...]]) -> None:
+    """Gives the runs of each horizon one evaluation, whose policy/error is that of its seed."""
+    for run in runs:
+        row = {"step": 10, "split": "eval", "policy/error": errors[run.cell[-1]][run.seed]}
+        (out / run.folder).mkdir(parents=True)
+        (out / run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize(("best", "share", "word"), [("highest", 2 / 9, "higher"), ("lowest", 7 / 9, "lower")])
+def test_the_better_score_is_the_one_that_the_study_names(tmp_path: Path, best: Any, share: float, word: str):
+    """Of nine pairs the second row has the larger error in two: 3 against 2.5 and against 2."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2), grid=GRID, metric="error", best=best)
+    runs = runs_of(study)
+    write_errors(tmp_path, runs, {"1": (2.0, 2.5, 4.0), "5": (1.0, 1.5, 3.0)})
+    found = study_table.table(study, runs, tmp_path, {}, {})
+    against = found["rows"][1]["against_first"]
+    assert found["best"] == best
+    assert against["probability_of_improvement"] == pytest.approx(share)
+    low, high = against["interval"]
+    assert low <= share <= high
+    assert against["paired_seeds"]["mean_difference"] == pytest.approx(-1.0), "a difference has the scores' own sign"
+    assert f"| | better ({word}) in a pair of runs (bootstrap 95 %) |" in study_table.markdown(found)
+
+
+def test_a_best_that_is_neither_is_refused():
+    given: dict[str, Any] = {"best": "smallest"}
+    with pytest.raises(ValueError, match="best is 'smallest'; expected 'highest' or 'lowest'"):
+        StudyConfig(config="qchunk/debug", seeds=(0,), **given)
