@@ -135,9 +135,7 @@ def read_evaluation(file: Path, run: Path) -> Evaluated | None:
     if isinstance(tree, dict) and "kind" in tree and "outcomes" not in tree:
         return None
     try:
-        listed = [
-            ((str(one.get("task", "")), int(one["seed"]), str(one["init_hash"])), dict(one)) for one in tree["outcomes"]
-        ]
+        listed = [(state_of(one), dict(one)) for one in tree["outcomes"]]
         outcomes = {state: one | {"success": bool(one["success"])} for state, one in listed}
         step, settings = int(tree["step"]), dict(tree.get("settings") or {})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -147,6 +145,11 @@ def read_evaluation(file: Path, run: Path) -> Evaluated | None:
     return Evaluated(
         file=file.relative_to(run).as_posix(), step=step, settings=settings, outcomes=outcomes, clips=clips
     )
+
+
+def state_of(outcome: Mapping[str, Any]) -> State:
+    """Returns the initial state of an episode. Raises KeyError, TypeError or ValueError where it names none."""
+    return str(outcome.get("task", "")), int(outcome["seed"]), str(outcome["init_hash"])
 
 
 def clip_of(folder: Path, number: int) -> Path:

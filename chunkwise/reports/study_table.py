@@ -18,7 +18,7 @@ from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import compare
-from chunkwise.reports.run_record import read_evaluation, rows_of
+from chunkwise.reports.run_record import State, read_evaluation, rows_of, state_of
 
 EVALUATION = "evaluations/study.json"
 """In a run's folder, where the study asked for it."""
@@ -92,7 +92,7 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
         outcomes = _evaluation(run)["outcomes"]
         try:
             values = [float(one[study.metric]) for one in outcomes]
-            states = {f"{one['seed']} {one['init_hash']}": bool(one["success"]) for one in outcomes}
+            states = {_named(state_of(one)): bool(one["success"]) for one in outcomes}
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{run / EVALUATION}: expected {study.metric} of each episode, found {error!r}") from error
         return {"score": sum(values) / len(values), "episodes": len(values), "states": states}
@@ -129,7 +129,11 @@ def _states(run: Path, step: int, measured: Mapping[str, Any]) -> dict[str, bool
         return {}
     if not math.isclose(one.successes / len(one.outcomes), measured["score"], abs_tol=1e-6):  # metrics are float32
         return {}
-    return {" ".join(map(str, state)): outcome["success"] for state, outcome in one.outcomes.items()}
+    return {_named(state): outcome["success"] for state, outcome in one.outcomes.items()}
+
+
+def _named(state: State) -> str:
+    return " ".join(map(str, state))
 
 
 def table(
