@@ -216,7 +216,7 @@ def _row(label: str, found: Mapping[int, dict[str, Any]], study: StudyConfig) ->
         row |= {"episodes": sum(counts), "successes": successes, "over_episodes": wilson(successes, sum(counts))}
     if found:
         row |= {"mean": float(values.mean()), "interquartile_mean": interquartile_mean([values])}
-        row["over_seeds"] = bootstrap(interquartile_mean, [values])
+        row["over_seeds"] = bootstrap(interquartile_mean, [values]) if len(values) > 1 else None  # one run has no spread
     return row
 
 
@@ -228,7 +228,7 @@ def _against(ours: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, A
     sign = 1 if study.best == "highest" else -1
     tests: dict[str, Any] = {
         "probability_of_improvement": probability_of_improvement([sign * a], [sign * b]),
-        "interval": bootstrap(probability_of_improvement, [sign * a], [sign * b]),
+        "interval": bootstrap(probability_of_improvement, [sign * a], [sign * b]) if min(len(a), len(b)) > 1 else None,
     }
     seeds = [seed for seed in ours if seed in first]
     if 0 < len(seeds) <= MOST_PAIRED:
@@ -264,7 +264,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             continue
         wide = f"{_pair(row['over_episodes'])} ({row['successes']} of {row['episodes']})" if "episodes" in row else ""
         each = ", ".join(_number(value) for value in row["by_seed"].values())
-        middle = f"{_number(row['interquartile_mean'])} | {_pair(row['over_seeds'])}"
+        middle = f"{_number(row['interquartile_mean'])} | {_pair(row['over_seeds']) if row['over_seeds'] else '-'}"
         lines.append(f"| {row['row']} | {_number(row['mean'])} | {wide} | {each} | {middle} |")
     tested = [row for row in found["rows"] if row.get("against_first")]
     lower_or_higher = {"highest": "higher", "lowest": "lower"}[found["best"]]
@@ -279,7 +279,7 @@ def markdown(found: Mapping[str, Any]) -> str:
                 "|---|---|---|---|",
             ]
         tests = row["against_first"]
-        better = f"{tests['probability_of_improvement']:.2f} ({_pair(tests['interval'])})"
+        better = f"{tests['probability_of_improvement']:.2f} ({_pair(tests['interval']) if tests['interval'] else '-'})"
         seeds, states = tests.get("paired_seeds"), tests.get("paired_episodes")
         by_seed = f"{seeds['mean_difference']:+.3g}, p = {seeds['p']:.3g} (signs flipped)" if seeds else ""
         by_state = ""

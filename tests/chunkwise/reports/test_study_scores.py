@@ -40,3 +40,32 @@ def test_a_best_that_is_neither_is_refused():
     given: dict[str, Any] = {"best": "smallest"}
     with pytest.raises(ValueError, match="best is 'smallest'; expected 'highest' or 'lowest'"):
         StudyConfig(config="qchunk/debug", seeds=(0,), **given)
+
+
+def test_one_run_has_no_interval_over_seeds(tmp_path: Path):
+    """The first row has two runs and so an interval; the second has one, and neither has what needs two of both."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), grid=GRID, metric="error")
+    runs = runs_of(study)
+    write_errors(tmp_path, runs[:3], {"1": (2.0, 4.0), "5": (3.0,)})
+    found = study_table.write(study, runs, tmp_path, {}, {})
+    both, alone = json.loads((tmp_path / "table.json").read_text())["rows"]
+    low, high = both["over_seeds"]
+    assert 2.0 <= low < high <= 4.0
+    assert (alone["mean"], alone["over_seeds"]) == (3.0, None)
+    assert alone["against_first"]["probability_of_improvement"] == 0.5
+    assert alone["against_first"]["interval"] is None
+    text = study_table.markdown(found)
+    assert "\n| agent.horizon=5 | 3 |  | 3 | 3 | - |\n" in text
+    assert "\n| agent.horizon=5 | 0.50 (-) | +1, p = 1 (signs flipped) |  |\n" in text
+
+
+def test_states_of_several_tasks_are_told_apart(tmp_path: Path):
+    """Two tasks begin with the same seed and the same state; each of two runs solves another one of them."""
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), grid=GRID, evaluate=())
+    runs = runs_of(study)
+    for run, solved in zip(runs, ("open", "close"), strict=True):
+        study_table.begin_evaluation(tmp_path / run.folder, ())
+        outcomes = [{"task": task, "seed": 0, "init_hash": "h", "success": task == solved} for task in ("open", "close")]
+        (tmp_path / run.folder / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": outcomes}))
+    against = study_table.table(study, runs, tmp_path, {}, {})["rows"][1]["against_first"]
+    assert against["paired_episodes"] == {"states": 2, "only_this": 1, "only_first": 1, "mcnemar_p": 1.0}
