@@ -64,4 +64,5 @@ def sign_flip_p(differences: Float64[np.ndarray, " n"]) -> float:
     differences = np.asarray(differences, np.float64)
     signs = 1 - 2 * ((np.arange(2 ** len(differences))[:, None] >> np.arange(len(differences))) & 1)
     sums = np.abs(signs @ differences)
-    return float((sums >= np.abs(differences.sum()) * (1 - 1e-12)).mean())
+    rounding = 1e-9 * np.abs(differences).sum()  # of the terms: of a sum near 0 it would be none
+    return float((sums >= np.abs(differences.sum()) - rounding).mean())

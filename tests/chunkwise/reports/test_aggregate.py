@@ -66,3 +66,12 @@ def test_flipped_signs_are_scipys():
         assert sign_flip_p(x) == pytest.approx(expected)
     assert sign_flip_p(np.array([0.1, 0.2, 0.3])) == 0.25
     assert sign_flip_p(np.zeros(4)) == 1
+
+
+def test_differences_that_cancel_have_a_p_of_1_whatever_their_rounding():
+    """0.4, 0.5, -0.4 and -0.5: their sum is 0, and no choice of signs is nearer to it."""
+    differences = np.array([0.6, 0.5, 0.3, 0.1]) - np.array([0.2, 0.0, 0.7, 0.6])
+    assert differences.sum() != 0, "the rounding that the test is about"
+    assert sign_flip_p(differences) == 1
+    # 0.7, 0.1, -0.2: sums of 0.6, 0.8, 1.0 and 0.4, each with both signs; three of four are as far from 0 as 0.6.
+    assert sign_flip_p(np.array([0.9, 0.3, 0.1]) - np.array([0.2, 0.2, 0.3])) == 0.75
