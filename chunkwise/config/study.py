@@ -19,6 +19,8 @@ OWN = {
     **dict.fromkeys(("dry-run", "print-config"), "chunkwise study --dry-run lists the commands"),
 }
 """Flags that a study gives its runs itself, or that leave nothing of a run, and what is there for them."""
+OUTCOMES = {"success": "success", "return": "reward", "length": "length", "score": "score"}
+"""Metrics that `chunkwise evaluate` gives of an episode, and their names in its file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,7 @@ class StudyConfig:
     policies: tuple[str, ...] = ("policy",)
     """Whose `<policy>/<metric>` is compared: behaviour_cloning is the twin that qchunk evaluates at a run's end."""
     metric: str = "success"
-    """Of the last evaluation."""
+    """Of the last evaluation; with `evaluate` success, return, length, or in closed loop score."""
     best: Literal["highest", "lowest"] = "highest"
     """Which score is the better one in a pair of runs: lowest where `metric` is an error, a loss or a length."""
     evaluate: tuple[str, ...] | None = None
@@ -67,6 +69,11 @@ class StudyConfig:
             raise ValueError(f"tables is {self.tables!r}; expected the first axis of grid, which is {list(self.grid)}")
         if self.evaluate is not None and (own := [w for w in self.evaluate if w.partition("=")[0] == "--out"]):
             raise ValueError(f"evaluate has {own[0]}; each run's outcomes have their place in the study's folder")
+        if self.evaluate is not None and self.metric not in OUTCOMES:
+            raise ValueError(
+                f"metric is {self.metric!r}, and evaluate measures none of that name; expected one of "
+                f"{', '.join(OUTCOMES)}, or evaluate to be None"
+            )
         if self.evaluate is not None and self.policies != ("policy",):
             raise ValueError("evaluate asks the policy alone; expected policies to be ('policy',)")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from chunkwise.config.study import Run, StudyConfig
+from chunkwise.config.study import OUTCOMES, Run, StudyConfig
 from chunkwise.errors import DataError, NonFiniteError, one_line
 from chunkwise.files.durable import make_folders, scratch_file, write_durably, write_json
 from chunkwise.files.strict_json import read_json
@@ -91,7 +91,7 @@ def score(run: Path, study: StudyConfig, policy: str) -> dict[str, Any] | None:
             return None
         outcomes = _evaluation(run)["outcomes"]
         try:
-            values = [float(one[study.metric]) for one in outcomes]
+            values = [float(one[OUTCOMES[study.metric]]) for one in outcomes]
             states = {_named(state_of(one)): bool(one["success"]) for one in outcomes}
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{run / EVALUATION}: expected {study.metric} of each episode, found {error!r}") from error
