@@ -297,8 +297,8 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         elif not (arguments.table or arguments.slurm or arguments.fleet):
             with live_table(COLUMNS, functools.partial(rows, study, runs, out, failed)):
                 failed |= train_all(study, runs, out, arguments.workers or 1, failed)
-        begun = {folder: why for folder, why in unfinished(runs, out).items() if folder not in failed}
-        found = study_table.write(study, runs, out, failed, begun)
+        left_out = unfinished(study, [run for run in runs if run.folder not in failed], out)
+        found = study_table.write(study, runs, out, failed, left_out)
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -5,9 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from chunkwise.config.saved import fingerprint, flatten, read_flat, resume_rules, without_younger
+from chunkwise.config.saved import fingerprint, flatten, is_run, read_flat, resume_rules, without_younger
 from chunkwise.config.study import Run, StudyConfig
-from chunkwise.errors import RunError, one_line
+from chunkwise.errors import NonFiniteError, RunError, one_line
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports import study_table
 
@@ -45,21 +45,43 @@ def is_complete(study: StudyConfig, run: Run, out: Path) -> bool:
     return flags is None or study_table.is_evaluated(folder, flags, run.config.train.steps)
 
 
-def unfinished(runs: Sequence[Run], out: Path) -> dict[str, str]:
-    """Says of each run that was begun, by its folder, why nothing of it is a result yet."""
+def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, str]:
+    """Says of each run of which nothing is a result yet, by its folder, why: how far it is, or that it has no score.
+
+    Raises:
+      DataError: The evaluation of a finished run cannot be read.
+    """
     found = {}
     for run in runs:
-        step = _last_step(out / run.folder / "metrics.jsonl")
+        folder = out / run.folder
         try:
-            if step is None or is_finished(run, out):
-                continue
-            there = (out / run.folder / "done.json").is_file()
-            found[run.folder] = (
-                "finished with another config" if there else f"at step {step} of {run.config.train.steps}"
-            )
+            finished = is_finished(run, out)
         except RunError as error:
             found[run.folder] = one_line(error)
+            continue
+        if not finished:
+            found[run.folder] = _how_far(run, folder)
+        elif not _is_measured(study, run, out):
+            found[run.folder] = "not evaluated"
     return found
+
+
+def _how_far(run: Run, folder: Path) -> str:
+    """Says where a run is that is not finished."""
+    if (folder / "done.json").is_file():
+        return "finished with another config"
+    step = _last_step(folder / "metrics.jsonl")
+    if step is not None:
+        return f"at step {step} of {run.config.train.steps}"
+    return "begun, no update logged" if is_run(folder) else "not begun"
+
+
+def _is_measured(study: StudyConfig, run: Run, out: Path) -> bool:
+    """Whether a finished run has a score, or the table says itself why it has none."""
+    try:
+        return is_complete(study, run, out) and study_table.score(out / run.folder, study, study.policies[0]) is not None
+    except (study_table.UnmeasuredError, NonFiniteError):
+        return True
 
 
 def evaluated_otherwise(run: Run, out: Path) -> str:

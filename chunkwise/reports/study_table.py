@@ -146,7 +146,7 @@ def table(
       runs: Its runs.
       out: Its folder.
       failed: By a run's folder what is said of it; they are left out of the rows.
-      unfinished: The same of those that are not at their end; they are left out too.
+      unfinished: The same of those that are not at their end, or have no score there; they are left out too.
 
     Raises:
       DataError: As `score`; but a row that is not measured stays empty where another one is.
@@ -259,7 +259,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     for row in found["rows"]:
         if not row["by_seed"]:
             lines.append(
-                f"| {row['row']} | {'-' if row['row'] in found['not_measured'] else 'none finished'} | | | | |"
+                f"| {row['row']} | {'-' if row['row'] in found['not_measured'] else 'no score'} | | | | |"
             )
             continue
         wide = f"{_pair(row['over_episodes'])} ({row['successes']} of {row['episodes']})" if "episodes" in row else ""
@@ -289,7 +289,7 @@ def markdown(found: Mapping[str, Any]) -> str:
         lines.append(f"| {row['row']} | {better} | {by_seed} | {by_state} |")
     for heading, left_out in (
         ("Failed, and in no row", found["failed"]),
-        ("Not finished, and in no row", found["unfinished"]),
+        ("Not finished or not evaluated, and in no row", found["unfinished"]),
         ("Not measured", found["not_measured"]),
     ):
         if left_out:

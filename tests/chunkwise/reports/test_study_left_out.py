@@ -31,12 +31,13 @@ def test_a_run_that_is_not_at_its_end_is_no_result(tmp_path: Path):
     write_metrics(tmp_path / runs[0].folder, row(10), row(20))
     write_metrics(tmp_path / runs[2].folder, row(40))
     (tmp_path / runs[2].folder / "done.json").write_text("{}")
-    begun = unfinished(runs[:2], tmp_path)
+    begun = unfinished(study, runs[:2], tmp_path)
     steps = runs[0].config.train.steps
-    assert begun == {runs[0].folder: f"at step 20 of {steps}"}
+    assert begun == {runs[0].folder: f"at step 20 of {steps}", runs[1].folder: "not begun"}
     found = study_table.table(study, runs, tmp_path, {}, begun)
     assert list(found["rows"][0]["by_seed"]) == ["2"]
-    assert f"Not finished, and in no row:\n\n- {runs[0].folder}: at step 20 of {steps}" in study_table.markdown(found)
+    listed = f"- {runs[0].folder}: at step 20 of {steps}\n- {runs[1].folder}: not begun\n"
+    assert f"\nNot finished or not evaluated, and in no row:\n\n{listed}" in study_table.markdown(found)
 
 
 def test_the_command_leaves_it_out_too(tmp_path: Path):
@@ -49,7 +50,7 @@ def test_the_command_leaves_it_out_too(tmp_path: Path):
     )
     shown: list[str] = []
     assert program.main([str(file), "--out", str(tmp_path), "--table"], show=shown.append) == 0
-    assert "none finished" in shown[0]
+    assert "no score" in shown[0]
     assert "debug/seed_0: at step 20 of" in shown[0]
 
 
@@ -97,6 +98,7 @@ def test_what_a_study_sets_itself_is_no_flag_of_its_own(flag: str):
         ({"grid": {"agent.horizon": (1, 5)}}, r"grid has \(1, 5\) for agent.horizon; expected"),
         ({"grid": {"size": {"small": 4}}}, "grid has {'small': 4} for size; expected"),
         ({"evaluate": ("--episodes", "4", "--out", "x")}, "evaluate has --out; each run's outcomes have their place"),
+        ({"evaluate": (), "metric": "error"}, "metric is 'error', and evaluate measures none .* success, return, length"),
     ],
 )
 def test_a_grid_of_other_than_words_is_refused(settings: dict[str, Any], message: str):

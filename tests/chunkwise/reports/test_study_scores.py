@@ -1,5 +1,6 @@
 """What a study's table makes of the runs' scores: which is better, intervals, states of several tasks."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 
 from chunkwise.config.study import Run, StudyConfig, runs_of
 from chunkwise.reports import study_table
+from chunkwise.reports.study_progress import unfinished
+from chunkwise.train.run_dir import RunFolder
 
 GRID = {"agent.horizon": ("1", "5")}
 
@@ -69,3 +72,41 @@ def test_states_of_several_tasks_are_told_apart(tmp_path: Path):
         (tmp_path / run.folder / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": outcomes}))
     against = study_table.table(study, runs, tmp_path, {}, {})["rows"][1]["against_first"]
     assert against["paired_episodes"] == {"states": 2, "only_this": 1, "only_first": 1, "mcnemar_p": 1.0}
+
+
+def test_return_is_the_sum_of_rewards_of_an_episode(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="return", evaluate=())
+    study_table.begin_evaluation(tmp_path, ())
+    outcomes = [{"seed": k, "init_hash": "h", "success": False, "reward": sum_} for k, sum_ in enumerate((-3.0, -4.0))]
+    (tmp_path / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": outcomes}))
+    found = study_table.score(tmp_path, study, "policy")
+    assert found is not None
+    assert (found["score"], found["episodes"]) == (-3.5, 2)
+
+
+def begin(run: Run, out: Path, *rows: dict[str, Any], done: bool) -> None:
+    """Makes the folder of a run as training does, with its metrics, and ended or not."""
+    folder = out / run.folder
+    with RunFolder(dataclasses.replace(run.config, run=dataclasses.replace(run.config.run, dir=str(folder))), "test"):
+        pass
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if done:
+        (folder / "done.json").write_text(json.dumps({"step": run.config.train.steps}))
+
+
+def test_every_run_without_a_score_is_listed_with_the_reason(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2, 3, 4), metric="error")
+    runs = runs_of(study)
+    trained, measured = {"step": 9, "split": "train"}, {"step": 9, "split": "eval", "policy/error": 2.0}
+    begin(runs[1], tmp_path, done=False)
+    begin(runs[2], tmp_path, trained, done=True)
+    begin(runs[3], tmp_path, trained, measured, done=True)
+    begin(runs[4], tmp_path, trained, measured | {"policy/error": None}, done=True)
+    left_out = unfinished(study, runs, tmp_path)
+    reasons = ("not begun", "begun, no update logged", "not evaluated")
+    assert left_out == {run.folder: why for run, why in zip(runs[:3], reasons, strict=True)}
+    found = study_table.table(study, runs, tmp_path, {}, left_out)
+    assert found["rows"][0]["by_seed"] == {"3": 2.0}
+    assert list(found["failed"]) == [runs[4].folder], "NaN, of which the table says so itself"
+    asked = dataclasses.replace(study, metric="success", evaluate=("--episodes", "3"))
+    assert unfinished(asked, runs[3:4], tmp_path) == {runs[3].folder: "not evaluated"}
