@@ -13,7 +13,8 @@ from pathlib import Path
 
 from chunkwise.cli import command
 from chunkwise.errors import ConfigError
-from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.durable import write_durably
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.reports import results
 from chunkwise.reports.page import FILM_MIB, page
 from chunkwise.reports.run_record import read_run
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--film-mib", type=int, default=FILM_MIB, metavar="N", help="room for videos in the page, MiB")
     found = parser.parse_args(argv)
     runs = {name: read_run(path) for name, path in zip(names_of(found.runs), found.runs, strict=True)}
+    if found.html is not None:
+        prepare_place(found.html, option="--html")
     rows = results.rows_of_results(runs)
     try:
         lines = results.texts(rows, results.columns_of(rows, found.metric)) if rows else []
@@ -41,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = {"text": results.plain, "markdown": results.markdown, "latex": results.latex}[found.format]
     print(written(lines) if lines else "none of the runs was evaluated")
     if found.html is not None:
-        make_folders(found.html.parent)
-        write_durably(found.html, page(runs, beside=found.html.resolve().parent, film_mib=found.film_mib))
+        whole = page(runs, beside=found.html.resolve().parent, film_mib=found.film_mib)
+        with told_place(found.html, option="--html"):
+            write_durably(found.html, whole)
         print(found.html)
     return 0
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from chunkwise.cli import command
 from chunkwise.distributed import processes
 from chunkwise.errors import RunError, one_line
-from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.durable import write_durably
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.printable import say
 from chunkwise.reports.page import page
@@ -58,16 +59,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if found.watch < 0:
         parser.error(f"--watch is {found.watch}; expected 1 second or more")
     out = found.out or found.run / REPORT
-    make_folders(out.parent)
+    record = read_run(found.run)
+    prepare_place(out)
     while True:
-        record = read_run(found.run)
         again = 0 if record.done else found.watch
         runs = {Path(os.path.abspath(found.run)).name: record}
-        write_durably(out, page(runs, beside=out.resolve().parent, refresh_s=again))
+        whole = page(runs, beside=out.resolve().parent, refresh_s=again)
+        with told_place(out):
+            write_durably(out, whole)
         if not found.watch or record.done:
             break
         print(f"step {record.step:,} of {record.steps:,}", flush=True)
         time.sleep(found.watch)
+        record = read_run(found.run)
     print(out)
     return 0
 

@@ -32,6 +32,7 @@ from chunkwise.distributed.jobs import do_all
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, one_line
 from chunkwise.files.durable import make_folders, write_durably
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.printable import say
 from chunkwise.reports import study_table
 from chunkwise.reports.study_fleet import StudyWorker, script, submit
@@ -64,9 +65,12 @@ class Processes:
 
         Raises:
           StopRequested: The study is to stop, and the process has.
+          StorageError: The log cannot be written.
         """
-        make_folders(log.parent)
-        with open(log, "ab") as file:
+        with told_place(log):
+            make_folders(log.parent)
+            file = open(log, "ab")
+        with file:
             if self.stopping.is_set():
                 raise StopRequested
             process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
@@ -252,9 +256,11 @@ def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int]
     if places.dry_run:
         print(text, end="")
         return
-    make_folders(out / "logs")
     path = out / "slurm.sh"
-    write_durably(path, text)
+    prepare_place(path)
+    with told_place(out):
+        make_folders(out / "logs")
+        write_durably(path, text)
     array, table = submit(path, shlex.split(places.sbatch), command)
     say(f"{path}: {len(numbers)} runs are the array {array}, and job {table} writes the table behind it")
     say(f"{shlex.join([*command, '--watch'])} shows how far they are")
@@ -276,6 +282,7 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
             if arguments.dry_run:
                 show("\n".join([f"OUT={shlex.quote(str(out))}", *study_table.commands(study, [runs[arguments.only]])]))
                 return 0
+            prepare_place(out / study_table.TABLE)  # of the study's folder
             failed = train_all(study, [runs[arguments.only]], out, 1)
             return _code_of(next(iter(failed.values()))) if failed else 0
         left = [number for number, run in enumerate(runs) if _is_left(study, run, out)]
@@ -287,7 +294,7 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
             show("\n".join([f"OUT={shlex.quote(str(out))}", *study_table.commands(study, runs)]))
             show(f"# {done} of {len(runs)} runs are finished")
             return 0
-        make_folders(out)
+        prepare_place(out / study_table.TABLE)
         failed: dict[str, str] = {}
         if arguments.watch:
             watch(study, runs, out)

@@ -78,8 +78,9 @@ def _how_far(run: Run, folder: Path) -> str:
 
 def _is_measured(study: StudyConfig, run: Run, out: Path) -> bool:
     """Whether a finished run has a score, or the table says itself why it has none."""
+    folder = out / run.folder
     try:
-        return is_complete(study, run, out) and study_table.score(out / run.folder, study, study.policies[0]) is not None
+        return is_complete(study, run, out) and study_table.score(folder, study, study.policies[0]) is not None
     except (study_table.UnmeasuredError, NonFiniteError):
         return True
 

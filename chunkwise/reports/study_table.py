@@ -14,6 +14,7 @@ import numpy as np
 from chunkwise.config.study import OUTCOMES, Run, StudyConfig
 from chunkwise.errors import DataError, NonFiniteError, one_line
 from chunkwise.files.durable import make_folders, scratch_file, write_durably, write_json
+from chunkwise.files.place import told_place
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.aggregate import bootstrap, interquartile_mean, probability_of_improvement, sign_flip_p
 from chunkwise.reports.intervals import wilson
@@ -24,6 +25,8 @@ EVALUATION = "evaluations/study.json"
 """In a run's folder, where the study asked for it."""
 FLAGS = "evaluations/study_flags.json"
 """Beside it, with which flags."""
+TABLE = "table.json"
+"""In the study's folder."""
 MOST_PAIRED = 12
 """Seeds of which all choices of signs are gone through."""
 
@@ -216,7 +219,7 @@ def _row(label: str, found: Mapping[int, dict[str, Any]], study: StudyConfig) ->
         row |= {"episodes": sum(counts), "successes": successes, "over_episodes": wilson(successes, sum(counts))}
     if found:
         row |= {"mean": float(values.mean()), "interquartile_mean": interquartile_mean([values])}
-        row["over_seeds"] = bootstrap(interquartile_mean, [values]) if len(values) > 1 else None  # one run has no spread
+        row["over_seeds"] = bootstrap(interquartile_mean, [values]) if len(values) > 1 else None  # one has no spread
     return row
 
 
@@ -258,9 +261,7 @@ def markdown(found: Mapping[str, Any]) -> str:
     ]
     for row in found["rows"]:
         if not row["by_seed"]:
-            lines.append(
-                f"| {row['row']} | {'-' if row['row'] in found['not_measured'] else 'no score'} | | | | |"
-            )
+            lines.append(f"| {row['row']} | {'-' if row['row'] in found['not_measured'] else 'no score'} | | | | |")
             continue
         wide = f"{_pair(row['over_episodes'])} ({row['successes']} of {row['episodes']})" if "episodes" in row else ""
         each = ", ".join(_number(value) for value in row["by_seed"].values())
@@ -309,10 +310,16 @@ def markdown(found: Mapping[str, Any]) -> str:
 def write(
     study: StudyConfig, runs: Sequence[Run], out: Path, failed: Mapping[str, str], unfinished: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Writes table.json, table.md and curves.png into the study's folder; returns the table."""
+    """Writes table.json, table.md and curves.png into the study's folder; returns the table.
+
+    Raises:
+      DataError: As `table`.
+      StorageError: The folder cannot be written.
+    """
     found = table(study, runs, out, failed, unfinished)
-    write_json(out / "table.json", found)
-    write_durably(out / "table.md", markdown(found))
+    with told_place(out):
+        write_json(out / TABLE, found)
+        write_durably(out / "table.md", markdown(found))
     draw(study, runs, out)
     return found
 
@@ -341,7 +348,7 @@ def draw(study: StudyConfig, runs: Sequence[Run], out: Path) -> None:
     axes.set_title(f"{study.metric}: mean over seeds, and their range", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)  # beside the curves
-    with scratch_file(out / "curves.png") as scratch:
+    with told_place(out), scratch_file(out / "curves.png") as scratch:
         figure.savefig(scratch, format="png")
 
 

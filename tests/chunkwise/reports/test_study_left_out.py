@@ -98,7 +98,7 @@ def test_what_a_study_sets_itself_is_no_flag_of_its_own(flag: str):
         ({"grid": {"agent.horizon": (1, 5)}}, r"grid has \(1, 5\) for agent.horizon; expected"),
         ({"grid": {"size": {"small": 4}}}, "grid has {'small': 4} for size; expected"),
         ({"evaluate": ("--episodes", "4", "--out", "x")}, "evaluate has --out; each run's outcomes have their place"),
-        ({"evaluate": (), "metric": "error"}, "metric is 'error', and evaluate measures none .* success, return, length"),
+        ({"evaluate": (), "metric": "error"}, "metric is 'error', and evaluate measures none .* success, return"),
     ],
 )
 def test_a_grid_of_other_than_words_is_refused(settings: dict[str, Any], message: str):

@@ -68,7 +68,8 @@ def test_states_of_several_tasks_are_told_apart(tmp_path: Path):
     runs = runs_of(study)
     for run, solved in zip(runs, ("open", "close"), strict=True):
         study_table.begin_evaluation(tmp_path / run.folder, ())
-        outcomes = [{"task": task, "seed": 0, "init_hash": "h", "success": task == solved} for task in ("open", "close")]
+        state = {"seed": 0, "init_hash": "h"}
+        outcomes = [state | {"task": task, "success": task == solved} for task in ("open", "close")]
         (tmp_path / run.folder / study_table.EVALUATION).write_text(json.dumps({"step": 1, "outcomes": outcomes}))
     against = study_table.table(study, runs, tmp_path, {}, {})["rows"][1]["against_first"]
     assert against["paired_episodes"] == {"states": 2, "only_this": 1, "only_first": 1, "mcnemar_p": 1.0}
