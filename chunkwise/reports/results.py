@@ -118,8 +118,9 @@ _LATEX = str.maketrans(
 
 def latex(lines: Sequence[Sequence[str]]) -> str:
     """Returns a table of texts as a LaTeX tabular, ruled by the package booktabs; intervals with an en dash."""
-    cells = [[text.translate(_LATEX).replace(" to ", "--") for text in line] for line in lines]
-    head, *body = [" & ".join(line) + r" \\" for line in cells]
+    names, *cells = [[text.translate(_LATEX) for text in line] for line in lines]
+    cells = [[*line[:2], *(text.replace(" to ", "--") for text in line[2:])] for line in cells]  # not in runs' names
+    head, *body = [" & ".join(line) + r" \\" for line in (names, *cells)]
     shape = "l" * 2 + "r" * (len(lines[0]) - 2)
     return "\n".join(
         [rf"\begin{{tabular}}{{{shape}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
