@@ -14,13 +14,15 @@ _SUFFIXES = ("_low", "_high")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A measured value, with its 95 % interval where one is known."""
+    """A measured value, NaN where it was not finite, with its 95 % interval where one is known."""
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def __str__(self) -> str:
+        if math.isnan(self.value):
+            return "NaN"
         if self.low is None or self.high is None:
             return f"{self.value:.4g}"
         # As many decimals for all three as show the interval to two digits: rounded apart it may leave out its mean.
@@ -61,16 +63,16 @@ def rows_of_results(runs: Mapping[str, RunRecord]) -> list[Row]:
     rows = []
     for run, record in runs.items():
         found: dict[str, dict[str, tuple[int, float]]] = {}
-        for name, points in record.series("eval").items():
+        for name, point in record.last("eval").items():
             policy, metric = split_name(name)
-            found.setdefault(policy, {})[metric] = points[-1]
+            found.setdefault(policy, {})[metric] = point
         for policy, metrics in found.items():
             newest = max(step for step, _ in metrics.values())
             values = {metric: value for metric, (step, value) in metrics.items() if step == newest}
             shown = [m for m in values if not m.endswith(_SUFFIXES) and m != "episodes" and not of_task(m)]
-            cells = {m: Cell(value=values[m], low=values.get(f"{m}_low"), high=values.get(f"{m}_high")) for m in shown}
-            count = values.get("episodes")
-            episodes = None if count is None else round(count)
+            known = {metric: value for metric, value in values.items() if math.isfinite(value)}
+            cells = {m: Cell(value=values[m], low=known.get(f"{m}_low"), high=known.get(f"{m}_high")) for m in shown}
+            episodes = round(known["episodes"]) if "episodes" in known else None
             if cells:
                 rows.append(Row(run=run, policy=policy, step=newest, episodes=episodes, cells=cells))
     return rows
@@ -155,7 +157,7 @@ def success_by_task(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]
     """Returns the newest success of each task that an evaluation of several tasks lists: by task, then by run."""
     found: dict[str, dict[str, float]] = {}
     for run, record in runs.items():
-        for name, value in record.last("eval").items():
+        for name, (_, value) in record.last("eval").items():
             policy, metric = split_name(name)
             if policy == "policy" and (task := of_task(metric)):
                 found.setdefault(task, {})[run] = value

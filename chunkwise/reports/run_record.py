@@ -5,6 +5,7 @@ A run that is under way, or was stopped, is read as far as it came.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,17 +78,23 @@ class RunRecord:
 
     def series(self, split: str) -> dict[str, list[tuple[int, float]]]:
         """Returns the points (step, value) of each metric of a split, without those that were not finite."""
+        every = self._points(split)
+        finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in every.items()}
+        return {name: points for name, points in finite.items() if points}
+
+    def last(self, split: str) -> dict[str, tuple[int, float]]:
+        """Returns the newest point (step, value) of each metric of a split, NaN where that was not finite."""
+        return {name: points[-1] for name, points in self._points(split).items()}
+
+    def _points(self, split: str) -> dict[str, list[tuple[int, float]]]:
+        """All points of each metric of a split; what was not finite, which is null in metrics.jsonl, as NaN."""
         found: dict[str, list[tuple[int, float]]] = {}
         for row in self.rows:
             if row.get("split") == split:
                 for name, value in row.items():
-                    if name not in ("step", "split") and isinstance(value, int | float):
-                        found.setdefault(name, []).append((row["step"], float(value)))
+                    if name not in ("step", "split") and (value is None or isinstance(value, int | float)):
+                        found.setdefault(name, []).append((row["step"], math.nan if value is None else float(value)))
         return found
-
-    def last(self, split: str) -> dict[str, float]:
-        """Returns the newest value of each metric of a split."""
-        return {name: points[-1][1] for name, points in self.series(split).items()}
 
 
 def read_run(path: Path) -> RunRecord:
