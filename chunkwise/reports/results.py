@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from chunkwise.reports.run_record import Evaluated, RunRecord
 
@@ -138,19 +139,31 @@ def plain(lines: Sequence[Sequence[str]]) -> str:
 def own_evaluation(record: RunRecord) -> Evaluated | None:
     """Returns the newest of a run's evaluations with the run's own settings, that of the most episodes; else the
     newest; None without any."""
-    return next(iter(_own_evaluations(record)), None)
+    return next(iter(_newest(record)), None)
 
 
 def own_evaluations_of(a: RunRecord, b: RunRecord) -> tuple[Evaluated, Evaluated] | None:
-    """Returns the evaluations as above of two runs that have the most initial states in common; None without any."""
-    pairs = [(one, other) for one in _own_evaluations(a) for other in _own_evaluations(b)]
-    return max(pairs, key=lambda pair: len(pair[0].outcomes.keys() & pair[1].outcomes), default=None)
+    """Returns the newest evaluations of two runs that had the same settings; None without any.
+
+    They are the runs' own where these have initial states in common; of several pairs that which has the most.
+    """
+
+    def rank(pair: tuple[Evaluated, Evaluated]) -> tuple[bool, int, int]:
+        common = len(pair[0].outcomes.keys() & pair[1].outcomes)
+        return common > 0, -sum(len(one.settings) for one in pair), common
+
+    pairs = [(one, other) for one in _newest(a) for other in _newest(b) if _played(one) == _played(other)]
+    return max(pairs, key=rank, default=None)
 
 
-def _own_evaluations(record: RunRecord) -> list[Evaluated]:
-    """Those of the newest step whose settings are as near to the run's own as any; drives in closed loop have none."""
-    newest = [one for one in record.evaluations if one.step == record.evaluations[-1].step]
-    return [one for one in newest if len(one.settings) == len(newest[0].settings)]
+def _newest(record: RunRecord) -> list[Evaluated]:
+    """Those of the newest step, the run's own first."""
+    return [one for one in record.evaluations if one.step == record.evaluations[-1].step]
+
+
+def _played(one: Evaluated) -> dict[str, Any]:
+    """The settings of an evaluation that change what happens from an initial state on: all but how many there are."""
+    return {name: value for name, value in one.settings.items() if name != "episodes"}
 
 
 def success_by_task(runs: Mapping[str, RunRecord]) -> dict[str, dict[str, float]]:

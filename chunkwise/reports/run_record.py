@@ -19,6 +19,8 @@ from chunkwise.files.strict_json import parse_json, read_json
 
 State = tuple[str, int, str]
 """Task, seed and hash of an initial state."""
+USUAL_DRIVE: Mapping[str, float] = {"seconds": 15.0, "lead_s": 0.0, "hold": 1}
+"""Of drives in closed loop (driving/eval/routes.py), whose reports did not list their settings apart at first."""
 _WARNING = re.compile(r"\b(warning|error):", re.IGNORECASE)
 
 
@@ -144,7 +146,7 @@ def read_evaluation(file: Path, run: Path) -> Evaluated | None:
     try:
         listed = [(state_of(one), dict(one)) for one in tree["outcomes"]]
         outcomes = {state: one | {"success": bool(one["success"])} for state, one in listed}
-        step, settings = int(tree["step"]), dict(tree.get("settings") or {})
+        step, settings = int(tree["step"]), settings_of(tree)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: expected an evaluation with its step and outcomes, found {error!r}") from error
     films = {state: clip_of(file.with_suffix(""), number) for number, (state, _) in enumerate(listed)}
@@ -152,6 +154,13 @@ def read_evaluation(file: Path, run: Path) -> Evaluated | None:
     return Evaluated(
         file=file.relative_to(run).as_posix(), step=step, settings=settings, outcomes=outcomes, clips=clips
     )
+
+
+def settings_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what differed from the run's own evaluation, of the JSON value of an evaluation's file."""
+    if tree.get("kind") == "closed_loop" and "settings" not in tree:
+        return {name: tree[name] for name, usual in USUAL_DRIVE.items() if tree.get(name, usual) != usual}
+    return dict(tree.get("settings") or {})
 
 
 def state_of(outcome: Mapping[str, Any]) -> State:

@@ -62,6 +62,8 @@ def films(runs: Mapping[str, RunRecord], chosen: Filmed) -> str:
             own = results.own_evaluation(runs[name])
             assert own is not None
             said = f"{name}: {_said(own.outcomes[state])}"
+            if own.settings:
+                said += f" ({', '.join(f'{key} {value}' for key, value in own.settings.items())})"
             figures.append(f"<figure>{embedded(clip)}<figcaption>{text(said)}</figcaption></figure>")
         title = f"<h3>{text(_named(state))} <button>play together</button></h3>"
         parts.append(

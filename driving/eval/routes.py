@@ -139,6 +139,7 @@ def evaluate_run(
     Returns:
       {"kind": "closed_loop", "routes", "seed", "seconds", "lead_s", "hold", "step", "rows": {row: {measure: {mean, low,
       high}}}, "gain": {row: {mean, low, high}} of the score, model - row, by route, "drives": {row: [{seed, ...}]},
+      "settings": those of seconds, lead_s and hold that are not the usual ones,
       "outcomes": [{seed, init_hash, success, length, score}] of the model, "file", "video"}.
 
     Raises:
@@ -199,6 +200,7 @@ def evaluate_run(
         "routes": episodes,
         "seed": seed,
         **asked,
+        "settings": unusual,
         "step": policy.step,
         **result,
         "drives": drives,

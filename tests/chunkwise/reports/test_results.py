@@ -1,9 +1,14 @@
 """The table of runs: evaluations that gave NaN, and names that look like intervals."""
 
+import json
 from pathlib import Path
+from typing import Any
 
-from chunkwise.reports import results
-from chunkwise.reports.run_record import read_run
+import pytest
+
+from chunkwise.reports import results, states
+from chunkwise.reports.page import page
+from chunkwise.reports.run_record import RunRecord, read_run
 from tests.chunkwise.reports.test_page import evaluated, write_run
 
 
@@ -31,3 +36,48 @@ def test_only_intervals_get_an_en_dash():
         r"run & policy & from 1 to 2 \\",
         r"sim to real & go to x & 0.5 (0.4--0.6) \\",
     ]
+
+
+def driven(folder: Path, *drives: tuple[dict[str, Any], bool], old: bool = False) -> RunRecord:
+    """Reads a run that drove two routes in closed loop with each of some settings, and succeeded in both or in none."""
+    run = write_run(folder, [{"step": 20, "split": "train"}], won={})
+    (run / "evaluations/step_00000020.json").unlink()
+    for settings, won in drives:
+        usual = {"seconds": 15.0, "lead_s": 0.0, "hold": 1}
+        outcomes = [{"seed": k, "init_hash": f"h{k}", "success": won} for k in range(2)]
+        tree = {"kind": "closed_loop", "step": 20, "outcomes": outcomes, **usual, **settings}
+        if not old:
+            tree["settings"] = settings
+        name = "-".join(["closed_loop-step_00000020", *(f"{key}_{value}" for key, value in settings.items())])
+        (run / f"evaluations/{name}.json").write_text(json.dumps(tree))
+    return read_run(run)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_only_drives_with_the_same_settings_are_paired(tmp_path: Path, old: bool):
+    """With a plan held for half a second no route is driven, else both: what differs is no difference of the runs."""
+    own, held = ({}, True), ({"hold": 5}, False)
+    a, b = driven(tmp_path / "a", held, own, old=old), driven(tmp_path / "b", own, old=old)
+    c = driven(tmp_path / "c", ({"hold": 5}, True), old=old)
+    found = results.own_evaluation(a)
+    assert found is not None
+    assert (found.settings, found.successes) == ({}, 2)
+    text = page({"a": a, "b": b}, beside=tmp_path)
+    assert "Both 2, only a 0, only b 0, neither 0" in text
+    assert results.own_evaluations_of(b, c) is None
+    assert "McNemar" not in page({"b": b, "c": c}, beside=tmp_path)
+    pair = results.own_evaluations_of(a, c)
+    assert pair is not None
+    assert [(one.settings, one.successes) for one in pair] == [({"hold": 5}, 0), ({"hold": 5}, 2)]
+
+
+def test_a_video_says_with_which_settings_it_was_made(tmp_path: Path):
+    records = {name: driven(tmp_path / name, (settings, True)) for name, settings in (("a", {}), ("b", {"hold": 5}))}
+    for record in records.values():
+        (film,) = (record.path / "evaluations").glob("*.json")
+        film.with_suffix("").mkdir()
+        (film.with_suffix("") / "episode_0000.mp4").write_bytes(b"film")
+    records = {name: read_run(record.path) for name, record in records.items()}
+    text = states.films(records, states.filmed(records, room=100))
+    assert "a: succeeded after ? steps<" in text
+    assert "b: succeeded after ? steps (hold 5)<" in text

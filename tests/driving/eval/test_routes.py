@@ -14,6 +14,7 @@ import pytest
 from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
 from chunkwise.errors import ConfigError
 from chunkwise.policies.load import load_policy
+from chunkwise.reports.run_record import settings_of
 from driving import evaluate, train
 from driving.config import (
     CAMERAS,
@@ -85,6 +86,7 @@ def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
     assert Path(led["file"]).name == "closed_loop-step_00000002-episodes_2-seed_4-seconds_1.0-lead_s_3.0-hold_5.json"
     # A step is 0.5 s for all but the town's own driver.
     assert [led["drives"][name][0]["steps"] for name in ("expert", "stationary", "model")] == [10, 2, 2]
+    assert (one["settings"], led["settings"]) == ({"seconds": 0.8}, {"seconds": 1.0, "lead_s": 3.0, "hold": 5})
     assert {one["init_hash"] for one in led["outcomes"]}.isdisjoint(drive["init_hash"] for drive in one["outcomes"])
 
 
@@ -100,6 +102,12 @@ def test_a_run_drives_a_recording_whatever_the_number_of_workers(run: Path, tmp_
     assert one != expert
     made = json.loads((tmp_path / "one/_dataset.json").read_text())["config"]["driver"]
     assert made == f"{run} at step 2, {load_policy(run).digest()}"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_reports_that_list_no_settings_are_read_by_the_usual_ones():
+    assert settings_of({"kind": "closed_loop", **routes._USUAL}) == {}
+    asked = {"seconds": 5.0, "lead_s": 2.0, "hold": 3}
+    assert settings_of({"kind": "closed_loop", **asked}) == asked
 
 
 def test_the_table_is_of_routes_and_its_score_is_paired():
