@@ -27,6 +27,7 @@ from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports.intervals import wilson
 from chunkwise.reports.paired import Comparison, compare
+from chunkwise.reports.run_record import settings_of
 
 MAX_WORD = 60
 """Letters of a setting that stand in a file's name as they are."""
@@ -76,7 +77,7 @@ class Evaluation:
 
     step: int
     """Updates behind the policy."""
-    weights: str
+    weights: str = ""
     """Digest of them; empty where nobody asked."""
     guidance_scale: float | None = None
     """With which it acted, where it is guided."""
@@ -159,11 +160,16 @@ class Evaluation:
 
     @classmethod
     def load(cls, path: Path) -> "Evaluation":
-        """Reads an evaluation. Raises DataError if it is none."""
+        """Reads an evaluation, or the report of drives in closed loop, of which it takes what an evaluation has.
+
+        Raises:
+          DataError: It is none.
+        """
         tree = read_json(path)
         try:
-            return cls(**(tree | {"outcomes": tuple(tree["outcomes"])}))
-        except (KeyError, TypeError) as error:
+            own = {field.name: tree[field.name] for field in dataclasses.fields(cls) if field.name in tree}
+            return cls(**(own | {"outcomes": tuple(tree["outcomes"]), "settings": settings_of(tree)}))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: expected an evaluation, found {error}") from error
 
 

@@ -1,12 +1,14 @@
 """Evaluations: outcomes in the order of the episodes, what is counted, and files of earlier versions."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from chunkwise.envs import compare
 from chunkwise.envs import evaluate as evaluation
 from chunkwise.envs.collect import Collector
 from chunkwise.envs.evaluate import Evaluation, compare_evaluations, file_of
@@ -128,3 +130,28 @@ def test_evaluations_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert (found.successes, found.guidance_scale, found.mean("length")) == (1, 1.5, 6)
     found.save(tmp_path / "again.json")
     assert Evaluation.load(tmp_path / "again.json") == found
+
+
+def test_drives_in_closed_loop_are_compared_as_other_evaluations_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reports of driving have more keys and no digest of weights; one of them names its settings as older ones do."""
+    usual = {"kind": "closed_loop", "routes": 3, "seconds": 15.0, "lead_s": 0.0, "file": "a", "drives": {}, "step": 20}
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, won, more in zip(files, ([1, 1, 0], [0, 0, 0]), ({"hold": 1, "settings": {}}, {"hold": 5}), strict=True):
+        outcomes = [{"seed": k, "init_hash": f"h{k}", "success": bool(ok), "score": 0.5} for k, ok in enumerate(won)]
+        file.write_text(json.dumps({**usual, **more, "outcomes": outcomes}))
+    assert compare.main([str(file) for file in files]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [f"A: {files[0]}, step 20", f"B: {files[1]}, step 20, {{'hold': 5}}"]
+    found = compare_evaluations(*(Evaluation.load(file) for file in files))
+    assert (found.episodes, found.only_a, found.only_b) == (3, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"step": 1, "outcomes": 3}', '{"step": 1, "outcomes": [], "settings": 3}']
+)
+def test_a_file_that_is_no_evaluation_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=r"a\.json: expected an evaluation, found"):
+        Evaluation.load(tmp_path / "a.json")
