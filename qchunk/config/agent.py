@@ -184,6 +184,8 @@ class AgentConfig:
         if self.factory is not None and ":" not in self.factory:
             raise ValueError(f"agent.factory is {self.factory!r}; expected module:function")
         require_positive(self, "horizon", "num_samples", "flow_steps", "num_critics", "alpha")
+        if any(size < 1 for size in self.hidden_sizes):
+            raise ValueError(f"agent.hidden_sizes is {self.hidden_sizes}; expected numbers above 0")
         require_fraction(self, "tau")
         if not 0 < self.discount <= 1:
             raise ValueError(f"agent.discount is {self.discount}; expected above 0 and at most 1")

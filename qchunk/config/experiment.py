@@ -90,6 +90,8 @@ class EvalConfig:
         require_positive(self, "episodes", "final_episodes", "num_envs", "rows")
         if self.max_steps is not None:
             require_positive(self, "max_steps")
+        if min(self.render_size) < 1:
+            raise ValueError(f"eval.render_size is {self.render_size}; expected height and width above 0")
         require_non_negative(self, "videos")
 
 
