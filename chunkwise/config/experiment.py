@@ -1,6 +1,7 @@
 """Config dataclasses that every package shares. No jax is imported on this path, so that `--help` answers at once."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -173,8 +174,10 @@ class OptimConfig:
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate", "epsilon")
         require_non_negative(self, "warmup_steps", "weight_decay")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ValueError(f"optim.clip_norm is {self.clip_norm}; expected a number above 0, or None")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(
+                f"optim.clip_norm is {self.clip_norm}; expected a finite number above 0, or None, which clips nothing"
+            )
         if self.method == "schedule_free":
             self._require_schedule_free()
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.names import find
 from chunkwise.config.optional_parts import restored, switchable, with_parts
-from chunkwise.config.saved import flatten
+from chunkwise.config.saved import flatten, with_fitting_values
 from chunkwise.errors import ConfigError
 
 Config = TypeVar("Config", bound=ExperimentConfig)
@@ -129,7 +129,7 @@ def _read_file(path: Path) -> ExperimentConfig:
         raise ConfigError(f"{where}: {type(error).__name__}: {error}{_suggestion(error, module)}") from error
     if not isinstance(config, ExperimentConfig):
         raise ConfigError(f"config file {path}: get_config() returned {type(config).__name__}, expected a config")
-    return config
+    return with_fitting_values(config, f"config file {path}")
 
 
 def _line_in(path: Path, error: BaseException) -> str:
@@ -172,9 +172,10 @@ def _override(config: ExperimentConfig, arguments: list[str], program: str) -> E
         config=(tyro.conf.AvoidSubcommands,),
     )
     try:
-        return restored(found)
+        config = restored(found)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    return with_fitting_values(config, "command line")
 
 
 def _require_read(config: ExperimentConfig, arguments: Sequence[str]) -> None:

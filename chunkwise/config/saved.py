@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -30,9 +31,52 @@ def flatten(config: Any) -> dict[str, Any]:
             for field in dataclasses.fields(value):
                 yield from walk(f"{prefix}.{field.name}" if prefix else field.name, getattr(value, field.name))
         else:
-            yield prefix, json.loads(json.dumps(value))
+            yield prefix, _as_json(value)
 
     return dict(walk("", config))
+
+
+def with_fitting_values(config: Config, source: str) -> Config:
+    """Checks that a config can be read back from a run's folder; Python does not ask what stands in a field.
+
+    Args:
+      config: Of a config file, a command line, or a program.
+      source: Where it came from, for the message.
+
+    Returns:
+      The config as it is read back: a path as its text, a list as a tuple.
+
+    Raises:
+      ConfigError: A value is of another type than its field, none of its words, or no finite number of 64 bits.
+    """
+    try:
+        return _fitting(config, "")
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def _fitting(config: Any, prefix: str) -> Any:
+    hints, changed = typing.get_type_hints(type(config)), {}
+    for field in dataclasses.fields(config):
+        name, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
+        nested = tuple(part for part in members(hint) if dataclasses.is_dataclass(part))
+        if isinstance(value, nested):
+            now = _fitting(value, f"{name}.")
+        else:
+            try:
+                now = _immutable(_as_json(value))
+            except (TypeError, ValueError) as error:
+                raise ValueError(_misfit(name, value, hint)) from error
+            if not _fits(hint, now):
+                raise ValueError(_misfit(name, value, hint))
+        if now != value:
+            changed[field.name] = now
+    return dataclasses.replace(config, **changed) if changed else config
+
+
+def _as_json(value: Any) -> Any:
+    """A field's value as JSON holds it; a path is its text. Raises TypeError for what JSON has no word for."""
+    return json.loads(json.dumps(value, default=os.fspath))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,7 +260,7 @@ def _unflatten(kind: Any, flat: Mapping[str, Any], prefix: str) -> Any:
         if name in flat:
             value = _immutable(flat[name])
             if not _fits(hints[field.name], value):
-                raise TypeError(f"{name} is {value!r:.200}; expected {_words(hints[field.name])}")
+                raise TypeError(_misfit(name, value, hints[field.name]))
             values[field.name] = value
         else:
             nested = [part for part in members(hints[field.name]) if dataclasses.is_dataclass(part)]
@@ -250,6 +294,18 @@ def _fits(hint: Any, value: Any) -> bool:
             return hint is float and math.isfinite(value)
         return type(value) is int and abs(value) < LARGEST
     return value is None if hint is type(None) else isinstance(value, hint)
+
+
+def _misfit(name: str, value: Any, hint: Any) -> str:
+    """Says what a field holds, and what is expected in it."""
+    said = f"{name} is {value!r:.200}; expected {_words(hint)}"
+    if type(value) is int and abs(value) >= LARGEST:
+        return f"{said}, of 64 bits: from {1 - LARGEST} to {LARGEST - 1}"
+    if type(value) is not float:
+        return said
+    if not math.isfinite(value):
+        return f"{said}, finite"
+    return f"{said}: write {int(value):_}" if int in members(hint) and value.is_integer() else said
 
 
 def _words(hint: Any) -> str:

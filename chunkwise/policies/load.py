@@ -7,7 +7,7 @@ from typing import Any, Literal
 from chunkwise.checkpoint.weights import Which
 from chunkwise.config.experiment import ExperimentConfig
 from chunkwise.config.packages import package_of
-from chunkwise.config.saved import is_run
+from chunkwise.config.saved import is_run, with_fitting_values
 from chunkwise.errors import ConfigError
 from chunkwise.policies.policy import Asked, Policy
 
@@ -35,12 +35,14 @@ def load_policy(
         as they were trained, float32.
 
     Raises:
-      ConfigError: It is no run, or a pretraining, which has no policy; or the config is missing or damaged.
+      ConfigError: It is no run, or a pretraining, which has no policy; or the config is missing or damaged, or
+        a value of the one given is of another type than its field.
       DataError: There is no whole checkpoint, or a file beside it is missing or bad.
       MismatchError: A file of the run is not the one that the checkpoint was made with.
     """
     folder = Path(run)
     if config is not None:
+        config = with_fitting_values(config, "config")
         package = config.package
     elif is_run(folder):
         package = package_of(folder)

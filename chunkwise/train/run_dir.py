@@ -31,7 +31,7 @@ from typing import Any
 
 from chunkwise.checkpoint.saved_steps import SAVES, steps_in
 from chunkwise.config.experiment import ExperimentConfig
-from chunkwise.config.saved import fingerprint, flatten, resume_rules, without_younger
+from chunkwise.config.saved import fingerprint, flatten, resume_rules, with_fitting_values, without_younger
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
@@ -56,11 +56,13 @@ class RunFolder:
           name: Name of the experiment, used where run.dir is not given.
 
         Raises:
-          ConfigError: The folder holds a run and run.resume is off, or the other way round.
+          ConfigError: The folder holds a run and run.resume is off, or the other way round; or the config could not be
+            read back from the folder.
           MismatchError: The folder's run was started with another config.
           BusyError: Another process has the folder open.
           StorageError: The folder cannot be written.
         """
+        with_fitting_values(config, name)  # a program's own, which no command line has looked at
         self._files = contextlib.ExitStack()
         self.kept: dict[str, bytes] = {}
         """Files that whoever uses a checkpoint needs beside it, by name: set before `fit`, which writes them, binds

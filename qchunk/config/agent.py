@@ -139,7 +139,7 @@ class AgentConfig:
 
     factory: str | None = None
     """`module:function` of your own that makes the agent in place of those above (docs/extend.md)."""
-    settings: dict[str, float] = dataclasses.field(default_factory=dict)
+    settings: dict[str, bool | int | float | str] = dataclasses.field(default_factory=dict)
     """Of that agent, by its own names."""
     policy: Literal["best_of_n", "distill", "gaussian", "adjoint_matching"] = "distill"
     """best_of_n: the best of the flow's samples by the critic. distill: a one-step policy beside the flow.

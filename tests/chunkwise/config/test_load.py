@@ -1,5 +1,6 @@
 """Command lines and config files: what is right is read, what is wrong is named."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from chunkwise.config.load import load
-from chunkwise.config.saved import flatten
+from chunkwise.config.saved import flatten, read_config
 from chunkwise.errors import ConfigError
+from qchunk.config import QChunkConfig
 
 ROOT = Path(__file__).parents[3]
 DEBUG = ["--config", str(ROOT / "configs/qchunk/debug.py")]
@@ -94,6 +96,12 @@ def test_a_short_flag_takes_its_value_either_way(words: list[str]):
         ([*DEBUG, "--agent.discount", "1.5"], r"agent.discount is 1.5; expected above 0"),
         ([*DEBUG, "--train.steps", "0"], r"(?s)TrainConfig.steps is 0;\s+expected"),
         ([*DEBUG, "--data.shards", "5"], r"not\s+divisible"),
+        ([*DEBUG, "--optim.clip-norm", "inf"], r"clip_norm is inf;\s+expected a finite .* None, which clips nothing"),
+        ([*DEBUG, "--optim.clip-norm", "nan"], r"clip_norm is nan;\s+expected a finite"),
+        ([*DEBUG, "--run.seed", "9223372036854775808"], r"run.seed is 9223372036854775808; expected int, of 64 bits"),
+        ([*DEBUG, "--agent.alpha", "inf"], r"^command line: agent.alpha is inf; expected float, finite$"),
+        ([*DEBUG, "--optim.learning-rate", "1e400", "--print-config"], r"optim.learning_rate is inf; .* finite"),
+        ([*DEBUG, "--optim.beta1", "nan"], r"optim.beta1 is nan; expected float, finite"),
         ([*DEBUG, "--run.resume", "False"], r"(?s)Unrecognized.*\n--run.resume False: .* write --run.no-resume$"),
         ([*DEBUG, "--run.resume=true"], r"write --run.resume$"),
         ([*DEBUG, "--run.no-resume", "False"], r"write --run.resume$"),
@@ -114,6 +122,17 @@ def test_names_what_is_wrong(arguments: list[str], message: str, monkeypatch: py
         ("return QChunkConfig(", "return (", "SyntaxError"),
         ("def get_config", "def config", "AttributeError"),
         ("return QChunkConfig", "return dict", r"returned dict, expected a config"),
+        ("steps=200", "steps=2e2", r"mine.py: train.steps is 200.0; expected int: write 200$"),
+        ("steps=200", "steps=1e5", r"mine.py: train.steps is 100000.0; expected int: write 100_000$"),
+        (
+            "alpha=",
+            "partial_chunks='Drop', alpha=",
+            r"agent.partial_chunks is 'Drop'; expected Literal\['use', 'drop'\]",
+        ),
+        ("alpha=", "discount=True, alpha=", r"agent.discount is True; expected float$"),
+        ("train=", "mesh=3, train=", r"mine.py: mesh is 3; expected MeshConfig$"),
+        ("(32, 32)", "range(2)", r"agent.hidden_sizes is range\(0, 2\); expected tuple\[int, ...\]"),
+        ("alpha=", "factory='a:b', settings={'k': None}, alpha=", r"agent.settings is {'k': None}; expected dict"),
     ],
 )
 def test_names_what_is_wrong_in_a_file(tmp_path: Path, old: str, new: str, message: str):
@@ -123,6 +142,22 @@ def test_names_what_is_wrong_in_a_file(tmp_path: Path, old: str, new: str, messa
     path.write_text(text.replace(old, new))
     with pytest.raises(ConfigError, match=message):
         load(["--config", str(path)])
+
+
+def test_a_files_values_are_taken_as_a_run_is_read(tmp_path: Path):
+    text = (ROOT / "configs/qchunk/debug.py").read_text()
+    given = "settings={'k': True, 'n': 2, 'f': 0.5, 'w': 'x'}"
+    text = text.replace("(32, 32)", f"[8, 4], factory='a:b', {given}, discount=1")
+    path = tmp_path / "mine.py"
+    path.write_text(text.replace('path="', "path=Path('a') / \"") + "\nfrom pathlib import Path\n")
+    config, _ = load(["--config", str(path), "--agent.settings.n", "3", "--agent.settings.no-k"])
+    assert isinstance(config, QChunkConfig)
+    assert config.data.path == "a/datasets/qchunk/debug"
+    assert config.agent.hidden_sizes == (8, 4)
+    assert config.agent.discount == 1
+    assert config.agent.settings == {"k": False, "n": 3, "f": 0.5, "w": "x"}
+    (tmp_path / "config.json").write_text(json.dumps(flatten(config)))
+    assert read_config(tmp_path, QChunkConfig) == config
 
 
 @pytest.mark.parametrize(

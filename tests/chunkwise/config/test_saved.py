@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig
+from chunkwise.config.experiment import CheckpointConfig, OptimConfig, RunConfig, TrainConfig
 from chunkwise.config.saved import _fits, flatten, read_config
 from chunkwise.errors import ConfigError, DataError, MismatchError
+from chunkwise.policies.load import load_policy
 from chunkwise.train.run_dir import RunFolder
 from tests.chunkwise.toy import ToyConfig, toy_config
 
@@ -92,6 +93,18 @@ def test_a_value_of_another_type_is_refused_by_name(tmp_path: Path, field: str, 
     (tmp_path / "config.json").write_text(json.dumps(flat | {field: value}))
     with pytest.raises(ConfigError, match=words):
         read_config(tmp_path, ToyConfig)
+
+
+def test_a_programs_config_that_could_not_be_read_back_is_refused_before_there_is_a_folder(tmp_path: Path):
+    optim = OptimConfig(schedule="Cosine")  # pyright: ignore[reportArgumentType]
+    config = dataclasses.replace(toy_config(tmp_path / "run"), optim=optim)
+    with pytest.raises(
+        ConfigError, match=r"^toy: optim.schedule is 'Cosine'; expected Literal\['constant', 'cosine'\]$"
+    ):
+        RunFolder(config, "toy")
+    with pytest.raises(ConfigError, match=r"^config: optim.schedule is 'Cosine'"):
+        load_policy(tmp_path, config=config)
+    assert not list(tmp_path.iterdir())
 
 
 def test_values_that_fit_their_fields(tmp_path: Path):
