@@ -127,8 +127,8 @@ class Ript:
 
         Returns:
           Of each rollout success and length, of each group whether it holds both outcomes, how many initial states
-          rest, and how many advantages of the rounds that are trained on were replaced while they were shaped; nothing
-          where the rollouts would have no share in the batches.
+          are not tried in the next round, and how many advantages of the rounds that are trained on were replaced
+          while they were shaped; nothing where the rollouts would have no share in the batches.
         """
         if self._rollout.dataset_share == 1:
             return {}
@@ -149,11 +149,12 @@ class Ript:
             for group in alike
             if group.rollouts[0].success
         ]
+        spared = len(self._still(step + self.every, resting))  # in the next round: the others are tried in it again
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         successes = [float(rollout.success) for rollout in rollouts]
         print(
             f"\nstep {step}: {sum(successes):.0f} of {len(rollouts)} rollouts succeeded, {len(groups) - len(alike)} of "
-            f"{len(groups)} groups hold both outcomes, {len(resting)} initial states rest",
+            f"{len(groups)} groups hold both outcomes, {spared} initial states rest",
             flush=True,
         )
         of_tasks = self._of_tasks(groups, plan)
@@ -165,7 +166,7 @@ class Ript:
             "rollouts/success": successes,
             "rollouts/length": [float(rollout.length) for rollout in rollouts],
             "rollouts/mixed_groups": [float(group.mixed) for group in groups],
-            "rollouts/resting_states": [float(len(resting))],
+            "rollouts/resting_states": [float(spared)],
         }
         by_value = self._data.returns is not None
         useful = [
@@ -177,7 +178,7 @@ class Ript:
         rounds = self._remembered(new, solved=all(successes))
         if not rounds:
             print(
-                f"step {step}: nothing to learn from, every group ended alike and {len(resting)} of "
+                f"step {step}: nothing to learn from, every group ended alike and {spared} of "
                 f"{self._states} initial states rest, solved; the next {self.every} updates imitate "
                 "the dataset",
                 flush=True,

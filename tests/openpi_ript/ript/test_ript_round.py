@@ -204,7 +204,21 @@ def test_a_state_rests_until_just_before_the_update_at_which_it_may_return(root:
         still = [rest["state"] for rest in again.ript.position()["resting"]]
         assert sorted(still) == sorted(({bad} if rests else set()) | (set(wanted) - {good}))
         assert len(still) == len(set(still))
-        assert told["rollouts/resting_states"] == [float(len(still))]
+        # The next round is 4 updates later, when those of this one rest yet, and the one of step 2 no longer.
+        assert told["rollouts/resting_states"] == [float(len(set(wanted) - {good}))]
+
+
+def test_no_state_is_said_to_rest_that_the_next_round_may_try(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Two of three are solved; a round is 4 updates."""
+    for retry_after, rest in ((0, 0), (4, 0), (5, 2)):
+        good = order_of(2)[2]
+        one = Round(root, tmp_path / str(retry_after), lambda state, k, good=good: state != good or k < 2,
+                    groups=1, max_groups=3, retry_after=retry_after)  # fmt: skip
+        assert one.ript.every == 4
+        assert one.interact(2)["rollouts/resting_states"] == [float(rest)]
+        assert f"1 of 3 groups hold both outcomes, {rest} initial states rest\n" in capsys.readouterr().out
 
 
 def test_each_update_draws_its_rows_from_all_windows(root: Path, tmp_path: Path):
