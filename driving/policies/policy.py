@@ -192,7 +192,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
         matrices: dict[str, list[np.ndarray]] = {}
         for matrix, (shape, _) in _MATRICES.items():
             sent = observations.entry(observation, matrix)
-            if not isinstance(sent, Mapping) or set(sent) != set(cameras):
+            if not isinstance(sent, Mapping) or not set(cameras) <= set(sent):
                 got = sorted(map(str, sent)) if isinstance(sent, Mapping) else type(sent).__name__
                 raise DataError(f"{matrix}: expected a dict with {list(cameras)}, found {got}")
             for name in cameras:

@@ -264,6 +264,11 @@ def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path:
     assert larger["front"].shape == (2 * height, 3 * width, 3)
     np.testing.assert_allclose(prepared["intrinsics"], plain["intrinsics"], rtol=1e-6)
     np.testing.assert_allclose(plain["intrinsics"][0, 5], matrices["intrinsics"]["front"], rtol=1e-6)
+    # A car may have cameras that this policy does not see: their matrices are ignored as their images are.
+    rig: dict[str, Any] = {name: {**one, "roof": None, "rear": np.eye(2)} for name, one in matrices.items()}
+    with_others = policy.prepare(observation | rig | {"image": {**images, "roof": None}}).inputs
+    for name in matrices:
+        np.testing.assert_array_equal(with_others[name], plain[name])
     moved = {**matrices["extrinsics"], "front": matrices["extrinsics"]["side_left"]}
     assert np.abs(policy.infer(observation | {"extrinsics": moved})["actions"] - expected).max() > 0.01
     unknown = {**matrices["extrinsics"], "front": None}
