@@ -146,7 +146,7 @@ class Policy(abc.ABC, Generic[Request]):
             )
         self._sizes = tuple(sorted(set(sizes)))
         options: dict[str, Any] = {"committed": NOTHING} if realtime else {}
-        one = self.prepare(self.example(), draw=(0,), **options)
+        one = self.prepare(self.example(), draw=(0,), by_spec=True, **options)
         for size in self._sizes:
             self.act([one] * size)
 
@@ -157,7 +157,7 @@ class Policy(abc.ABC, Generic[Request]):
 
         Args:
           observation: As `spec` has it: one, or a batch with a leading axis in every entry and lists of texts.
-          options: `draw`, and those of the class.
+          options: `draw` and `by_spec` of `prepare`, and those of the class.
 
         Returns:
           "actions": [t, a] float32, in the robot's own units. Where bounds clip also "clipped": how many of the values
@@ -178,6 +178,7 @@ class Policy(abc.ABC, Generic[Request]):
         *,
         draw: Draw | None = None,
         max_rows: int | None = None,
+        by_spec: bool = False,
         **options: Any,
     ) -> Request:
         """Returns what `act` takes of an observation.
@@ -188,6 +189,8 @@ class Policy(abc.ABC, Generic[Request]):
             the row's place in the observation. A list has the numbers of each row, whose place then does not matter.
             None: the number of calls since the last `reset`.
           max_rows: Rows that are taken; None: any number.
+          by_spec: Whether the observation has the names of `spec` already, as `example` has, and not those of a robot's
+            client, which an adapter reads.
           options: Those of the class; None leaves one as it is.
 
         Raises:
@@ -198,10 +201,16 @@ class Policy(abc.ABC, Generic[Request]):
         known = self.options + self.local_options
         if unknown := sorted(set(given) - set(known)):
             raise ConfigError(f"{', '.join(unknown)}: expected an option of this policy: {', '.join(known) or 'none'}")
+        if entries := [name for name in self.options if name in observation]:
+            raise DataError(
+                f"observation: found {', '.join(entries)}, which a server takes from it, and a call as an option; "
+                f"expected infer(observation, {entries[0]}=...)"
+            )
         if draw is None:
             self._calls += 1
             draw = (self._calls,)
-        return self._prepare(observation, draw, max_rows, given)
+        seen = observation if by_spec else self._by_spec(observation)
+        return self._prepare(seen, draw, max_rows, given)
 
     def act(self, requests: Sequence[Request]) -> list[Float32[np.ndarray, "_ t a"]]:
         """Returns the model's chunks of several observations, computed together: normalised, unchecked.
@@ -250,7 +259,11 @@ class Policy(abc.ABC, Generic[Request]):
     def _prepare(
         self, observation: Mapping[str, Any], draw: Draw, max_rows: int | None, options: Mapping[str, Any]
     ) -> Request:
-        """As `prepare`; options are known ones, none of them None."""
+        """As `prepare`, of an observation by the names of `spec`; options are known ones, none of them None."""
+
+    def _by_spec(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Gives what a client sends the names of `spec`; it has them, unless a class says otherwise."""
+        return observation
 
     @abc.abstractmethod
     def _compute(self, inputs: Any) -> Any:

@@ -148,7 +148,7 @@ class PolicyServer:
           ConfigError: If the policy has no such option, or not with this value.
         """
         self._options: dict[str, Any] = dict(options or {})
-        policy.prepare(policy.example(), draw=(0,), **self._options)
+        policy.prepare(policy.example(), draw=(0,), by_spec=True, **self._options)
         policy.compile(batch_sizes)
         self._policy = policy
         self._names = names or {}

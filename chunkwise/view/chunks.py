@@ -60,7 +60,7 @@ class PolicyChunks:
         """Returns the policy's chunk; what it draws is a function of episode and frame."""
         with self._lock:
             sight = self._sight(episode, frame)
-            actions = np.asarray(self._policy.infer(sight.observation, draw=(episode, frame))["actions"])
+            actions = np.asarray(self._policy.infer(sight.observation, draw=(episode, frame), by_spec=True)["actions"])
             if actions.shape[1] != sight.recorded.shape[1]:
                 raise DataError(
                     f"{sight.over}: expected {actions.shape[1]} numbers as the policy's actions have, found "

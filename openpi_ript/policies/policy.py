@@ -200,7 +200,6 @@ class Policy(policy.Policy[Prepared]):
     ) -> Prepared:
         scale = self._scale(options.get("guidance_scale"))
         adapter = self._to_openpi.adapter
-        observation = adapter.observation(observation, self._inputs.cameras)
         raw_state, single = observations.numbers(observation, "state", self.config.data.robot.state_dim)
         rows = len(raw_state)
         observations.require_rows("state", rows, max_rows)
@@ -228,6 +227,9 @@ class Policy(policy.Policy[Prepared]):
         if (committed := options.get("committed")) is not None:
             sent["known"] = self._known([committed] if single else committed, raw_state)
         return Prepared(inputs=sent, raw_state=raw_state, rows=rows, single=single)
+
+    def _by_spec(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._to_openpi.adapter.observation(observation, self._inputs.cameras)
 
     def _compute(self, inputs: Any) -> Any:
         observed = Observation(**inputs["observation"])

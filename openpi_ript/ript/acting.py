@@ -77,7 +77,7 @@ class ActingPolicy(Policy):
         adapter = self._to_openpi.adapter
         images = {name: adapter.simulated_image(image) for name, image in observation["image"].items()}
         seen = {**observation, "state": adapter.simulated_state(observation["state"]), "image": images}
-        return self.prepare(seen, guidance_scale=self.guidance_scale, noise=noise, committed=committed)
+        return self.prepare(seen, by_spec=True, guidance_scale=self.guidance_scale, noise=noise, committed=committed)
 
     def _sent(self, chunk: Float32[np.ndarray, "b t n"], prepared: Prepared) -> Float32[np.ndarray, "b t a"]:
         return self._to_openpi.observed_action(chunk[..., : self.config.data.robot.action_dim], prepared.raw_state)

@@ -61,8 +61,11 @@ class Adapter:
     def observation(self, sent: Mapping[str, Any], cameras: Sequence[str]) -> Mapping[str, Any]:
         """Returns an observation by our names: "state", "image" by openpi's camera, "prompt".
 
+        Called for what `infer` and a server are asked. Rollouts, evaluation and the compilation before them have our
+        names, and come by `simulated_state` and `simulated_image`.
+
         Args:
-          sent: As a client sends it.
+          sent: As a client sends it, or a caller of `infer`, who may use our names.
           cameras: That the policy sees.
 
         Raises:

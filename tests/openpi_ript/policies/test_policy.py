@@ -158,6 +158,9 @@ def test_the_scale_is_the_configs_unless_one_is_given(acting: Policy):
     for scale in (-1.0, float("nan")):
         with pytest.raises(ConfigError, match="expected a number of 0 or above"):
             acting.infer(seen, guidance_scale=scale)
+    for entry in ("guidance_scale", "seed"):  # which a server takes from a message
+        with pytest.raises(DataError, match=rf"found {entry}, .*; expected infer\(observation, {entry}=\.\.\.\)"):
+            acting.infer(seen | {entry: 1.0})
 
 
 def test_it_compiles_once_for_each_number_of_rows(root: Path, monkeypatch: pytest.MonkeyPatch):

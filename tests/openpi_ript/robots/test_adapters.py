@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies.execution import Committed
 from chunkwise.policies.load import load_policy
+from chunkwise.policies.server import PolicyServer
 from chunkwise.policies.wire import rename
 from openpi_ript import config as configs
 from openpi_ript.config import DataConfig, EnvConfig, EvalConfig, OpenpiRiptConfig, RobotConfig, toy
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
+from openpi_ript.ript.acting import ActingPolicy
 from openpi_ript.robots.adapter import Adapter, as_bytes, find_adapter, joined
 from openpi_ript.robots.aloha import Aloha
 from openpi_ript.robots.arms import Droid
@@ -34,6 +37,17 @@ class Doubled(Adapter):
 
     def state(self, state: np.ndarray) -> np.ndarray:
         return 2 * state
+
+
+class OwnNames(Adapter):
+    """One whose client has other names, which it reads without asking whether they are there."""
+
+    def observation(self, sent: Mapping[str, Any], cameras: Sequence[str]) -> Mapping[str, Any]:
+        return {
+            "state": sent["joints"],
+            "image": {name: sent[f"my_{name}"] for name in cameras},
+            "prompt": sent["goal"],
+        }
 
 
 def test_alohas_joints_turn_and_its_grippers_become_angles() -> None:
@@ -323,6 +337,27 @@ def test_a_run_with_an_adapter_of_ones_own_is_loaded_where_it_is_trusted(tmp_pat
     chunk = policy.act([policy.prepare({"state": state, "prompt": "go"}, noise=noise)])[0][0, :, :2]
     by_hand = chunk * (stats["actions"].std + 1e-6) + stats["actions"].mean + np.array([0.5, 0.0])
     np.testing.assert_allclose(actions, by_hand, atol=1e-5)  # twice 0.25 was subtracted, and is added again
+
+
+def test_an_adapter_of_ones_own_reads_the_names_of_its_client_and_is_asked_for_no_others() -> None:
+    """Rollouts, compilation and a server's start have ours; DROID's adapter leaves numbers and our names alone."""
+    droid = make_policy(POLICIES[3])
+    robot = dataclasses.replace(droid.config.data.robot, adapter=f"{__name__}:OwnNames")
+    config = dataclasses.replace(droid.config, data=dataclasses.replace(droid.config.data, robot=robot))
+    own = ActingPolicy(config, droid._stats, allow_code=True)
+    own.use(droid._params, 0)
+    rng = np.random.default_rng(0)
+    state, noise = rng.uniform(-1, 1, 8).astype(np.float32), rng.standard_normal((6, 32)).astype(np.float32)
+    images = {name: rng.integers(0, 256, (28, 28, 3)).astype(np.uint8) for name in CAMERAS}
+    ours = {"state": state, "image": images, "prompt": "fold the towel"}
+    theirs = {"joints": state, "goal": "fold the towel", **{f"my_{name}": image for name, image in images.items()}}
+    expected = droid.infer(ours, noise=noise)["actions"]
+    own.compile([1])
+    np.testing.assert_array_equal(own.infer(theirs, noise=noise)["actions"], expected)
+    np.testing.assert_array_equal(own.infer(ours, by_spec=True, noise=noise)["actions"], expected)
+    rows = {"state": state[None], "image": {name: x[None] for name, x in images.items()}, "prompt": ["fold the towel"]}
+    np.testing.assert_array_equal(own(rows, noise[None])[0], expected)
+    PolicyServer(own, batch_sizes=(1,)).close()
 
 
 def test_what_is_committed_and_rows_of_a_batch_are_the_robots_too() -> None:
