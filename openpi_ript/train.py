@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from chunkwise.cli.named_paths import require_reachable
+from chunkwise.config.saved import flatten, resume_rules
 from chunkwise.distributed import processes
 from chunkwise.errors import ConfigError, MismatchError
 from chunkwise.files.budget import read_bytes
@@ -19,7 +20,7 @@ from chunkwise.train.ahead import Call, Dtype, WithoutData, of_rows, require_kno
 from chunkwise.train.interaction import Interaction
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
-from openpi_ript.config.experiment import OpenpiRiptConfig
+from openpi_ript.config.experiment import AdvantageConfig, OpenpiRiptConfig
 from openpi_ript.data.dataset import TrainingData, open_data
 from openpi_ript.data.norm import stats_json
 from openpi_ript.data.point import record
@@ -44,6 +45,8 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
             "env.initial_states": (config.env and config.env.initial_states) or None,
         }
     )
+    if not config.run.resume:  # a run of before may have been begun so
+        _require_read(config)
     with RunFolder(config, name) as folder:
         print(f"run folder {folder.path}", flush=True)
         processes.run_on_primary(lambda: _require_fit(config))
@@ -62,6 +65,23 @@ def main(config: OpenpiRiptConfig, name: str) -> None:
         print(task.describe(), flush=True)
         if fit(config, task, folder, load=None if config.weights is None else task.load, interaction=interaction):
             write_report(folder.path)
+
+
+def _require_read(config: OpenpiRiptConfig) -> None:
+    """Raises ConfigError for a setting of a config file that this run would not read."""
+    flat, defaults = flatten(config), resume_rules(type(config)).defaults
+    for name, reader in config.unread.items():
+        if name in flat and flat[name] != defaults[name]:
+            raise ConfigError(
+                f"{name} is {flat[name]!r}, which has no effect here; expected {defaults[name]!r}, its default, or "
+                f"{reader}, which reads it"
+            )
+    shaped = config.rollout is not None and config.rollout.advantage != AdvantageConfig()
+    if shaped and not (config.weighs and config.rollout.objective == "guided"):
+        say(
+            "rollout.advantage shapes what chunkwise convert --layer-4 writes of the rollouts, and not this training, "
+            "which reads it with rollout.objective guided and guidance.positive_weight advantage"
+        )
 
 
 def _require_fit(config: OpenpiRiptConfig) -> None:

@@ -126,6 +126,12 @@ class AdvantageConfig:
             )
 
 
+SHAPING = tuple(
+    field.name for field in dataclasses.fields(AdvantageConfig) if field.name not in ("group_by", "uniform_groups")
+)
+"""Fields of AdvantageConfig that make a weight of an advantage, whose sign they leave to the label."""
+
+
 def default_cameras() -> dict[str, str]:
     """The specification's two cameras."""
     return {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}

@@ -16,8 +16,8 @@ from chunkwise.config.experiment import (
     require_positive,
     require_remat,
 )
-from openpi_ript.config.data import PANDA, UR5E, AdvantageConfig, DataConfig, RobotConfig
-from openpi_ript.config.rollouts import DemonstrateConfig, EnvConfig, EvalConfig, RolloutConfig
+from openpi_ript.config.data import PANDA, SHAPING, UR5E, AdvantageConfig, DataConfig, RobotConfig
+from openpi_ript.config.rollouts import DemonstrateConfig, EnvConfig, EvalConfig, RecordConfig, RolloutConfig
 from openpi_ript.config.value import ValueConfig
 
 __all__ = [
@@ -304,29 +304,6 @@ class GuidanceConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordConfig:
-    """A small synthetic dataset, written where data.path does not exist (record.py): half of its episodes fail."""
-
-    groups: int = 8
-    """Initial states."""
-    rollouts: int = 4
-    """Episodes from each of them; every other one goes to the wrong disc."""
-    length: int = 20
-    """Frames of an episode."""
-    prompted: tuple[Literal["red", "blue"], ...] = ("red", "blue")
-    """Discs that the prompts ask for, one group after another."""
-    luck: float = 0.0
-    """Share of the episodes whose outcome is reported the wrong way round: a reward that depends on more than the
-    policy's actions."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_positive(self, "groups", "rollouts", "length")
-        require_non_negative(self, "seed")
-        require_fraction(self, "luck")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenpiRiptConfig(ExperimentConfig):
     """A pi0 run: a LeRobot dataset, a pi0 or pi0.5 model, supervised or guided training."""
 
@@ -380,6 +357,18 @@ class OpenpiRiptConfig(ExperimentConfig):
             )
         self._check_labels()
         self._check_acting()
+
+    @property
+    def unread(self) -> dict[str, str]:
+        found = {} if self.env is None or self.env.tasks else {"rollout.tasks": "several env.tasks"}
+        if not self.weighs:
+            found |= {f"data.advantage.{name}": "guidance.positive_weight advantage" for name in SHAPING}
+        return found
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the size of an advantage counts in training, not its sign alone."""
+        return self.guidance is not None and self.guidance.positive_weight == "advantage"
 
     def _check_labels(self) -> None:
         """What labels by a value function need of the rest."""

@@ -1,4 +1,4 @@
-"""Settings of environments, rollouts, evaluation and scripted demonstrations, as frozen dataclasses. No jax here."""
+"""Settings of environments, rollouts, evaluation and datasets that are made, as frozen dataclasses. No jax here."""
 
 import dataclasses
 import difflib
@@ -334,6 +334,29 @@ class EvalConfig:
     def __post_init__(self) -> None:
         require_positive(self, "episodes", "final_episodes")
         require_non_negative(self, "seed", "videos")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """A small synthetic dataset, written where data.path does not exist (record.py): half of its episodes fail."""
+
+    groups: int = 8
+    """Initial states."""
+    rollouts: int = 4
+    """Episodes from each of them; every other one goes to the wrong disc."""
+    length: int = 20
+    """Frames of an episode."""
+    prompted: tuple[Literal["red", "blue"], ...] = ("red", "blue")
+    """Discs that the prompts ask for, one group after another."""
+    luck: float = 0.0
+    """Share of the episodes whose outcome is reported the wrong way round: a reward that depends on more than the
+    policy's actions."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "groups", "rollouts", "length")
+        require_non_negative(self, "seed")
+        require_fraction(self, "luck")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,109 @@
+"""Settings that a run would not read are refused, on a command line and in a config file, unless it goes on."""
+
+import dataclasses
+from typing import Any, NoReturn
+
+import pytest
+
+from chunkwise.config import names
+from chunkwise.config.load import load
+from chunkwise.errors import ConfigError
+from openpi_ript.config.experiment import AdvantageConfig, GuidanceConfig, OpenpiRiptConfig
+from openpi_ript.train import main
+
+SHAPED = AdvantageConfig(normalization="min_max", clipping="none", negative_handling="relu")
+WEIGHED = GuidanceConfig(positive_weight="advantage")
+
+
+class Begun(Exception):
+    """A run was begun."""
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(*_: Any) -> NoReturn:
+        raise Begun
+
+    monkeypatch.setattr("openpi_ript.train.RunFolder", begin)
+
+
+def shipped(name: str, *flags: str) -> OpenpiRiptConfig:
+    config, _ = load(["--config", str(names.find(f"openpi_ript/{name}")), *flags])
+    assert isinstance(config, OpenpiRiptConfig)
+    return config
+
+
+def with_rollout(config: OpenpiRiptConfig, **changes: Any) -> OpenpiRiptConfig:
+    assert config.rollout is not None
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, **changes))
+
+
+def shaped(guidance: GuidanceConfig, advantage: AdvantageConfig = SHAPED, *, resume: bool = False) -> OpenpiRiptConfig:
+    config = shipped("debug")
+    return dataclasses.replace(
+        config,
+        guidance=guidance,
+        data=dataclasses.replace(config.data, advantage=advantage),
+        run=dataclasses.replace(config.run, resume=resume, dir="old" if resume else None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "reader"),
+    [
+        ("debug", ["--data.advantage.clipping", "none"], "guidance.positive_weight advantage"),
+        ("debug", ["--data.advantage.ddof", "1"], "guidance.positive_weight advantage"),
+        ("debug_ript", ["--rollout.tasks", "need"], "several env.tasks"),
+    ],
+)
+def test_a_flag_that_nothing_reads_is_refused(name: str, flags: list[str], reader: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flags[0]} has no effect here; leave it out, or set {reader}"):
+        shipped(name, *flags)
+    shipped(name, *flags, "--run.resume", "--run.dir", "old")
+
+
+def test_flags_that_are_read_are_taken() -> None:
+    shipped("debug", "--data.advantage.clipping", "none", "--guidance.positive-weight", "advantage")
+    shipped("debug", "--data.advantage.group-by", "task", "--data.advantage.uniform-groups", "drop")
+    shipped("metaworld_mt10", "--rollout.tasks", "success")
+
+
+@pytest.mark.parametrize("guidance", [GuidanceConfig(), GuidanceConfig(loss="label_dropout")])
+def test_a_shape_that_no_weight_has_is_refused(guidance: GuidanceConfig) -> None:
+    message = (
+        r"^data.advantage.normalization is 'min_max', which has no effect here; expected 'standard', its default, or "
+        r"guidance.positive_weight advantage, which reads it$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        main(shaped(guidance), "test")
+    for read in (
+        shaped(WEIGHED),
+        shaped(guidance, AdvantageConfig(group_by="task", uniform_groups="drop")),
+        shaped(guidance, resume=True),
+    ):
+        with pytest.raises(Begun):
+            main(read, "test")
+
+
+def test_a_law_of_tasks_for_a_single_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.tasks is 'need', which .* expected 'uniform', .* env.tasks"):
+        main(with_rollout(shipped("debug_ript"), tasks="need"), "test")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, False),
+        ({"advantage": SHAPED}, True),
+        ({"advantage": SHAPED, "objective": "rejection"}, True),
+        ({"advantage": SHAPED, "guidance": WEIGHED}, False),
+    ],
+)
+def test_what_only_layer_4_reads_is_said(
+    changes: dict[str, Any], said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = shipped("debug_ript")
+    config = dataclasses.replace(config, guidance=changes.pop("guidance", config.guidance))
+    with pytest.raises(Begun):
+        main(with_rollout(config, **changes), "test")
+    assert ("rollout.advantage shapes what chunkwise convert --layer-4 writes" in capsys.readouterr().out) == said
