@@ -6,12 +6,17 @@ from chunkwise.errors import ConfigError
 from openpi_ript.config.data import RobotConfig
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.layer_4 import policy_state
-from openpi_ript.envs.make import make
+from openpi_ript.envs.make import make, names_of
 from openpi_ript.robots.adapter import Adapter
+
+MOST = 12
+"""Tasks that are looked at one by one: a simulator takes a second or two to make, and of MT50 a start would wait for
+minutes. Of more tasks the first stands for all; the others are compared when they are played."""
 
 
 def require_fit(config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None:
-    """Makes the environment of the first task, begins an episode, and compares it with the policy's robot.
+    """Makes the environment of each task, begins an episode, and compares it with the policy's robot. Of more than
+    MOST tasks it is the first one's alone.
 
     The config is the user's own: an environment that it names by `module:factory` is imported.
 
@@ -25,24 +30,26 @@ def require_fit(config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None
         another width.
       DataError: The adapter takes no state of this width.
     """
-    world = make(config, allow_code=True)
-    try:
-        _compare(world, config, robot, adapter)
-    finally:
-        world.close()
+    names = names_of(config)
+    for name in names if len(names) <= MOST else names[:1]:
+        world = make(config, name, allow_code=True)
+        try:
+            _compare(world, f"{config.suite} {name}".strip(), config, robot, adapter)
+        finally:
+            world.close()
 
 
-def _compare(world: Environment, config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None:
+def _compare(world: Environment, where: str, config: EnvConfig, robot: RobotConfig, adapter: Adapter) -> None:
     start = answer(world, Reset(0), every_frame=False, images=False)
     assert isinstance(start, Start)
     width = adapter.simulated_state(policy_state(start.observation, config.state, config.state_function)).shape[-1]
     if width != robot.state_dim:
         raise ConfigError(
             f"env.state {', '.join(config.state)}: expected {robot.state_dim} numbers as data.robot.state_dim says, "
-            f"found {width} in {config.suite}; name other arrays, or change data.robot"
+            f"found {width} in {where}; name other arrays, or change data.robot"
         )
     if world.action_dim != robot.action_dim:
         raise ConfigError(
-            f"env {config.suite}: expected actions of {robot.action_dim} numbers as data.robot.action_dim says, found "
+            f"env {where}: expected actions of {robot.action_dim} numbers as data.robot.action_dim says, found "
             f"{world.action_dim}; choose another environment, or data of its robot"
         )

@@ -2,15 +2,18 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
+from chunkwise.envs.environment import EnvSpec, Observation
 from chunkwise.errors import ConfigError, DataError
 from openpi_ript.config.data import RobotConfig
 from openpi_ript.config.experiment import EvalConfig
 from openpi_ript.config.rollouts import EnvConfig
 from openpi_ript.envs.fit import require_fit
+from openpi_ript.envs.point import PointEnv
 from openpi_ript.robots.adapter import OWN, find_adapter
 from openpi_ript.train import main
 from tests.openpi_ript.small_run import make_dataset, small_config, supervised
@@ -30,12 +33,12 @@ def test_the_points_own_robot_fits() -> None:
         (
             point(state=("position", "robot0_eef_pos")),
             ROBOT,
-            r"env\.state position, robot0_eef_pos: expected 2 numbers as data\.robot\.state_dim says, found 5 in point",
+            r"env\.state position, robot0_eef_pos: expected 2 numbers as data\.robot\.state_dim .* 5 in point red;",
         ),
         (
             point(),
             dataclasses.replace(ROBOT, action_dim=7),
-            r"env point: expected actions of 7 numbers as data\.robot\.action_dim says, found 3",
+            r"env point red: expected actions of 7 numbers as data\.robot\.action_dim says, found 3",
         ),
         (point(task="purple"), ROBOT, r"env\.task is 'purple'; expected one of red, blue"),
         (
@@ -48,6 +51,34 @@ def test_the_points_own_robot_fits() -> None:
 def test_what_does_not_fit_is_named(env: EnvConfig, robot: RobotConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         require_fit(env, robot, OWN)
+
+
+class Uneven(PointEnv):
+    """One whose task blue shows a number more, and made, which says which tasks were."""
+
+    made: ClassVar[list[str]] = []
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(dataclasses.replace(spec, task="red"))
+        self._more = spec.task == "blue"
+        self.made.append(spec.task)
+
+    def reset(self, seed: int) -> Observation:
+        seen = super().reset(seed)
+        return seen | ({"position": np.append(seen["position"], np.float32(0))} if self._more else {})
+
+
+@pytest.mark.parametrize("tasks", [("red", "blue"), (*"abcdefghijk", "blue")])
+def test_each_of_several_tasks_is_looked_at(tasks: tuple[str, ...]) -> None:
+    env = point(suite=f"{__name__}:Uneven", task="", prompt="", tasks=tasks)
+    with pytest.raises(ConfigError, match=r"expected 2 numbers .*, found 3 in .*:Uneven blue; name other arrays"):
+        require_fit(env, ROBOT, OWN)
+
+
+def test_of_very_many_tasks_the_first_stands_for_all() -> None:
+    Uneven.made.clear()
+    require_fit(point(suite=f"{__name__}:Uneven", task="", prompt="", tasks=(*"abcdefghijkl", "blue")), ROBOT, OWN)
+    assert Uneven.made == ["a"]
 
 
 def test_the_state_is_the_adapters() -> None:
