@@ -76,8 +76,10 @@ def _require_read(config: OpenpiRiptConfig) -> None:
                 f"{name} is {flat[name]!r}, which has no effect here; expected {defaults[name]!r}, its default, or "
                 f"{reader}, which reads it"
             )
-    shaped = config.rollout is not None and config.rollout.advantage != AdvantageConfig()
-    if shaped and not (config.weighs and config.rollout.objective == "guided"):
+    rollout = config.rollout
+    if rollout is None or rollout.advantage == AdvantageConfig():
+        return
+    if rollout.objective != "guided" or not config.weighs:
         say(
             "rollout.advantage shapes what chunkwise convert --layer-4 writes of the rollouts, and not this training, "
             "which reads it with rollout.objective guided and guidance.positive_weight advantage"

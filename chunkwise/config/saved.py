@@ -59,7 +59,7 @@ def _fitting(config: Any, prefix: str) -> Any:
     hints, changed = typing.get_type_hints(type(config)), {}
     for field in dataclasses.fields(config):
         name, value, hint = f"{prefix}{field.name}", getattr(config, field.name), hints[field.name]
-        nested = tuple(part for part in members(hint) if dataclasses.is_dataclass(part))
+        nested = tuple(part for part in members(hint) if isinstance(part, type) and dataclasses.is_dataclass(part))
         if isinstance(value, nested):
             now = _fitting(value, f"{name}.")
         else:

@@ -278,7 +278,7 @@ class PolicyServer:
         if isinstance(message, str):
             raise MessageError("request: expected a binary frame, found text")
         observation = rename(unpack(message), self._names)
-        options: dict[str, float | None] = {}
+        options: dict[str, Any] = {}
         for name in self._policy.options:
             value = observation.pop(name, self._options.get(name))
             if not isinstance(value, float | int | np.number | None) or isinstance(value, bool):
