@@ -37,8 +37,12 @@ def test_a_report_of_no_run_makes_no_folder(tmp_path: Path):
 @pytest.mark.parametrize("more", [[], ["--table"], ["--only", "0"], ["--slurm"]])
 def test_a_study_whose_folder_cannot_be_is_told(tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]):
     (tmp_path / "file").touch()
+    (tmp_path / "mine.py").write_text(
+        "from chunkwise.config.study import StudyConfig\n"
+        "def get_study():\n    return StudyConfig(config='qchunk/debug', seeds=(0,))\n"
+    )
     for place in (tmp_path / "file", tmp_path / "file/below"):
-        assert study.main(["debug", "--out", str(place), *more]) == StorageError.exit_code == 74
+        assert study.main([str(tmp_path / "mine.py"), "--out", str(place), *more]) == StorageError.exit_code == 74
         said = capsys.readouterr().err
         assert said.startswith(f"error: cannot write {place}/")
         assert said.endswith(": Not a directory. Choose another with --out\n")
