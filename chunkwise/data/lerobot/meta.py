@@ -316,8 +316,9 @@ def _meta_v30(
 
 
 def _episode_tables(bounds: Bounds) -> list[str]:
-    """Names of v3.0's tables of episodes."""
-    return sorted(bounds.relative(path) for path in (bounds.root / "meta" / "episodes").glob("*/*.parquet"))
+    """Names of v3.0's tables of episodes, without hidden files, such as those that macOS puts beside others."""
+    tables = (bounds.root / "meta" / "episodes").glob("*/*.parquet")
+    return sorted(bounds.relative(path) for path in tables if not path.name.startswith("."))
 
 
 def meta_files(meta: "LeRobotMeta") -> list[str]:

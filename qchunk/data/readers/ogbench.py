@@ -46,16 +46,16 @@ _EXACT = ("reward", "mask", "sim_qpos")  # kept in 64 bits
 
 
 def file_names(root: Path) -> list[str]:
-    """Names of a dataset's files: the one that `root` is, or those in the folder, in order, without validation sets.
+    """Names of a dataset's files: the one that `root` is, or those in the folder, in order.
 
-    OGBench ships large sets as several files beside `*-val.npz`, of which training takes none.
+    Validation sets are left out, and hidden files, such as those that macOS puts beside others. OGBench ships large sets as several files beside `*-val.npz`, of which training takes none.
 
     Raises:
       DataError: There is none.
     """
     if root.suffix == ".npz" and root.is_file():
         return [root.name]
-    names = sorted(path.name for path in root.glob("*.npz") if not path.name.endswith(VALIDATION))
+    names = sorted(path.name for path in root.glob("[!.]*.npz") if not path.name.endswith(VALIDATION))
     if not names:
         raise DataError(
             f"data.path: {root} is no .npz file, and no folder of them, which data.format=ogbench_npz expects"

@@ -92,6 +92,7 @@ def test_a_folder_is_drawn_as_one_file_with_all_episodes(tmp_path: Path, monkeyp
     for name, rows in (("cube-000", slice(14)), ("cube-001", slice(14, 21)), ("cube-002", slice(21, 31))):
         np.savez(tmp_path / f"parts/{name}.npz", **{key: x[rows] for key, x in content.items()})  # pyright: ignore[reportArgumentType]
     np.savez(tmp_path / "parts/cube-000-val.npz", **content)  # pyright: ignore[reportArgumentType]
+    (tmp_path / "parts/._cube-000.npz").write_bytes(b"\0\5\x16\7")  # as macOS leaves it beside a file
     same: dict[str, Any] = {"format": "ogbench_npz", "episodes_per_epoch": 4, "positive_ratio": 1.0}
     of_one = make_batches(config(tmp_path / "whole.npz", steps_per_epoch=2, **same))
     of_parts = make_batches(config(tmp_path / "parts", steps_per_epoch=2, **same))
