@@ -48,7 +48,8 @@ _EXACT = ("reward", "mask", "sim_qpos")  # kept in 64 bits
 def file_names(root: Path) -> list[str]:
     """Names of a dataset's files: the one that `root` is, or those in the folder, in order.
 
-    Validation sets are left out, and hidden files, such as those that macOS puts beside others. OGBench ships large sets as several files beside `*-val.npz`, of which training takes none.
+    Left out are hidden files, such as those that macOS puts beside others, and validation sets: OGBench ships large
+    sets as several files beside `*-val.npz`, of which training takes none.
 
     Raises:
       DataError: There is none.
