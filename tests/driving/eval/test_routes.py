@@ -1,6 +1,7 @@
 """`evaluate RUN --closed-loop`: who drives, what is reported, and that it is the same for any number of workers."""
 
 import dataclasses
+import errno
 import json
 import sys
 from collections.abc import Mapping
@@ -62,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
+def test_a_report_does_not_depend_on_the_number_of_workers(run: Path, monkeypatch: pytest.MonkeyPatch):
     one = routes.evaluate_run(run, episodes=2, seed=4, workers=1, video=1, seconds=0.8)
     assert one["video"] == one["file"].replace(".json", ".mp4")
     assert Path(one["video"]).stat().st_size > 1000
@@ -82,8 +83,15 @@ def test_a_report_does_not_depend_on_the_number_of_workers(run: Path):
     # An untrained model is the constant turn; cameras add little after two updates.
     np.testing.assert_allclose(metres["model"], metres["constant_velocity"], atol=3)
     assert "| run | " in routes.text(one, "run")
-    led = routes.evaluate_run(run, episodes=2, seed=4, workers=1, seconds=1.0, lead_s=3.0, hold=5)
-    assert Path(led["file"]).name == "closed_loop-step_00000002-episodes_2-seed_4-seconds_1.0-lead_s_3.0-hold_5.json"
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(routes.render, "write_some", fail)
+    with pytest.raises(OSError, match="No space left"):
+        routes.evaluate_run(run, episodes=2, seed=4, workers=1, video=1, seconds=1.0, lead_s=3.0, hold=5)
+    name = "closed_loop-step_00000002-episodes_2-seed_4-seconds_1.0-lead_s_3.0-hold_5.json"
+    led = json.loads((run / "evaluations" / name).read_text())  # written before the video
     # A step is 0.5 s for all but the town's own driver.
     assert [led["drives"][name][0]["steps"] for name in ("expert", "stationary", "model")] == [10, 2, 2]
     assert (one["settings"], led["settings"]) == ({"seconds": 0.8}, {"seconds": 1.0, "lead_s": 3.0, "hold": 5})
