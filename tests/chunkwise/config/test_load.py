@@ -131,7 +131,7 @@ def test_names_what_is_wrong(arguments: list[str], message: str, monkeypatch: py
         ),
         ("alpha=", "discount=True, alpha=", r"agent.discount is True; expected float$"),
         ("train=", "mesh=3, train=", r"mine.py: mesh is 3; expected MeshConfig$"),
-        ("(32, 32)", "range(2)", r"agent.hidden_sizes is range\(0, 2\); expected tuple\[int, ...\]"),
+        ("(32, 32)", "range(1, 3)", r"agent.hidden_sizes is range\(1, 3\); expected tuple\[int, ...\]"),
         ("alpha=", "factory='a:b', settings={'k': None}, alpha=", r"agent.settings is {'k': None}; expected dict"),
     ],
 )
