@@ -20,7 +20,7 @@ def prepare_place(file: Path, option: str = "--out") -> None:
       StorageError: Nothing can be written there.
     """
     if file.is_dir():
-        raise ConfigError(f"{option} is {file}, which is a folder; expected the name of a file")
+        raise ConfigError(f"{file} is a folder; expected the name of a file, as {option}")
     with told_place(file, option):
         make_folders(file.parent)
         scratch = scratch_name(file)
@@ -30,9 +30,8 @@ def prepare_place(file: Path, option: str = "--out") -> None:
 
 @contextlib.contextmanager
 def told_place(file: Path, option: str = "--out") -> Iterator[None]:
-    """Raises what the system says of a file in the block as a StorageError that names it."""
+    """Raises what the system says of a file or folder in the block as a StorageError that names it and the option."""
     try:
         yield
     except OSError as error:
-        words = f"{error.strerror or error}. Choose another file with {option}"
-        raise StorageError(f"cannot write {file}: {words}") from error
+        raise StorageError(f"cannot write {file}: {error.strerror or error}. Choose another with {option}") from error

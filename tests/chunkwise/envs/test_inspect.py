@@ -88,7 +88,7 @@ def test_an_environment_made_anew_that_is_another_is_found(capsys: pytest.Captur
         (("--env", "Nothing"), 64, "expected suite/task"),
         (("--env", f"{HERE}:Countdown", "--steps", "0"), 64, "--steps is 0"),
         (("--env", f"{HERE}:Countdown", "--image", "a.png"), 64, "--image needs --camera"),
-        (("--env", f"{HERE}:Broken", "--camera", "a", "--image", "/dev"), 64, "--image is /dev, which is a folder"),
+        (("--env", f"{HERE}:Broken", "--camera", "a", "--image", "/dev"), 64, "/dev is a folder"),
         (("--env", f"{HERE}:Broken", "--camera", "a", "--image", "/dev/null/a.png"), 74, "cannot write /dev/null/a"),
         (("--env", f"{HERE}:nan", "--steps", "9"), 64, "expected a factory"),
         (("--env", f"{HERE}:Countdown:nan", "--steps", "9", "--seed", "1"), 65, "step 3: expected finite numbers"),

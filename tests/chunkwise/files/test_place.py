@@ -17,14 +17,14 @@ def test_a_folder_is_made_and_nothing_is_left_in_it(tmp_path: Path):
 
 
 def test_a_folder_is_no_file_and_below_a_file_there_is_no_place(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"--write-stats is .*, which is a folder; expected the name of a file"):
+    with pytest.raises(ConfigError, match=r" is a folder; expected the name of a file, as --write-stats"):
         prepare_place(tmp_path, "--write-stats")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot write .*file/stats\.json: .*Choose another file with --figure"):
+    with pytest.raises(StorageError, match=r"cannot write .*file/stats\.json: .*Choose another with --figure"):
         prepare_place(tmp_path / "file/stats.json", "--figure")
 
 
 def test_what_the_system_says_is_told(tmp_path: Path):
-    words = r"cannot write a\.json: No space left on device\. Choose another file with --out"
+    words = r"cannot write a\.json: No space left on device\. Choose another with --out"
     with pytest.raises(StorageError, match=words), told_place(Path("a.json")):
         raise OSError(28, "No space left on device")
