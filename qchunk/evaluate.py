@@ -347,6 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             result.save(out)
         if arguments.video is not None:
             env, rules = arguments.env or policy.config.eval.env, simulators.rules_of(policy.config)
+            assert env is not None  # or nothing would have been played
             film = out.with_suffix(".mp4")
             if write_video(env, played, film, arguments.video, clips=out.with_suffix(""), rules=rules) is not None:
                 print(f"video: {film}", file=sys.stderr, flush=True)  # stdout is one JSON object with --json
