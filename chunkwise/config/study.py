@@ -21,6 +21,8 @@ OWN = {
 """Flags that a study gives its runs itself, or that leave nothing of a run, and what is there for them."""
 OUTCOMES = {"success": "success", "return": "reward", "length": "length", "score": "score"}
 """Metrics that `chunkwise evaluate` gives of an episode, and their names in its file."""
+HIGHER_IS_BETTER = ("success", "return", "score")
+"""Metrics, and what begins with their names, as success/reach-v3 does, of which a study need not say it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +45,9 @@ class StudyConfig:
     """Whose `<policy>/<metric>` is compared: behaviour_cloning is the twin that qchunk evaluates at a run's end."""
     metric: str = "success"
     """Of the last evaluation; with `evaluate` success, return, length, or in closed loop score."""
-    best: Literal["highest", "lowest"] = "highest"
-    """Which score is the better one in a pair of runs: lowest where `metric` is an error, a loss or a length."""
+    best: Literal["highest", "lowest"] | None = None
+    """Which score is the better one in a pair of runs. None: the highest, of success, return and score; a study of
+    another metric says it, since an error or a loss compared as a success would tell the opposite."""
     evaluate: tuple[str, ...] | None = None
     """Flags of `chunkwise evaluate`, which is asked after each run where this is not None; its outcomes are compared
     in place of the last evaluation's. Other flags evaluate finished runs again."""
@@ -53,8 +56,6 @@ class StudyConfig:
         for field in ("flags", "policies", "evaluate"):
             if isinstance(words := getattr(self, field), str):
                 raise ValueError(f"{field} is {words!r}; expected a tuple of words, such as {tuple(words.split())!r}")
-        if self.best not in ("highest", "lowest"):
-            raise ValueError(f"best is {self.best!r}; expected 'highest' or 'lowest'")
         if isinstance(self.seeds, str) or not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds is {self.seeds}; expected different numbers, at least one")
         for name, values in self.grid.items():
@@ -76,6 +77,11 @@ class StudyConfig:
             )
         if self.evaluate is not None and self.policies != ("policy",):
             raise ValueError("evaluate asks the policy alone; expected policies to be ('policy',)")
+        plain = self.best is None and self.metric.partition("/")[0] in HIGHER_IS_BETTER
+        if not plain and self.best not in ("highest", "lowest"):
+            raise ValueError(
+                f"best is {self.best!r}; expected 'highest' or 'lowest', whichever is better of {self.metric}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

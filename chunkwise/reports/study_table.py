@@ -187,7 +187,7 @@ def table(
     return {
         "config": study.config,
         "metric": study.metric,
-        "best": study.best,
+        "best": study.best or "highest",
         "seeds": list(study.seeds),
         "rows": rows,
         "failed": dict(sorted({**not_finite, **failed}.items())),
@@ -228,7 +228,7 @@ def _against(ours: Mapping[int, dict[str, Any]], first: Mapping[int, dict[str, A
     if not ours or not first:
         return None
     a, b = (np.array([one["score"] for one in scores.values()]) for scores in (ours, first))
-    sign = 1 if study.best == "highest" else -1
+    sign = -1 if study.best == "lowest" else 1
     tests: dict[str, Any] = {
         "probability_of_improvement": probability_of_improvement([sign * a], [sign * b]),
         "interval": bootstrap(probability_of_improvement, [sign * a], [sign * b]) if min(len(a), len(b)) > 1 else None,

@@ -30,7 +30,7 @@ def get_study():
     flags = ("--train.steps", "30", "--train.eval-every", "10", "--width", "4")
     grid = {{"optim.learning-rate": ("1e-3", "1e-2")}}
     return StudyConfig(config={str(ROOT / "tests/train.py")!r}, seeds=(3, 4), grid=grid, flags=flags, policies=("",),
-                       metric="distance")
+                       metric="distance", best="lowest")
 """
 
 

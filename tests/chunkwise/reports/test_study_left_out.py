@@ -56,7 +56,7 @@ def test_the_command_leaves_it_out_too(tmp_path: Path):
 
 def test_a_metric_that_no_evaluation_has_is_named(tmp_path: Path):
     write_metrics(tmp_path / "run", row(20))
-    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="sucess")
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), metric="sucess", best="highest")
     with pytest.raises(
         DataError, match=r"expected evaluations with policy/sucess, .* found \['policy/episodes', 'policy/"
     ):
@@ -78,7 +78,7 @@ def test_a_row_that_is_not_measured_is_empty_and_the_others_are_written(tmp_path
     assert "\n| agent.policy=gaussian: behaviour cloning | - | | | | |\n" in text
     why = "agent.policy=gaussian/seed_0/metrics.jsonl: expected evaluations with behaviour_cloning/success"
     assert f"\nNot measured:\n\n- agent.policy=gaussian: behaviour cloning: {why}" in text
-    none = StudyConfig(config="qchunk/debug", seeds=(0,), grid=grid, policies=policies, metric="sucess")
+    none = StudyConfig(config="qchunk/debug", seeds=(0,), grid=grid, policies=policies, metric="sucess", best="highest")
     with pytest.raises(DataError, match="expected evaluations with policy/sucess"):
         study_table.table(none, runs, tmp_path, {}, {})
 
@@ -121,7 +121,7 @@ def test_a_flag_that_another_cell_reads_is_no_fault():
 
 def test_the_last_evaluation_counts_also_where_it_is_none(tmp_path: Path):
     rows = [{"step": 1, "split": "eval", "policy/error": 0.5}, {"step": 2, "split": "eval", "policy/error": None}]
-    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), metric="error")
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), metric="error", best="lowest")
     for run, kept in zip(runs_of(study), (rows, rows[:1]), strict=True):
         write_metrics(tmp_path / run.folder, *kept)
     found = study_table.table(study, runs_of(study), tmp_path, {}, {})

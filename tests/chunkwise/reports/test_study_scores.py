@@ -39,15 +39,19 @@ def test_the_better_score_is_the_one_that_the_study_names(tmp_path: Path, best: 
     assert f"| | better ({word}) in a pair of runs (bootstrap 95 %) |" in study_table.markdown(found)
 
 
-def test_a_best_that_is_neither_is_refused():
-    given: dict[str, Any] = {"best": "smallest"}
-    with pytest.raises(ValueError, match="best is 'smallest'; expected 'highest' or 'lowest'"):
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({"best": "smallest"}, "'smallest'"), ({"metric": "ade_2s"}, "None"), ({"metric": "holdout/loss"}, "None")],
+)
+def test_which_score_is_better_is_asked_where_it_is_not_plain(given: dict[str, Any], found: str):
+    with pytest.raises(ValueError, match=f"best is {found}; expected 'highest' or 'lowest', whichever is better of"):
         StudyConfig(config="qchunk/debug", seeds=(0,), **given)
+    assert StudyConfig(config="qchunk/debug", seeds=(0,), metric="success/reach-v3").best is None
 
 
 def test_one_run_has_no_interval_over_seeds(tmp_path: Path):
     """The first row has two runs and so an interval; the second has one, and neither has what needs two of both."""
-    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), grid=GRID, metric="error")
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1), grid=GRID, metric="error", best="lowest")
     runs = runs_of(study)
     write_errors(tmp_path, runs[:3], {"1": (2.0, 4.0), "5": (3.0,)})
     found = study_table.table(study, runs, tmp_path, {}, {})
@@ -96,7 +100,7 @@ def begin(run: Run, out: Path, *rows: dict[str, Any], done: bool) -> None:
 
 
 def test_every_run_without_a_score_is_listed_with_the_reason(tmp_path: Path):
-    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2, 3, 4), metric="error")
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2, 3, 4), metric="error", best="lowest")
     runs = runs_of(study)
     trained, measured = {"step": 9, "split": "train"}, {"step": 9, "split": "eval", "policy/error": 2.0}
     begin(runs[1], tmp_path, done=False)
