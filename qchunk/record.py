@@ -16,6 +16,7 @@ from chunkwise.cli import command as cli
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.envs import recorder
 from chunkwise.envs.recorder import MetadataFiles, Recorder
+from chunkwise.errors import ConfigError
 from qchunk.config import RecordConfig
 from qchunk.envs import aloha, aloha_hdf5, play
 
@@ -67,6 +68,10 @@ def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
       ConfigError: If nothing can be recorded in that environment, or the simulator is not installed.
     """
     if config.env == aloha.NAME:
+        if config.directed.task:
+            raise ConfigError(
+                f"record.directed is for OGBench's play; record.env is {aloha.NAME}, whose script has one task"
+            )
         return aloha_hdf5.open_recorder(config)
     return play.open_recorder(config)
 
@@ -87,7 +92,11 @@ def _open(config: RecordConfig, path: Path) -> Recorder:
 def _dataset(config: RecordConfig, path: Path) -> recorder.Dataset:
     """What is recorded. Settings of the other simulator change no episode."""
     of_aloha = config.env == aloha.NAME
-    unread = {"processes", *(("noise", "random_action") if of_aloha else ("aloha",))}
+    unread = {"processes", *(("noise", "random_action", "directed") if of_aloha else ("aloha",))}
+
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in unread}
+    if not config.directed.task:
+        settings["directed"] = None  # as in a recording made before there was such a field
 
     def missing() -> list[int]:
         for part in path.rglob("*.part"):
@@ -99,7 +108,7 @@ def _dataset(config: RecordConfig, path: Path) -> recorder.Dataset:
         made_by=MADE_BY,
         metadata=METADATA,
         packages=("gym-aloha" if of_aloha else "ogbench", "mujoco"),
-        settings={name: value for name, value in dataclasses.asdict(config).items() if name not in unread},
+        settings=settings,
         episodes=config.episodes,
         processes=config.processes,
         missing=missing,

@@ -9,7 +9,14 @@ from qchunk.config.agent import (
     GaussianConfig,
 )
 from qchunk.config.data import FORMATS, DataConfig, Normalization
-from qchunk.config.experiment import AlohaRecordConfig, EvalConfig, OnlineConfig, QChunkConfig, RecordConfig
+from qchunk.config.experiment import (
+    AlohaRecordConfig,
+    DirectedPlayConfig,
+    EvalConfig,
+    OnlineConfig,
+    QChunkConfig,
+    RecordConfig,
+)
 
 __all__ = [
     "FORMATS",
@@ -19,6 +26,7 @@ __all__ = [
     "AugmentConfig",
     "DataConfig",
     "DecoupledConfig",
+    "DirectedPlayConfig",
     "EncoderConfig",
     "EvalConfig",
     "GaussianConfig",

@@ -122,6 +122,22 @@ class AlohaRecordConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DirectedPlayConfig:
+    """Play a part of which works at one task, so that data of a few hundred episodes show it solved."""
+
+    task: str = ""
+    """OGBench's single task in record.env, e.g. cube-double-play-singletask-task2-v0; "": all targets are random."""
+    share: float | None = None
+    """Probability that the next target is one that the task still needs, rather than a random one."""
+
+    def __post_init__(self) -> None:
+        if (self.task == "") != (self.share is None):
+            raise ValueError(f"task is {self.task!r} and share {self.share}; give both, or neither")
+        if self.share is not None:
+            require_fraction(self, "share")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordConfig:
     """Episodes recorded where the dataset is missing: OGBench's scripted oracles at play, or ALOHA's transfer cube."""
 
@@ -134,8 +150,9 @@ class RecordConfig:
     """Standard deviation of the noise on the oracle's plan, in units of a full action (OGBench's --noise)."""
     random_action: float = 0.0
     """Probability of a random action at each step (OGBench's --p_random_action)."""
+    directed: DirectedPlayConfig = DirectedPlayConfig()
     aloha: AlohaRecordConfig = AlohaRecordConfig()
-    """Read for aloha-transfer-cube alone, in place of noise and random_action."""
+    """Read for aloha-transfer-cube alone, in place of noise, random_action and directed."""
     seed: int = 0
     processes: int = dataclasses.field(default=2, metadata=FREE_ON_RESUME)
 

@@ -1,5 +1,7 @@
 """One play episode: OGBench's scripted oracles chase random targets, as in OGBench's `play` datasets.
 
+With record.directed a share of the targets is not random (directed_play.py).
+
 The sequence of steps, the noise and the chances are those of OGBench's data_gen_scripts/generate_manipspace.py with
 --dataset_type=play; the draws differ, since here each episode is a function of (seed, episode).
 
@@ -12,7 +14,7 @@ The file is in the ALOHA layout; frame T of each array:
   /sim/qvel            float64  MuJoCo's full velocities
   /sim/button_states   int64    states of the buttons, where the scene has some
 
-Root attributes: env, fps, seed, source. There is no /reward, since play has no task.
+Root attributes: env, fps, seed, source. There is no /reward: that of any task can be computed.
 """
 
 from collections.abc import Callable
@@ -27,6 +29,7 @@ from chunkwise.envs.suites import ogbench
 from chunkwise.envs.suites.ogbench import OgbenchEnv
 from chunkwise.files.durable import scratch_file
 from qchunk.config import RecordConfig
+from qchunk.envs.directed_play import DirectedPlay
 
 NOISE_SMOOTHING = 0.5  # frames; OGBench's --noise_smoothing, the same in all its play datasets
 # Probability of stacking the next cube on another one, drawn once an episode from these bounds (OGBench's).
@@ -46,13 +49,16 @@ def open_recorder(config: RecordConfig) -> Callable[[int, Path], None]:
       ConfigError: If the environment cannot be played in, or OGBench is not installed.
     """
     env = ogbench.make_play(config.env, config.episode_length)
+    if config.directed.task:
+        DirectedPlay(env.gym, config.directed.task)  # a wrong name fails before a folder is made
 
     def record(episode: int, path: Path) -> None:
         frames = play_episode(env, config, episode)
         with scratch_file(path) as part, h5py.File(part, "w") as file:
             for name, values in frames.items():
                 file.create_dataset(name, data=values, chunks=values.shape, fletcher32=True)
-            file.attrs.update(env=config.env, fps=env.fps, seed=config.seed, source="ogbench oracle play")
+            source = "ogbench oracle play" + (f" directed at {config.directed.task}" if config.directed.task else "")
+            file.attrs.update(env=config.env, fps=env.fps, seed=config.seed, source=source)
 
     return record
 
@@ -77,6 +83,7 @@ def _play(env: OgbenchEnv, config: RecordConfig, seeds: np.random.SeedSequence) 
     np.random.seed(words[4])  # noqa: NPY002  (OGBench's oracles draw from numpy's global generator)
     observed = env.reset(int(words[5]))
     oracles = _oracles(env.gym, config)
+    directed = DirectedPlay(env.gym, config.directed.task) if config.directed.task else None
     bounds = [STACKING[word] for word in config.env.split("-") if word in STACKING]
     p_stack = rng.uniform(*bounds[0]) if bounds else 0.5
     oracle = oracles[env.info["privileged/target_task"]]
@@ -98,7 +105,10 @@ def _play(env: OgbenchEnv, config: RecordConfig, seeds: np.random.SeedSequence) 
         observed = step.observation
         done = step.terminated or step.truncated
         if oracle.done and not done:
-            target_state, target_info = env.gym.unwrapped.set_new_target(p_stack=p_stack)
+            if directed is not None and rng.uniform() < (config.directed.share or 0.0):
+                target_state, target_info = directed.set_target(rng, p_stack)
+            else:
+                target_state, target_info = env.gym.unwrapped.set_new_target(p_stack=p_stack)
             oracle = oracles[target_info["privileged/target_task"]]
             oracle.reset(target_state, target_info)
     return {name: np.stack([frame[name] for frame in frames]) for name in frames[0]}
