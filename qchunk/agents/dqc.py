@@ -60,16 +60,23 @@ class DQCAgent(QCAgent):
         return metrics | self.flow_loss(params, batch, key)[1]
 
     def chunk_loss(self, params: PyTree, batch: Batch) -> Mean:
-        """Returns the mean of (Q_h(s, a_1..h) - y)^2, y = sum_k discount^k r_k + discount^m alive V(s')."""
+        """Returns the mean of (Q_h(s, a_1..h) - y)^2, y = sum_k discount^k r_k + discount^m alive V(s').
+
+        Every row with a real step counts, whatever agent.partial_chunks says, as in the authors' code: Q regresses on
+        Q_h in all rows whose first k actions exist.
+        """
         fixed = jax.lax.stop_gradient(params)
         settings = self.config.agent
         y = chunk_td_target(batch, self._v(fixed, batch["next_observations"]), discount=settings.discount)
         q = self._q_long(params, batch)
-        kept = kept_rows(batch, settings.horizon, settings.partial_chunks)
+        kept = kept_rows(batch, settings.horizon, "use")
         return mean_of((q - y[None]) ** 2, jnp.broadcast_to(kept, q.shape))
 
     def distilled_loss(self, params: PyTree, batch: Batch) -> tuple[Mean, Mean]:
-        """Draws each critic of a_1..k towards its own one of a_1..h at level kappa_d; also the mean of Q."""
+        """Draws each critic of a_1..k towards its own one of a_1..h at level kappa_d; also the mean of Q.
+
+        With agent.partial_chunks "drop" over the rows whose first k actions exist, as `value_loss` too.
+        """
         settings = self._settings
         q = self._q(params["critic"], self.encode(params, "critic", batch["observations"]), self._chunks(batch))
         towards = self._q_long(jax.lax.stop_gradient(params), batch)

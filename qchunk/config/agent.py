@@ -170,7 +170,8 @@ class AgentConfig:
     critic_layer_norm: bool = True
     actor_layer_norm: bool = False
     partial_chunks: Literal["use", "drop"] = "use"
-    """Chunks that run past an episode's end: used with their real steps, or dropped as in the official code."""
+    """Chunks that run past an episode's end: used with their real steps, or dropped as in the official code. With
+    `decoupled` those of the policy's length are; the critic of all actions learns from every chunk."""
     encoder: EncoderConfig | None = None
     """Encoder of data.cameras; None: the networks see no images."""
     gaussian: GaussianConfig = GaussianConfig()
@@ -225,3 +226,10 @@ class AgentConfig:
         if self.decoupled is not None:
             return self.decoupled.policy_horizon
         return self.horizon if self.action_chunking else 1
+
+    @property
+    def critic_steps(self) -> int:
+        """Real steps that a recorded chunk needs for the critic of the policy's chunks to learn from it."""
+        if self.partial_chunks == "use":
+            return 1
+        return self.horizon if self.decoupled is None else self.decoupled.policy_horizon

@@ -119,7 +119,7 @@ def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:
     Raises:
       ConfigError: No episode has a whole chunk with the state after it, which an episode that time cut off may lack.
     """
-    horizon, online = config.agent.horizon, config.online
+    horizon, online = config.agent.critic_steps, config.online
     if config.agent.partial_chunks == "use" or (online is not None and online.start == 0):
         return
     drawn = np.flatnonzero(~held_out(config.data, dataset.source))
@@ -130,8 +130,9 @@ def _require_whole_chunks(config: QChunkConfig, dataset: Dataset) -> None:
         if not _is_cut_off(config, load_episode(dataset.source, index)):
             return
     cut = " and was cut off before its next state was recorded" if longest == horizon else ""
+    name = "agent.horizon" if config.agent.decoupled is None else "agent.decoupled.policy_horizon"
     raise ConfigError(
-        f"agent.partial_chunks is 'drop' and agent.horizon {horizon}, and the longest episode to train on in "
+        f"agent.partial_chunks is 'drop' and {name} {horizon}, and the longest episode to train on in "
         f"{config.data.path} has {longest} frames{cut}: no chunk is whole, and the critic would learn nothing. "
-        "Expected a shorter agent.horizon, or agent.partial_chunks 'use'"
+        f"Expected a shorter {name}, or agent.partial_chunks 'use'"
     )

@@ -58,11 +58,11 @@ def test_losses_are_numpys(distillation, backup, partial):
 
     y = data["rewards"][:, -1] + DISCOUNT**m * data["masks"][:, -1] * numpy_v(s_next)
     q_long = numpy_networks.critic(params["chunk_critic"], s, long)
-    whole, policy_whole = (m == H, m >= K) if partial == "drop" else (m > 0, m > 0)
+    policy_whole = m >= K if partial == "drop" else m > 0
     q = numpy_networks.critic(params["critic"], s, short)
     q_target = numpy_networks.critic(target["critic"], s, short).min(axis=0)
     expected = [
-        ((q_long - y) ** 2)[:, whole].mean(),
+        ((q_long - y) ** 2).mean(),
         numpy_leaning(q_long - q, 0.8, distillation)[:, policy_whole].mean(),
         numpy_leaning(q_target - numpy_v(s), 0.93, backup)[policy_whole].mean(),
     ]
@@ -73,6 +73,33 @@ def test_losses_are_numpys(distillation, backup, partial):
         return [one.value() for one in [*found, agent.value_loss(params, target, batch)[0]]]
 
     np.testing.assert_allclose(losses(params), expected, rtol=1e-5)
+
+
+def test_what_is_distilled_near_an_episodes_end_is_trained_there():
+    """With "drop" Q and V learn from rows of 2 and 3 real steps, of 4: Q_h must have seen their rewards."""
+    agent, batch = agent_of(partial_chunks="drop"), batch_of([(4, None), (3, 2), (2, 1), (1, 0)])
+    params, target = weights(agent)
+
+    @quick
+    def taught(rewards: Any) -> Any:
+        def chunk(r: Any) -> Any:
+            found = agent.chunk_loss(params, {**batch, "rewards": r})
+            return found.value(), found.count
+
+        (value, count), gradient = jax.value_and_grad(chunk, has_aux=True)(rewards)
+        others = agent.distilled_loss(params, batch)[0], agent.value_loss(params, target, batch)[0]
+        return value, gradient, [count, *(one.count for one in others)]
+
+    loss, gradient, rows = taught(batch["rewards"])
+    assert np.any(np.asarray(gradient) != 0, axis=1).tolist() == [True, True, True, True]
+    data = numbers(batch)
+    q_long = numpy_networks.critic(params["chunk_critic"], data["observations"]["qpos"], data["actions"].reshape(4, -1))
+    value: Any = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params["value"]["mlp"])
+    v = numpy_networks.mlp(value, data["next_observations"]["qpos"])[:, 0]
+    # One chunk goes on, three end by a termination.
+    y = data["rewards"][:, -1] + np.array([DISCOUNT**4, 0, 0, 0]) * v
+    np.testing.assert_allclose(loss, ((q_long - y) ** 2).mean(), rtol=1e-5)
+    assert [float(count) for count in rows] == [2 * 4, 2 * 3, 3]  # two critics
 
 
 def test_each_loss_reaches_its_own_network_alone():

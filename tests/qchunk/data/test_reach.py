@@ -10,7 +10,7 @@ from chunkwise.config.experiment import RunConfig
 from chunkwise.data import norm_stats
 from chunkwise.errors import ConfigError, DataError
 from qchunk import data, train
-from qchunk.config import OnlineConfig, QChunkConfig
+from qchunk.config import DecoupledConfig, OnlineConfig, QChunkConfig
 from qchunk.data import reach
 from tests.qchunk.recordings import ACTION, arrays, config, dataset, write
 
@@ -140,6 +140,20 @@ def test_a_dataset_without_a_whole_chunk_is_refused_where_partial_ones_are_dropp
         goes_on = dataclasses.replace(cfg, run=RunConfig(dir=str(tmp_path / "run"), resume=True))
         for other in (used, own, goes_on):
             assert reach.judge(other, dataset) == ()
+
+
+def test_of_a_critic_of_two_lengths_the_policys_must_fit_into_an_episode(tmp_path: Path):
+    """The critic of all actions learns from every chunk."""
+    content = arrays(6, 0) | {"/terminated": np.arange(6) == 5}
+    write(tmp_path / "episode_0.hdf5", content, success=True)
+
+    def decoupled(steps: int) -> QChunkConfig:
+        return with_horizon(9, tmp_path, policy="best_of_n", decoupled=DecoupledConfig(policy_horizon=steps))
+
+    reach.judge(decoupled(6), data.open_dataset(decoupled(6)))
+    expected = r"agent\.decoupled\.policy_horizon 7, .* has 6 frames.*shorter agent\.decoupled\.policy_horizon"
+    with pytest.raises(ConfigError, match=expected):
+        reach.judge(decoupled(7), data.open_dataset(decoupled(7)))
 
 
 def test_a_chunk_that_ends_at_a_termination_is_whole(tmp_path: Path):
