@@ -52,7 +52,7 @@ class OfflineMetrics:
             returns_to_go(episode.reward, episode.terminated, config.agent.discount)
             for episode in (load_episode(source, int(index)) for index in indices)
         ]
-        self._steps = config.agent.action_horizon
+        self._steps, self._critic_steps = config.agent.action_horizon, config.agent.critic_steps
         self._returns = np.concatenate(returns)[self._starts]
 
     def measure(self, policies: Mapping[str, QChunkPolicy]) -> dict[str, float]:
@@ -63,27 +63,32 @@ class OfflineMetrics:
         mean value of the sampled and of the recorded chunks. `holdout/critic_bias`, `critic_rmse` and
         `critic_correlation`: of its values of recorded chunks against the discounted returns that followed, over the
         starts after which the episode terminated (`holdout/critic_starts`, a share); left out where there are none.
+        The critic is asked of starts alone that it learns from in training: with agent.partial_chunks "drop" of those
+        whose chunk is whole.
 
         Args:
           policies: By name, "policy" among them.
         """
         values: dict[str, list[np.ndarray]] = {name: [] for name in ("recorded", *policies)}
         errors = {name: _Errors() for name in policies}
+        learnt: list[np.ndarray] = []
         for first in range(0, len(self._starts), self._rows):
             batch = self._pool.batch(self._starts[first : first + self._rows])
             seen = {name: array for name, array in batch["observations"].items() if isinstance(array, np.ndarray)}
             seeds = np.arange(first, first + self._rows, dtype=np.uint32)
             recorded, real = batch["actions"][:, : self._steps], batch["valid"][:, : self._steps] > 0
+            learnt.append(batch["valid"][:, self._critic_steps - 1] > 0)
             values["recorded"].append(policies["policy"].values(seen, recorded))
             for name, policy in policies.items():
                 chunks = policy.chunks(seen, seeds)
                 errors[name].add(chunks - recorded, real)
                 values[name].append(policy.values(seen, chunks))
         q = {name: np.concatenate(parts).astype(np.float64) for name, parts in values.items()}
-        metrics = {f"holdout/{name}/q": float(found.mean()) for name, found in q.items()}
+        asked = np.concatenate(learnt)
+        metrics = {f"holdout/{name}/q": float(found[asked].mean()) for name, found in q.items() if asked.any()}
         for name, found in errors.items():
             metrics |= found.metrics(f"holdout/{name}")
-        return metrics | calibration(q["recorded"], self._returns)
+        return metrics | calibration(q["recorded"], np.where(asked, self._returns, np.nan))
 
 
 class _Errors:

@@ -9,7 +9,7 @@ import pytest
 from chunkwise.config import RunConfig
 from chunkwise.errors import ConfigError
 from qchunk import train
-from qchunk.config import AgentConfig, EncoderConfig
+from qchunk.config import AgentConfig, DecoupledConfig, EncoderConfig
 from qchunk.data import open_dataset
 from qchunk.data.dataset import load_episode
 from qchunk.data.holdout import held_out, open_measured
@@ -86,6 +86,49 @@ def test_errors_by_step_and_dimension_are_those_of_recorded_units(tmp_path: Path
     assert metrics["holdout/policy/q"] == pytest.approx(q.mean(), rel=1e-5, abs=1e-6)
     assert metrics["holdout/critic_starts"] == 1
     assert metrics["holdout/critic_bias"] == pytest.approx((q - returns).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("agent", "steps", "last"),
+    [
+        ({}, 3, 9),
+        ({"partial_chunks": "drop"}, 3, 7),
+        ({"partial_chunks": "drop", "policy": "best_of_n", "decoupled": DecoupledConfig(policy_horizon=2)}, 2, 8),
+        ({"partial_chunks": "drop", "action_chunking": False}, 1, 7),
+    ],
+)
+def test_the_critic_is_measured_where_it_learns(tmp_path: Path, agent: dict[str, Any], steps: int, last: int):
+    """Of nine frames those before `last` start a chunk that the critic of chunks of three learns from."""
+    for number in range(4):
+        content = arrays(9, number) | {"/terminated": np.arange(9) == 8}
+        write(tmp_path / f"episode_{number}.hdf5", content, success=number % 2 == 0)
+    cfg = config(tmp_path, horizon=3, holdout=0.5, batch=6)
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, **agent))
+    policy = Recorded(tmp_path, np.zeros((steps, ACTION), np.float32), steps)
+    metrics = OfflineMetrics(cfg, open_dataset(cfg)).measure({"policy": policy})
+    source = open_dataset(cfg).source
+    held = [load_episode(source, int(i)) for i in np.flatnonzero(held_out(cfg.data, source))]
+    q = np.concatenate([episode.action[:last, 0] for episode in held]).astype(float)
+    returns = np.concatenate([returns_to_go(episode.reward, episode.terminated, 0.9)[:last] for episode in held])
+    error = q - returns
+    assert metrics["holdout/critic_starts"] == pytest.approx(last / 9)
+    assert metrics["holdout/critic_bias"] == pytest.approx(error.mean(), rel=1e-5)
+    assert metrics["holdout/critic_rmse"] == pytest.approx(np.sqrt((error**2).mean()), rel=1e-5)
+    assert metrics["holdout/critic_correlation"] == pytest.approx(np.corrcoef(q, returns)[0, 1], rel=1e-4)
+    for name in ("recorded", "policy"):
+        assert metrics[f"holdout/{name}/q"] == pytest.approx(q.mean(), rel=1e-5)
+
+
+def test_without_a_start_that_the_critic_learns_from_nothing_is_said_of_it(tmp_path: Path):
+    for number, length in enumerate((9, 9, 2, 2)):
+        write(tmp_path / f"episode_{number}.hdf5", arrays(length, number), success=number % 2 == 0)
+    cfg = config(tmp_path, horizon=10, holdout=0.5, batch=6)
+    cfg = dataclasses.replace(cfg, agent=dataclasses.replace(cfg.agent, partial_chunks="drop"))
+    policy = Recorded(tmp_path, np.zeros((10, ACTION), np.float32), 10)
+    metrics = OfflineMetrics(cfg, open_dataset(cfg)).measure({"policy": policy})
+    assert metrics["holdout/policy/error"] == 0
+    assert [name for name in metrics if "critic" in name or name.endswith("/q")] == ["holdout/critic_starts"]
+    assert metrics["holdout/critic_starts"] == 0
 
 
 @pytest.mark.parametrize(
