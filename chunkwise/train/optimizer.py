@@ -97,12 +97,17 @@ def make_optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTrans
     return _with_standard_promotion(optax.chain(clip, method))
 
 
+# Ends of the names of weights that are no matrices whatever their axes: a row is of an entry and enters by addition or
+# look-up. The last four are learned embeddings of driving/model/encoders.py.
+NO_MATRICES = ("bias", "scale", "embedding", "position", "camera", "missing", "mask_token")
+
+
 def _matrices(params: Any) -> Any:
     """Which axes of each weight form matrices, from what enters to what leaves; None where they form none."""
 
     def axes(path: Any, leaf: Any) -> contrib.MuonDimensionNumbers | None:
         name = str(getattr(path[-1], "key", ""))
-        if leaf.ndim < 2 or name.endswith(("bias", "scale", "embedding")):
+        if leaf.ndim < 2 or name.endswith(NO_MATRICES):
             return None
         return contrib.MuonDimensionNumbers(reduction_axis=leaf.ndim - 2, output_axis=leaf.ndim - 1)
 

@@ -115,7 +115,8 @@ def muon(w: np.ndarray, gradients: list[np.ndarray], config: OptimConfig) -> np.
 def test_muon_moves_matrices_and_adam_the_rest():
     config = OptimConfig(method="muon", learning_rate=0.01, beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.1)
     rng = np.random.default_rng(0)
-    shapes = {"kernel": (2, 3), "layers": (2, 2, 3), "bias": (3,), "norm_scale": (2, 3), "input_embedding": (2, 3)}
+    others = ("norm_scale", "input_embedding", "position", "camera", "missing", "mask_token")
+    shapes = {"kernel": (2, 3), "layers": (2, 2, 3), "bias": (3,)} | dict.fromkeys(others, (2, 3))
     start = {name: rng.normal(size=shape) for name, shape in shapes.items()}
     gradients = [{name: rng.normal(size=shape) for name, shape in shapes.items()} for _ in range(3)]
     params: Any = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start)
@@ -128,7 +129,7 @@ def test_muon_moves_matrices_and_adam_the_rest():
     expected = {"kernel": muon(start["kernel"], [g["kernel"] for g in gradients], config)}
     each = [muon(start["layers"][k], [g["layers"][k] for g in gradients], config) for k in range(2)]
     expected["layers"] = np.stack(each)
-    for name in ("bias", "norm_scale", "input_embedding"):
+    for name in ("bias", *others):
         w, m, v = start[name], 0.0, 0.0
         for i, g in enumerate(gradients):
             m, v = 0.8 * m + 0.2 * g[name], 0.9 * v + 0.1 * g[name] ** 2
@@ -139,7 +140,7 @@ def test_muon_moves_matrices_and_adam_the_rest():
     for name, value in expected.items():
         np.testing.assert_allclose(params[name], value, rtol=2e-5, err_msg=name)
     moments = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim)
-    assert moments - 3 == 6 + 12 + 2 * (3 + 6 + 6), "three coefficients; one moment of a matrix, two of the others"
+    assert moments - 3 == 6 + 12 + 2 * (3 + 6 * 6), "three coefficients; one moment of a matrix, two of the others"
 
 
 @pytest.mark.parametrize("method", ["adamw", "muon"])

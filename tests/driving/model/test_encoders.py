@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chunkwise.config.experiment import RematPolicy
+from chunkwise.config.experiment import OptimConfig, RematPolicy
 from chunkwise.train import rngs
+from chunkwise.train.optimizer import make_optimiser
 from driving.config import ConvConfig, ModelConfig, VitConfig, WaypointConfig
 from driving.model.encoders import SceneEncoder, grid
 from driving.model.heads import WaypointModel, constant_turn
@@ -51,6 +52,24 @@ def test_nothing_of_a_masked_image_reaches_any_output(config: ModelConfig):
     for a, b in zip(before, after, strict=True):
         assert np.isfinite(np.asarray(b)).all()
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
+def test_muon_takes_the_kernels_alone(config: ModelConfig):
+    """It keeps one moment of a matrix; AdamW, by which learned embeddings go, two."""
+    given = jnp.asarray(make_images()), jnp.ones((2, 3), bool)
+    params = jax.eval_shape(SceneEncoder(config).init, jax.random.key(0), *given)
+    state = jax.eval_shape(make_optimiser(OptimConfig(method="muon"), 1).init, params)
+    kept = [[key.key for key in path if isinstance(key, jax.tree_util.DictKey)] for path, _ in _leaves(state)]
+    weights = [[key.key for key in path] for path, _ in _leaves(params)]
+    assert {path[-1] for path in weights} >= {"kernel", "camera", "missing", "mask_token"}
+    assert any(path[-1] == "position" for path in weights) == (config is VIT)
+    for path in weights:
+        assert sum(one[-len(path) :] == path for one in kept) == (1 if path[-1] == "kernel" else 2), path
+
+
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
 
 
 @pytest.mark.parametrize("config", [CONV, VIT], ids=["conv", "vit"])
