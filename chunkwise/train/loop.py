@@ -43,6 +43,7 @@ from chunkwise.train.clock import Clock
 from chunkwise.train.compile_cache import keep_programs
 from chunkwise.train.interaction import Interaction, evaluate, interact
 from chunkwise.train.metrics import Mean
+from chunkwise.train.optimizer import unfinished_warmup
 from chunkwise.train.run_dir import RunFolder
 from chunkwise.train.tracing import Tracing
 from chunkwise.train.update import jit_updates, stack
@@ -236,6 +237,8 @@ class _Run:
             self.checkpoints.prepare(self.state)
             self.folder.cut_metrics(0)
             position = None
+            if note := unfinished_warmup(self.config.optim, self.config.train.steps):
+                print(note, flush=True)
         else:
             self.state, progress = restored
             position = progress.position

@@ -37,6 +37,20 @@ def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
     return optax.join_schedules([warmup, after], [config.warmup_steps])
 
 
+def unfinished_warmup(config: OptimConfig, total_steps: int) -> str | None:
+    """Returns what a run should say of a warm-up that it never leaves, None of another.
+
+    It is no error: short trials of a config are such runs, and those of before must go on.
+    """
+    if config.warmup_steps < total_steps:
+        return None
+    return (
+        f"optim.warmup_steps is {config.warmup_steps} and train.steps is {total_steps}: the warm-up does not end "
+        f"within the run, whose last update has {total_steps / (config.warmup_steps + 1):.2g} of optim.learning_rate; "
+        "lower optim.warmup_steps or raise train.steps"
+    )
+
+
 def make_optimiser(config: OptimConfig, total_steps: int) -> optax.GradientTransformation:
     """Optimiser of one run.
 

@@ -13,7 +13,7 @@ import pytest
 
 from chunkwise.arrays import NumpyTree
 from chunkwise.checkpoint.manager import Checkpoints
-from chunkwise.config.experiment import RunConfig
+from chunkwise.config.experiment import OptimConfig, RunConfig
 from chunkwise.distributed import processes
 from chunkwise.errors import PeerError, PreemptedError
 from chunkwise.state import TrainState
@@ -55,6 +55,29 @@ def test_training_begins_with_the_loaded_weights(tmp_path: Path):
         fit(config, ToyTask(config), folder, load=lambda state: state.replace(params={"w": jnp.full((3,), 1e6)}))
     first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert first["loss"] > 1e10  # fresh ones begin near 0
+
+
+@pytest.mark.parametrize(("warmup", "share"), [(19, None), (20, "0.95"), (39, "0.5")])
+def test_a_warm_up_as_long_as_the_run_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], warmup: int, share: str | None
+):
+    """Of twenty updates the last has 20 / (warmup + 1) of the learning rate. A run that goes on says nothing new."""
+    config = toy_config(tmp_path, optim=OptimConfig(warmup_steps=warmup))
+
+    def said() -> list[str]:
+        with RunFolder(config, "toy") as folder:
+            fit(config, ToyTask(config), folder)
+        return [line for line in capsys.readouterr().out.splitlines() if "warmup" in line]
+
+    lines = said()
+    if share is None:
+        assert lines == []
+    else:
+        (line,) = lines
+        assert line.startswith(f"optim.warmup_steps is {warmup} and train.steps is 20:")
+        assert f"last update has {share} of optim.learning_rate" in line
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, resume=True))
+    assert said() == []
 
 
 def test_a_process_reads_its_own_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
