@@ -26,8 +26,8 @@ class DataConfig(FilesConfig):
     """aloha_hdf5, ogbench_npz, lerobot (v2.1 or v3.0, without images), or `module:function` of your own: it makes an
     Episode of a file (docs/extend.md)."""
     mixture: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Folders below `path`, each a dataset, by their weights: of all frames that are drawn a folder's expected share is
-    its weight over the sum (qchunk/data/mixture.py). Empty: all episodes below `path` alike."""
+    """Folders below `path`, each a dataset, by their weights: of the frames in pools a folder's expected share is its
+    weight over the sum, and of the rows drawn about that (qchunk/data/mixture.py). Empty: all episodes alike."""
     task: str | None = None
     """OGBench single-task environment whose reward replaces the file's, e.g. cube-single-play-singletask-task2-v0."""
     sparse: bool = False

@@ -1,11 +1,17 @@
-"""A mixture of datasets: folders of data.path, each with its share of the frames that are drawn (data.mixture).
+"""A mixture of datasets: folders of data.path, each with its share of the frames in pools (data.mixture).
 
 The share of a folder is its weight over the sum of all. Whole episodes are in the pool, and starts are uniform over its
 frames; so a folder of weight w gets places in proportion to w / L, L the mean length of the episodes drawn from it, and
 the expected frames of the folders are as their weights. Places are whole numbers: each pool rounds them up or down by
 one draw for all folders, so that their sum is the pool's size and their mean over pools what it should be.
+
+Every pool gives equally many rows of batches, however many frames it holds, and the mean of a ratio is not the ratio of
+the means: where pools hold few episodes of unequal length, a pool without the long ones gives all its rows to the short
+ones, and a folder of long episodes has less of the rows than its weight. `describe` says how much, from pools as they
+are drawn.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,6 +21,11 @@ from chunkwise.data.episodes import EpisodeSource
 from chunkwise.data.sampling import EpisodeDraw, Purpose, draw_episodes, philox
 from chunkwise.errors import DataError
 from qchunk.config import DataConfig
+
+# Draws of one folder for one pool, 0.1 ms each, by which `describe` measures: 256 pools of two folders, 32 at least.
+DRAWS, LEAST_POOLS = 512, 32
+# Of its weight, by which a folder's share of the rows may be off before a person is told.
+TOLERATED = 0.2
 
 
 def names_within(data: DataConfig, names: Sequence[str]) -> list[str]:
@@ -41,7 +52,7 @@ def folders_of(data: DataConfig, source: EpisodeSource) -> Int64[np.ndarray, " e
 
 
 def shares(data: DataConfig) -> Float64[np.ndarray, " folders"]:
-    """Returns the share of the frames of each folder, in alphabetical order; 1 alone without a mixture."""
+    """Returns the weight of each folder over the sum, in alphabetical order; 1 alone without a mixture."""
     weights = np.array([data.mixture[name] for name in sorted(data.mixture)] or [1.0])
     return weights / weights.sum()
 
@@ -83,20 +94,48 @@ def draw(
       epoch: Of the pool.
       shard: Virtual shard.
     """
+    roundings = philox(Purpose.POOL_MIXTURE, seed, epoch, shard=shard).random(2)
+    return _draw(data, _folders(data, source, drawn), roundings, seed=seed, epoch=epoch, shard=shard)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Folders:
+    """What every pool draws from."""
+
+    of: Int64[np.ndarray, " episodes"]
+    """Folder of each episode."""
+    ends: Float64[np.ndarray, " f"]
+    """Cumulative places of a pool, on average."""
+    positives: list[Int64[np.ndarray, " _"]]
+    negatives: list[Int64[np.ndarray, " _"]]
+
+
+def _folders(data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray, " episodes"]) -> _Folders:
     folder = folders_of(data, source)
-    first, second = philox(Purpose.POOL_MIXTURE, seed, epoch, shard=shard).random(2)
     ends = np.cumsum(places(data, source, drawn))
     ends[-1] = data.episodes_per_epoch
-    counts = _rounded(ends, first)
-    positives = _rounded(np.cumsum(counts) * (_positives(data) / data.episodes_per_epoch), second)
+    members = [drawn & (folder == k) for k in range(len(data.mixture))]
+    return _Folders(
+        of=folder,
+        ends=ends,
+        positives=[np.flatnonzero(each & source.positives) for each in members],
+        negatives=[np.flatnonzero(each & ~source.positives) for each in members],
+    )
+
+
+def _draw(
+    data: DataConfig, folders: _Folders, roundings: Float64[np.ndarray, "2"], *, seed: int, epoch: int, shard: int
+) -> EpisodeDraw:
+    """Draws a pool, whose places are rounded by the first of two uniform numbers, those of positives by the other."""
+    counts = _rounded(folders.ends, roundings[0])
+    positives = _rounded(np.cumsum(counts) * (_positives(data) / data.episodes_per_epoch), roundings[1])
     indices, notes = [], []
     for k, name in enumerate(sorted(data.mixture)):
         if not counts[k]:
             continue
-        members = drawn & (folder == k)
         found = draw_episodes(
-            np.flatnonzero(members & source.positives),
-            np.flatnonzero(members & ~source.positives),
+            folders.positives[k],
+            folders.negatives[k],
             count=int(counts[k]),
             positive_ratio=positives[k] / counts[k],
             seed=seed,
@@ -130,17 +169,48 @@ def require_each(data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray
         )
 
 
+def rows_drawn(
+    data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray, " episodes"]
+) -> Float64[np.ndarray, " f"]:
+    """Returns the share of the rows of batches that come of each folder: the mean over pools of its share of a pool's
+    frames. Pools are drawn as a run's are, of seed 0, but that the first rounding goes evenly over 0 to 1: whether a
+    folder of less than one place is there is most of what differs between pools.
+
+    Args:
+      data: Of the run, with a mixture.
+      source: The dataset.
+      drawn: Episodes that may be drawn.
+    """
+    folders, count = _folders(data, source, drawn), len(data.mixture)
+    total, pools = np.zeros(count), max(LEAST_POOLS, DRAWS // count)
+    for epoch in range(pools):
+        roundings = np.array([(epoch + 0.5) / pools, philox(Purpose.POOL_MIXTURE, 0, epoch).random()])
+        indices = _draw(data, folders, roundings, seed=0, epoch=epoch, shard=0).indices
+        frames = np.bincount(folders.of[indices], source.lengths[indices], minlength=count)
+        total += frames / frames.sum()
+    return total / pools
+
+
 def describe(data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray, " episodes"]) -> tuple[str, ...]:
-    """Returns a line a folder for a person; none without a mixture."""
+    """Returns a line a folder for a person, and one of those whose rows are off their weight; none without a mixture.
+
+    A folder's rows are off where their share differs from its weight by more than a fifth of it.
+    """
     if not data.mixture:
         return ()
     folder, lengths = folders_of(data, source), source.lengths
-    average = places(data, source, drawn)
-    lines = []
-    for k, (name, share) in enumerate(zip(sorted(data.mixture), shares(data).tolist(), strict=True)):
+    average, weights, rows = places(data, source, drawn), shares(data), rows_drawn(data, source, drawn)
+    names, lines = sorted(data.mixture), []
+    for k, name in enumerate(names):
         members = drawn & (folder == k)
         lines.append(
-            f"mixture: {name}: {share:.3g} of the frames; {members.sum()} episodes, {lengths[members].sum()} frames, "
+            f"mixture: {name}: weight {weights[k]:.3g}, {rows[k]:.2g} of the rows drawn; "
+            f"{members.sum()} episodes, {lengths[members].sum()} frames, "
             f"{average[k]:.3g} of {data.episodes_per_epoch} places of a pool on average"
+        )
+    if off := [name for name, apart in zip(names, np.abs(rows - weights) > TOLERATED * weights, strict=True) if apart]:
+        lines.append(
+            f"mixture: the rows of {', '.join(off)} are off the weight by more than a fifth of it: pools of "
+            f"{data.episodes_per_epoch} episodes are few where lengths differ; raise data.episodes_per_epoch"
         )
     return tuple(lines)

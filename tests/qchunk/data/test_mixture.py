@@ -53,10 +53,9 @@ def test_places_by_hand(tmp_path: Path):
     found = open_dataset(run)
     drawn = np.ones(len(found.source), bool)
     np.testing.assert_allclose(mixture.places(run.data, found.source, drawn), [20 * 9 / 16, 20 * 7 / 16])
-    assert (
-        "mixture: near: 0.75 of the frames; 8 episodes, 120 frames, 11.2 of 20 places of a pool on average"
-        in found.notes
-    )
+    expected = "weight 0.75, 0.75 of the rows drawn; 8 episodes, 120 frames, 11.2 of 20 places of a pool on average"
+    assert f"mixture: near: {expected}" in found.notes
+    assert not any("are off the weight" in note for note in found.notes)
     assert not any(name.startswith("other/") for name in (*found.source.ids, *found.files.names))
     for other in ({"near": 6.0, "out/away": 2.0}, {"out/away": 0.25, "near": 0.75}):  # the order is no part of it
         same = mixed(tmp_path, mixture=other)
@@ -78,6 +77,37 @@ def test_the_frames_of_pools_have_the_weights_shares(tmp_path: Path):
         frames += np.bincount(mixture.folders_of(run.data, found.source)[indices], found.source.lengths[indices])
     assert {tuple(one) for one in counts} == {(11, 9), (12, 8)}, "11.25 and 8.75 places, rounded"
     assert frames[0] / frames.sum() == pytest.approx(0.75, abs=0.01)
+
+
+@pytest.mark.parametrize("places", [8, 32])
+def test_a_pool_of_few_episodes_gives_fewer_rows_of_long_ones_and_says_so(tmp_path: Path, places: int):
+    """Weights of a half, episodes of 50 and 1,000 frames: of n places n / 21 are of long ones, on average.
+
+    Of 8 it is one, in 8 of 21 pools, with 1,000 of 1,350 frames; of 32 it is one (10 pools of 21, 1,000 of 2,550) or
+    two (11 of 21, 2,000 of 3,500). Every pool gives equally many rows.
+    """
+    for number in range(20):
+        write(tmp_path / f"short/episode_{number}.hdf5", arrays(50, number), success=True)
+    for number in range(3):
+        write(tmp_path / f"long/episode_{number}.hdf5", arrays(1000, number), success=True)
+    weights = {"short": 0.5, "long": 0.5}
+    run = mixed(tmp_path, mixture=weights, episodes_per_epoch=places, positive_ratio=1.0)
+    found = open_dataset(run)
+    rows = {8: 8 / 21 * 1000 / 1350, 32: 10 / 21 * 1000 / 2550 + 11 / 21 * 2000 / 3500}[places]
+    shares = mixture.rows_drawn(run.data, found.source, np.ones(23, bool))
+    np.testing.assert_allclose(shares, [rows, 1 - rows], atol=0.003)
+    drawn = [found.source.lengths[episodes_of_pool(run, found.source, e, 0, 0).indices] for e in range(200)]
+    of_long = [lengths[lengths == 1000].sum() / lengths.sum() for lengths in drawn]
+    assert np.mean(of_long) == pytest.approx(rows, abs=0.08)  # a standard error is 0.025
+    (line,) = [note for note in found.notes if note.startswith("mixture: long:")]
+    assert line.startswith(f"mixture: long: weight 0.5, {rows:.2g} of the rows drawn; 3 episodes, 3000 frames, ")
+    off = [note for note in found.notes if "are off the weight" in note]
+    if places == 32:
+        assert off == []
+    else:
+        (note,) = off
+        assert note.startswith("mixture: the rows of long, short are off")
+        assert note.endswith("raise data.episodes_per_epoch")
 
 
 def test_each_folder_has_its_share_of_positives(tmp_path: Path):
