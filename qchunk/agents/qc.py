@@ -26,7 +26,8 @@ from qchunk.models.networks import ChunkPolicy, apply
 # 1 MB and stay in a core's cache: an update with N = 32 and batch 256 took 375 ms against 423 with all 8,192 rows at
 # once. Elsewhere all go at once: on an H200 an update in such parts took 4.78 ms, the official one, without, 3.25.
 TILE_ROWS = 1024
-# Below which 1 - t is not divided by, as in arXiv:2511.13720: at t = 1 the chunk is reached, nothing is left to learn.
+# Below which 1 - t is not divided by, in prediction and target alike, as in the code of arXiv:2511.13720: at t = 1 the
+# chunk is reached, nothing is left to learn.
 MIN_TIME_LEFT = 0.05
 
 Goal = tuple[Float[Array, "*#b d"], Float[Array, "*#b d"]]
@@ -88,12 +89,18 @@ class QCAgent(Agent):
         return squared_td_error(q, y, kept_rows(batch, settings.horizon, settings.partial_chunks))
 
     def flow_loss(self, params: PyTree, batch: Batch, key: Key[Array, ""]) -> tuple[Array, Metrics]:
-        """Returns the behaviour-cloning loss: the mean of |v(t, s, x_t) - (a - z)|^2 over real actions, t uniform."""
+        """Returns the behaviour-cloning loss: the mean of |v(t, s, x_t) - (a - z)|^2 over real actions, t uniform.
+
+        Where the flow's network predicts the chunk, a - z = (a - x_t) / (1 - t) is divided as its prediction is: for t
+        near 1 the best prediction is the recorded chunk there too.
+        """
         noise_key, time_key = jax.random.split(key)
         a = self._chunks(batch)
         z = jax.random.normal(noise_key, a.shape)
         t = jax.random.uniform(time_key, (a.shape[0], 1))
         x, u = straight_path(z, a, t)
+        if self.config.agent.flow_predicts == "chunk":
+            u = _velocity_towards(a, x, t)
         v = self._velocity(params["flow"], self.encode(params, "flow", batch["observations"]), x, t)
         squared = self._unflatten((v - u) ** 2)
         real = jnp.broadcast_to(batch["valid"][:, : self.action_horizon, None], squared.shape)
@@ -196,4 +203,11 @@ class QCAgent(Agent):
         y = apply(self.flow, params, s, x, t)
         if self.config.agent.flow_predicts == "velocity":
             return y
-        return (y - x) / jnp.maximum(1 - t, MIN_TIME_LEFT)
+        return _velocity_towards(y, x, t)
+
+
+def _velocity_towards(
+    chunk: Float[Array, "*#b d"], x: Float[Array, "*#b d"], t: Float[Array, "*#b 1"]
+) -> Float[Array, "*b d"]:
+    """Returns the velocity that brings x to a chunk in the time left, or in MIN_TIME_LEFT if that is more."""
+    return (chunk - x) / jnp.maximum(1 - t, MIN_TIME_LEFT)

@@ -162,8 +162,10 @@ def numpy_flow_loss(agent: QCAgent, params: Any, batch: Any) -> float:
     z = np.asarray(jax.random.normal(noise_key, a.shape), np.float64)
     t = np.asarray(jax.random.uniform(time_key, (b, 1)), np.float64)
     observations, predicts = data["observations"]["qpos"], agent.config.agent.flow_predicts
-    v = numpy_networks.velocity(params["flow"], observations, (1 - t) * z + t * a, t, predicts)
-    squared = ((v - (a - z)) ** 2).reshape(b, agent.action_horizon, A)
+    x = (1 - t) * z + t * a
+    v = numpy_networks.velocity(params["flow"], observations, x, t, predicts)
+    u = a - z if predicts == "velocity" else (a - x) / np.maximum(1 - t, 0.05)
+    squared = ((v - u) ** 2).reshape(b, agent.action_horizon, A)
     real = data["valid"][:, : agent.action_horizon] == 1
     return float(np.concatenate([squared[row][real[row]].ravel() for row in range(b)]).mean())
 
@@ -276,14 +278,29 @@ def test_padded_actions_do_not_enter_behaviour_cloning():
 
 def test_a_predicted_chunk_needs_no_noise_to_pass_through_the_network():
     agent, observations = agent_of(flow_predicts="chunk", flow_steps=7), batch_of()["observations"]
-    params, _ = weights(agent)
     said = np.linspace(-0.9, 0.9, agent.chunk_size)
-    constant = params["flow"]["mlp"] | {
-        "layer_2": {"kernel": jnp.zeros((12, agent.chunk_size)), "bias": jnp.asarray(said, jnp.float32)}
-    }
-    assert params["flow"]["mlp"]["layer_2"]["kernel"].shape == constant["layer_2"]["kernel"].shape
-    found = agent.act_flow(params | {"flow": {"mlp": constant}}, observations, KEY)
+    found = agent.act_flow(saying(agent, said), observations, KEY)
     np.testing.assert_allclose(found.reshape(len(found), -1), np.tile(said, (len(found), 1)), atol=1e-5)
+
+
+def saying(agent: QCAgent, chunk: np.ndarray) -> Any:
+    """Weights with which the flow's network gives out one flat chunk, whatever it sees."""
+    params, _ = weights(agent)
+    last = {"kernel": jnp.zeros((12, agent.chunk_size)), "bias": jnp.asarray(chunk, jnp.float32)}
+    assert params["flow"]["mlp"]["layer_2"]["kernel"].shape == last["kernel"].shape
+    return params | {"flow": {"mlp": params["flow"]["mlp"] | {"layer_2": last}}}
+
+
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_the_recorded_chunk_is_the_best_prediction_at_all_times(off: float):
+    """A network that gives it out has no loss; one that is off by e has the mean of e^2 / max(1 - t, 0.05)^2."""
+    agent, batch = agent_of(flow_predicts="chunk"), batch_of([(H, None)] * 100)
+    recorded = np.linspace(-0.75, 0.75, agent.chunk_size).astype(np.float32)
+    batch["actions"] = jnp.tile(jnp.asarray(recorded).reshape(H, A), (100, 1, 1))
+    t = np.asarray(jax.random.uniform(jax.random.split(KEY)[1], (100, 1)), np.float64)
+    assert (t > 0.95).sum() > 1
+    loss, _ = quick(agent.flow_loss)(saying(agent, recorded + off), batch, KEY)
+    np.testing.assert_allclose(loss, (off**2 / np.maximum(1 - t, 0.05) ** 2).mean(), rtol=1e-4)
 
 
 def test_without_chunking_the_first_action_alone_is_seen():
