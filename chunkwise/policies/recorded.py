@@ -3,10 +3,9 @@
 import concurrent.futures
 import dataclasses
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 import h5py
 import numpy as np
@@ -16,7 +15,8 @@ from chunkwise.data.images import encode_jpeg, require_uint8
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
 from chunkwise.files.durable import make_folders, scratch_file
-from chunkwise.policies.observations import channels_last
+from chunkwise.policies.observations import as_array, channels_last
+from chunkwise.printable import printable
 
 Ended = Literal["steps", "done", "watchdog", "interrupted", "error"]
 Joints = Callable[[Mapping[str, Any]], np.ndarray]
@@ -30,7 +30,20 @@ IMAGE, DEPTH = "image", "depth"
 """Parts of the name of an entry that is an image, such as openpi's observation/wrist_image; not of a depth map."""
 FOLDERS = ("observation", "observations", "image", "images")
 """First parts of an entry's name that are not part of its name in a file."""
-Entry = TypeVar("Entry")
+IMAGES = "images"
+"""Folder of the cameras in a file, beside the arrays."""
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class _Picture(NamedTuple):
+    """An image of a step, while it is encoded and afterwards."""
+
+    shape: tuple[int, ...]
+    jpeg: concurrent.futures.Future[bytes]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -58,11 +71,11 @@ class RobotEpisode:
     """Number of each step's place on the clock; the robot stood at those that are left out."""
     prompt: str | None = None
     joints: Joints | None = None
-    """Tells the measured joints of an observation that has no state or qpos; None: it has them."""
+    """Tells the measured joints of an observation, which are its qpos from then on; None: it has qpos or state."""
     _others: dict[str, str] = dataclasses.field(default_factory=dict)
     """Entries that a file has no place for, in words, by their names."""
     _arrays: list[dict[str, np.ndarray]] = dataclasses.field(default_factory=list)
-    _images: list[dict[str, concurrent.futures.Future[bytes]]] = dataclasses.field(default_factory=list)
+    _images: list[dict[str, _Picture]] = dataclasses.field(default_factory=list)
     _encoder: concurrent.futures.ThreadPoolExecutor = dataclasses.field(
         default_factory=lambda: concurrent.futures.ThreadPoolExecutor(1, "jpeg")
     )
@@ -77,27 +90,44 @@ class RobotEpisode:
 
         Args:
           tick: Its place on the clock.
-          observation: What was seen before the action. Vectors of numbers and images are kept, uint8 [h, w, 3] or
-            [3, h, w], as a policy takes them, by our names or by those of openpi's clients.
+          observation: What was seen before the action. Numbers, vectors of numbers and images are kept, uint8
+            [h, w, 3] or [3, h, w], as a policy takes them, by our names or by those of openpi's clients.
           action: As commanded.
           person: Whether a person chose it.
 
         Raises:
-          DataError: If an image is none of uint8 in colour, or two entries have the same name.
+          DataError: If an image is none of uint8 in colour, entries have names that no file can hold beside one
+            another, the prompt is no text of a file, or state, qpos or action are not as at the first step.
         """
         arrays, images, others = self._seen(observation)
+        if self.actions:
+            first = {name: x.shape for name, x in self._arrays[0].items() if name in STATES}
+            now = {name: x.shape for name, x in arrays.items() if name in STATES}
+            for name, expected, found in (
+                *((name, first.get(name), now.get(name)) for name in STATES),
+                ("action", self.actions[0].shape, action.shape),
+            ):
+                if expected != found:
+                    raise DataError(
+                        f"{name}: expected {_of_shape(expected)} at every step, as at the first, found "
+                        f"{_of_shape(found)} at step {len(self)}"
+                    )
         self._others.update(others)
         self._arrays.append(arrays)
         self._images.append(
-            {name: self._encoder.submit(encode_jpeg, image, quality=JPEG_QUALITY) for name, image in images.items()}
+            {
+                name: _Picture(image.shape, self._encoder.submit(encode_jpeg, image, quality=JPEG_QUALITY))
+                for name, image in images.items()
+            }
         )
-        self.prompt = observation.get("prompt", self.prompt)
+        if isinstance(prompt := observation.get("prompt"), str):
+            self.prompt = prompt
         self.actions.append(action)
         self.interventions.append(person)
         self.ticks.append(tick)
 
     def measured(self, observation: Mapping[str, Any]) -> Float32[np.ndarray, " a"]:
-        """Returns the measured joints: qpos, or state.
+        """Returns the measured joints: what `joints` tells, else qpos, or state.
 
         Raises:
           DataError: No episode could be written of the observation: it has no joints, or see `add`.
@@ -107,21 +137,17 @@ class RobotEpisode:
 
     @property
     def left_out(self) -> list[str]:
-        """What is not written, in words: cameras, and arrays besides state and qpos, that some steps lacked; and what
-        is neither a vector of numbers nor an image."""
-        steps = len(self)
-        there = Counter(name for step in (*self._arrays, *self._images) for name in step)
-        return [
-            f"{name}: there at {count} of {steps} steps"
-            for name, count in sorted(there.items())
-            if count < steps and name not in STATES
-        ] + [f"{key}: {found}" for key, found in sorted(self._others.items())]
+        """What is not written, in words: cameras, and arrays besides state and qpos, that some steps lacked or had in
+        another shape; and what is neither numbers nor an image."""
+        varying = [*_varying(self._arrays).items(), *_varying(self._images).items()]
+        return [f"{name}: {why}" for name, why in (*sorted(varying), *sorted(self._others.items()))]
 
     def save(self, path: str | Path, *, success: bool | None, overwrite: bool = False) -> Path:
         """Writes an HDF5 file in ALOHA's layout (docs/data_formats.md); it appears under its name when it is whole.
 
-        A camera that gave no image at some step is left out as a whole, since the layout has no missing frame, and so
-        is an array; `left_out` and the file's attribute of that name say which.
+        A camera that gave no image at some step, or one of another size, is left out as a whole, since the layout has
+        no missing frame, and so is an array; `left_out` and the file's attribute of that name say which. Arrays keep
+        their dtype, besides state, qpos and action, which are float32.
 
         Args:
           path: The file; episodes of one dataset lie in one folder.
@@ -130,18 +156,17 @@ class RobotEpisode:
 
         Raises:
           ConfigError: The file exists; the episode can still be saved under another name.
-          DataError: Nothing was executed, or steps saw different things.
+          DataError: Nothing was executed, or observations had neither state nor qpos.
         """
         path = Path(path)
         if not overwrite and os.path.lexists(path):
             raise ConfigError(f"{path} exists; save the episode under another name, or with overwrite=True")
         if not self.actions:
             raise DataError(f"{path}: the robot executed no action ({self.ended}: {self.reason}); there is no episode")
-        arrays = {name: np.stack(steps) for name, steps in _at_every_step(self._arrays).items()}
-        if lacking := sorted({name for step in self._arrays for name in step if name in STATES} - set(arrays)):
-            raise DataError(f"{path}: expected {', '.join(lacking)} at every step, found steps without")
+        kept = sorted(set(self._arrays[0]) - set(_varying(self._arrays)))
+        arrays = {name: np.stack([step[name] for step in self._arrays]) for name in kept}
         alone = _state_of(arrays)
-        images = _at_every_step(self._images)
+        cameras = sorted(set(self._images[0]) - set(_varying(self._images)))
         make_folders(path.parent)
         with scratch_file(path) as part, h5py.File(part, "w") as h5:
             for name, x in arrays.items():
@@ -151,9 +176,10 @@ class RobotEpisode:
             write_array(h5, "/action", np.stack(self.actions))
             write_array(h5, "/intervention", np.array(self.interventions, bool))
             write_array(h5, "/step", np.array(self.ticks, np.int64))
-            if images:
-                write_jpegs(h5, {name: [jpeg.result() for jpeg in steps] for name, steps in images.items()})
-            h5.attrs.update(sim=False, fps=self.rate_hz, ended=self.ended, reason=self.reason, missed=self.missed)
+            if cameras:
+                write_jpegs(h5, {name: [step[name].jpeg.result() for step in self._images] for name in cameras})
+            reason = printable(self.reason)  # an error's words may hold what no attribute can
+            h5.attrs.update(sim=False, fps=self.rate_hz, ended=self.ended, reason=reason, missed=self.missed)
             if self.prompt is not None:
                 h5.attrs["prompt"] = self.prompt
             if success is not None:
@@ -165,12 +191,16 @@ class RobotEpisode:
     def _seen(
         self, observation: Mapping[str, Any]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, str]]:
-        """Vectors and images of an observation, by the names that they have in a file; and what else there is."""
+        """Vectors and images of an observation, by the names that they have in a file; and what else there is.
+
+        Raises:
+          DataError: See `add`.
+        """
         arrays: dict[str, np.ndarray] = {}
         images: dict[str, np.ndarray] = {}
         others: dict[str, str] = {}
         for key, value in _flat(observation):
-            name, x = _name(key), np.asarray(value)
+            name, x = _name(key), as_array(value, key)
             colours = x.ndim == 3 and x.dtype == np.uint8 and 3 in (x.shape[0], x.shape[-1])
             named = x.ndim > 1 and IMAGE in key.lower() and DEPTH not in key.lower()
             if colours or named or key.startswith(CAMERAS):
@@ -178,14 +208,20 @@ class RobotEpisode:
                     raise DataError(f"{key}: expected a camera's name once in an observation, found {name} twice")
                 images[name] = channels_last(x)
                 require_uint8(images[name], name)
-            elif x.ndim == 1 and x.dtype.kind in "fiu":
+            elif x.ndim <= 1 and x.dtype.kind in "fiu":
                 if name in arrays:
                     raise DataError(f"{key}: expected an array's name once in an observation, found {name} twice")
-                arrays[name] = np.array(x, np.float32)
-            elif x.ndim:
+                # In its own dtype: float32 has no room for a time in seconds, nor for a large count.
+                arrays[name] = np.array(np.atleast_1d(x), np.float32 if name in STATES else x.dtype)
+            else:
                 others[key] = f"{x.dtype} of shape {list(x.shape)}, neither a vector of numbers nor a uint8 image"
         if self.joints is not None and not set(STATES) & set(arrays):
-            arrays["qpos"] = np.array(self.joints(observation), np.float32)
+            joints = as_array(self.joints(observation), "joints")
+            if joints.ndim != 1 or joints.dtype.kind not in "fiu":
+                raise DataError(f"joints: expected a vector of numbers, found {joints.dtype} of {list(joints.shape)}")
+            arrays["qpos"] = np.array(joints, np.float32)
+        _require_places(arrays, images)
+        _require_text(observation.get("prompt"))
         return arrays, images, others
 
 
@@ -194,7 +230,7 @@ def _flat(observation: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
     for key, value in observation.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}/")
-        elif value is not None and not isinstance(value, str | bytes):
+        elif value is not None and not isinstance(value, str):
             yield f"{above}{key}", value
 
 
@@ -204,8 +240,46 @@ def _name(key: str) -> str:
     return rest if rest and head in FOLDERS else key
 
 
-def _at_every_step(steps: Sequence[Mapping[str, Entry]]) -> dict[str, list[Entry]]:
-    return {name: [step[name] for step in steps] for name in steps[0] if all(name in step for step in steps)}
+def _varying(steps: Sequence[Mapping[str, _Shaped]]) -> dict[str, str]:
+    """Entries that some steps lack, or have in another shape, which no array over all steps holds; by name, why."""
+    why = {}
+    for name in sorted({name for step in steps for name in step}):
+        shapes = [step[name].shape for step in steps if name in step]
+        other = next((shape for shape in shapes if shape != shapes[0]), None)
+        if len(shapes) < len(steps):
+            why[name] = f"there at {len(shapes)} of {len(steps)} steps"
+        elif other is not None:
+            why[name] = f"of shape {list(shapes[0])} at the first step and {list(other)} at step {shapes.index(other)}"
+    return why
+
+
+def _of_shape(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else f"shape {list(shape)}"
+
+
+def _require_places(arrays: Iterable[str], cameras: Iterable[str]) -> None:
+    """Raises DataError for names that are none of a file, or of which one would be the folder of another."""
+    for names, folders in (({*STATES, *arrays}, {IMAGES}), (set(cameras), set[str]())):  # a file has both of STATES
+        for name in sorted(names):
+            parts = name.split("/")
+            if {"", "."} & set(parts) or not _storable(name):
+                raise DataError(f"{name!r}: expected a name of a dataset in an HDF5 file; rename it in the observation")
+            above = {"/".join(parts[:count]) for count in range(1, len(parts))}
+            if clash := sorted(above & names | {*above, name} & folders):
+                raise DataError(
+                    f"{name}: expected names of which none is the folder of another in a file, found {clash[0]} "
+                    "beside it; rename one of them in the observation"
+                )
+
+
+def _require_text(prompt: Any) -> None:
+    """Raises DataError for words that no attribute of a file holds."""
+    if isinstance(prompt, str) and not _storable(prompt):
+        raise DataError(f"prompt: expected text without NUL, in UTF-8, found {prompt!r:.80}")
+
+
+def _storable(text: str) -> bool:
+    return "\0" not in text and text.encode(errors="replace").decode() == text
 
 
 def _state_of(arrays: Mapping[str, np.ndarray]) -> str:

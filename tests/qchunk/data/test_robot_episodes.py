@@ -90,6 +90,16 @@ def test_an_array_that_serves_as_both_is_stored_once(tmp_path: Path) -> None:
         assert sorted(h5["observations"]) == ["qpos", "state"]  # pyright: ignore[reportArgumentType]
 
 
+def test_joints_that_a_function_tells_are_recorded_as_qpos_beside_the_state(tmp_path: Path) -> None:
+    recorded = RobotEpisode(rate_hz=20.0, joints=lambda seen: seen["joints"])
+    for step in range(2):
+        recorded.add(step, {"state": np.ones(3), "joints": [step, 7]}, np.zeros(2, np.float32), person=False)
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        group: Any = h5["observations"]
+        np.testing.assert_array_equal(group["qpos"], [[0, 7], [1, 7]])
+        np.testing.assert_array_equal(group["state"], np.ones((2, 3)))
+
+
 def test_an_episode_of_one_step_has_its_image(tmp_path: Path) -> None:
     recorded = RobotEpisode(rate_hz=20.0)
     image = np.full((16, 24, 3), 99, np.uint8)
@@ -117,10 +127,6 @@ def test_what_is_no_episode_is_refused(tmp_path: Path) -> None:
     empty = RobotEpisode(rate_hz=20.0, ended="watchdog", reason="the policy has not answered")
     with pytest.raises(DataError, match=r"the robot executed no action \(watchdog: the policy has not answered\)"):
         empty.save(tmp_path / "e.hdf5", success=False)
-    recorded, _ = episode()
-    recorded.add(99, {"state": np.zeros(9), "image": {}}, np.zeros(4, np.float32), person=False)
-    with pytest.raises(DataError, match="expected qpos at every step, found steps without"):
-        recorded.save(tmp_path / "e.hdf5", success=False)
     blind = RobotEpisode(rate_hz=20.0)
     blind.add(0, {"joints": np.zeros(3)}, np.zeros(2, np.float32), person=False)
     with pytest.raises(DataError, match=r"expected state or qpos in the robot's observations, found \['joints'\]"):
@@ -179,6 +185,102 @@ def test_a_camera_that_missed_a_frame_costs_its_own_images_alone(tmp_path: Path)
         group: Any = h5["observations"]
         assert (sorted(group), list(group["images"])) == (["images", "qpos", "state"], ["top"])
         assert h5.attrs["left_out"] == "force: there at 3 of 4 steps; wrist: there at 3 of 4 steps"
+
+
+def test_what_changes_its_size_is_left_out_whole_and_named(tmp_path: Path) -> None:
+    """Kills: an episode that cannot be saved for one vector's sake, and a camera of two sizes that training refuses."""
+    recorded = RobotEpisode(rate_hz=20.0)
+    for step in range(3):
+        seen = {"state": np.ones(3), "touch": np.zeros(3 + step // 2), "image": {"top": colour(9), "wrist": colour(9)}}
+        if step:
+            seen["image"]["wrist"] = np.zeros((6, 8, 3), np.uint8)
+        recorded.add(step, seen, np.zeros(2, np.float32), person=False)
+    expected = [
+        "touch: of shape [3] at the first step and [4] at step 2",
+        "wrist: of shape [8, 8, 3] at the first step and [6, 8, 3] at step 1",
+    ]
+    assert recorded.left_out == expected
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        group: Any = h5["observations"]
+        assert (sorted(group), list(group["images"])) == (["images", "qpos", "state"], ["top"])
+        assert h5.attrs["left_out"] == "; ".join(expected)
+    config = recordings.config(tmp_path, observation="state", cameras=("top",), image_size=(8, 8), holdout=0.0)
+    assert open_dataset(config).source.lengths.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("seen", "action", "message"),
+    [
+        ({"state": np.zeros(9)}, 4, r"qpos: expected shape \[6\] at every step, as at the first, found none at step 6"),
+        ({"state": np.zeros(8), "qpos": np.zeros(6)}, 4, r"state: expected shape \[9\] .*found shape \[8\] at step 6"),
+        ({"state": np.zeros(9), "qpos": np.zeros(6)}, 3, r"action: expected shape \[4\] .*found shape \[3\] at step 6"),
+    ],
+)
+def test_a_step_of_other_joints_is_refused_and_those_before_it_are_saved(
+    tmp_path: Path, seen: dict[str, Any], action: int, message: str
+) -> None:
+    recorded, _ = episode()
+    with pytest.raises(DataError, match=message):
+        recorded.add(99, seen, np.zeros(action, np.float32), person=False)
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=False)) as h5:
+        assert h5["action"].shape == (T, 4)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_numbers_keep_their_dtype_and_a_single_one_is_a_vector(tmp_path: Path) -> None:
+    """Kills: times of 10 steps that are all the same in float32, and a gripper that is not recorded at all."""
+    recorded = RobotEpisode(rate_hz=20.0)
+    for step in range(3):
+        seen = {"state": np.full(2, 0.1), "gripper": 0.7, "frame": np.array([2**24 + step])}
+        recorded.add(step, seen | {"time": np.float64(1.76e9 + step / 10)}, np.zeros(2, np.float32), person=False)
+    assert recorded.left_out == []
+    path = recorded.save(tmp_path / "episode.hdf5", success=True)
+    with h5py.File(path) as h5:
+        group: Any = h5["observations"]
+        found = {name: group[name][()] for name in group}
+    assert found["gripper"].tolist() == [[0.7]] * 3
+    assert found["frame"].tolist() == [[16777216], [16777217], [16777218]]
+    np.testing.assert_allclose(np.diff(found["time"], axis=0), 0.1, atol=1e-6)
+    assert {name: x.dtype.name for name, x in found.items()} == {
+        "frame": "int64",
+        "gripper": "float64",
+        "qpos": "float32",
+        "state": "float32",
+        "time": "float64",
+    }
+    assert inspect.main([str(tmp_path)]) == 0
+    source = open_dataset(recordings.config(tmp_path, observation="state", holdout=0.0)).source
+    np.testing.assert_array_equal(load_episode(source, 0).states["state"], np.full((3, 2), 0.1, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"a": np.ones(2), "a/b": np.ones(2)}, "a/b: expected names of which none is the folder of another"),
+        ({"state/tool": np.ones(2)}, "state/tool: .* found state beside it"),
+        ({"qpos/left": np.ones(2)}, "qpos/left: .* found qpos beside it"),
+        ({"observation": {"images": np.ones(2)}}, "images: expected names of which none is the folder"),
+        ({"observation/images/top": np.ones(2)}, "images/top: .* found images beside it"),
+        ({"image": {"top": np.zeros((8, 8, 3), np.uint8), "top/left": np.zeros((8, 8, 3), np.uint8)}}, "top/left: "),
+        ({".": np.ones(2)}, r"'\.': expected a name of a dataset in an HDF5 file"),
+        ({"a//b": np.ones(2)}, "'a//b': expected a name"),
+        ({"a\0b": np.ones(2)}, "expected a name"),
+        ({"prompt": "pick\0up"}, "prompt: expected text without NUL"),
+        ({"prompt": "pick\ud800up"}, "prompt: expected text without NUL, in UTF-8"),
+        ({"touch": [[1.0], [1.0, 2.0]]}, "touch: expected an array"),
+    ],
+)
+def test_what_no_file_can_hold_is_refused_before_the_first_action(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RobotEpisode(rate_hz=20.0).measured({"state": np.ones(3)} | more)
+
+
+def test_words_that_are_no_text_are_named_and_an_error_of_any_words_is_saved(tmp_path: Path) -> None:
+    recorded = RobotEpisode(rate_hz=20.0, reason="the bus said \0")
+    recorded.add(0, {"state": np.ones(3), "prompt": b"pick"}, np.zeros(2, np.float32), person=False)
+    assert recorded.left_out == ["prompt: |S4 of shape [], neither a vector of numbers nor a uint8 image"]
+    with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
+        assert h5.attrs["reason"] == r"the bus said \x00"
+        assert "prompt" not in h5.attrs
 
 
 def test_two_entries_of_one_name_are_refused() -> None:
@@ -274,6 +376,7 @@ def test_what_is_neither_a_vector_nor_an_image_is_named(tmp_path: Path) -> None:
     ending = "neither a vector of numbers nor a uint8 image"
     expected = [
         f"contact: bool of shape [2], {ending}",
+        f"mask: bool of shape [], {ending}",
         f"observation/depth_image: float64 of shape [4, 5], {ending}",
         f"touch: float32 of shape [2, 3], {ending}",
     ]
