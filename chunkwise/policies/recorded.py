@@ -215,7 +215,7 @@ class RobotEpisode:
                 arrays[name] = np.array(np.atleast_1d(x), np.float32 if name in STATES else x.dtype)
             else:
                 others[key] = f"{x.dtype} of shape {list(x.shape)}, neither a vector of numbers nor a uint8 image"
-        if self.joints is not None and not set(STATES) & set(arrays):
+        if self.joints is not None:
             joints = as_array(self.joints(observation), "joints")
             if joints.ndim != 1 or joints.dtype.kind not in "fiu":
                 raise DataError(f"joints: expected a vector of numbers, found {joints.dtype} of {list(joints.shape)}")

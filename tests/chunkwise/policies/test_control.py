@@ -371,6 +371,35 @@ def test_an_observation_that_cannot_be_recorded_is_refused_before_the_robot_move
     assert arm.actions == [[0.125, 0.0]]
 
 
+@pytest.mark.parametrize("name", ["state", "qpos"])
+def test_joints_that_a_function_tells_are_the_measured_ones_whatever_else_is_seen(name: str) -> None:
+    """Kills: a first command that jumps, since the speed is measured from the hand's pose in place of the joints."""
+
+    class Hand(Arm):
+        def observe(self) -> dict[str, Any]:
+            return {name: np.full(2, 5.0), "joints": self.qpos}
+
+    class Far:
+        def infer(self, observation: Any) -> Any:
+            return {"actions": np.full((6, 2), 5.0, np.float32)}
+
+    clock = Clock()
+    control = Control(
+        (arm := Hand(clock)),
+        Far(),
+        rate_hz=RATE,
+        limits=Limits(speed=np.ones(2)),
+        joints=lambda seen: seen["joints"],
+        clock=clock,
+        beside=clock.beside,
+    )
+    episode = control.run(2)
+    assert (arm.actions, episode.limited) == ([[0.125, 0.125], [0.25, 0.25]], 2)
+    assert episode.measured({name: np.full(2, 5.0), "joints": np.array([1, 2])}).tolist() == [1.0, 2.0]
+    with pytest.raises(DataError, match=r"joints: expected a vector of numbers, found float64 of \[\]"):
+        episode.measured({name: np.zeros(2), "joints": 0.5})
+
+
 def test_somebody_says_that_it_is_done() -> None:
     control, arm, _, _ = made()
     episode = control.run(9, done=lambda observation: observation["state"].tolist() == [0, 4])
