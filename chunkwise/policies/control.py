@@ -25,7 +25,9 @@ from jaxtyping import Float, Float32
 from chunkwise.errors import ConfigError, DataError, NonFiniteError, one_line
 from chunkwise.policies.bounds import require_finite
 from chunkwise.policies.execution import Execution, Plan
+from chunkwise.policies.observations import as_array
 from chunkwise.policies.recorded import Joints, RobotEpisode
+from chunkwise.policies.spec import Spec
 
 LATE = 0.01
 """Share of a period by which a command may pass the step's end without being called late."""
@@ -221,6 +223,11 @@ class Control:
         self._patience, self._first = patience_s, first_s
         self._clock, self._beside = clock or MonotonicClock(), beside
         self._plan = Plan(self._execution)
+        spec = getattr(policy, "spec", None)
+        self._shape: tuple[int, ...] | None = spec.actions.shape if isinstance(spec, Spec) else None
+        """Of every chunk: as the policy says, or as the first one was."""
+        self._width: int | None = None if self._shape is None else self._shape[1]
+        """Of every action: of a chunk, or of the person who acted before there was one."""
         self._answer: concurrent.futures.Future[Any] | None = None
         self._unwanted = False
         self._asked = self._failed = 0
@@ -236,7 +243,8 @@ class Control:
 
         Raises:
           ConfigError: Chunks are too short for the execution, or limits are of another width than actions.
-          DataError: The first observation is one that could not be recorded; no action was commanded.
+          DataError: The first observation is one that could not be recorded, and no action was commanded; or an action
+            of the person is no vector of as many numbers as the others.
           Exception: What the robot or the person's device raised, when the robot has been stopped.
         """
         self._plan = Plan(self._execution)
@@ -269,14 +277,16 @@ class Control:
             if action is None:
                 by_person = False
                 action = self._by_policy(observation, tick)
-            elif not by_person:
+            else:
+                action = self._of_person(action)
+                if not by_person:
+                    self._plan.restart()
+                    self._unwanted = self._answer is not None
                 by_person = True
-                self._plan.restart()
-                self._unwanted = self._answer is not None
             patience = self._patience if len(episode) else self._first
             if action is not None and np.isfinite(action).all():
                 known = episode.measured(observation) if before is None else before
-                action, limited = self._limits.apply(np.asarray(action, np.float32), known, self._period)
+                action, limited = self._limits.apply(action, known, self._period)
                 self._robot.act(action)
                 episode.add(number, observation, action, person=by_person)
                 episode.limited += limited
@@ -302,6 +312,17 @@ class Control:
                 self._receive()
         return self._plan.next()
 
+    def _of_person(self, given: Any) -> Float32[np.ndarray, " a"]:
+        """Returns an action of the person. Raises DataError for one that is not as wide as the others."""
+        action = as_array(given, "person")
+        if action.ndim != 1 or action.dtype.kind not in "bfiu" or self._width not in (None, len(action)):
+            wanted = "a vector of" if self._width is None else f"{self._width}"
+            raise DataError(
+                f"person: expected an action of {wanted} numbers, found {action.dtype} of shape {list(action.shape)}"
+            )
+        self._width = len(action)
+        return action.astype(np.float32)
+
     def _ask(self, observation: Observation) -> None:
         committed = self._plan.begin()
         options = {} if committed is None else {"committed": committed}
@@ -317,7 +338,7 @@ class Control:
         if unwanted:
             return
         try:
-            actions = _actions(answer.result())
+            actions = _actions(answer.result(), self._shape, self._width)
         except ConfigError:
             raise
         except Exception as error:  # a dead server, NaN: there is no chunk, and the next one is asked for
@@ -327,6 +348,7 @@ class Control:
             return
         self._failed = 0
         self._plan.take(actions)
+        self._shape, self._width = actions.shape, actions.shape[1]
         self.episode.delays.append(self._plan.step - self._asked)
 
     def _why(self, seconds: float) -> str:
@@ -337,11 +359,24 @@ class Control:
         return why + f"the policy has not answered what it was asked at step {self._asked}"
 
 
-def _actions(reply: Any) -> Float32[np.ndarray, "t a"]:
-    """Returns the chunk of an answer. Raises DataError or NonFiniteError for one that must not be executed."""
+def _actions(reply: Any, shape: tuple[int, ...] | None, width: int | None) -> Float32[np.ndarray, "t a"]:
+    """Returns the chunk of an answer.
+
+    Args:
+      reply: What the policy answered.
+      shape: Of a chunk; None: not known yet.
+      width: Of an action; None: not known yet.
+
+    Raises:
+      DataError: It is no chunk, or one of another shape.
+      NonFiniteError: It has NaN or infinite numbers.
+    """
     found = reply.get("actions") if isinstance(reply, Mapping) else reply
     actions = np.asarray(found, np.float32)
     if actions.ndim != 2 or not actions.size:
         raise DataError(f"actions: expected [t, a] numbers, found shape {list(actions.shape)}")
+    if shape not in (None, actions.shape) or width not in (None, actions.shape[1]):
+        wanted = f"[t, {width}]" if shape is None else f"{list(shape)}, as all chunks of this policy"
+        raise DataError(f"actions: expected {wanted}, found shape {list(actions.shape)}")
     require_finite(actions[None])
     return actions

@@ -10,6 +10,7 @@ import pytest
 from chunkwise.errors import ConfigError, DataError, NonFiniteError
 from chunkwise.policies.control import Control, Limits, in_a_thread
 from chunkwise.policies.execution import Execution, Plan
+from chunkwise.policies.spec import Entry, Spec
 
 RATE = 8.0
 """Whose period has no rounding."""
@@ -223,6 +224,40 @@ def test_one_failure_costs_nothing_while_the_old_chunk_lasts() -> None:
     assert episode.ended == "steps"
 
 
+@pytest.mark.parametrize(
+    "execution", [Execution(how="every", execute=4, delay=1), Execution(how="ensemble", execute=4, delay=1)]
+)
+@pytest.mark.parametrize("shape", [(6, 3), (6, 1), (3, 2), (7, 2), (6, 2, 1)])
+def test_a_chunk_of_another_shape_than_the_first_is_none(execution: Execution, shape: tuple[int, ...]) -> None:
+    """Kills: a command of another width, an average of chunks of two widths, an error for a chunk that is shorter."""
+    control, arm, policy, _ = made(execution=execution)
+    policy.answers = {1: np.ones(shape)}
+    episode = control.run(8)
+    # Asked at step 4, known at 5 to be none, asked again then; its answer is executed from step 6 on.
+    before = np.array([[0, i] for i in range(6)])
+    np.testing.assert_allclose(arm.actions[:6], before)
+    np.testing.assert_allclose(arm.actions[6:], [[2, 1], [2, 2]])
+    assert (episode.ended, len(episode.failures), len(policy.seen)) == ("steps", 1, 3)
+    wanted = "[6, 2], as all chunks of this policy" if len(shape) == 2 else "[t, a] numbers"
+    assert episode.failures[0] == f"actions: expected {wanted}, found shape {list(shape)}"
+    policy.answers = {3: np.ones(shape)}
+    assert len(control.run(1).failures) == 1, "in the next episode too"
+
+
+def test_the_first_chunk_has_the_shape_that_the_policy_says() -> None:
+    class Knows(Numbered):
+        spec = Spec(observation={}, actions=Entry(shape=(6, 2), dtype="float32", unit="", meaning=""))
+
+    control, arm, policy, _ = made(policy=Knows())
+    policy.answers = {0: np.ones((6, 3))}
+    assert control.run(1).failures == ["actions: expected [6, 2], as all chunks of this policy, found shape [6, 3]"]
+    assert arm.actions == [[1, 0]]
+    control, arm, *_ = made(policy=Knows(), person=lambda observation: np.zeros(3))
+    with pytest.raises(DataError, match=r"person: expected an action of 2 numbers, found float64 of shape \[3\]"):
+        control.run(1)
+    assert (arm.commands, arm.stops) == ([], 1)
+
+
 def test_missed_deadlines_are_counted_and_not_caught_up_with() -> None:
     """A command takes two steps."""
     control, arm, _, _ = made(0.0, seconds=0.25)
@@ -329,6 +364,26 @@ def test_a_chunk_that_was_asked_for_before_a_person_took_over_is_forgotten() -> 
     assert arm.actions == [[0, 0], [0, 1], [0, 2], [0, 3], [9, 9], [2, 0], [2, 1]]
     assert episode.interventions == [False] * 4 + [True] + [False] * 2
     assert len(policy.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [(np.zeros(7), r"float64 of shape \[7\]"), ("x", r"<U1 of shape \[\]"), (np.zeros((1, 2)), r"float64 of shape")],
+)
+def test_an_action_of_a_person_that_is_none_is_refused(wrong: Any, found: str) -> None:
+    looks = iter([None, [1, 2], wrong])
+    control, arm, *_ = made(person=lambda observation: next(looks))
+    with pytest.raises(DataError, match=f"person: expected an action of 2 numbers, found {found}"):
+        control.run(5)
+    assert (arm.actions, arm.stops) == ([[0, 0], [1, 2]], 1)
+
+
+def test_a_person_who_acts_first_says_how_wide_an_action_is() -> None:
+    looks = iter([np.zeros(3)])
+    control, arm, *_ = made(person=lambda observation: next(looks, None))
+    episode = control.run(5)
+    assert (arm.actions, episode.ended) == ([[0, 0, 0]], "watchdog")
+    assert episode.reason.endswith("inferences failed: actions: expected [t, 3], found shape [6, 2]")
 
 
 def interrupted(count: int) -> None:
