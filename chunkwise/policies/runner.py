@@ -4,10 +4,10 @@
     act = load("folder of the export")
     actions = act({"state": state, "images": images}, seed=0)        # [t, a], in the robot's own units
 
-Entries are spec.json's inputs without the seed: raw numbers, images uint8 at the size that the spec says. Those under
-`defaults` may be left out, and so may the noise, which is then drawn from the seed. Token ids may be shorter than their
-shape when their mask is left out. Where the export has several rows, every entry has that many along a leading axis,
-and so have the actions.
+Entries are spec.json's inputs without the seed, and no others: raw numbers, images uint8 at the size that the spec
+says. Those under `defaults` may be left out, and so may the noise, which is then drawn from the seed. Token ids may be
+shorter than their shape when their mask is left out. Where the export has several rows, every entry has that many along
+a leading axis, and so have the actions.
 """
 
 import json
@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 FORMAT = "chunkwise-policy-1"
 PROGRAM, WEIGHTS, SPEC = "policy.stablehlo", "weights.safetensors", "spec.json"
+LARGEST = 1e6  # of a normalised number: above it is a broken sensor or another unit
 
 
 def flat(tree, prefix=""):
@@ -60,7 +61,8 @@ def load(folder):
     program = jax.jit(jax_export.deserialize(bytearray((folder / PROGRAM).read_bytes())).call)
     weights = jax.device_put(nested(load_file(folder / WEIGHTS)))
     rows, numbers = about["rows"], {name: np.array(about["actions"][name]) for name in ("offset", "scale")}
-    masks = about["masks"]
+    masks, ranges = about["masks"], about.get("ranges", {})
+    taken = set(about["inputs"]) - {about["seed"]}
 
     def complete(observation, seeds):
         """Returns all inputs by name: as given, and what may be left out."""
@@ -81,17 +83,17 @@ def load(folder):
         """Returns a chunk [t, a], or with several rows [rows, t, a], in the robot's own units.
 
         Raises:
-          ValueError: An entry is missing, or of another shape or dtype.
+          ValueError: An entry is missing or unknown, of another shape or dtype, not finite, or out of its range; the
+            seed is no whole number of 32 bits; or the model's actions are not finite.
         """
-        given, inputs, relative = complete(observation, np.uint32(seed) + np.arange(rows, dtype=np.uint32)), {}, 0.0
+        if unknown := sorted(set(map(str, observation)) - taken):
+            raise ValueError(f"{', '.join(unknown)}: expected entries among {sorted(taken)}")
+        given, inputs, relative = complete(observation, _seeds(seed, rows)), {}, 0.0
         for name, entry in about["inputs"].items():
             shape, dtype = (rows, *entry["shape"]), np.dtype(entry["dtype"])
             if name not in given:
                 raise ValueError(f"{name}: expected it in the observation, found {sorted(observation)}")
-            value = np.asarray(given[name])
-            value = value[None] if rows == 1 and value.ndim == len(entry["shape"]) else value
-            if value.shape != shape or (dtype.kind in "ub" and value.dtype != dtype):
-                raise ValueError(f"{name}: expected {dtype} {list(shape)}, found {value.dtype} {list(value.shape)}")
+            value = _checked(name, given[name], shape, dtype, *ranges.get(name, (None, None)))
             if name in about["relative"]:
                 dims = about["relative"][name]
                 relative = np.zeros((rows, 1, len(numbers["scale"])), np.float32)
@@ -99,20 +101,62 @@ def load(folder):
             if name in about["normalised"]:
                 affine = {key: np.array(x) for key, x in about["normalised"][name].items()}
                 value = (value.astype(np.float32).astype(np.float64) - affine["offset"]) / affine["scale"]
+                if not (np.abs(value) <= LARGEST).all():
+                    raise ValueError(f"{name}: expected at most {LARGEST:g} normalised, found {np.abs(value).max():g}")
             inputs[name] = value.astype(dtype)
+        for name, mask in masks.items():
+            if not inputs[mask].any(axis=-1).all():
+                raise ValueError(f"{mask}: expected at least one of {name} in each row, found none")
         chunk = np.asarray(program(weights, inputs))
-        actions = (chunk.astype(np.float64) * numbers["scale"] + numbers["offset"]).astype(np.float32) + relative
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused
+            actions = (chunk.astype(np.float64) * numbers["scale"] + numbers["offset"]).astype(np.float32) + relative
+        if not np.isfinite(actions).all():
+            raise ValueError(f"actions: expected finite numbers, found {actions[~np.isfinite(actions)][0]}")
         return actions[0] if rows == 1 else actions
 
     return act
 
 
+def _seeds(seed, rows):
+    """Returns the seed of each row; they follow one another."""
+    number = np.asarray(seed)
+    known = number.ndim == 0 and number.dtype.kind in "iuf"
+    if not (known and 0 <= number <= 2**32 - rows and number % 1 == 0):
+        raise ValueError(f"seed: expected a whole number of 0 to {2**32 - rows}, found {seed!r}")
+    return np.uint32(number) + np.arange(rows, dtype=np.uint32)
+
+
+def _checked(name, value, shape, dtype, low, high):
+    """Returns an input with its axis of rows, once its shape, its kind and each of its numbers were found good."""
+    value = np.asarray(value)
+    value = value[None] if shape[0] == 1 and value.ndim == len(shape) - 1 else value
+    same = value.dtype == dtype if dtype.kind in "ub" else value.dtype.kind in "fiu"
+    if value.shape != shape or not same:
+        raise ValueError(f"{name}: expected {dtype} {list(shape)}, found {value.dtype} {list(value.shape)}")
+    if dtype.kind in "ub":
+        return value
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = value.astype(np.float32 if dtype.kind == "f" else np.float64)
+        good = np.isfinite(numbers) & ((dtype.kind == "f") | (numbers % 1 == 0))
+    ends = (np.finfo if dtype.kind == "f" else np.iinfo)(dtype)
+    low, high = ends.min if low is None else low, ends.max if high is None else high
+    good &= (low <= numbers) & (numbers <= high)
+    if not good.all():
+        kind = "whole" if dtype.kind == "i" else "finite"
+        raise ValueError(f"{name}: expected {kind} numbers of {low:g} to {high:g}, found {value[~good][0]:g}")
+    return value
+
+
 def _filled(name, ids, rows, width):
     """Returns token ids filled up with 0, and the mask that is true at those given."""
-    ragged = [list(ids)] if rows == 1 and np.ndim(ids[0]) == 0 else [list(row) for row in ids]
-    if len(ragged) != rows or max(map(len, ragged)) > width:
-        raise ValueError(f"{name}: expected {rows} lists of at most {width}, found those of {[len(r) for r in ragged]}")
-    filled = np.array([row + [0] * (width - len(row)) for row in ragged], np.int32)
+    try:
+        ragged = [list(ids)] if rows == 1 and all(np.ndim(one) == 0 for one in ids) else [list(row) for row in ids]
+    except TypeError as error:
+        raise ValueError(f"{name}: expected a list of ids, found {ids!r:.80}") from error
+    if len(ragged) != rows or not all(0 < len(row) <= width for row in ragged):
+        found = [len(row) for row in ragged]
+        raise ValueError(f"{name}: expected {rows} lists of 1 to {width} ids, found those of {found}")
+    filled = np.array([row + [0] * (width - len(row)) for row in ragged])
     return filled, np.array([[i < len(row) for i in range(width)] for row in ragged])
 
 

@@ -267,6 +267,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
             normalised={},
             actions=identity(2),
             seed=None,
+            ranges={"route_command": (0, len(ROUTE_COMMANDS) - 1)},
             spec=self.spec,
         )
 

@@ -300,6 +300,7 @@ class Policy(policy.Policy[Prepared]):
             seed=None,
             noise="noise",
             defaults=defaults,
+            ranges={"tokens": (0, model.vocab_size - 1), "guidance_scale": (0, None)},
             masks={"tokens": "token_mask"},
             relative={"state": robot.relative_dims},
             files={"tokenizer.model": Path(self.config.tokenizer)},

@@ -1,8 +1,11 @@
 """A program of one's own as files, by hand."""
 
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from chunkwise.data.norm_stats import Affine
 from chunkwise.policies import runner
@@ -13,9 +16,12 @@ STATE = Entry(shape=(2,), dtype="float32", unit="m", meaning="where it is")
 ACTIONS = Entry(shape=(1, 2), dtype="float32", unit="m", meaning="where to go")
 
 
-def test_a_weight_without_dimensions_and_one_that_lies_by_columns_act_as_they_are(tmp_path: Path):
-    matrix = np.asfortranarray(np.array([[1, 2], [3, 4]], np.float32))
-    parts = Exportable(
+ROOT = Path(__file__).parents[3]
+
+
+def by_hand(matrix: np.ndarray) -> Exportable:
+    """0.5 (state / 10) @ matrix + (1, 0)."""
+    return Exportable(
         program=lambda params, inputs: params["gain"] * (inputs["state"] @ params["layer"]["kernel"])[:, None],
         params={"gain": np.array(0.5, np.float32), "layer": {"kernel": matrix}},
         inputs={"state": ((2,), "float32")},
@@ -24,7 +30,33 @@ def test_a_weight_without_dimensions_and_one_that_lies_by_columns_act_as_they_ar
         seed=None,
         spec=Spec(observation={"state": STATE}, actions=ACTIONS),
     )
-    export(parts, tmp_path / "out", platforms=["cpu"])
+
+
+def test_a_weight_without_dimensions_and_one_that_lies_by_columns_act_as_they_are(tmp_path: Path):
+    export(by_hand(np.asfortranarray(np.array([[1, 2], [3, 4]], np.float32))), tmp_path / "out", platforms=["cpu"])
     # 0.5 * (1, 2) @ [[1, 2], [3, 4]] + (1, 0)
     found = runner.load(tmp_path / "out")({"state": np.array([10, 20], np.float32)}, seed=0)
     np.testing.assert_allclose(found, [[4.5, 5.0]], rtol=1e-6)
+
+
+def test_actions_that_are_not_finite_are_no_answer(tmp_path: Path):
+    export(by_hand(np.array([[3e38, 0], [3e38, 0]], np.float32)), tmp_path / "out", rows=2, platforms=["cpu"])
+    act = runner.load(tmp_path / "out")
+    assert act({"state": np.zeros((2, 2))}, seed=2**32 - 2).tolist() == [[[1, 0]], [[1, 0]]]
+    with pytest.raises(ValueError, match="actions: expected finite numbers, found inf"):
+        act({"state": np.full((2, 2), 10.0)})
+    with pytest.raises(ValueError, match="seed: expected a whole number of 0 to 4294967294, found 4294967295"):
+        act({"state": np.zeros((2, 2))}, seed=2**32 - 1)
+
+
+def test_the_lines_of_the_page_load_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    export(by_hand(np.eye(2, dtype=np.float32)), tmp_path / "exported", platforms=["cpu"])
+    section = (ROOT / "docs/serving.md").read_text().split("## Export")[1]
+    lines = next(part for part in section.split("\n\n") if 'load("exported")' in part)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "policy", raising=False)
+    names = {"state": np.array([10, 20])}
+    exec(textwrap.dedent(lines), names)
+    sys.modules.pop("policy")
+    np.testing.assert_allclose(names["actions"], [[1.5, 1.0]], rtol=1e-6)

@@ -211,6 +211,8 @@ def test_an_export_predicts_alike(drives: Path, run: Path, loaded: WaypointPolic
     act = runner.load(tmp_path / "out")
     one = {name: value[0] for name, value in prepared.inputs.items()}
     np.testing.assert_array_equal(act(one), loaded.infer(observation(drives, 3))["actions"])
+    with pytest.raises(ValueError, match="route_command: expected whole numbers of 0 to 3, found 4"):
+        act({**one, "route_command": 4})
 
 
 def test_moments_and_calibration_are_read_as_in_training(drives: Path, tmp_path: Path):

@@ -18,6 +18,27 @@ from tests.openpi_ript.small_run import make_dataset, quick_compiling, small_con
 from tests.openpi_ript.toy_policy import random_params
 
 PROMPT = "move to the red_disc"
+_WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"guidance_scal": 5.0}, "guidance_scal: expected entries among .*'guidance_scale'"),
+    ({"image_masks": [True, False]}, "image_masks: expected entries among .*'image_mask'"),
+    ({"state": [np.nan, 0.0]}, "state: expected finite numbers of .* found nan"),
+    ({"state": [0.0, 1e39]}, r"state: expected finite numbers of .* found 1e\+39"),
+    ({"state": [0.0, 1e30]}, r"state: expected at most 1e\+06 normalised, found .*e\+30"),
+    ({"state": ["0.1", "0.2"]}, r"state: expected float32 \[1, 2\], found <U3"),
+    ({"state": np.array([1 + 2j, 0])}, r"state: expected float32 \[1, 2\], found complex128"),
+    ({"noise": np.full((8, 8), np.inf)}, "noise: expected finite numbers of .* found inf"),
+    ({"guidance_scale": np.nan}, "guidance_scale: expected finite numbers of 0 to .* found nan"),
+    ({"guidance_scale": -1.0}, "guidance_scale: expected finite numbers of 0 to .* found -1"),
+    ({"tokens": [2.5, 5]}, "tokens: expected whole numbers of 0 to 511, found 2.5"),
+    ({"tokens": [-3, 5]}, "tokens: expected whole numbers of 0 to 511, found -3"),
+    ({"tokens": [5, 512]}, "tokens: expected whole numbers of 0 to 511, found 512"),
+    ({"tokens": [2**32 + 5]}, "tokens: expected whole numbers of 0 to 511, found 4.29"),
+    ({"tokens": []}, r"tokens: expected 1 lists of 1 to \d+ ids, found those of \[0\]"),
+    ({"tokens": 5}, "tokens: expected a list of ids, found 5"),
+    ({"tokens": "pick"}, r"tokens: expected int32 \[1, \d+\], found <U"),
+    ({"image_mask": [1, 0]}, r"image_mask: expected bool \[1, 2\], found int64"),
+]
+"""Entries of an observation that `Policy.infer` refuses too, and that must not become other actions in silence."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +84,15 @@ def test_an_export_acts_alike(acting: Policy, tmp_path: Path):
     assert np.abs(got - expected).max() > 1e-3
     with pytest.raises(ValueError, match=r"tokens: expected it in the observation, found \['images', 'state'\]"):
         act(given)
-    with pytest.raises(ValueError, match=rf"tokens: expected 1 lists of at most {len(mask)}, found those of \[99\]"):
+    for wrong, message in _WRONG:
+        with pytest.raises(ValueError, match=message):
+            act({**given, "tokens": ids, **wrong}, seed=7)
+    with pytest.raises(ValueError, match=rf"tokens: expected 1 lists of 1 to {len(mask)} ids, found those of \[99\]"):
         act({**given, "tokens": [5] * 99})
+    for seed in (-1, 2**32, 1.5, float("nan"), "7", [7]):
+        with pytest.raises(ValueError, match="seed: expected a whole number of 0 to 4294967295, found"):
+            act({**given, "tokens": ids}, seed=seed)
+    np.testing.assert_array_equal(act({**given, "tokens": ids}, seed=np.int64(7)), expected)
     with pytest.raises(DataError, match="seed: expected a whole number"):
         acting.infer(asked, seed=-1)
 
