@@ -58,6 +58,11 @@ class Execution:
     """Of the weights of ensemble."""
 
     def __post_init__(self) -> None:
+        if self.how not in HOWS:
+            raise ConfigError(f"--how is {self.how!r}; expected one of {', '.join(HOWS)}")
+        for name, steps in (("--execute", self.execute), ("--delay", self.delay)):
+            if isinstance(steps, bool) or not isinstance(steps, int | np.integer | None):
+                raise ConfigError(f"{name} is {steps!r}; expected a whole number of steps")
         if self.how == "open_loop" and self.execute is not None:
             raise ConfigError(
                 f"--execute is {self.execute} and --how open_loop, which executes whole chunks; leave one of them away"

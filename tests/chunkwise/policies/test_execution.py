@@ -195,6 +195,11 @@ def test_failures_and_restarts() -> None:
         ({"how": "every", "execute": 0}, "--execute is 0; expected a number above 0"),
         ({"delay": -1}, "--delay is -1"),
         ({"how": "ensemble", "decay": -0.1}, "decay is -0.1"),
+        ({"how": "Ensemble"}, "--how is 'Ensemble'; expected one of open_loop, every, ensemble, realtime"),
+        ({"how": "open-loop"}, "--how is 'open-loop'; expected one of"),
+        ({"delay": 1.5}, "--delay is 1.5; expected a whole number of steps"),
+        ({"how": "every", "execute": 2.5}, "--execute is 2.5; expected a whole number of steps"),
+        ({"how": "every", "execute": True}, "--execute is True; expected a whole number of steps"),
     ],
 )
 def test_settings_that_contradict_one_another(settings: Any, message: str) -> None:
