@@ -137,15 +137,22 @@ class WaypointPolicy(policy.Policy[Prepared]):
         return Prepared(inputs=inputs, rows=rows, single=single)
 
     def _rows(self, observation: Mapping[str, Any]) -> tuple[int, bool]:
-        """Rows, and whether the observation has no axis of them; by the first entry that is not None."""
+        """Rows, and whether the observation has no axis of them; by the first entry that is not None.
+
+        Raises:
+          DataError: There are none.
+        """
         images = observation.get("image")
         given = {"speed_mps": 0, "yaw_rate_radps": 0, "route_command": 0}
-        values = [(observation.get(name), ndim) for name, ndim in given.items() if name in self.spec.observation]
-        values += [(value, 3) for value in images.values()] if isinstance(images, Mapping) else []
-        for value, ndim in values:
+        values = [(name, observation.get(name), ndim) for name, ndim in given.items() if name in self.spec.observation]
+        values += [(f"image {name}", value, 3) for name, value in images.items()] if isinstance(images, Mapping) else []
+        for name, value, ndim in values:
             if value is not None:
-                single = isinstance(value, str) or observations.as_array(value, "observation").ndim <= ndim
-                return (1, True) if single else (len(value), False)
+                if isinstance(value, str) or observations.as_array(value, name).ndim <= ndim:
+                    return 1, True
+                if not len(value):
+                    raise DataError(f"{name}: expected at least one row, found none")
+                return len(value), False
         return 1, True
 
     def _images(
@@ -171,7 +178,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
                 images[:, k], valid[:, k] = stack, True
                 sizes[k] = observations.channels_last(np.asarray(observation["image"][name])).shape[-3:-1]
         now = valid[:, -len(data.cameras) :]
-        if rows and now[0].sum() < data.min_cameras:
+        if now[0].sum() < data.min_cameras:
             raise DataError(
                 f"image: expected at least {data.min_cameras} cameras that are on, as in training "
                 f"(data.min_cameras), found {now[0].sum()}"

@@ -169,6 +169,21 @@ def test_a_bad_observation_is_refused_by_name(
         loaded.infer(seen)
 
 
+@pytest.mark.parametrize(
+    ("entry", "empty", "name"),
+    [
+        ("speed_mps", np.zeros(0), "speed_mps"),
+        ("route_command", [], "route_command"),
+        ("image", {"front_left": np.zeros((0, 8, 8, 3), np.uint8)}, "image front_left"),
+    ],
+)
+def test_a_batch_of_no_rows_is_refused_by_name(loaded: WaypointPolicy, entry: str, empty: Any, name: str):
+    """Kills: a failure of the server, which ends the connection, where a client sent nothing."""
+    unknown = {"speed_mps": None, "yaw_rate_radps": None, "route_command": None}
+    with pytest.raises(DataError, match=f"{name}: expected at least one row, found none"):
+        loaded.prepare({**loaded.example(), **unknown, entry: empty})
+
+
 def test_what_is_unknown_counts_as_in_training(drives: Path, loaded: WaypointPolicy):
     """0 where speed or yaw rate is not known, and no change where either end of it is not."""
     seen = observation(drives, 5)
