@@ -125,9 +125,10 @@ def require_pixels(height: int, width: int, source: str) -> None:
 def require_uint8(image: np.ndarray, name: str) -> None:
     """Raises DataError unless an array is a [h, w, 3] uint8 image; says what to do with floats in 0..1."""
     if image.dtype != np.uint8:
-        low, high = (image.min(), image.max()) if image.size else (0, 0)
+        low, high = (image.min(), image.max()) if image.size and image.dtype.kind in "biuf" else (0, 0)
+        between = f" in {low:g}..{high:g}" if image.dtype.kind in "biuf" else ""
         hint = "; multiply floats in 0..1 by 255 and cast" if image.dtype.kind == "f" else ""
-        raise DataError(f"image {name}: expected uint8 in 0..255, found {image.dtype} in {low:g}..{high:g}{hint}")
+        raise DataError(f"image {name}: expected uint8 in 0..255, found {image.dtype}{between}{hint}")
     if image.ndim != 3 or image.shape[-1] != 3 or not image.size:
         raise DataError(f"image {name}: expected [height, width, 3], found shape {image.shape}")
 

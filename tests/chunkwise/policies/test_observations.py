@@ -27,6 +27,14 @@ def test_what_are_no_words_is_refused_by_name(sent: Any, rows: int) -> None:
         texts({"prompt": sent}, "prompt", rows=rows, single=False)
 
 
+@pytest.mark.parametrize(
+    ("sent", "found"), [([[["a"] * 3]], "<U1"), ([[[None] * 3]], "object"), ([[[0.5] * 3]], r"float64 in 0\.5\.\.0\.5")]
+)
+def test_images_that_hold_no_pixels_are_refused_by_name(sent: Any, found: str) -> None:
+    with pytest.raises(DataError, match=f"image top: expected uint8 in 0..255, found {found}"):
+        observations.images({"image": {"top": sent}}, ["top"], lambda one: one, rows=1, single=True, may_be_off=False)
+
+
 def test_cameras_that_a_policy_does_not_see_are_ignored_and_channels_may_come_first() -> None:
     image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     sent = {"image": {"top": image.transpose(2, 0, 1), "wrist": np.zeros((1, 1), np.float32)}}
