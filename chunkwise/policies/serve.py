@@ -34,6 +34,9 @@ from chunkwise.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.server import Limits, PolicyServer
 
+BOUNDS_MARGIN = 0.5
+"""Of --bounds where no --bounds-margin is given."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line: loads, compiles, serves until it is stopped."""
@@ -42,9 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     ask_for_repeatable_kernels()  # an evaluation in training and one over the wire are the same to the bit
     arguments = _parser().parse_args(words[:own])
     try:
-        names = dict(_pair(text) for text in arguments.rename)
+        names = _names(arguments.rename)
         access = _access(arguments)
         limits = _limits(arguments)
+        if arguments.bounds == "off" and arguments.bounds_margin is not None:
+            raise ConfigError(
+                f"--bounds-margin is {arguments.bounds_margin}, and nothing is bounded; expected --bounds refuse or "
+                "--bounds clip beside it"
+            )
         if min(arguments.batch_sizes) < 1:
             raise ConfigError(f"--batch-sizes is {arguments.batch_sizes}; expected numbers of 1 or above")
         require_reachable({"folder": arguments.folder, "--config": arguments.config})
@@ -61,11 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             allow_code=arguments.allow_code,
             dtype=arguments.dtype,
         )
+        if arguments.bounds != "off":
+            given = arguments.bounds_margin
+            policy.bound(arguments.bounds, margin=BOUNDS_MARGIN if given is None else given)
         if arguments.spec:
             print(json.dumps(policy.spec.plain(), indent=1))
             return 0
-        if arguments.bounds != "off":
-            policy.bound(arguments.bounds, margin=arguments.bounds_margin)
         sizes = sorted(set(arguments.batch_sizes))
         print(f"compiling for {', '.join(map(str, sizes))} rows", flush=True)
         began = time.monotonic()
@@ -179,9 +188,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bounds-margin",
         type=float,
-        default=0.5,
         metavar="SHARE",
-        help="how far beyond q01 and q99 of norm_stats.json an action may be, as a share of the range between them",
+        help="how far beyond q01 and q99 of norm_stats.json an action may be, as a share of the range between them; "
+        f"default: {BOUNDS_MARGIN:g}",
     )
     limits = Limits()
     parser.add_argument("--max-clients", type=int, default=limits.clients, help="connected at once")
@@ -208,6 +217,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the noise")
     return parser
+
+
+def _names(texts: Sequence[str]) -> dict[str, str]:
+    """Client's names to the policy's. Raises ConfigError for one that stands on its side twice."""
+    pairs = [_pair(text) for text in texts]
+    for side, names in zip(("client's", "policy's"), zip(*pairs, strict=True), strict=False):
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"--rename: expected each of the {side} names once, found {twice[0]} twice")
+    return dict(pairs)
 
 
 def _pair(text: str) -> tuple[str, str]:

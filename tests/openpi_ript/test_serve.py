@@ -276,7 +276,30 @@ def test_other_machines_are_listened_to_with_a_token_alone(
         assert flag.removeprefix("--").replace("-", "_") in error.replace("-", "_"), error
     assert serve.main(["run", "--bounds", "refuse", "--bounds-margin", "-1"]) == 64
     assert "--bounds-margin is -1" in capsys.readouterr().err
+    assert serve.main(["run", "--spec", "--bounds", "clip", "--bounds-margin", "-3"]) == 64
+    said = capsys.readouterr()
+    assert (said.out, "--bounds-margin is -3" in said.err) == ("", True)
+    assert serve.main(["run", "--spec", "--bounds-margin", "0.2"]) == 64
+    assert "--bounds-margin is 0.2, and nothing is bounded; expected --bounds refuse or" in capsys.readouterr().err
     acting.bounds = None
+    assert serve.main(["run", "--spec", "--bounds", "clip"]) == 0
+    stats = acting._stats["actions"]
+    low = stats.q01[:3] - 0.5 * (stats.q99[:3] - stats.q01[:3])
+    assert acting.bounds is not None
+    np.testing.assert_allclose(acting.bounds.low, low)
+    acting.bounds = None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["a=state", "b=state"], "each of the policy's names once, found state twice"),
+        (["a=state", "a=image/top"], "each of the client's names once, found a twice"),
+    ],
+)
+def test_an_entry_is_renamed_once(pairs: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert serve.main(["run", *(word for pair in pairs for word in ("--rename", pair))]) == 64
+    assert f"--rename: expected {message}" in capsys.readouterr().err
 
 
 def test_an_address_that_is_none_ends_with_a_message(
