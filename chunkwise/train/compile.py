@@ -33,7 +33,17 @@ from chunkwise.cli import command
 from chunkwise.cli.train import with_name
 from chunkwise.config.load import load
 from chunkwise.errors import ConfigError, MismatchError
-from chunkwise.train.targets import EXAMPLES, GB, Chip, Target, opened, prepare, target_named
+from chunkwise.train.targets import (
+    EXAMPLES,
+    GB,
+    JAX_SHARE,
+    Chip,
+    Target,
+    opened,
+    prepare,
+    share_needed,
+    target_named,
+)
 
 if TYPE_CHECKING:
     from chunkwise.train.ahead import Program, WithoutData
@@ -66,6 +76,8 @@ class Report:
     """Seconds that products, memory and exchanges take at least; empty where the chip's figures are not known."""
     seconds: float
     """That compiling took."""
+    share: float | None = None
+    """Of a GPU's memory that jax must be told to take for it; None where what jax takes by itself is enough."""
 
     @property
     def total(self) -> int:
@@ -96,6 +108,11 @@ class Report:
             each = ", ".join(f"{name} {seconds * 1e3:.3g}" for name, seconds in self.bounds.items())
             longest = max(self.bounds, key=lambda name: self.bounds[name])
             lines.append(f"no faster than {self.bounds[longest] * 1e3:.3g} ms, by {longest} ({each})")
+        if self.share is not None:
+            lines.append(
+                f"jax takes {JAX_SHARE:g} of a GPU's memory by itself, in which this does not fit; run it with "
+                f"XLA_PYTHON_CLIENT_MEM_FRACTION={self.share:.2f} or more"
+            )
         return "\n".join([*lines, f"compiled in {self.seconds:.0f} s"])
 
     def _sent(self) -> str:
@@ -120,7 +137,7 @@ def report_of(program: "Program", *, config: str, topology: str, what: str, targ
     except (RuntimeError, ValueError):  # libtpu starts some exchanges, and ends some loops, in ways not known here
         sent = None
     moved = memory.argument_size_in_bytes + memory.output_size_in_bytes + 2 * memory.temp_size_in_bytes
-    return Report(
+    report = Report(
         config=config,
         topology=topology,
         what=what,
@@ -137,6 +154,7 @@ def report_of(program: "Program", *, config: str, topology: str, what: str, targ
         bounds={} if target.chip is None else bounds(target.chip, target.count, program.flops, moved, sent),
         seconds=program.seconds,
     )
+    return dataclasses.replace(report, share=share_needed(target.chip, report.total))
 
 
 def bounds(
@@ -241,7 +259,8 @@ def main(argv: list[str] | None = None) -> int:
 
             said = functools.partial(print, file=sys.stderr, flush=True)
             ways = search(config, target.count, measure, said)
-            print(json.dumps([dataclasses.asdict(way) for way in ways], indent=1) if arguments.json else _lines(ways))
+            listed = [*ways, *told_of_share(target.chip, [way.total for way in ways])]
+            print(json.dumps([dataclasses.asdict(way) for way in ways], indent=1) if arguments.json else _lines(listed))
             return 0
         try:
             report = measure(config)
@@ -254,6 +273,16 @@ def main(argv: list[str] | None = None) -> int:
     if not report.fits:
         raise MismatchError(f"{name} does not fit {arguments.topology}; try {advice(report, config)}")
     return 0
+
+
+def told_of_share(chip: Chip | None, totals: Sequence[int]) -> list[str]:
+    """Returns a line that says which programs, by their bytes, jax must be told to take more of a GPU for, if any."""
+    if chip is None or (share := share_needed(chip, max(totals))) is None:
+        return []
+    return [
+        f"jax takes {JAX_SHARE:g} of a GPU's memory by itself, {_bytes(JAX_SHARE * chip.memory)}; for what is above, "
+        f"XLA_PYTHON_CLIENT_MEM_FRACTION of up to {share:.2f}"
+    ]
 
 
 def _lines(found: Sequence[Any]) -> str:

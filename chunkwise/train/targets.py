@@ -35,6 +35,25 @@ class Chip:
     """What XLA is told of a GPU (stream_executor's GpuTargetConfigProto)."""
 
 
+JAX_SHARE = 0.75
+"""Of a GPU's memory, that jax takes by itself; a program has no more than what it took."""
+
+
+def share_needed(chip: Chip | None, total: float) -> float | None:
+    """Returns the share of a GPU's memory that jax must be told to take for a program, in whole hundredths, rounded up.
+
+    Args:
+      chip: The device; None: not known.
+      total: Bytes of the program at its fullest.
+
+    Returns:
+      The value of XLA_PYTHON_CLIENT_MEM_FRACTION. None where jax needs not be told, and where the program does not fit.
+    """
+    if chip is None or chip.platform != "cuda" or not JAX_SHARE * chip.memory < total <= chip.memory:
+        return None
+    return math.ceil(100 * total / chip.memory) / 100
+
+
 L2_AND_CLOCK = {"NVIDIA H100 80GB HBM3": (50, 1.98), "NVIDIA H200": (50, 1.98), "NVIDIA L4": (48, 2.04)}
 """MiB of a GPU's second cache, and GHz; any other here has those of an RTX 4090."""
 
