@@ -280,9 +280,9 @@ class Control:
             else:
                 action = self._of_person(action)
                 if not by_person:
+                    by_person = True
                     self._plan.restart()
                     self._unwanted = self._answer is not None
-                by_person = True
             patience = self._patience if len(episode) else self._first
             if action is not None and np.isfinite(action).all():
                 known = episode.measured(observation) if before is None else before

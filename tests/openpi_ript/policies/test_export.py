@@ -64,7 +64,7 @@ def first(tree: Any) -> Any:
 
 def test_an_export_acts_alike(acting: Policy, tmp_path: Path):
     export(acting.exportable(), tmp_path / "out", platforms=["cpu"])
-    act = runner.load(tmp_path / "out")
+    act: Any = runner.load(tmp_path / "out")
     both, tokenizer = seen(1), PromptTokenizer(tmp_path / "out/tokenizer.model", acting.config.model.prompt_tokens)
     asked, given = first(both[0]), first(both[1])
     tokens, mask = tokenizer.encode(PROMPT)
