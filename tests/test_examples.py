@@ -26,12 +26,19 @@ with open(os.environ["LOG"], "a+") as log:
     log.seek(0)
     started = len(log.readlines())
     log.write(json.dumps([os.environ.get("JAX_NUM_PROCESSES"), *sys.argv[1:]]) + "\\n")
+with open(os.environ["LOG"] + "-cores", "w") as file:
+    file.write(os.environ.get("CORES", ""))
 codes = os.environ["CODES"].split()
 sys.exit(int(codes[min(started, len(codes) - 1)]))
 """
 SRUN = """#!/bin/bash
-while [[ $1 == -* ]]; do shift; done
-exec "$@"
+# Starts a program with, in its environment, the cores that it gets: one where srun is not told how many.
+cores=1
+while [[ $1 == -* ]]; do
+  [[ $1 == --cpus-per-task=* ]] && cores=${1#*=}
+  shift
+done
+CORES=$cores exec "$@"
 """
 SCONTROL = """#!/bin/bash
 echo "scontrol $*"
@@ -56,6 +63,7 @@ def stands_in(tmp_path: Path) -> dict[str, str]:
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     settings = {"RUN": "/shared/a run", "DATA": "/shared/data", "ZONE": "here", "REPOSITORY": "x", "HOSTS": "2"}
+    settings |= {"SLURM_CPUS_PER_TASK": "64"}  # of sbatch, which sets it for the script
     settings |= {"PYTHON": str(binaries / "python"), "LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
     return os.environ | settings | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "CODES": "0"}
 
@@ -109,6 +117,12 @@ def test_exit_codes_come_back(code: int, stands_in: dict[str, str]):
         again = name == "slurm" and code in (75, 76, 134)
         assert found == (0 if again else code)
         assert ("scontrol requeue 7" in said) == again
+
+
+def test_slurm_gives_each_process_the_cores_that_sbatch_asked_for(stands_in: dict[str, str]):
+    assert "\n#SBATCH --cpus-per-task=64\n" in (CLUSTER / "slurm.sh").read_text()
+    code, said, _ = run(commands()["slurm"], stands_in)
+    assert (code, Path(stands_in["LOG"] + "-cores").read_text()) == (0, "64"), said
 
 
 def test_slurm_ends_after_enough_restarts(stands_in: dict[str, str]):

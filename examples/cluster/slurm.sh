@@ -27,7 +27,8 @@ MAX_RESTARTS="${MAX_RESTARTS:-100}"
 
 # srun runs the program itself, without a shell between them: the signal reaches it, and its exit code comes back, of
 # several the highest. So none may be killed because another ended first: they end by themselves, within seconds.
-srun --kill-on-bad-exit=0 "$PYTHON" launch.py --config configs/openpi_ript/pi0_full.py \
+# Since Slurm 22.05 srun no longer takes --cpus-per-task from sbatch: unsaid, each process would have one core.
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=0 "$PYTHON" launch.py --config configs/openpi_ript/pi0_full.py \
   --run.dir "$RUN" --run.resume --run.compile-cache "$RUN.programs" \
   --data.path "$DATA" --mesh.fsdp 8 --checkpoint.every 500
 code=$?

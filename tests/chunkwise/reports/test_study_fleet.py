@@ -17,8 +17,13 @@ from chunkwise.reports import study_fleet, study_progress
 from tests.chunkwise.reports.test_study import ROOT, STUDY
 
 SRUN = """#!/bin/bash
-while [[ $1 == -* ]]; do shift; done
-exec "$@"
+# Starts a program with, in its environment, the cores that it gets: one where srun is not told how many.
+cores=1
+while [[ $1 == -* ]]; do
+  [[ $1 == --cpus-per-task=* ]] && cores=${1#*=}
+  shift
+done
+CORES=$cores exec "$@"
 """
 SCONTROL = """#!/bin/bash
 echo "scontrol $*"
@@ -28,7 +33,7 @@ printf '%s\\n' "$*" >> "$LOG"
 echo "41$(wc -l < "$LOG");cluster"
 """
 ENDS = """#!/bin/bash
-printf '%s\\n' "$*" >> "$LOG"
+printf '%s\\n' "$*, $CORES cores" >> "$LOG"
 exit $CODE
 """
 PLAYS = """#!/bin/bash
@@ -112,9 +117,9 @@ def test_a_run_that_was_stopped_is_queued_again(
         "SLURM_RESTART_COUNT": str(restarts),
     }.items():
         monkeypatch.setenv(name, value)
-    text = study_fleet.script("x", [str(fake), "study"], tmp_path, [5], workers=None, cores=1)
+    text = study_fleet.script("x", [str(fake), "study"], tmp_path, [5], workers=None, cores=8)
     done = subprocess.run(["bash", str(put(stands_in, "it.sh", text))], capture_output=True, text=True, check=False)
-    assert (stands_in / "log").read_text() == "study --only 5\n"
+    assert (stands_in / "log").read_text() == "study --only 5, 8 cores\n"
     assert (done.stdout, done.returncode) == (("scontrol requeue 70_5\n", 0) if again else ("", code))
 
 
