@@ -1,12 +1,13 @@
 """What is said of an environment that fails: its name, the step, and the lines of whoever wrote it."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from chunkwise.errors import RunError, one_line
+from chunkwise.printable import say
 
 _OURS = str(Path(__file__).resolve().parents[1])
 _RUNNERS = ("concurrent/futures", "threading.py", "multiprocessing", "<")
@@ -25,6 +26,14 @@ def failure(what: str, error: BaseException) -> RunError:
     said = type(error).__name__ if not str(error) else f"{type(error).__name__}: {one_line(error)}"
     lines = [f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}" for frame in theirs or frames]
     return RunError(f"{what}: {said}", *lines)
+
+
+def close_anyway(what: str, close: Callable[[], None]) -> None:
+    """Closes an environment, `what`; what it raises is said in a line: it must not hide why it is closed."""
+    try:
+        close()
+    except Exception as error:  # anything a simulator raises
+        say(f"{what} could not be closed: {type(error).__name__}: {one_line(error)}", error=True)
 
 
 def require_finite(what: str, observation: Mapping[str, np.ndarray]) -> None:

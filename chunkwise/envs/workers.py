@@ -30,7 +30,7 @@ from jaxtyping import Bool, Float32
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.distributed.cores import cores
 from chunkwise.envs.environment import Environment, Observation, Step, copies, executed, state_hash
-from chunkwise.envs.failures import failure, require_finite
+from chunkwise.envs.failures import close_anyway, failure, require_finite
 from chunkwise.envs.other_python import SimulatorDiedError
 from chunkwise.errors import RunError, StopRequested
 
@@ -374,14 +374,17 @@ class Seat:
             self._open[task] = self._open.pop(task)  # to the end: the first is the one that was reset longest ago
             return
         if len(self._open) == OPEN:
-            self._open.pop(next(iter(self._open))).close()
+            self._close(next(iter(self._open)))
         with told(f"the environment {self._named} could not be made"):
             self._open[task] = self._opener(task) if task else self._opener()
 
     def close(self) -> None:
-        """Closes all of them."""
-        while self._open:
-            self._open.popitem()[1].close()
+        """Closes all of them; what one raises is said in a line."""
+        for task in list(self._open):
+            self._close(task)
+
+    def _close(self, task: str) -> None:
+        close_anyway(f"the environment {self._name} {task}".rstrip(), self._open.pop(task).close)
 
     @property
     def _named(self) -> str:

@@ -17,7 +17,8 @@ from chunkwise.envs.workers import ThreadWorkers
 class Countdown:
     """Its state is (seed, t). It succeeds at step `seed % 7 + 1` if seed is even, and is cut at 9; at 5 of seed 11 it
     terminates without success. An image shows t. The task "slow" takes 50 ms a step if its seed is odd, "broken" fails
-    at seed 4, "deadly" ends its process there; "nan" shows NaN from step 3 on; "busy" keeps a core for 30 ms a step.
+    at seed 4, "deadly" ends its process there; "nan" shows NaN from step 3 on; "busy" keeps a core for 30 ms a step;
+    "stuck" cannot be closed.
     """
 
     fps = 10
@@ -63,6 +64,8 @@ class Countdown:
 
     def close(self) -> None:
         self.closed = True
+        if self.spec.task == "stuck":
+            raise OSError("the display is gone")
 
     def _observe(self) -> Observation:
         seen = self.state().astype(np.float32)

@@ -222,6 +222,27 @@ def test_threads_close_their_environments() -> None:
     assert [env.closed for env in made] == [True, True]
 
 
+def test_an_environment_that_cannot_be_closed_is_said_and_the_others_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers_lib, "OPEN", 2)
+    made: list[Countdown] = []
+
+    def opener(task: str = "") -> Countdown:
+        made.append(Countdown(EnvSpec(suite="own", task="stuck" if task == "b" else task)))
+        return made[-1]
+
+    workers = ThreadWorkers(opener, 2, name="countdown")
+    for slot, task in ((0, "b"), (0, "a"), (0, "c"), (1, "a"), (1, "b")):
+        workers.submit(slot, Reset(2, task))
+        workers.receive([slot])
+    line = "the environment countdown b could not be closed: OSError: the display is gone\n"
+    assert capsys.readouterr().err == line, "c came in its place"
+    workers.close()
+    assert capsys.readouterr().err == line
+    assert all(env.closed for env in made)
+
+
 def test_a_slot_has_an_environment_of_each_task_and_closes_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_lib, "OPEN", 2)
     made: list[Countdown] = []
