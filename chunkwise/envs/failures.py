@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +37,28 @@ def close_anyway(what: str, close: Callable[[], None]) -> None:
         say(f"{what} could not be closed: {type(error).__name__}: {one_line(error)}", error=True)
 
 
-def require_finite(what: str, observation: Mapping[str, np.ndarray]) -> None:
-    """Raises RunError, which begins with `what`, if an array of an observation holds NaN or Inf."""
-    for name, array in observation.items():
-        if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
+class Shapes:
+    """Names and shapes of what is observed, which are those of the first observation."""
+
+    def __init__(self) -> None:
+        """Has seen nothing yet."""
+        self._first: dict[str, tuple[int, ...]] = {}
+
+    def require(self, what: str, observation: Mapping[str, Any]) -> None:
+        """Raises RunError, which begins with `what`, if an observation has other names or shapes than the first."""
+        found = {name: np.shape(value) for name, value in observation.items()}
+        self._first = self._first or found
+        for name in self._first | found:
+            here, expected = found.get(name, "nothing"), self._first.get(name, "nothing of that name")
+            if here != expected:
+                raise RunError(f"{what} observed {name!r} with shape {here}; expected {expected}, as before")
+
+
+def require_finite(what: str, observation: Mapping[str, Any]) -> None:
+    """Raises RunError, which begins with `what`, if an array of an observation, or a list of one, holds NaN or Inf."""
+    for name, value in observation.items():
+        array = np.asarray(value)
+        if array.dtype.kind != "f":
             continue
         flat = array.reshape(-1)
         bad = np.flatnonzero(~np.isfinite(flat))

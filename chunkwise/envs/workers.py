@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -30,7 +31,7 @@ from jaxtyping import Bool, Float32
 from chunkwise.config.experiment import FleetConfig
 from chunkwise.distributed.cores import cores
 from chunkwise.envs.environment import Environment, Observation, Step, copies, executed, state_hash
-from chunkwise.envs.failures import close_anyway, failure, require_finite
+from chunkwise.envs.failures import Shapes, close_anyway, failure, require_finite
 from chunkwise.envs.other_python import SimulatorDiedError
 from chunkwise.errors import RunError, StopRequested
 
@@ -353,6 +354,8 @@ class Seat:
         """Makes nothing yet; `clock` gives the seconds of processors that were used where it answers."""
         self._opener, self._name, self._clock = opener, name, clock
         self._open: dict[str, Environment] = {}
+        self._shown = defaultdict[str, Shapes](Shapes)
+        """By task; of all environments of it that were open here."""
         self._task, self._seed, self._steps = "", 0, 0
 
     def __str__(self) -> str:
@@ -397,7 +400,10 @@ class Seat:
             self._seed, self._steps = request.seed, 0
         began = self._busy()
         try:
-            found = answer(self.env, request, every_frame=every_frame, images=images, stepped=self._stepped)
+            shown = self._shown[self._task]
+            found = answer(
+                self.env, request, every_frame=every_frame, images=images, stepped=self._stepped, shown=shown
+            )
         except RunError as error:
             if type(error) is not RunError:  # it has an exit code of its own
                 raise
@@ -438,6 +444,7 @@ def answer(
     every_frame: bool,
     images: bool = True,
     stepped: Callable[[], None] = lambda: None,
+    shown: Shapes | None = None,
 ) -> Start | Stretch:
     """Does what was asked.
 
@@ -447,13 +454,17 @@ def answer(
       every_frame: Whether the observation after every action is wanted, not the last one alone.
       images: Whether the cameras' images are part of what is observed.
       stepped: Called before each action.
+      shown: Of what the environment observed before; None: nothing yet.
 
     Raises:
-      RunError: A step gave what is none, or a number that is not finite.
+      RunError: A step gave what is none, or a number that is not finite, or an observation has other names or shapes
+        than the first.
     """
+    shown = shown or Shapes()
     if isinstance(request, Reset):
         observation = env.reset(request.seed)
         require_finite("reset()", observation)
+        shown.require("reset()", observation)
         return Start(copies(observation | env.images() if images else observation), state_hash(env.state()))
     actions = [executed(env, action) for action in request.actions]
     steps, observations, over = [], [], False
@@ -461,6 +472,7 @@ def answer(
         stepped()
         steps.append(step := env.step(action))
         require_step("step()", step)
+        shown.require("step()", step.observation)
         over = step.success or step.terminated or step.truncated
         last = over or len(steps) == len(actions)
         if every_frame or last:

@@ -15,7 +15,7 @@ from chunkwise.envs.collect import Collector, Job, Task
 from chunkwise.envs.environment import EnvSpec
 from chunkwise.envs.rollout import Rollout, load
 from chunkwise.envs.workers import ProcessWorkers, Reset, Run, Start, Stretch, ThreadWorkers, Workers, answer
-from chunkwise.errors import ConfigError, NonFiniteError
+from chunkwise.errors import ConfigError, NonFiniteError, RunError, StopRequested
 from chunkwise.policies.execution import Committed, Execution
 from tests.chunkwise.envs.countdown import LENGTHS, Countdown, Drawn, Waits, actions_of, jobs, threads
 
@@ -302,6 +302,43 @@ def test_stopping_drops_what_is_under_way() -> None:
 
     assert not collector.play(jobs([1, 3, 5]), Drawn(), lambda job, _: done.append(job.number), stopping)
     assert not done
+
+
+class Faulty(Countdown):
+    """Cannot be closed after its fault."""
+
+    def step(self, action: Any) -> Any:
+        raise ZeroDivisionError("the fault")
+
+
+def test_an_environment_that_cannot_be_closed_hides_neither_its_fault_nor_a_request_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = EnvSpec(suite="own", task="stuck")
+    with pytest.raises(RunError, match=r"\(reset with seed 3, step 1\) failed: ZeroDivisionError: the fault"):
+        play(ThreadWorkers(functools.partial(Faulty, spec), 1, name="faulty"), jobs([3]))
+    workers = ThreadWorkers(functools.partial(Countdown, spec), 2, name="countdown")
+
+    def receive(*_: Any, **__: Any) -> Any:
+        raise StopRequested
+
+    monkeypatch.setattr(workers, "receive", receive)
+    with pytest.raises(StopRequested):
+        play(workers, jobs([3, 5]))
+
+
+class Grown(Countdown):
+    """Shows as many numbers as its seed says."""
+
+    def _observe(self) -> Any:
+        return super()._observe() | {"objects": np.zeros(self.seed, np.float32)}
+
+
+def test_environments_of_a_batch_must_show_the_same() -> None:
+    workers = ThreadWorkers(functools.partial(Grown, EnvSpec(suite="own")), 2, name="grown")
+    said = r"^episode_1: its environment \(seed 5\) observed 'objects' with shape \(5,\); expected \(3,\), as before$"
+    with pytest.raises(RunError, match=said):
+        play(workers, jobs([3, 5]), rows=1)
 
 
 def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path) -> None:

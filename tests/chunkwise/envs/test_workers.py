@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -149,6 +150,37 @@ def test_only_what_is_not_finite_is_refused() -> None:
     require_finite("step()", {"large": large, "pixels": np.zeros((2, 2, 3), np.uint8)})
     with pytest.raises(RunError, match=r"^step\(\) observed 'x' with 1 of 4 numbers not finite: \[2\] = -inf$"):
         require_finite("step()", {"x": np.array([[0, 1], [-np.inf, 2]])})
+
+
+def test_numbers_in_a_list_and_of_another_library_are_looked_at_too() -> None:
+    for value in ([0.0, float("nan")], jnp.array([0.0, jnp.nan])):
+        with pytest.raises(RunError, match=r"^step\(\) observed 'x' with 1 of 2 numbers not finite: \[1\] = nan$"):
+            require_finite("step()", {"x": value})
+    require_finite("step()", {"x": [0.0, 1.0], "words": ["pick"], "count": 3})
+
+
+class Changes(Countdown):
+    """Shows one number more with every step, or is silent about its goal after a reset; by seed."""
+
+    def _observe(self) -> Any:
+        more = {"goal": np.zeros(2, np.float32)} if self.seed != 1 or self.t == 0 else {}
+        return super()._observe() | {"counts": np.zeros(1 + self.t * (self.seed == 0), np.float32)} | more
+
+
+@pytest.mark.parametrize(
+    ("seed", "said"),
+    [
+        (0, r"step\(\) observed 'counts' with shape \(2,\); expected \(1,\), as before"),
+        (1, r"step\(\) observed 'goal' with shape nothing; expected \(2,\), as before"),
+    ],
+)
+def test_what_is_observed_keeps_its_names_and_shapes(seed: int, said: str) -> None:
+    workers = ThreadWorkers(functools.partial(Changes, EnvSpec(suite="own")), 1, name="mine")
+    workers.submit(0, Reset(seed))
+    workers.receive([0])
+    workers.submit(0, Run(ACTIONS))
+    with pytest.raises(RunError, match=rf"^the environment mine \(reset with seed {seed}, step 1\): {said}$"):
+        workers.receive([0])
 
 
 def test_a_dead_process_is_named_by_its_slot_and_replaced() -> None:
