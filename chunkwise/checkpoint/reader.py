@@ -217,7 +217,7 @@ def read_newest(
     """Part of the newest checkpoint of a run that proves whole, for those who only use it; nothing is moved.
 
     Args:
-      run: The run's folder; training may go on in it meanwhile.
+      run: The run's folder; training may go on in it meanwhile, so that steps come and are removed while one is read.
       abstract: Shapes, dtypes and shardings by field of `TrainState`, e.g. {"params": ...}; other fields are not read.
       only: The one step that will do; None: any.
       plain: Further fields, of whatever shapes, on one device; they come as plain dicts and lists.
@@ -232,14 +232,18 @@ def read_newest(
       StorageError: The newest cannot be read, and nothing proves that it is damaged.
     """
     folder = run.resolve() / SAVES
-    reasons = []
-    try:
-        steps = retried(lambda: steps_in(folder))
-    except SYSTEM as error:
-        raise StorageError(f"{folder}: {root_cause(error)}") from error
-    if only is not None and only not in steps:
-        raise DataError(f"{folder}: expected a checkpoint of step {only}, found {', '.join(map(str, steps)) or 'none'}")
-    for step in steps if only is None else [only]:
+    reasons: dict[int, str] = {}
+    while True:
+        try:
+            steps = retried(lambda: steps_in(folder))
+        except SYSTEM as error:
+            raise StorageError(f"{folder}: {root_cause(error)}") from error
+        if only is not None and only not in (*steps, *reasons):
+            found = ", ".join(map(str, steps)) or "none"
+            raise DataError(f"{folder}: expected a checkpoint of step {only}, found {found}")
+        step = next((step for step in steps if step not in reasons and only in (None, step)), None)
+        if step is None:
+            break
         path = folder / str(step)
         try:
             with quiet():
@@ -247,11 +251,15 @@ def read_newest(
         except (MismatchError, StorageError):
             raise
         except Exception as error:  # as in restore
+            if not path.exists():
+                reasons[step] = "removed meanwhile"
+                continue
             found = verdict(path, error)
             if isinstance(found, UnreadableError):
                 raise StorageError(f"{path}: cannot be read, and nothing shows that it is damaged: {found}") from error
-            reasons.append(f"step {step}: {found}")
-    raise DataError(f"{folder}: expected a checkpoint of a run, found {'; '.join(reasons) or 'none'}")
+            reasons[step] = str(found)
+    said = "; ".join(f"step {step}: {reason}" for step, reason in reasons.items())
+    raise DataError(f"{folder}: expected a checkpoint of a run, found {said or 'none'}")
 
 
 def _read_part(path: Path, abstract: dict[str, Any], plain: Sequence[str]) -> dict[str, Any]:

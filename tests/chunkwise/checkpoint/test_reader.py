@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from chunkwise.checkpoint import reader
 from chunkwise.checkpoint.manager import Checkpoints
 from chunkwise.checkpoint.reader import (
     DamagedError,
@@ -164,6 +165,30 @@ def test_damage_is_refused_the_older_one_is_read_and_nothing_moves(run: Path, ki
     shutil.rmtree(run / "checkpoints/1/state")
     with pytest.raises(DataError, match=rf"(?s)expected a checkpoint of a run, found step 2: .*{words}.*; step 1: "):
         read_newest(run, abstract())
+
+
+@pytest.mark.parametrize("only", [None, 2])
+def test_a_step_that_training_removes_while_it_is_read_makes_room_for_the_newer_ones(
+    run: Path, monkeypatch: pytest.MonkeyPatch, only: int | None
+):
+    read, moments = reader._read_part, [1]
+
+    def slow(path: Path, *rest: Any) -> dict[str, Any]:
+        if moments:
+            moments.pop()
+            shutil.copytree(run / "other/checkpoints/3", run / "checkpoints/3")
+            for step in (1, 2):
+                shutil.rmtree(run / "checkpoints" / str(step))
+        return read(path, *rest)
+
+    monkeypatch.setattr(reader, "_read_part", slow)
+    if only is None:
+        step, found = read_newest(run, abstract())
+        assert step == 3
+        assert_params(found, 3)
+    else:
+        with pytest.raises(DataError, match=r"expected a checkpoint of a run, found step 2: removed meanwhile$"):
+            read_newest(run, abstract(), only=only)
 
 
 def test_a_run_without_saves_is_said(tmp_path: Path):
