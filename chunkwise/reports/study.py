@@ -35,7 +35,7 @@ from chunkwise.files.durable import make_folders, write_durably
 from chunkwise.files.place import prepare_place, told_place
 from chunkwise.printable import say
 from chunkwise.reports import study_table
-from chunkwise.reports.study_fleet import StudyWorker, script, submit
+from chunkwise.reports.study_fleet import StudyWorker, lost_run, script, submit
 from chunkwise.reports.study_progress import (
     COLUMNS,
     evaluated_otherwise,
@@ -222,7 +222,9 @@ def train_on_fleet(
     """
     worker = StudyWorker(command=tuple(command), folder=os.getcwd(), cores=places.cores)
     say(f"{len(numbers)} of {len(runs)} runs on the cluster, {places.cores} core(s) each")
-    trained = do_all(numbers, worker, workers=places.workers, fleet=places.fleet, name="run", cores=places.cores)
+    trained = do_all(
+        numbers, worker, workers=places.workers, fleet=places.fleet, name="run", cores=places.cores, lost=lost_run
+    )
     with contextlib.closing(trained):
         for number, (code, said) in trained:
             folder = runs[number].folder

@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from chunkwise.distributed.cores import cores
-from chunkwise.errors import ConfigError
+from chunkwise.distributed.jobs import MAX_DEATHS
+from chunkwise.errors import ConfigError, RunError, StorageError, one_line
 
 MAX_RESTARTS = 100
 """How often Slurm queues a run again that was stopped, or whose machine was lost."""
@@ -61,15 +63,36 @@ class StudyWorker:
         return self.train
 
     def train(self, number: int) -> tuple[int, str]:
-        """Trains a run; returns its exit code, and the last line that it said."""
-        with own_cores(self.cores) as mine:
-            os.sched_setaffinity(0, mine)  # which the process inherits
-            words = [sys.executable, "-c", _LEASH, *self.command, "--only", str(number)]
-            done = subprocess.run(
-                words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-            )
+        """Trains a run; returns its exit code, and the last line that it said.
+
+        Where this machine cannot start it, that of a run that could not be written, and what the system says.
+        """
+        words = [sys.executable, "-c", _LEASH, *self.command, "--only", str(number)]
+        try:
+            with own_cores(self.cores) as mine, _only_on(mine):
+                done = subprocess.run(
+                    words, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+                )
+        except OSError as error:
+            return StorageError.exit_code, f"could not be started on {socket.gethostname()}: {one_line(error)}"
         lines = [line for line in done.stdout.splitlines() if line.strip()]
         return done.returncode, lines[-1] if lines else ""
+
+
+def lost_run(_: int) -> tuple[int, str]:
+    """What `StudyWorker.train` would return of a run that cost too many workers."""
+    return RunError.exit_code, f"{MAX_DEATHS} workers died in it, perhaps for want of memory"
+
+
+@contextlib.contextmanager
+def _only_on(mine: set[int]) -> Iterator[None]:
+    """Keeps this thread, and the processes that it starts, on some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, mine)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)  # or the next run could only have these
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Runs of a study on other machines: against stand-ins for Slurm's commands, and, long, on a Ray of this machine."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -170,6 +171,41 @@ def test_cores_are_one_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_how_far_runs_are(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2))
     runs = runs_of(study)
+def test_a_run_has_its_cores_alone_and_the_next_one_may_have_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(study_fleet.tempfile, "gettempdir", lambda: str(tmp_path))
+    before = os.sched_getaffinity(0)
+    says = (sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))")
+    worker = study_fleet.StudyWorker(command=says, folder=str(tmp_path), cores=1)
+    assert worker.train(0) == (0, "1")
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_run_that_its_machine_cannot_start_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(study_fleet.tempfile, "gettempdir", lambda: str(tmp_path))
+    code, said = study_fleet.StudyWorker(command=("true",), folder=str(tmp_path / "none"), cores=1).train(0)
+    assert code == 74
+    assert said.startswith("could not be started on ")
+    assert said.endswith(f"No such file or directory: '{tmp_path}/none'")
+
+
+class Dies(study_fleet.StudyWorker):
+    """Its process ends in run 0."""
+
+    def train(self, number: int) -> tuple[int, str]:
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 0, "trained"
+
+
+def test_a_run_that_costs_its_workers_has_failed_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(program, "StudyWorker", Dies)
+    runs = runs_of(StudyConfig(config="qchunk/debug", seeds=(0, 1)))
+    failed: dict[str, str] = {}
+    places = argparse.Namespace(workers=1, fleet=None, cores=1)
+    program.train_on_fleet(runs, tmp_path, ["chunkwise", "study"], [0, 1], places, failed)
+    assert failed == {"debug/seed_0": "3 workers died in it, perhaps for want of memory"}
+
+
     steps = runs[0].config.train.steps
     folder = tmp_path / runs[1].folder
     folder.mkdir(parents=True)

@@ -11,7 +11,7 @@ import pytest
 from chunkwise.config.study import StudyConfig, runs_of
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import study as program
-from chunkwise.reports import study_progress, study_table
+from chunkwise.reports import study_fleet, study_progress, study_table
 from chunkwise.reports.study_progress import unfinished
 
 
@@ -170,7 +170,7 @@ def test_runs_on_a_fleet_are_given_by_their_numbers(tmp_path: Path, monkeypatch:
     def do_all(numbers: Sequence[int], worker: Any, **more: Any) -> Any:
         assert list(numbers) == [0, 2]
         assert (worker.command, worker.cores) == (("chunkwise", "study"), 3)
-        assert more == {"workers": 2, "fleet": "local", "name": "run", "cores": 3}
+        assert more == {"workers": 2, "fleet": "local", "name": "run", "cores": 3, "lost": study_fleet.lost_run}
         yield 0, (0, "")
         yield 2, (74, "debug/seed_2: error: x")
 
