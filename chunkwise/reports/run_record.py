@@ -61,6 +61,7 @@ class RunRecord:
     evaluations: list[Evaluated]
     """By step; of one step the run's own first, of those the one with the most episodes."""
     done: dict[str, Any] | None
+    """done.json; None of a run that is not finished, or goes on with more updates."""
     warnings: list[str]
     """Lines of log.txt with a warning or an error."""
 
@@ -115,7 +116,6 @@ def read_run(path: Path) -> RunRecord:
     evaluations = [one for file in files if (one := read_evaluation(file, path)) is not None]
     log = path / "log.txt"
     lines = budget.read_bytes(log).decode(errors="replace").splitlines() if log.is_file() else []
-    done = read_json(path / "done.json") if (path / "done.json").is_file() else None
     return RunRecord(
         path=path,
         package=package,
@@ -125,9 +125,20 @@ def read_run(path: Path) -> RunRecord:
         rows=rows_of(path),
         timing=_lines(path / "timing.jsonl", groups=("seconds", "memory"), numbers=True),
         evaluations=sorted(evaluations, key=lambda one: (one.step, len(one.settings), -len(one.outcomes), one.file)),
-        done=done if isinstance(done, dict) else None,
+        done=last_word(path, flat["train.steps"]),
         warnings=list(dict.fromkeys(line.strip() for line in lines if _WARNING.search(line))),
     )
+
+
+def last_word(run: Path, steps: int) -> dict[str, Any] | None:
+    """Returns what done.json says of a run that came to so many updates; None where it did not.
+
+    The file stays where a finished run goes on with more of them.
+    """
+    file = run / "done.json"
+    done = read_json(file) if file.is_file() else None
+    reached = done.get("step") if isinstance(done, dict) else None
+    return done if isinstance(reached, int) and reached >= steps else None
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from chunkwise.config.study import Run, StudyConfig
 from chunkwise.errors import NonFiniteError, RunError, one_line
 from chunkwise.files.strict_json import read_json
 from chunkwise.reports import study_table
+from chunkwise.reports.run_record import last_word
 
 COLUMNS = ("run", "state", "updates", "score")
 _TAIL = 1 << 16
@@ -68,7 +69,7 @@ def unfinished(study: StudyConfig, runs: Sequence[Run], out: Path) -> dict[str, 
 
 def _how_far(run: Run, folder: Path) -> str:
     """Says where a run is that is not finished."""
-    if (folder / "done.json").is_file():
+    if last_word(folder, run.config.train.steps) is not None:
         return "finished with another config"
     step = _last_step(folder / "metrics.jsonl")
     if step is not None:

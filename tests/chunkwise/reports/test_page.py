@@ -110,6 +110,9 @@ def test_a_page_says_what_was_measured(tmp_path: Path):
     assert "<code>agent.discount</code>" not in text
     (path / "done.json").write_text('{"step": 200, "digest": "0123456789abcdef0123"}')
     assert "done, digest <code>0123456789abcdef</code>" in page({"a": read_run(path)}, beside=path)
+    for done in ('{"step": 199, "digest": "d"}', '{"digest": "d"}', "[]"):  # of fewer updates than it goes on to
+        (path / "done.json").write_text(done)
+        assert ", not finished" in page({"a": read_run(path)}, beside=path)
 
 
 def test_two_runs_are_compared_state_by_state(tmp_path: Path):
@@ -274,7 +277,7 @@ def hostile_run(folder: Path) -> Path:
         json.dumps({"step": HOSTILE, "command": HOSTILE, "host": HOSTILE, **groups}) + "\n"
     )
     (path / "timing.jsonl").write_text(json.dumps({"seconds": {HOSTILE: 1.0}, "memory": {HOSTILE: 2}}) + "\n")
-    (path / "done.json").write_text(json.dumps({"digest": HOSTILE}))
+    (path / "done.json").write_text(json.dumps({"step": 200, "digest": HOSTILE}))
     (path / "videos").mkdir()
     (path / "videos" / "<img src=x onerror=alert(3)>.mp4").write_bytes(b"none")
     return path

@@ -1,6 +1,7 @@
 """What is no result of a study, and what of a study's file is refused before anything is trained."""
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from chunkwise.config.study import StudyConfig, runs_of
+from chunkwise.config.experiment import RunConfig
+from chunkwise.config.study import Run, StudyConfig, runs_of
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import study as program
 from chunkwise.reports import study_fleet, study_progress, study_table
 from chunkwise.reports.study_progress import unfinished
 
+from chunkwise.train.run_dir import RunFolder
 
 def write_metrics(folder: Path, *rows: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
@@ -41,6 +44,18 @@ def test_a_run_that_is_not_at_its_end_is_no_result(tmp_path: Path):
 
 
 def test_the_command_leaves_it_out_too(tmp_path: Path):
+def test_a_finished_run_that_goes_on_to_more_updates_is_on_its_way(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0,), flags=("--train.steps", "60"))
+    runs = runs_of(study)
+    write_metrics(tmp_path / runs[0].folder, row(40), row(45))
+    with RunFolder(dataclasses.replace(runs[0].config, run=RunConfig(dir=str(tmp_path / "new"))), "qchunk"):
+        pass
+    (tmp_path / "new/config.json").rename(tmp_path / runs[0].folder / "config.json")
+    for step, said in ((40, "at step 45 of 60"), (80, "finished with another config")):
+        (tmp_path / runs[0].folder / "done.json").write_text(json.dumps({"step": step}))
+        assert unfinished(study, runs, tmp_path) == {runs[0].folder: said}
+
+
     study = StudyConfig(config="qchunk/debug", seeds=(0,))
     write_metrics(tmp_path / runs_of(study)[0].folder, row(20))
     file = tmp_path / "mine.py"
