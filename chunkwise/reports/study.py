@@ -254,6 +254,10 @@ def _is_left(study: StudyConfig, run: Run, out: Path) -> bool:
 
 def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int], places: argparse.Namespace) -> None:
     """Writes the script of an array of Slurm, and submits it, or shows it."""
+    try:
+        options = shlex.split(places.sbatch)
+    except ValueError as error:
+        raise ConfigError(f"--sbatch is {places.sbatch!r}: {error}; expected words as on a command line") from error
     text = script(name, command, out, numbers, workers=places.workers, cores=places.cores)
     if places.dry_run:
         print(text, end="")
@@ -263,7 +267,7 @@ def _submit(name: str, command: Sequence[str], out: Path, numbers: Sequence[int]
     with told_place(out):
         make_folders(out / "logs")
         write_durably(path, text)
-    array, table = submit(path, shlex.split(places.sbatch), command)
+    array, table = submit(path, options, command)
     say(f"{path}: {len(numbers)} runs are the array {array}, and job {table} writes the table behind it")
     say(f"{shlex.join([*command, '--watch'])} shows how far they are")
 

@@ -148,12 +148,15 @@ def test_one_run_ends_with_its_own_code(tmp_path: Path, monkeypatch: pytest.Monk
         (["--cores", "0", "--slurm"], "--cores is 0; expected at least 1"),
         (["--workers", "0"], "--workers is 0; expected at least 1"),
         (["--sbatch", "-p x"], "--sbatch is for --slurm"),
+        (["--slurm", "--sbatch", "-p 'x"], """--sbatch is "-p 'x": No closing quotation; expected words"""),
+        (["--slurm", "--sbatch", "-p 'x", "--dry-run"], """--sbatch is "-p 'x": No closing quotation"""),
         (["--slurm"], "expected Slurm's sbatch on this machine, found none"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str):
     assert program.main([write_study(tmp_path), "--out", str(tmp_path / "out"), *words]) == 64
     assert text in capsys.readouterr().err
+    assert not (tmp_path / "out/slurm.sh").exists() or words == ["--slurm"]
 
 
 def test_cores_are_one_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -168,9 +171,6 @@ def test_cores_are_one_runs_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert again == {1, 2, 5}
 
 
-def test_how_far_runs_are(tmp_path: Path):
-    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2))
-    runs = runs_of(study)
 def test_a_run_has_its_cores_alone_and_the_next_one_may_have_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(study_fleet.tempfile, "gettempdir", lambda: str(tmp_path))
     before = os.sched_getaffinity(0)
@@ -206,6 +206,9 @@ def test_a_run_that_costs_its_workers_has_failed_and_the_others_go_on(tmp_path: 
     assert failed == {"debug/seed_0": "3 workers died in it, perhaps for want of memory"}
 
 
+def test_how_far_runs_are(tmp_path: Path):
+    study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2))
+    runs = runs_of(study)
     steps = runs[0].config.train.steps
     folder = tmp_path / runs[1].folder
     folder.mkdir(parents=True)

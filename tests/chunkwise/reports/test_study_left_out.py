@@ -196,7 +196,7 @@ def test_runs_on_a_fleet_are_given_by_their_numbers(tmp_path: Path, monkeypatch:
 
 
 def test_the_script_of_an_array_bears_the_studys_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    places = argparse.Namespace(workers=2, cores=3, dry_run=True)
+    places = argparse.Namespace(workers=2, cores=3, dry_run=True, sbatch="")
     program._submit("mine", ["chunkwise", "study", "mine.py"], tmp_path, [0, 2], places)
     text = capsys.readouterr().out
     assert "#SBATCH --job-name=study-mine\n" in text
