@@ -1,9 +1,11 @@
 """A study: a config, a grid of its fields, seeds. `chunkwise study NAME_OR_FILE` trains and compares them."""
 
 import dataclasses
+import hashlib
 import importlib.util
 import itertools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,9 @@ OWN = {
 """Flags that a study gives its runs itself, or that leave nothing of a run, and what is there for them."""
 OUTCOMES = {"success": "success", "return": "reward", "length": "length", "score": "score"}
 """Metrics that `chunkwise evaluate` gives of an episode, and their names in its file."""
+LONGEST_NAME = 150
+"""Bytes of a folder's name that is the cell in words; of a longer one the end is a digest, since a file system takes
+255, and the name of a log is longer."""
 HIGHER_IS_BETTER = ("success", "return", "score")
 """Metrics, and what begins with their names, as success/reach-v3 does, of which a study need not say it."""
 
@@ -134,7 +139,7 @@ def runs_of(study: StudyConfig) -> list[Run]:
     for values in itertools.product(*study.grid.values()):
         chosen = dict(zip(study.grid, values, strict=True))
         cell = ", ".join(f"{name}={value}" for name, value in chosen.items()) or config.stem
-        place = re.sub(r"[^A-Za-z0-9_.=-]+", "_", cell)
+        place = _place(cell)
         for seed in study.seeds:
             flags = [*study.flags, *(word for name, value in chosen.items() for word in _words(study, name, value))]
             _require_free(flags)
@@ -147,6 +152,15 @@ def runs_of(study: StudyConfig) -> list[Run]:
     if len({run.folder for run in found}) < len(found):
         raise ConfigError("two combinations of the study's grid have the same folder; write their values differently")
     return found
+
+
+def _place(cell: str) -> str:
+    """Name of a cell's folder."""
+    name = re.sub(r"[^A-Za-z0-9_.=-]+", "_", cell)
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(cell.encode()).hexdigest()[:12]
+    return f"{name[: LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
 def _flat(values: Any) -> list[Any]:
@@ -162,6 +176,11 @@ def _require_free(flags: Sequence[str]) -> None:
 
 
 def _words(study: StudyConfig, axis: str, value: str) -> list[str]:
-    """Flags of one value of an axis."""
+    """Flags of one value of an axis. Raises ConfigError where a quote in it has no end."""
     values = study.grid[axis]
-    return values[value].split() if isinstance(values, Mapping) else [f"--{axis}", *value.split()]
+    flags = values[value] if isinstance(values, Mapping) else value
+    try:
+        words = shlex.split(flags)
+    except ValueError as error:
+        raise ConfigError(f"grid has {flags!r} for {axis}: {error}; expected words as on a command line") from error
+    return words if isinstance(values, Mapping) else [f"--{axis}", *words]

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from chunkwise.errors import ConfigError, DataError
 from chunkwise.reports import study as program
 from chunkwise.reports import study_fleet, study_progress, study_table
 from chunkwise.reports.study_progress import unfinished
-
 from chunkwise.train.run_dir import RunFolder
+
 
 def write_metrics(folder: Path, *rows: dict[str, Any]) -> None:
     folder.mkdir(parents=True)
@@ -43,7 +44,6 @@ def test_a_run_that_is_not_at_its_end_is_no_result(tmp_path: Path):
     assert f"\nNot finished or not evaluated, and in no row:\n\n{listed}" in study_table.markdown(found)
 
 
-def test_the_command_leaves_it_out_too(tmp_path: Path):
 def test_a_finished_run_that_goes_on_to_more_updates_is_on_its_way(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0,), flags=("--train.steps", "60"))
     runs = runs_of(study)
@@ -56,6 +56,7 @@ def test_a_finished_run_that_goes_on_to_more_updates_is_on_its_way(tmp_path: Pat
         assert unfinished(study, runs, tmp_path) == {runs[0].folder: said}
 
 
+def test_the_command_leaves_it_out_too(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0,))
     write_metrics(tmp_path / runs_of(study)[0].folder, row(20))
     file = tmp_path / "mine.py"
@@ -119,6 +120,35 @@ def test_what_a_study_sets_itself_is_no_flag_of_its_own(flag: str):
 def test_a_grid_of_other_than_words_is_refused(settings: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         StudyConfig(config="qchunk/debug", seeds=(0,), **settings)
+
+
+@pytest.mark.parametrize("axis", ["data.task", "task"])
+def test_values_of_a_grid_are_words_as_on_a_command_line(axis: str):
+    def runs(words: str) -> list[Run]:
+        values: Any = {"mine": f"--data.task {words}"} if axis == "task" else (words,)
+        return runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), grid={axis: values}))
+
+    (run,) = runs("'my task'")
+    assert run.words == ("qchunk/debug", "--data.task", "my task", "--run.seed", "0")
+    with pytest.raises(ConfigError, match=f'my task" for {axis}: No closing quotation; expected words as on'):
+        runs("'my task")
+
+
+def test_a_cell_with_a_long_name_has_a_folder_that_can_be_made_and_a_short_one_its_words(tmp_path: Path):
+    """Every byte of these names is one character."""
+    axis = "data.task"
+
+    def place(value: str) -> str:
+        (run,) = runs_of(StudyConfig(config="qchunk/debug", seeds=(0,), grid={axis: (value,)}))
+        assert run.cell == f"{axis}={value}"
+        return run.folder.removesuffix("/seed_0")
+
+    short = "a" * 140
+    assert place(short) == f"{axis}={short}"
+    names = {place("a" * 300), place("a" * 301), place("a" * 141)}
+    assert {len(name) for name in names} == {150}
+    assert len(names) == 3
+    assert all(re.fullmatch(rf"{axis}=a{{127}}-[0-9a-f]{{12}}", name) for name in names)
 
 
 @pytest.mark.parametrize("name", ["flags", "policies", "evaluate"])
