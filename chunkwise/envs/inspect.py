@@ -11,6 +11,7 @@ and from which step on, and ends with 65: such an environment's rollouts cannot 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -25,8 +26,9 @@ import numpy as np
 from chunkwise.cli import command
 from chunkwise.envs import environment
 from chunkwise.envs.environment import Environment, EnvSpec, Observation, copies, executed, prompt_of
+from chunkwise.envs.failures import require_finite
 from chunkwise.envs.names import FORMS, spec_named
-from chunkwise.envs.workers import told
+from chunkwise.envs.workers import require_step, told
 from chunkwise.errors import ConfigError, DataError, RunError
 from chunkwise.files.durable import write_durably
 from chunkwise.files.place import prepare_place, told_place
@@ -65,23 +67,41 @@ class Report:
         )
 
 
-def played(env: Environment, seed: int, steps: int) -> Iterator[tuple[str, Observation, dict[str, Any]]]:
-    """Yields what was done, what was observed and what came of it: episodes of random actions, so many steps in all."""
+def played(name: str, env: Environment, seed: int, steps: int) -> Iterator[tuple[str, Observation, dict[str, Any]]]:
+    """Yields what was done, what was observed and what came of it: episodes of random actions, so many steps in all.
+
+    Raises:
+      DataError: It shows or rewards something that is not finite, or a step is none; the message begins with `name`.
+    """
     rng = np.random.default_rng(seed)
     left, episode = steps, 0
     while left:
         observed = env.reset(seed + episode)
+        moment = f"reset with seed {seed + episode}"
+        with _as_data():
+            require_finite(f"{name}, {moment}", observed)
         state = {"state()": np.array(env.state())}
-        yield f"reset with seed {seed + episode}", copies(observed | env.images()), state
+        yield moment, copies(observed | env.images()), state
         over = False
         while left and not over:
             action = executed(env, rng.uniform(-1, 1, env.action_dim).astype(np.float32))
             step = env.step(action)
-            over = step.success or step.terminated or step.truncated
             left -= 1
+            with _as_data():
+                require_step(f"{name}, step {steps - left}", step)
+            over = step.success or step.terminated or step.truncated
             outcome = {"reward": step.reward, "success": step.success, "end": over, "state()": np.array(env.state())}
             yield f"step {steps - left}", copies(step.observation | env.images()), outcome
         episode += 1
+
+
+@contextlib.contextmanager
+def _as_data() -> Iterator[None]:
+    """Raises what is wrong with something that an environment gave as a DataError."""
+    try:
+        yield
+    except RunError as error:
+        raise DataError(*error.args) from error
 
 
 def difference(first: tuple[str, Observation, dict[str, Any]], again: tuple[str, Observation, dict[str, Any]]) -> str:
@@ -106,16 +126,12 @@ def inspect(name: str, spec: EnvSpec, *, seed: int, steps: int) -> tuple[Report,
 
     Raises:
       ConfigError: It cannot be made.
-      DataError: It shows something that is not finite.
+      DataError: As `played`.
     """
     env = environment.make(spec)
     began = time.perf_counter()
-    first = list(played(env, seed, steps))
+    first = list(played(name, env, seed, steps))
     seconds = time.perf_counter() - began
-    for moment, observed, _ in first:
-        bad = [key for key, value in observed.items() if not np.isfinite(value).all()]
-        if bad:
-            raise DataError(f"{name}, {moment}: expected finite numbers, found NaN or Inf in {', '.join(bad)}")
     images = env.images()
     began = time.perf_counter()
     for one in range(5):
@@ -124,7 +140,7 @@ def inspect(name: str, spec: EnvSpec, *, seed: int, steps: int) -> tuple[Report,
     differences = []
     other = environment.make(spec)
     for where, again in (("after other episodes", env), ("in an environment made anew", other)):
-        found = (difference(a, b) for a, b in zip(first, played(again, seed, steps), strict=True))
+        found = (difference(a, b) for a, b in zip(first, played(name, again, seed, steps), strict=True))
         if odd := next(filter(None, found), ""):
             differences.append(f"not exact, {where}: from {odd}")
     fps, action_dim = env.fps, env.action_dim

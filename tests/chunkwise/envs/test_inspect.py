@@ -1,6 +1,8 @@
 """`chunkwise inspect --env`: what it says of environments that are exact, and of those that are not."""
 
+import dataclasses
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,23 @@ class Broken(Countdown):
         raise ZeroDivisionError("at once")
 
 
+class Unrewarded(Countdown):
+    def step(self, action: Any) -> Any:
+        return dataclasses.replace(super().step(action), reward=float("nan"))
+
+
+class Loose(Countdown):
+    """Gives what looks like a step."""
+
+    def step(self, action: Any) -> Any:
+        return types.SimpleNamespace(**vars(super().step(action)))
+
+
+class Blind(Countdown):
+    def _observe(self) -> Any:
+        return {"state": [float("nan"), float("inf")]}
+
+
 def run(*words: str) -> int:
     return inspect.main(list(words))
 
@@ -91,7 +110,14 @@ def test_an_environment_made_anew_that_is_another_is_found(capsys: pytest.Captur
         (("--env", f"{HERE}:Broken", "--camera", "a", "--image", "/dev"), 64, "/dev is a folder"),
         (("--env", f"{HERE}:Broken", "--camera", "a", "--image", "/dev/null/a.png"), 74, "cannot write /dev/null/a"),
         (("--env", f"{HERE}:nan", "--steps", "9"), 64, "expected a factory"),
-        (("--env", f"{HERE}:Countdown:nan", "--steps", "9", "--seed", "1"), 65, "step 3: expected finite numbers"),
+        (
+            ("--env", f"{HERE}:Countdown:nan", "--steps", "9", "--seed", "1"),
+            65,
+            "nan, step 3 observed 'state' with 1 of 2",
+        ),
+        (("--env", f"{HERE}:Unrewarded"), 65, "Unrewarded, step 1 gave the reward nan; expected a finite number"),
+        (("--env", f"{HERE}:Loose"), 65, "Loose, step 1 gave a SimpleNamespace; expected a chunkwise.envs"),
+        (("--env", f"{HERE}:Blind"), 65, "Blind, reset with seed 0 observed 'state' with 2 of 2 numbers not finite"),
     ],
 )
 def test_what_goes_wrong_is_said(words: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]):
