@@ -1,8 +1,9 @@
 """Any environment of Gymnasium with continuous actions, by its id, or `module:id` where a module registers it.
 
 A Box of observations is shown as `state`; of a Dict each entry under its own name, and those that are uint8 [h, w, 3]
-as cameras. `render` is a camera too: what `render()` gives with render_mode rgb_array. An episode has succeeded when
-its info says so, in `is_success` or `success`, as Gymnasium-Robotics and Meta-World do.
+as cameras; images of other shapes are left out, with a warning. `render` is a camera too: what `render()` gives with
+render_mode rgb_array. An episode has succeeded when its info says so, in `is_success` or `success`, as
+Gymnasium-Robotics and Meta-World do.
 """
 
 import importlib
@@ -33,8 +34,8 @@ class GymnasiumEnv:
 
         Raises:
           ConfigError: Gymnasium is not installed, there is no such id, its module is named by somebody else than the
-            user, actions are not continuous, what is observed is neither a Box nor a Dict of them, or a camera is
-            unknown.
+            user, actions are not continuous, what is observed is neither a Box nor a Dict of them, or one image of
+            another shape than (h, w, 3), or a camera is unknown.
         """
         gymnasium = _package()
         if ":" in spec.task and not spec.allow_code:
@@ -63,6 +64,13 @@ class GymnasiumEnv:
             name: part.shape for name, part in parts.items() if len(part.shape) == 3 and part.dtype == np.uint8
         }
         self._cameras = {name for name, shape in self._images.items() if shape[2] == 3}
+        lost = {name: shape for name, shape in self._images.items() if name not in self._cameras}
+        if lost and not self._named:
+            raise ConfigError(
+                f"{spec.task} observes uint8 numbers of shape {shown.shape}; expected an image (h, w, 3), or a Box of "
+                "another type or number of axes; gymnasium.wrappers change what is observed, in a module:factory of "
+                "your own"
+            )
         unknown = [name for name in spec.cameras if name not in (*self._cameras, RENDER)]
         if unknown:
             known = ", ".join(sorted((*self._cameras, RENDER)))
@@ -70,6 +78,12 @@ class GymnasiumEnv:
                 f"; {name} is {self._images[name]}, expected (h, w, 3)" for name in unknown if name in self._images
             ]
             raise ConfigError(f"{spec.task} has no camera {', '.join(unknown)}; choose from {known}{''.join(others)}")
+        if lost:
+            warnings.warn(
+                f"{spec.task}: left out of what is observed, {', '.join(f'{name} {lost[name]}' for name in lost)}; "
+                "expected images (h, w, 3), which gymnasium.wrappers make of them, in a module:factory of your own",
+                stacklevel=2,
+            )
         self._spec, self._latest = spec, dict[str, np.ndarray]()
         self._told = False
 

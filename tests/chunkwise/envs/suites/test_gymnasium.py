@@ -72,10 +72,16 @@ class First(Line):
     )
 
 
+class Grey(Line):
+    """Shows a grey image alone."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 1), np.uint8)
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Any:
     names = {"Line-v0": Line, "Silent-v0": lambda **options: Line(says="", **options), "Fall-v0": Fall}
-    names |= {"Whole-v0": Whole, "First-v0": First}
+    names |= {"Whole-v0": Whole, "First-v0": First, "Grey-v0": Grey}
     for name, entry in names.items():
         gymnasium.register(name, entry, max_episode_steps=4)
     yield
@@ -138,6 +144,16 @@ def test_an_environment_that_never_says_success_is_told_of_once_it_ends():
         assert not env.step(np.zeros(2, np.float32)).success
 
 
+def test_images_that_are_left_out_are_said_when_it_is_opened():
+    said = r"^First-v0: left out of what is observed, eye \(3, 4, 6\); expected images \(h, w, 3\)"
+    with pytest.warns(UserWarning, match=said) as found:
+        make(EnvSpec(suite="gymnasium", task="First-v0"))
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(EnvSpec(suite="gymnasium", task="Line-v0"))
+
+
 def test_an_end_is_no_success_by_itself():
     env = make(EnvSpec(suite="gymnasium", task="Fall-v0"))
     env.reset(0)
@@ -156,6 +172,7 @@ def test_an_end_is_no_success_by_itself():
             {"task": "First-v0", "cameras": ("eye",)},
             r"no camera eye; .*; eye is \(3, 4, 6\), expected \(h, w, 3\)",
         ),
+        ({"task": "Grey-v0"}, r"Grey-v0 observes uint8 numbers of shape \(8, 8, 1\); expected an image \(h, w, 3\)"),
         ({"task": "antigravity:Line-v0"}, "which would import Python code"),
         ({"task": "no_such_module:Line-v0", "allow_code": True}, "no_such_module"),
     ],
