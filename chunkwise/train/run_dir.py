@@ -35,7 +35,7 @@ from chunkwise.config.saved import fingerprint, flatten, resume_rules, with_fitt
 from chunkwise.distributed import processes
 from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, require_equal
 from chunkwise.files import budget, dataset_files, trust
-from chunkwise.files.durable import make_folders, sweep, write_json
+from chunkwise.files.durable import make_folders, sweep, sync_folder, write_json
 from chunkwise.files.identity import Files
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
@@ -92,6 +92,9 @@ class RunFolder:
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing
+        if config.run.dir is None:
+            with storage_error(self.path):
+                self.path = _made_anew(self.path)
         with storage_error(self.path):
             holds_run = _holds_run(self.path)
         if holds_run and not config.run.resume:
@@ -232,6 +235,22 @@ class Appender:
             )
         self._file.truncate(size)
         self._file.seek(size)
+
+
+def _made_anew(path: Path) -> Path:
+    """Makes a folder that was not there, and returns it: of that name, or with -2, -3 behind it where others began in
+    the same second."""
+    make_folders(path.parent)
+    folder, number = path, 1
+    while True:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+            folder = path.with_name(f"{path.name}-{number}")
+        else:
+            sync_folder(path.parent)
+            return folder
 
 
 def _holds_run(path: Path) -> bool:

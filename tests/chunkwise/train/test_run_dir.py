@@ -17,7 +17,7 @@ from chunkwise.config.experiment import RunConfig, TrainConfig
 from chunkwise.errors import BusyError, ConfigError, DataError, MismatchError, StorageError
 from chunkwise.files.identity import Files
 from chunkwise.files.links import Bounds
-from chunkwise.train import machine
+from chunkwise.train import machine, run_dir
 from chunkwise.train.run_dir import Appender, RunFolder, storage_error
 from tests.chunkwise.calls import Calls
 from tests.chunkwise.toy import ToyConfig, toy_config
@@ -81,6 +81,22 @@ def test_the_default_folder_says_what_runs(tmp_path: Path, monkeypatch: pytest.M
     with RunFolder(toy_config(tmp_path, run=RunConfig()), "toy") as folder:
         assert folder.path.parent == tmp_path / "runs"
         assert folder.path.name.startswith("tests-toy-")
+
+
+def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_dir.time, "strftime", lambda _: "20260102-030405")
+    config, name = toy_config(tmp_path, run=RunConfig()), "tests-toy-20260102-030405"
+    with RunFolder(config, "toy") as first, RunFolder(config, "toy") as second:
+        assert [folder.path.name for folder in (first, second)] == [name, f"{name}-2"]
+        first.log(1, "train", {})
+    with RunFolder(config, "toy") as third:
+        assert third.path.name == f"{name}-3"
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path / "runs" / name)
+    Path("runs").touch()
+    with pytest.raises(StorageError, match=r"cannot write .*Last durable step: None"):
+        RunFolder(config, "toy")
 
 
 def test_a_second_run_in_a_folder_is_refused(tmp_path: Path):
