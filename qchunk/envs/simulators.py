@@ -11,6 +11,7 @@ from jaxtyping import Float, Float32, UInt8
 
 from chunkwise.envs import environment, names
 from chunkwise.envs.environment import Environment, EnvSpec
+from chunkwise.envs.failures import close_anyway
 from chunkwise.envs.workers import told
 from chunkwise.errors import ConfigError
 from qchunk.config import QChunkConfig
@@ -103,11 +104,14 @@ def require_widths(
     key, width = observation
     with told(f"the environment {name} could not be made"):
         env = make(name, rules=rules)
-    with told(f"the environment {name} (reset with seed 0, step 0) failed"):
-        observed = env.reset(0)
+    try:
+        with told(f"the environment {name} (reset with seed 0, step 0) failed"):
+            observed, taken = env.reset(0), env.action_dim
+    finally:
+        close_anyway(f"the environment {name}", env.close)
     if key not in observed:
         raise ConfigError(f"{field} is {name!r}, which shows {sorted(observed)}; expected {key}, as data.observation")
-    shown, taken = observed[key].size, env.action_dim
+    shown = np.size(observed[key])
     if (shown, taken) != (width, action):
         raise ConfigError(
             f"{field} is {name!r}, which shows {key} of width {shown} and takes actions of width {taken}; expected the "
@@ -115,7 +119,7 @@ def require_widths(
             f"the environment of that dataset{', or to None' if field == 'eval.env' else ''}, or data.path to "
             f"recordings of {name}"
         )
-    there = {array: observed[array].size for array in kept if array in observed}
+    there = {array: np.size(observed[array]) for array in kept if array in observed}
     if there != dict(kept):
         raise ConfigError(
             f"{field} is {name!r}, which shows {there or 'neither'} beside {key}; expected the widths {dict(kept)} "
