@@ -48,10 +48,12 @@ class Shapes:
         """Raises RunError, which begins with `what`, if an observation has other names or shapes than the first."""
         found = {name: np.shape(value) for name, value in observation.items()}
         self._first = self._first or found
-        for name in self._first | found:
-            here, expected = found.get(name, "nothing"), self._first.get(name, "nothing of that name")
-            if here != expected:
-                raise RunError(f"{what} observed {name!r} with shape {here}; expected {expected}, as before")
+        if missing := [name for name in self._first if name not in found]:
+            raise RunError(f"{what} observed {sorted(found)}; expected {', '.join(missing)} too, as before")
+        for name, shape in found.items():
+            expected = self._first.get(name, "no such name")
+            if shape != expected:
+                raise RunError(f"{what} observed {name!r} with shape {shape}; expected {expected}, as before")
 
 
 def require_finite(what: str, observation: Mapping[str, Any]) -> None:

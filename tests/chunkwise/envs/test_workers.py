@@ -160,10 +160,10 @@ def test_numbers_in_a_list_and_of_another_library_are_looked_at_too() -> None:
 
 
 class Changes(Countdown):
-    """Shows one number more with every step, or is silent about its goal after a reset; by seed."""
+    """Shows one number more with every step, or its goal at a reset alone, or after that alone; by seed."""
 
     def _observe(self) -> Any:
-        more = {"goal": np.zeros(2, np.float32)} if self.seed != 1 or self.t == 0 else {}
+        more = {"goal": np.zeros(2, np.float32)} if self.seed not in (1, 3) or (self.t == 0) == (self.seed == 1) else {}
         return super()._observe() | {"counts": np.zeros(1 + self.t * (self.seed == 0), np.float32)} | more
 
 
@@ -171,7 +171,8 @@ class Changes(Countdown):
     ("seed", "said"),
     [
         (0, r"step\(\) observed 'counts' with shape \(2,\); expected \(1,\), as before"),
-        (1, r"step\(\) observed 'goal' with shape nothing; expected \(2,\), as before"),
+        (1, r"step\(\) observed \['counts', 'state'\]; expected goal too, as before"),
+        (3, r"step\(\) observed 'goal' with shape \(2,\); expected no such name, as before"),
     ],
 )
 def test_what_is_observed_keeps_its_names_and_shapes(seed: int, said: str) -> None:
