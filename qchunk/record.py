@@ -95,7 +95,7 @@ def _dataset(config: RecordConfig, path: Path) -> recorder.Dataset:
     unread = {"processes", *(("noise", "random_action", "directed") if of_aloha else ("aloha",))}
 
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in unread}
-    if not config.directed.task:
+    if not config.directed.task and not of_aloha:
         settings["directed"] = None  # as in a recording made before there was such a field
 
     def missing() -> list[int]:

@@ -33,6 +33,8 @@ from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM, is_trouble, retried, root_cause
 
 METADATA = "_CHECKPOINT_METADATA"
+MOST_READS = 20
+"""Saves in turn that are tried while training removes each before it is read."""
 """Orbax's file of metadata, in which ours are its `custom_metadata`."""
 SIZE_FACTOR, SIZE_SLACK = 4, 256 << 20
 """A save may have this many times the bytes of its arrays, and so many more for metadata."""
@@ -253,7 +255,12 @@ def read_newest(
         except Exception as error:  # as in restore
             if not path.exists():
                 reasons[step] = "removed meanwhile"
-                continue
+                if len(reasons) < MOST_READS:
+                    continue
+                raise StorageError(
+                    f"{folder}: {len(reasons)} saves in turn were removed while they were read; training saves faster "
+                    "than they can be read here: copy one, or keep more (checkpoint.keep)"
+                ) from error
             found = verdict(path, error)
             if isinstance(found, UnreadableError):
                 raise StorageError(f"{path}: cannot be read, and nothing shows that it is damaged: {found}") from error

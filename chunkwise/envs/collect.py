@@ -11,7 +11,7 @@ of it because a matrix product of another size may round differently.
 import dataclasses
 import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -166,8 +166,6 @@ class Collector:
         self.rows = workers.count if rows is None else rows
         self._execution = execution or Execution()
         self._tasks = {task.name: task for task in tasks} | {"": tasks[0]}
-        self._shown = defaultdict[str, Shapes](Shapes)
-        """By task, images among them."""
         self._said_endless = False
         self._inferences = 0
         self._fastest = math.inf
@@ -342,8 +340,7 @@ class Collector:
         latest = [{name: value[-1] for name, value in slot.frames[-1].items()} for slot in shown]
         batch = Shapes()
         for slot, row in zip(slots, latest, strict=False):
-            for known in (self._shown[slot.job.task], batch):
-                known.require(f"{slot.job.path}: its environment (seed {slot.job.seed})", row)
+            batch.require(f"{slot.job.path}: its environment (seed {slot.job.seed})", row)
         observations = {name: np.stack([row[name] for row in latest]) for name in latest[0]}
         prompts = [slot.task.prompt for slot in shown]
         committed = [slot.plan.begin() or NOTHING for slot in slots] + [NOTHING] * padding

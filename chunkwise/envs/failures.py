@@ -38,20 +38,19 @@ def close_anyway(what: str, close: Callable[[], None]) -> None:
 
 
 class Shapes:
-    """Names and shapes of what is observed, which are those of the first observation."""
+    """Names and shapes of what is observed, which stay as they were when each was first seen."""
 
     def __init__(self) -> None:
         """Has seen nothing yet."""
         self._first: dict[str, tuple[int, ...]] = {}
 
     def require(self, what: str, observation: Mapping[str, Any]) -> None:
-        """Raises RunError, which begins with `what`, if an observation has other names or shapes than the first."""
+        """Raises RunError, which begins with `what`, if an observation lacks a name or changes a shape of before."""
         found = {name: np.shape(value) for name, value in observation.items()}
-        self._first = self._first or found
         if missing := [name for name in self._first if name not in found]:
             raise RunError(f"{what} observed {sorted(found)}; expected {', '.join(missing)} too, as before")
         for name, shape in found.items():
-            expected = self._first.get(name, "no such name")
+            expected = self._first.setdefault(name, shape)
             if shape != expected:
                 raise RunError(f"{what} observed {name!r} with shape {shape}; expected {expected}, as before")
 

@@ -76,12 +76,12 @@ def played(name: str, env: Environment, seed: int, steps: int) -> Iterator[tuple
     rng = np.random.default_rng(seed)
     left, episode = steps, 0
     while left:
-        observed = env.reset(seed + episode)
-        moment = f"reset with seed {seed + episode}"
+        moment, observed = f"reset with seed {seed + episode}", env.reset(seed + episode)
+        seen = observed | env.images()
         with _as_data():
-            require_finite(f"{name}, {moment}", observed)
+            require_finite(f"{name}, {moment}", seen)
         state = {"state()": np.array(env.state())}
-        yield moment, copies(observed | env.images()), state
+        yield moment, copies(seen), state
         over = False
         while left and not over:
             action = executed(env, rng.uniform(-1, 1, env.action_dim).astype(np.float32))
@@ -89,9 +89,11 @@ def played(name: str, env: Environment, seed: int, steps: int) -> Iterator[tuple
             left -= 1
             with _as_data():
                 require_step(f"{name}, step {steps - left}", step)
+                images = env.images()
+                require_finite(f"{name}, step {steps - left}", images)
             over = step.success or step.terminated or step.truncated
             outcome = {"reward": step.reward, "success": step.success, "end": over, "state()": np.array(env.state())}
-            yield f"step {steps - left}", copies(step.observation | env.images()), outcome
+            yield f"step {steps - left}", copies(step.observation | images), outcome
         episode += 1
 
 

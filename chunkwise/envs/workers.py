@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -354,8 +353,7 @@ class Seat:
         """Makes nothing yet; `clock` gives the seconds of processors that were used where it answers."""
         self._opener, self._name, self._clock = opener, name, clock
         self._open: dict[str, Environment] = {}
-        self._shown = defaultdict[str, Shapes](Shapes)
-        """By task; of all environments of it that were open here."""
+        self._shown = Shapes()  # of the episode: another one may show a goal of another length
         self._task, self._seed, self._steps = "", 0, 0
 
     def __str__(self) -> str:
@@ -397,12 +395,11 @@ class Seat:
         """As the function. Raises RunError, with name, seed and step, for whatever the environment raises."""
         if isinstance(request, Reset):
             self.sit(request.task)
-            self._seed, self._steps = request.seed, 0
+            self._seed, self._steps, self._shown = request.seed, 0, Shapes()
         began = self._busy()
         try:
-            shown = self._shown[self._task]
             found = answer(
-                self.env, request, every_frame=every_frame, images=images, stepped=self._stepped, shown=shown
+                self.env, request, every_frame=every_frame, images=images, stepped=self._stepped, shown=self._shown
             )
         except RunError as error:
             if type(error) is not RunError:  # it has an exit code of its own
@@ -454,11 +451,11 @@ def answer(
       every_frame: Whether the observation after every action is wanted, not the last one alone.
       images: Whether the cameras' images are part of what is observed.
       stepped: Called before each action.
-      shown: Of what the environment observed before; None: nothing yet.
+      shown: Of what the environment observed before in this episode; None: nothing yet.
 
     Raises:
-      RunError: A step gave what is none, or a number that is not finite, or an observation has other names or shapes
-        than the first.
+      RunError: A step gave what is none, or a number that is not finite, or an observation lacks a name, or has
+        another shape, than before.
     """
     shown = shown or Shapes()
     if isinstance(request, Reset):

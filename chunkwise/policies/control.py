@@ -225,7 +225,9 @@ class Control:
         self._plan = Plan(self._execution)
         spec = getattr(policy, "spec", None)
         self._shape: tuple[int, ...] | None = spec.actions.shape if isinstance(spec, Spec) else None
-        """Of every chunk: as the policy says, or as the first one was."""
+        """Of every chunk, as the policy says; None: a chunk may be longer than another."""
+        self._taken = False
+        """Whether there was a chunk."""
         self._width: int | None = None if self._shape is None else self._shape[1]
         """Of every action: of a chunk, or of the person who acted before there was one."""
         self._answer: concurrent.futures.Future[Any] | None = None
@@ -339,6 +341,8 @@ class Control:
             return
         try:
             actions = _actions(answer.result(), self._shape, self._width)
+            if self._taken:
+                _require_length(self._execution, len(actions))
         except ConfigError:
             raise
         except Exception as error:  # a dead server, NaN: there is no chunk, and the next one is asked for
@@ -348,7 +352,7 @@ class Control:
             return
         self._failed = 0
         self._plan.take(actions)
-        self._shape, self._width = actions.shape, actions.shape[1]
+        self._taken, self._width = True, actions.shape[1]
         self.episode.delays.append(self._plan.step - self._asked)
 
     def _why(self, seconds: float) -> str:
@@ -359,12 +363,20 @@ class Control:
         return why + f"the policy has not answered what it was asked at step {self._asked}"
 
 
+def _require_length(execution: Execution, count: int) -> None:
+    """Raises DataError for a later chunk of too few actions: of the first that is a matter of settings."""
+    try:
+        execution.interval(count)
+    except ConfigError as error:
+        raise DataError(one_line(error)) from error
+
+
 def _actions(reply: Any, shape: tuple[int, ...] | None, width: int | None) -> Float32[np.ndarray, "t a"]:
     """Returns the chunk of an answer.
 
     Args:
       reply: What the policy answered.
-      shape: Of a chunk; None: not known yet.
+      shape: Of a chunk; None: the policy does not say.
       width: Of an action; None: not known yet.
 
     Raises:

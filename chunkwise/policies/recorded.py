@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from chunkwise.data.images import encode_jpeg, require_uint8
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError, one_line
 from chunkwise.files.aloha_hdf5 import write_array, write_jpegs
 from chunkwise.files.durable import make_folders, scratch_file
 from chunkwise.policies.observations import as_array, channels_last
@@ -120,8 +120,9 @@ class RobotEpisode:
                 for name, image in images.items()
             }
         )
-        if isinstance(prompt := observation.get("prompt"), str):
-            self.prompt = prompt
+        prompt = observation.get("prompt")
+        if isinstance(prompt, str | bytes):
+            self.prompt = prompt if isinstance(prompt, str) else prompt.decode(errors="replace")
         self.actions.append(action)
         self.interventions.append(person)
         self.ticks.append(tick)
@@ -185,7 +186,7 @@ class RobotEpisode:
             if success is not None:
                 h5.attrs["success"] = success
             if self.left_out:
-                h5.attrs["left_out"] = "; ".join(self.left_out)
+                h5.attrs["left_out"] = printable("; ".join(self.left_out))
         return path
 
     def _seen(
@@ -199,6 +200,7 @@ class RobotEpisode:
         arrays: dict[str, np.ndarray] = {}
         images: dict[str, np.ndarray] = {}
         others: dict[str, str] = {}
+        singles: dict[str, np.ndarray] = {}
         for key, value in _flat(observation):
             name, x = _name(key), as_array(value, key)
             colours = x.ndim == 3 and x.dtype == np.uint8 and 3 in (x.shape[0], x.shape[-1])
@@ -208,11 +210,15 @@ class RobotEpisode:
                     raise DataError(f"{key}: expected a camera's name once in an observation, found {name} twice")
                 images[name] = channels_last(x)
                 require_uint8(images[name], name)
-            elif x.ndim <= 1 and x.dtype.kind in "fiu":
+            elif x.ndim == 0 and x.dtype.kind in "fiu":
+                singles[key] = x
+            elif x.ndim == 1 and x.dtype.kind in "fiu" and (x.size or name in STATES):
+                if not x.size:
+                    raise DataError(f"{key}: expected numbers, found an empty vector")
                 if name in arrays:
                     raise DataError(f"{key}: expected an array's name once in an observation, found {name} twice")
                 # In its own dtype: float32 has no room for a time in seconds, nor for a large count.
-                arrays[name] = np.array(np.atleast_1d(x), np.float32 if name in STATES else x.dtype)
+                arrays[name] = np.array(x, np.float32 if name in STATES else x.dtype)
             else:
                 others[key] = f"{x.dtype} of shape {list(x.shape)}, neither a vector of numbers nor a uint8 image"
         if self.joints is not None:
@@ -221,6 +227,16 @@ class RobotEpisode:
                 raise DataError(f"joints: expected a vector of numbers, found {joints.dtype} of {list(joints.shape)}")
             arrays["qpos"] = np.array(joints, np.float32)
         _require_places(arrays, images)
+        for key, x in singles.items():
+            name = _name(key)
+            try:
+                if name in arrays:
+                    raise DataError(f"a number beside a vector {name}")
+                _require_places({**arrays, name: x}, images)
+            except DataError as error:
+                others[key] = one_line(error)
+            else:
+                arrays[name] = np.array([x], np.float32 if name in STATES else x.dtype)
         _require_text(observation.get("prompt"))
         return arrays, images, others
 
@@ -230,7 +246,7 @@ def _flat(observation: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
     for key, value in observation.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{key}/")
-        elif value is not None and not isinstance(value, str):
+        elif value is not None and not isinstance(value, str | bytes):
             yield f"{above}{key}", value
 
 
@@ -274,6 +290,8 @@ def _require_places(arrays: Iterable[str], cameras: Iterable[str]) -> None:
 
 def _require_text(prompt: Any) -> None:
     """Raises DataError for words that no attribute of a file holds."""
+    if isinstance(prompt, bytes):
+        prompt = prompt.decode(errors="replace")
     if isinstance(prompt, str) and not _storable(prompt):
         raise DataError(f"prompt: expected text without NUL, in UTF-8, found {prompt!r:.80}")
 

@@ -34,8 +34,8 @@ _SCRIPT = """\
 #SBATCH --requeue
 # A run of a study each. Stopped ahead of the time limit, or with its machine lost, it is queued again, and goes on.
 set -u
-# Since Slurm 22.05 srun no longer takes --cpus-per-task from sbatch.
-srun --cpus-per-task={cores} --kill-on-bad-exit=0 {command} --only "$SLURM_ARRAY_TASK_ID"
+# Since Slurm 22.05 srun no longer takes --cpus-per-task from sbatch, whose own -c goes before the line above.
+srun --cpus-per-task="${{SLURM_CPUS_PER_TASK:-{cores}}}" --kill-on-bad-exit=0 {command} --only "$SLURM_ARRAY_TASK_ID"
 code=$?
 case $code in
   75 | 76 | 134)

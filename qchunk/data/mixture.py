@@ -23,7 +23,7 @@ from chunkwise.errors import DataError
 from qchunk.config import DataConfig
 
 # Draws of one folder for one pool, 0.1 ms each, by which `describe` measures: 256 pools of two folders, 32 at least.
-DRAWS, LEAST_POOLS = 512, 32
+DRAWS, LEAST_POOLS, LEAST_EPISODES = 512, 32, 10
 # Of its weight, by which a folder's share of the rows may be off before a person is told.
 TOLERATED = 0.2
 
@@ -182,13 +182,18 @@ def rows_drawn(
       drawn: Episodes that may be drawn.
     """
     folders, count = _folders(data, source, drawn), len(data.mixture)
-    total, pools = np.zeros(count), max(LEAST_POOLS, DRAWS // count)
+    total, pools = np.zeros(count), _pools(count)
     for epoch in range(pools):
         roundings = np.array([(epoch + 0.5) / pools, philox(Purpose.POOL_MIXTURE, 0, epoch).random()])
         indices = _draw(data, folders, roundings, seed=0, epoch=epoch, shard=0).indices
         frames = np.bincount(folders.of[indices], source.lengths[indices], minlength=count)
         total += frames / frames.sum()
     return total / pools
+
+
+def _pools(folders: int) -> int:
+    """How many pools are drawn to tell the rows of so many folders."""
+    return max(LEAST_POOLS, DRAWS // folders)
 
 
 def describe(data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray, " episodes"]) -> tuple[str, ...]:
@@ -208,7 +213,9 @@ def describe(data: DataConfig, source: EpisodeSource, drawn: Bool[np.ndarray, " 
             f"{members.sum()} episodes, {lengths[members].sum()} frames, "
             f"{average[k]:.3g} of {data.episodes_per_epoch} places of a pool on average"
         )
-    if off := [name for name, apart in zip(names, np.abs(rows - weights) > TOLERATED * weights, strict=True) if apart]:
+    # A folder that few of the pools drawn for `rows` held says nothing: its share is off by chance.
+    told = (np.abs(rows - weights) > TOLERATED * weights) & (average * _pools(len(names)) >= LEAST_EPISODES)
+    if off := [name for name, apart in zip(names, told, strict=True) if apart]:
         lines.append(
             f"mixture: the rows of {', '.join(off)} are off the weight by more than a fifth of it: pools of "
             f"{data.episodes_per_epoch} episodes are few where lengths differ; raise data.episodes_per_epoch"

@@ -110,8 +110,14 @@ class DirectedPlay:
             return needed_cubes(_positions(info), self._goal["goal_xyzs"])
         if self._grid is not None:
             wrong = info["button_states"] != self._goal["goal_button_states"]
-            return [Target("button", button) for button in presses(wrong, *self._grid)]
+            return [Target("button", button) for button in presses(wrong, *self._grid) or []]
         return needed_in_scene(info, self._goal["goal"])
+
+    def solvable(self, info: Mapping[str, Any]) -> bool:
+        """Tells whether the task can be solved from here: of 4 x 4 buttons only 1 in 16 patterns can."""
+        if self._grid is None:
+            return True
+        return presses(info["button_states"] != self._goal["goal_button_states"], *self._grid) is not None
 
 
 @functools.cache
@@ -126,7 +132,7 @@ def _goal(task: str) -> Mapping[str, Any]:
 
 
 def needed_cubes(positions: Float[np.ndarray, "cubes 3"], goals: Float[np.ndarray, "cubes 3"]) -> list[Target]:
-    """Lists the cubes that are not at their goals, carry no other, and whose place is free and has its support.
+    """Lists the cubes that are not at their goals and carry no other, and whose place is free, on the cube of below.
 
     Args:
       positions: Centres of the cubes, in m.
@@ -138,15 +144,15 @@ def needed_cubes(positions: Float[np.ndarray, "cubes 3"], goals: Float[np.ndarra
         carries = (np.linalg.norm(others[:, :2] - position[:2], axis=1) < CUBE) & (
             others[:, 2] > position[2] + CUBE / 2
         )
-        taken = np.linalg.norm(others - goal, axis=1) < CUBE
-        below = np.linalg.norm(others - (goal - [0, 0, CUBE]), axis=1) <= AT_GOAL
-        stands = goal[2] < CUBE or below.any()
+        taken = np.linalg.norm(others - goal, axis=1) < 0.75 * CUBE  # one that lies below is a whole edge away
+        below = np.linalg.norm(goals - (goal - [0, 0, CUBE]), axis=1) < CUBE / 2
+        stands = (np.linalg.norm(positions - goals, axis=1)[below] <= AT_GOAL).all()
         if np.linalg.norm(position - goal) > AT_GOAL and stands and not carries.any() and not taken.any():
             needed.append(Target("cube", i, tuple(goal)))
     return needed
 
 
-def presses(wrong: Bool[np.ndarray, " buttons"], rows: int, columns: int) -> list[int]:
+def presses(wrong: Bool[np.ndarray, " buttons"], rows: int, columns: int) -> list[int] | None:
     """Solves a lights-out puzzle, in which a press turns a button and its neighbours.
 
     Each button is pressed once or not at all, in any order, so that the presses solve a linear system modulo 2.
@@ -157,7 +163,7 @@ def presses(wrong: Bool[np.ndarray, " buttons"], rows: int, columns: int) -> lis
       columns: Of the grid.
 
     Returns:
-      Buttons to press; none if nothing is wrong, or no presses lead to the goal.
+      Buttons to press; none if nothing is wrong. None: no presses lead to the goal.
     """
     row, column = np.divmod(np.arange(rows * columns), columns)
     near = np.abs(row[:, None] - row) + np.abs(column[:, None] - column) <= 1
@@ -174,7 +180,7 @@ def presses(wrong: Bool[np.ndarray, " buttons"], rows: int, columns: int) -> lis
         system[rest] ^= system[at]
         pivots.append(button)
     if system[len(pivots) :, -1].any():
-        return []
+        return None
     return [button for button, pressed in zip(pivots, system[:, -1], strict=False) if pressed]
 
 

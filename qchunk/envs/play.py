@@ -71,19 +71,21 @@ def play_episode(env: OgbenchEnv, config: RecordConfig, episode: int) -> dict[st
     attempt = 0
     while True:
         frames = _play(env, config, np.random.SeedSequence(words(Purpose.PLAY, config.seed, episode, attempt)))
-        if not config.env.startswith("scene") or _cube_stays_in_sight(frames["/sim/qpos"]):
+        if frames is not None and (not config.env.startswith("scene") or _cube_stays_in_sight(frames["/sim/qpos"])):
             return frames
         attempt += 1
 
 
-def _play(env: OgbenchEnv, config: RecordConfig, seeds: np.random.SeedSequence) -> dict[str, np.ndarray]:
-    """One attempt at an episode."""
+def _play(env: OgbenchEnv, config: RecordConfig, seeds: np.random.SeedSequence) -> dict[str, np.ndarray] | None:
+    """One attempt at an episode; None if the task that it is directed at cannot be solved from its first scene."""
     words = seeds.generate_state(6)
     rng = np.random.default_rng(words[:4])
     np.random.seed(words[4])  # noqa: NPY002  (OGBench's oracles draw from numpy's global generator)
     observed = env.reset(int(words[5]))
     oracles = _oracles(env.gym, config)
     directed = DirectedPlay(env.gym, config.directed.task) if config.directed.task else None
+    if directed is not None and not directed.solvable(env.info):
+        return None
     bounds = [STACKING[word] for word in config.env.split("-") if word in STACKING]
     p_stack = rng.uniform(*bounds[0]) if bounds else 0.5
     oracle = oracles[env.info["privileged/target_task"]]

@@ -71,6 +71,7 @@ def test_layout(recorded: Path) -> None:
         "episode_length": 60,
         "noise": 0.1,
         "random_action": 0.0,
+        "directed": None,
         "seed": 7,
     }
     assert made["versions"].keys() == {"ogbench", "mujoco"}

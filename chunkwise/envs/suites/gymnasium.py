@@ -65,7 +65,7 @@ class GymnasiumEnv:
         }
         self._cameras = {name for name, shape in self._images.items() if shape[2] == 3}
         lost = {name: shape for name, shape in self._images.items() if name not in self._cameras}
-        if lost and not self._named:
+        if lost and not self._named and RENDER not in spec.cameras:
             raise ConfigError(
                 f"{spec.task} observes uint8 numbers of shape {shown.shape}; expected an image (h, w, 3), or a Box of "
                 "another type or number of axes; gymnasium.wrappers change what is observed, in a module:factory of "

@@ -28,7 +28,7 @@ from chunkwise.checkpoint.reader import (
     verify,
 )
 from chunkwise.config.experiment import CheckpointConfig
-from chunkwise.errors import DataError, MismatchError
+from chunkwise.errors import DataError, MismatchError, StorageError
 from tests.chunkwise.checkpoint.test_manager import FINGERPRINT, make_state, progress, written
 
 # Orbax leaves reading tasks behind when a file is damaged, and Python reports their exceptions as unraisable.
@@ -189,6 +189,18 @@ def test_a_step_that_training_removes_while_it_is_read_makes_room_for_the_newer_
     else:
         with pytest.raises(DataError, match=r"expected a checkpoint of a run, found step 2: removed meanwhile$"):
             read_newest(run, abstract(), only=only)
+
+
+def test_saves_that_come_faster_than_they_are_read_end_it(run: Path, monkeypatch: pytest.MonkeyPatch):
+    steps = iter(range(3, 100))
+
+    def slow(path: Path, *_: Any) -> dict[str, Any]:
+        path.rename(path.with_name(str(next(steps))))
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(reader, "_read_part", slow)
+    with pytest.raises(StorageError, match="20 saves in turn were removed while they were read"):
+        read_newest(run, abstract())
 
 
 def test_a_run_without_saves_is_said(tmp_path: Path):

@@ -338,7 +338,7 @@ def test_environments_of_a_batch_must_show_the_same() -> None:
     workers = ThreadWorkers(functools.partial(Grown, EnvSpec(suite="own")), 2, name="grown")
     said = r"^episode_1: its environment \(seed 5\) observed 'objects' with shape \(5,\); expected \(3,\), as before$"
     with pytest.raises(RunError, match=said):
-        play(workers, jobs([3, 5]), rows=1)
+        play(workers, jobs([3, 5]), rows=2)
 
 
 def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path) -> None:

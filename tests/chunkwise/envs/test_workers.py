@@ -160,10 +160,11 @@ def test_numbers_in_a_list_and_of_another_library_are_looked_at_too() -> None:
 
 
 class Changes(Countdown):
-    """Shows one number more with every step, or its goal at a reset alone, or after that alone; by seed."""
+    """Shows one number more with every step, its goal at a reset alone, or goals as many as its seed; by seed."""
 
     def _observe(self) -> Any:
-        more = {"goal": np.zeros(2, np.float32)} if self.seed not in (1, 3) or (self.t == 0) == (self.seed == 1) else {}
+        more = {"goal": np.zeros(self.seed, np.float32)} if self.seed != 1 or self.t == 0 else {}
+        more |= {"contact": np.zeros(1, np.float32)} if self.t else {}
         return super()._observe() | {"counts": np.zeros(1 + self.t * (self.seed == 0), np.float32)} | more
 
 
@@ -171,8 +172,7 @@ class Changes(Countdown):
     ("seed", "said"),
     [
         (0, r"step\(\) observed 'counts' with shape \(2,\); expected \(1,\), as before"),
-        (1, r"step\(\) observed \['counts', 'state'\]; expected goal too, as before"),
-        (3, r"step\(\) observed 'goal' with shape \(2,\); expected no such name, as before"),
+        (1, r"step\(\) observed \['contact', 'counts', 'state'\]; expected goal too, as before"),
     ],
 )
 def test_what_is_observed_keeps_its_names_and_shapes(seed: int, said: str) -> None:
@@ -182,6 +182,17 @@ def test_what_is_observed_keeps_its_names_and_shapes(seed: int, said: str) -> No
     workers.submit(0, Run(ACTIONS))
     with pytest.raises(RunError, match=rf"^the environment mine \(reset with seed {seed}, step 1\): {said}$"):
         workers.receive([0])
+
+
+def test_another_episode_may_show_another_goal_and_a_step_more_than_the_reset() -> None:
+    workers = ThreadWorkers(functools.partial(Changes, EnvSpec(suite="own")), 1, name="mine")
+    for seed in (3, 5):
+        workers.submit(0, Reset(seed))
+        workers.receive([0])
+        workers.submit(0, Run(ACTIONS))
+        _, stretch = workers.receive([0])
+        assert isinstance(stretch, Stretch)
+        assert stretch.observations["goal"].shape[1:] == (seed,)
 
 
 def test_a_dead_process_is_named_by_its_slot_and_replaced() -> None:

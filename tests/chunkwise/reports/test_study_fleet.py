@@ -91,6 +91,7 @@ def test_the_script_of_an_array_and_its_submission(
     assert not out.exists()
     assert "#SBATCH --array=0,2-3%2\n" in text
     assert "#SBATCH --cpus-per-task=3\n" in text
+    assert 'srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-3}" ' in text  # --sbatch '-c 8' goes before
     assert f"#SBATCH --output='{out}/logs/slurm-%A-%a.txt'\n" in text
     assert program.main([*words, "--sbatch", "--partition gpu --comment 'a b'"]) == 0
     assert (out / "slurm.sh").read_text() == text

@@ -110,6 +110,16 @@ def test_a_pool_of_few_episodes_gives_fewer_rows_of_long_ones_and_says_so(tmp_pa
         assert note.endswith("raise data.episodes_per_epoch")
 
 
+def test_a_folder_that_few_pools_hold_is_not_said_to_be_off(tmp_path: Path):
+    """Weight 0.004 of 8 places of equal episodes: 0.03 places a pool, and as many rows as the weight by arithmetic."""
+    weights = {f"f{number}": 0.996 / 9 for number in range(9)} | {"rare": 0.004}
+    for number, name in enumerate(weights):
+        write(tmp_path / name / "episode_0.hdf5", arrays(20, number), success=True)
+    found = open_dataset(mixed(tmp_path, mixture=weights, episodes_per_epoch=8, positive_ratio=1.0))
+    assert len([note for note in found.notes if note.startswith("mixture: ")]) == 10
+    assert [note for note in found.notes if "are off the weight" in note] == []
+
+
 def test_each_folder_has_its_share_of_positives(tmp_path: Path):
     """12 of 20 places are for successes; where a folder has both labels, its share of them is 0.6."""
     root = folders(tmp_path)

@@ -276,11 +276,30 @@ def test_what_no_file_can_hold_is_refused_before_the_first_action(more: dict[str
 
 def test_words_that_are_no_text_are_named_and_an_error_of_any_words_is_saved(tmp_path: Path) -> None:
     recorded = RobotEpisode(rate_hz=20.0, reason="the bus said \0")
-    recorded.add(0, {"state": np.ones(3), "prompt": b"pick"}, np.zeros(2, np.float32), person=False)
-    assert recorded.left_out == ["prompt: |S4 of shape [], neither a vector of numbers nor a uint8 image"]
+    seen = {"state": np.ones(3), "d\0epth": np.ones((2, 2)), "found": np.zeros(0), "prompt": b"pick"}
+    recorded.add(0, seen, np.zeros(2, np.float32), person=False)
+    assert [said.split(":")[0] for said in recorded.left_out] == ["d\0epth", "found"]
     with h5py.File(recorded.save(tmp_path / "episode.hdf5", success=True)) as h5:
         assert h5.attrs["reason"] == r"the bus said \x00"
-        assert "prompt" not in h5.attrs
+        assert h5.attrs["prompt"] == "pick"
+        assert "d\\x00epth: float64 of shape [2, 2]" in str(h5.attrs["left_out"])
+
+
+def test_a_number_whose_name_is_taken_is_left_out_and_the_robot_drives() -> None:
+    """It was not recorded before, so that such a robot drove; vectors of one name are refused."""
+    for seen in (
+        {"gripper": 0.5, "gripper/force": np.ones(2)},
+        {"gripper": np.ones(2), "observation/gripper": 0.5},
+        {"stamp": 1.5, "observation/stamp": 1.5},
+    ):
+        recorded = RobotEpisode(rate_hz=20.0)
+        recorded.add(0, {"state": np.ones(3)} | seen, np.zeros(2, np.float32), person=False)
+        assert len(recorded.left_out) == 1
+
+
+def test_an_empty_state_is_refused_at_once() -> None:
+    with pytest.raises(DataError, match="state: expected numbers, found an empty vector"):
+        RobotEpisode(rate_hz=20.0).measured({"state": np.zeros(0)})
 
 
 def test_two_entries_of_one_name_are_refused() -> None:

@@ -45,14 +45,16 @@ def test_a_cube_under_another_or_whose_place_is_taken_has_to_wait() -> None:
 def test_a_cube_is_stacked_after_the_one_below_it() -> None:
     stacked = np.array([[0.425, 0.0, 0.06], [0.425, 0.0, 0.02]])
     assert _needed((0.35, -0.1, 0.02), (0.50, -0.1, 0.02), goals=stacked) == [1]
-    assert _needed((0.35, -0.1, 0.02), (0.425, 0.01, 0.02), goals=stacked) == [0]
+    assert _needed((0.35, -0.1, 0.02), (0.425, 0.0, 0.02001), goals=stacked) == [0]
+    three = np.array([[0.425, 0.0, 0.02], [0.425, 0.0, 0.06], [0.5, 0.1, 0.02]])
+    assert _needed((0.35, -0.1, 0.02), (0.5, -0.1, 0.02), (0.425, 0.0, 0.02), goals=three) == [2]  # the base is another
 
 
 def test_presses_of_every_pattern_lead_to_the_goal() -> None:
     """Each of 512 patterns is turned off by pressing what is said, by the game's own rule."""
     for pattern in itertools.product([False, True], repeat=9):
         lights = np.array(pattern).reshape(3, 3)
-        for button in presses(np.array(pattern), 3, 3):
+        for button in presses(np.array(pattern), 3, 3) or []:
             y, x = divmod(button, 3)
             for dy, dx in ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)):
                 if 0 <= y + dy < 3 and 0 <= x + dx < 3:
@@ -67,7 +69,7 @@ def test_presses_by_hand() -> None:
     assert presses(np.zeros(12, bool), 3, 4) == []
     single = np.zeros(16, bool)
     single[0] = True
-    assert presses(single, 4, 4) == []  # no presses of a 4 x 4 grid turn one corner alone
+    assert presses(single, 4, 4) is None  # no presses of a 4 x 4 grid turn one corner alone
 
 
 def _scene(cube: tuple[float, ...], buttons: tuple[int, int], drawer: float, window: float) -> dict[str, Any]:
@@ -144,6 +146,17 @@ def test_half_an_episode_of_directed_play_solves_the_task() -> None:
     assert (reward == 0).any()
     again = play_episode(env, config, 0)
     np.testing.assert_array_equal(again["/sim/qpos"], frames["/sim/qpos"])
+
+
+def test_an_episode_begins_where_the_puzzle_can_be_solved() -> None:
+    """Of the scenes that OGBench draws of 4 x 4 buttons one in 16 can be."""
+    task = "puzzle-4x4-play-singletask-task2-v0"
+    directed = DirectedPlayConfig(task=task, share=1.0)
+    config = RecordConfig(env="puzzle-4x4-v0", episodes=1, episode_length=2, directed=directed)
+    env = ogbench.make_play(config.env, config.episode_length)
+    for episode in range(3):
+        play_episode(env, config, episode)
+        assert DirectedPlay(env.gym, task).solvable(env.info)
 
 
 def test_share_0_is_random_play() -> None:

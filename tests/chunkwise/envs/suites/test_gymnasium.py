@@ -77,6 +77,9 @@ class Grey(Line):
 
     observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 1), np.uint8)
 
+    def _seen(self) -> Any:
+        return np.zeros((8, 8, 1), np.uint8)
+
 
 @pytest.fixture(autouse=True)
 def registered() -> Any:
@@ -152,6 +155,13 @@ def test_images_that_are_left_out_are_said_when_it_is_opened():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(EnvSpec(suite="gymnasium", task="Line-v0"))
+
+
+def test_an_environment_of_other_images_may_be_seen_by_its_render():
+    with pytest.warns(UserWarning, match=r"left out of what is observed, state \(8, 8, 1\)"):
+        env = make(EnvSpec(suite="gymnasium", task="Grey-v0", cameras=("render",), image_size=(8, 12)))
+    env.reset(0)
+    assert env.images()["render"].shape == (8, 12, 3)
 
 
 def test_an_end_is_no_success_by_itself():
