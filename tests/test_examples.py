@@ -14,6 +14,7 @@ import yaml
 
 from chunkwise.config.load import load
 from openpi_ript.config.experiment import OpenpiRiptConfig
+from tests.slurm_commands import SCONTROL, SRUN
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "examples/cluster"
@@ -30,18 +31,6 @@ with open(os.environ["LOG"] + "-cores", "w") as file:
     file.write(os.environ.get("CORES", ""))
 codes = os.environ["CODES"].split()
 sys.exit(int(codes[min(started, len(codes) - 1)]))
-"""
-SRUN = """#!/bin/bash
-# Starts a program with, in its environment, the cores that it gets: one where srun is not told how many.
-cores=1
-while [[ $1 == -* ]]; do
-  [[ $1 == --cpus-per-task=* ]] && cores=${1#*=}
-  shift
-done
-CORES=$cores exec "$@"
-"""
-SCONTROL = """#!/bin/bash
-echo "scontrol $*"
 """
 # A machine of $HOSTS hosts whose home is this folder.
 GCLOUD = """#!/bin/bash

@@ -2,7 +2,8 @@
 
 OGBench's play draws targets at random, and a task of several objects is hardly ever solved by chance: in 40 episodes
 of 1,001 steps task 2 of cube-double once. Here a target is drawn again until it is one that the task needs. The goals
-are OGBench's own, and so are the oracles that move the objects.
+are OGBench's own, and so are the oracles that move the objects. `record.directed` has the settings, and
+docs/qchunk.md a command; qchunk/envs/play.py calls it.
 """
 
 import dataclasses

@@ -16,19 +16,8 @@ from chunkwise.distributed.cores import cores
 from chunkwise.reports import study as program
 from chunkwise.reports import study_fleet, study_progress
 from tests.chunkwise.reports.test_study import ROOT, STUDY
+from tests.slurm_commands import SCONTROL, SRUN
 
-SRUN = """#!/bin/bash
-# Starts a program with, in its environment, the cores that it gets: one where srun is not told how many.
-cores=1
-while [[ $1 == -* ]]; do
-  [[ $1 == --cpus-per-task=* ]] && cores=${1#*=}
-  shift
-done
-CORES=$cores exec "$@"
-"""
-SCONTROL = """#!/bin/bash
-echo "scontrol $*"
-"""
 RECORDS = """#!/bin/bash
 printf '%s\\n' "$*" >> "$LOG"
 echo "41$(wc -l < "$LOG");cluster"
