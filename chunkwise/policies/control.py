@@ -244,11 +244,14 @@ class Control:
           done: Told what is seen before each step; true ends the episode.
 
         Raises:
-          ConfigError: Chunks are too short for the execution, or limits are of another width than actions.
+          ConfigError: `steps` is below 1, chunks are too short for the execution, or limits are of another width than
+            actions.
           DataError: The first observation is one that could not be recorded, and no action was commanded; or an action
             of the person is no vector of as many numbers as the others.
           Exception: What the robot or the person's device raised, when the robot has been stopped.
         """
+        if steps < 1:
+            raise ConfigError(f"steps is {steps}; expected at least 1")
         self._plan = Plan(self._execution)
         self._unwanted, self._failed = self._answer is not None, 0
         self.episode = episode = RobotEpisode(rate_hz=self._rate, joints=self._joints)

@@ -12,8 +12,7 @@ from chunkwise.policies.control import Control, Limits, in_a_thread
 from chunkwise.policies.execution import Execution, Plan
 from chunkwise.policies.spec import Entry, Spec
 
-RATE = 8.0
-"""Whose period has no rounding."""
+RATE = 8.0  # its period has no rounding
 
 
 class Clock:
@@ -473,6 +472,8 @@ def test_chunks_that_are_too_short_are_refused_before_the_robot_moves() -> None:
     with pytest.raises(ConfigError, match="expected both together within the 6 actions"):
         control.run(9)
     assert (arm.commands, arm.stops) == ([], 1)
+    with pytest.raises(ConfigError, match="steps is 0; expected at least 1"):
+        control.run(0)
 
 
 @pytest.mark.parametrize("name", ["rate_hz", "patience_s", "first_s"])
@@ -482,8 +483,7 @@ def test_numbers_out_of_range(name: str) -> None:
         Control(Arm(Clock()), Numbered(), **settings)
 
 
-def test_with_the_machines_clock_and_a_thread() -> None:
-    """A policy that answers, and then one that hangs for ever: the loop ends, and so does this test."""
+def test_with_the_machines_clock_and_a_thread() -> None:  # a policy that answers, and one that hangs for ever
     arm, policy = Arm(Clock()), Numbered()
     episode = Control(arm, policy, rate_hz=200.0, execution=Execution(how="every", execute=3, delay=1)).run(20)
     assert (episode.ended, len(episode), arm.stops) == ("steps", 20, 1)
