@@ -408,6 +408,7 @@ class RecordConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "episodes", "seconds", "rate_hz", "processes")
+        require_non_negative(self, "seed")
         require_fraction(self, "missing")
         if abs(MOTION_HZ / self.rate_hz - round(MOTION_HZ / self.rate_hz)) > 1e-9:
             raise ValueError(f"record.rate_hz is {self.rate_hz}; expected {MOTION_HZ:g} divided by a whole number")

@@ -294,9 +294,10 @@ def table(results: list[tuple[str, dict[str, Any]]]) -> str:
                 printed = [[_cell(row.get(column)) for column in columns] for row in (value, before)]
                 rows[key if printed[0] == printed[1] else f"{key} ({name})"] = value  # of its own drives and seed
             del rows[MODEL]
-        rows |= {name: result["rows"][MODEL] for name, result in chosen}
+        runs = [(name, result["rows"][MODEL]) for name, result in chosen]  # whose folder may be named like a predictor
         lines += [
-            f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |" for name, row in rows.items()
+            f"| {name} | " + " | ".join(_cell(row.get(key)) for key in columns) + " |"
+            for name, row in [*rows.items(), *((f"{name} (run)" if name in rows else name, row) for name, row in runs)]
         ]
     return "\n".join(lines)
 

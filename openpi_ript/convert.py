@@ -15,6 +15,7 @@ advantage of each rollout in its group (openpi_ript/ript/layer_4.py): as the env
 import argparse
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -121,7 +122,7 @@ def convert(
       DataError: A rollout is missing or bad.
       StorageError: The dataset could not be written.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise ConfigError(f"{out} exists; convert into a folder that does not exist yet")
     if (run / "meta" / "info.json").is_file():
         raise ConfigError(

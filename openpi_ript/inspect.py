@@ -53,6 +53,8 @@ class Inspection:
 
     path: Path
     state_key: str = "observation.state"
+    state_parts: tuple[str, ...] = ()
+    """As data.state_parts."""
     action_key: str = "action"
     relative_dims: tuple[int, ...] = ()
     horizon: int = 50
@@ -107,7 +109,8 @@ def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str
     report |= {"cameras": list(meta.cameras), "tasks": {str(index): task for index, task in meta.tasks.items()}}
     report["frames"] = sum(episode.length for episode in meta.episodes)
     outcomes = DataConfig.reward_key, DataConfig.success_key
-    read = tuple(key for key in (request.state_key, request.action_key, *outcomes) if key in meta.features)
+    wanted = (*(request.state_parts or (request.state_key,)), request.action_key, *outcomes)
+    read = tuple(key for key in wanted if key in meta.features)
     _add(walk(_LeRobotEpisodes(meta=meta, read=read, images=request.images), hands), report)
     return {f"camera_{n}": key for n, key in enumerate(meta.cameras)}
 
@@ -253,6 +256,7 @@ def _add_statistics(request: Inspection, cameras: dict[str, str], report: Report
     report["stats"] = {name: norm_stats.as_lists(s) for name, s in stats.items()}
     report |= {"stats_seconds": seconds, "stats_seconds_per_million_frames": seconds * 1e6 / data.table.frames}
     report |= {"source": dict(data.stats_source), "notes": [*report["notes"], *data.notes, *_rollout_notes(data)]}
+    report["notes"] = list(dict.fromkeys(report["notes"]))  # those of meta/ were told when it was walked, too
 
 
 def _rollout_notes(data: TrainingData) -> Iterator[str]:
@@ -264,14 +268,15 @@ def _rollout_notes(data: TrainingData) -> Iterator[str]:
 
 def _config(request: Inspection, cameras: dict[str, str], features: Report) -> DataConfig:
     """Settings that take the dataset as it is."""
-    widths = {}
-    for key in (request.state_key, request.action_key):
+    widths, parts = {}, request.state_parts or (request.state_key,)
+    for key in (*parts, request.action_key):
         if key not in features:
             raise DataError(f"{request.path}: expected column {key!r}, found {sorted(features)}")
         widths[key] = features[key]["shape"][0] if features[key]["shape"] else 1
+    state_dim = sum(widths[key] for key in parts)
     robot = RobotConfig(
-        state_dim=widths[request.state_key],
-        target_state_dim=widths[request.state_key],
+        state_dim=state_dim,
+        target_state_dim=state_dim,
         action_dim=widths[request.action_key],
         relative_dims=request.relative_dims,
         adapter=request.adapter,
@@ -281,6 +286,7 @@ def _config(request: Inspection, cameras: dict[str, str], features: Report) -> D
         robot=robot,
         cameras=cameras,
         state_key=request.state_key,
+        state_parts=request.state_parts,
         action_key=request.action_key,
         horizon=request.horizon,
         image_size=tuple(read_manifest(request.path)["image_size"]) if is_pack(request.path) else (224, 224),
@@ -323,6 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="the report as JSON")
     parser.add_argument("--no-images", "--no-pictures", action="store_true", help="decode no image")
     parser.add_argument("--state-key", default="observation.state")
+    parser.add_argument("--state-parts", nargs="+", default=[], metavar="COLUMN", help="as data.state_parts")
     parser.add_argument("--action-key", default="action")
     parser.add_argument("--relative-dims", nargs="*", type=int, default=[], help="as data.robot.relative_dims")
     parser.add_argument("--adapter", default="none", help="as data.robot.adapter; the statistics depend on it")
@@ -337,6 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     request = Inspection(
         path=args.path,
         state_key=args.state_key,
+        state_parts=tuple(args.state_parts),
         action_key=args.action_key,
         relative_dims=tuple(args.relative_dims),
         horizon=args.horizon,
@@ -347,6 +355,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         tolerance_s=args.tolerance_s,
         wrong_totals=args.wrong_totals,
     )
+    try:
+        DataConfig(
+            path=str(args.path),
+            robot=RobotConfig(state_dim=1),
+            horizon=args.horizon,
+            default_prompt=args.default_prompt,
+            tolerance_s=args.tolerance_s,
+        )
+    except ValueError as error:  # before the walk: these say nothing of the dataset
+        parser.error(str(error))
     try:
         if args.write_stats:
             prepare_place(args.write_stats, "--write-stats")

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 
 from chunkwise.cli import command as cli
 from chunkwise.config.saved import is_run
+from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S
 from chunkwise.data.shards import is_pack
 from chunkwise.errors import DataError
+from chunkwise.printable import say
 from chunkwise.view import command
 from chunkwise.view.chunks import load_policy_of
 from chunkwise.view.source import PolicyView, TrainingView, View
@@ -37,13 +39,19 @@ def view_of(arguments: argparse.Namespace, fields: Sequence[str] = ()) -> View:
         return View(recordings=rollouts, policy=_policy(arguments, rollouts))
     if is_pack(arguments.dir):
         raise DataError(f"{arguments.dir}: expected a LeRobot dataset, found a pack; view the dataset it was made from")
-    recordings = LeRobotRecordings(arguments.dir, tuple(arguments.allow_links_to))
     training: TrainingView | None = None
-    if arguments.config is not None:
-        config = command.config_of(OpenpiRiptConfig, arguments, fields)
+    config = None if arguments.config is None else command.config_of(OpenpiRiptConfig, arguments, fields)
+    recordings = LeRobotRecordings(
+        arguments.dir,
+        tuple(arguments.allow_links_to),
+        tolerance_s=TIME_TOLERANCE_S if config is None else config.data.tolerance_s,
+    )
+    for note in recordings.notes:
+        say(f"note: {note}")
+    if config is not None:
         from openpi_ript.tasks.window import TrainingWindows  # jax
 
-        training = TrainingWindows(config, arguments.config, recordings)
+        training = TrainingWindows(config, str(arguments.config), recordings)
     return View(recordings=recordings, training=training, policy=_policy(arguments, recordings))
 
 

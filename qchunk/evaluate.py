@@ -294,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--episodes", type=int, help="default: eval.final_episodes of the run")
     parser.add_argument("--env", metavar="ID", help="default: eval.env of the run")
-    parser.add_argument("--seed", type=int, help="of scenes and draws; default: the run's")
+    parser.add_argument("--seed", type=command.seed, help="of scenes and draws; default: the run's")
     add_flags(parser, "open_loop, each as a whole, and with --execute every N steps a new one")
     parser.add_argument("--max-steps", type=int, metavar="N", help="cut episodes after so many steps")
     parser.add_argument("--num-envs", type=int, metavar="N", help="environments at once")

@@ -83,6 +83,13 @@ def add_links_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def seed(text: str) -> int:
+    """Reads a seed, as a `type` of argparse. Raises ArgumentTypeError for what is none."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"expected 0 to 2^63 - 1, found {text!r}")
+    return int(text)
+
+
 def run(main: Callable[[], int | None], unsaved: str = "stopped; what was finished before stands") -> NoReturn:
     """Runs a command and ends the process with its exit code, without waiting for threads that do not end.
 

@@ -103,7 +103,7 @@ class RunConfig:
     TensorBoard show it. --profile N for short. 0: none."""
 
     def __post_init__(self) -> None:
-        require_non_negative(self, "profile")
+        require_non_negative(self, "seed", "profile")
         if self.profile and self.dry_run:
             raise ValueError(
                 f"run.profile is {self.profile} and run.dry_run on, which makes no updates; expected 0, or no --dry-run"

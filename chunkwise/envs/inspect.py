@@ -181,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", default="", metavar="PATH", help="interpreter that runs module:factory")
     parser.add_argument("--initial-states", default="", metavar="FILE.npz", help="published states to begin in")
     parser.add_argument("--steps", type=int, default=200, help="random steps; default: 200")
-    parser.add_argument("--seed", type=int, default=0, help="of the first reset and of the actions")
+    parser.add_argument("--seed", type=command.seed, default=0, help="of the first reset and of the actions")
     parser.add_argument("--camera", nargs="+", default=[], metavar="NAME", help="images, by the suite's names")
     parser.add_argument("--image-size", type=int, nargs=2, default=(240, 320), metavar=("HEIGHT", "WIDTH"))
     parser.add_argument("--image", type=Path, metavar="FILE.png", help="where the cameras' last images are written")

@@ -3,7 +3,7 @@
 metaworld/reach-v3   robosuite/Lift   robomimic/can   libero_spatial/0   aloha/AlohaTransferCube   point/red
 town/drive
 ogbench/cube-single-singletask-task2-v0, or without `ogbench/`
-gymnasium/Pendulum-v1, or without `gymnasium/`   gymnasium/my_module:MyEnv-v0
+gymnasium/Pendulum-v1 or gymnasium/my_module:MyEnv-v0, or without `gymnasium/`
 my_module:make_env   my_module:make_env:task
 """
 
@@ -29,6 +29,8 @@ def split_name(name: str) -> tuple[str, str]:
         return head, rest
     if head in task_sets("libero") and rest:
         return "libero", name
+    if re.fullmatch(r"[\w.]+:([\w.-]+/)?[\w.-]+-v\d+", name):  # no attribute of a module has a "-" in its name
+        return "gymnasium", name
     module, colon, attribute = name.partition(":")
     if colon and not slash:
         factory, _, task = attribute.partition(":")

@@ -24,7 +24,7 @@ import time
 from collections.abc import Sequence
 
 from chunkwise.checkpoint.weights import which
-from chunkwise.cli.command import Parser
+from chunkwise.cli.command import Parser, seed
 from chunkwise.cli.named_paths import require_reachable
 from chunkwise.config.load import load
 from chunkwise.distributed import processes
@@ -215,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("bfloat16", "int8"),
         help="keep the weights of a large model in a half or a quarter of the memory; by default float32, as trained",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the noise")
+    parser.add_argument("--seed", type=seed, default=0, help="of the noise")
     return parser
 
 

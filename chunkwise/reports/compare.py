@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def names_of(paths: Sequence[Path]) -> list[str]:
     """Names of folders, as short as they differ. Raises ConfigError where one is given twice."""
     whole = [Path(os.path.abspath(path)) for path in paths]
-    if len(set(whole)) < len(whole):
+    if len({os.path.realpath(path) for path in whole}) < len(whole):  # by a link, too
         raise ConfigError("a run is given twice; expected different ones")
     parts = 1
     while len(set(names := ["/".join(path.parts[-parts:]) for path in whole])) < len(names):

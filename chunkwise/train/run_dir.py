@@ -18,6 +18,7 @@ profile/         traces of run.profile, chunkwise/train/tracing.py
 
 import contextlib
 import fcntl
+import glob
 import json
 import math
 import os
@@ -57,7 +58,7 @@ class RunFolder:
 
         Raises:
           ConfigError: The folder holds a run and run.resume is off, or the other way round; or the config could not be
-            read back from the folder.
+            read back from the folder; or its path has *, ? or [, with which no checkpoint can be written.
           MismatchError: The folder's run was started with another config.
           BusyError: Another process has the folder open.
           StorageError: The folder cannot be written.
@@ -92,6 +93,11 @@ class RunFolder:
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing
+        if glob.escape(str(self.path)) != str(self.path):  # Orbax looks for a save's parts by a pattern with the path
+            raise ConfigError(
+                f"{self.path}: expected a folder without *, ? and [ in its path, since no checkpoint can be written "
+                "into this one; choose another --run.dir, or rename the folder"
+            )
         if config.run.dir is None:
             with storage_error(self.path):
                 self.path = _made_anew(self.path)

@@ -45,7 +45,8 @@ def run(
             return 0
         return serve(view, arguments.port)
     except RunError as error:
-        say(str(error), error=True)
+        for line in str(error).split("\n"):  # an error's own lines, in which no name has a line break left
+            say(line, error=True)
         return error.exit_code
 
 

@@ -17,7 +17,8 @@ DATA = "--record.env scene-v0 --record.episodes 100 --record.noise 0.3 --data.pa
 PLAY = f"{DATA} --record.directed.task {TASK} --record.directed.share 0.8 --data.episodes-per-epoch 100"
 WHERE = f"--data.task {TASK} --eval.env {TASK} --online.env {TASK} --data.sparse"
 LENGTH = "--online.start 4000 --online.steps 4000 --train.eval-every 4000 --data.steps-per-epoch 7000"
-SIZE = f"{LENGTH} --eval.episodes 50 --eval.final-episodes 50 --optim.learning-rate 1e-3 --agent.tau 0.01"
+EVAL = "--eval.episodes 50 --eval.final-episodes 50 --eval.videos 0"
+SIZE = f"{LENGTH} {EVAL} --optim.learning-rate 1e-3 --agent.tau 0.01"
 UPDATES = dict.fromkeys(AGENTS, "--train.steps 7000") | {"RLPD": "--online.start 0 --train.steps 3000"}
 
 

@@ -219,6 +219,11 @@ class NuscenesConverter:
         writer: EpisodeWriter,
     ) -> DriveFrame:
         """One frame of the images `rows`; `sample` gives its time where there are none."""
+        channels = [self._channel(row) for row in rows]
+        for row, channel in zip(rows, channels, strict=True):
+            if channels.count(channel) > 1:
+                file = f"{self._version}/sample_data.json"
+                writer.problem(file, f"{unit}, {row['token']}", "one image of each camera a frame", f"two of {channel}")
         times = {self._channel(row): row["timestamp"] * 1e-6 for row in rows}
         if REFERENCE in times:
             time = times[REFERENCE]

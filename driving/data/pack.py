@@ -86,17 +86,23 @@ def pack(
     split = _split(config, index, notes)
     for note in notes:
         report(note)
-    base = Path(config.path).resolve()
-    left_out = len(episode_names(base, Bounds(base, config.allow_links_to))) - len(index.ids)
+    path, base = Path(config.path).resolve(), _folder(config)
+    left_out = len(episode_names(path, Bounds(base, config.allow_links_to))) - len(index.ids)
     make_pack(
         _Opener(base, index, settings, split, whole_episodes(index.lengths.tolist()), left_out),
         out,
         about={"format": FORMAT, "cameras": list(index.cameras)},
         settings=settings,
-        source=base,
+        source=path,
         jobs=jobs or Jobs(on_bad=config.on_bad),
         report=report,
     )
+
+
+def _folder(config: DataConfig) -> Path:
+    """Where the names of files begin: the dataset's folder, or the one of the single episode that it is."""
+    path = Path(config.path).resolve()
+    return path.parent if path.is_file() else path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +144,11 @@ class _DrivesPacking(Packing):
 
     def write_tables(self, folder: Path, left_out: Collection[int]) -> Mapping[str, Any]:
         index, split = self._index, self._source.split
+        kept = [i for i in range(len(index.ids)) if i not in left_out]
+        if not kept:
+            return {}  # so many faults are refused behind this, all of them named
         if left_out:
-            index = concatenate([index.one(i) for i in range(len(index.ids)) if i not in left_out])
+            index = concatenate([index.one(i) for i in kept])
         (folder / INDEX_FILE).write_bytes(pack_index(index))
         if split is not None:
             save_manifest(split.of(index) if left_out else split, folder / SPLIT_FILE)
@@ -203,7 +212,7 @@ def compare(config: DataConfig, index: Index, out: Path) -> Comparison:
     for name in (*same, *gaps):
         if not np.array_equal(getattr(index, name), getattr(packed_index, name), equal_nan=name in gaps):
             raise DataError(f"{out}: expected the same {name} as in {config.path}, found others")
-    files = FileImages(Path(config.path).resolve(), index, config.cameras)
+    files = FileImages(_folder(config), index, config.cameras)
     rows = np.unique(np.linspace(0, index.frames - 1, min(index.frames, CHECKED_FRAMES)).astype(np.int64))
     wanted = (index.image_status[rows] == PRESENT)[:, columns(index, config.cameras)]
     seconds = {"raw": 0.0, "packed": 0.0}

@@ -87,15 +87,19 @@ def anchors(data: DrivingData, config: DrivingConfig) -> Float32[np.ndarray, "m 
     the model begins with, mirrored ones too where training mirrors. A function of data and seed.
 
     Raises:
-      ConfigError: There are not as many different futures as modes.
+      ConfigError: No future is known whole, or there are not as many different ones as modes.
     """
     assert config.waypoints is not None
     tables, rows, count = data.tables, data.anchors, config.waypoints.modes
     known = tables.waypoint_valid[rows].all(axis=1)
-    if config.waypoints.use_ego:
-        known &= tables.speed_valid[rows] & tables.yaw_rate_valid[rows]
+    if not known.any():
+        raise ConfigError(
+            f"waypoints.modes is {count}, and {config.data.path} has no training frame whose waypoints are known to "
+            f"the end, data.waypoint_steps {config.data.waypoint_steps} of {config.data.waypoint_dt_s:g} s; lower "
+            "that, or set waypoints.modes 1"
+        )
     futures = tables.waypoints[rows[known]].astype(np.float64)
-    if config.waypoints.use_ego and len(futures):
+    if config.waypoints.use_ego:  # where it is unknown it is 0, here and in what the model is given
         motion = np.stack([tables.speed_mps, tables.yaw_rate_radps], axis=-1)[rows[known]]
         futures -= np.asarray(constant_turn(jnp.asarray(motion), config.data.waypoint_steps, config.data.waypoint_dt_s))
     if config.data.augment.flip:

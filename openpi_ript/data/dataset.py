@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float64, Int64
 from chunkwise.data import holdout
 from chunkwise.data.groups import rloo, uniform_groups
 from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, read_meta
-from chunkwise.data.lerobot.tables import FrameTable, delta_indices, load_table, window
+from chunkwise.data.lerobot.tables import INDEX_COLUMNS, FrameTable, delta_indices, load_table, window
 from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.data.norm_stats import NormStats
 from chunkwise.data.pack import ImageReader, PackedImages, read_pack_table
@@ -248,6 +248,9 @@ def _open_source(
             raise DataError(f"{path}: expected columns {missing} as data.state_parts says, found {sorted(columns)}")
         parts = [columns[key].astype(np.float32).reshape(table.frames, -1) for key in config.state_parts]
         columns[config.state_key] = np.concatenate(parts, axis=1)
+    for field, keys in (("state_key", config.state_parts or (config.state_key,)), ("action_key", (config.action_key,))):
+        if indices := sorted({*keys} & {*INDEX_COLUMNS}):
+            raise ConfigError(f"data.{field}: expected columns of the robot's, found {indices}, which number the rows")
     for key in (config.init_key or config.state_key, config.correction_key, config.state_key, config.action_key):
         if key is not None and key not in columns:
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
@@ -320,7 +323,8 @@ def _to_openpi(
             raise DataError(f"{config.norm_stats}: expected statistics of {name!r}, found {sorted(stats)}")
     (state, remarks), (action, more) = norm.affines(config, stats)
     notes += [*remarks, *more]
-    notes.extend(norm.plausible(state.apply(adapter.state(table.columns[config.state_key])), "state"))
+    if config.state_norm != "none":
+        notes.extend(norm.plausible(state.apply(adapter.state(table.columns[config.state_key])), "state"))
     return ToOpenPi(
         cameras=config.cameras,
         image_size=config.image_size,

@@ -455,7 +455,7 @@ def affines(
 
 def plausible(x: Float32[np.ndarray, "rows d"], name: str) -> Sequence[str]:
     """Notes on normalised dimensions whose values lie far out: a sign of statistics from another dataset."""
-    centre = np.abs(x.mean(0))
+    centre = np.abs(x.mean(0, dtype=np.float64))
     return [
         f"{name}, dimension {d}: normalised values average {centre[d]:.1f}; are these another dataset's statistics?"
         for d in np.flatnonzero(centre > FAR_OFF)

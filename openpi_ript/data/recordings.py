@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from chunkwise.data.images import encode_jpeg
-from chunkwise.data.lerobot.meta import LeRobotMeta, read_meta
+from chunkwise.data.lerobot.meta import TIME_TOLERANCE_S, LeRobotMeta, read_meta
 from chunkwise.data.lerobot.tables import EpisodeTable, iter_tables
 from chunkwise.data.lerobot.video import LeRobotImages
 from chunkwise.data.threads import step_back
@@ -29,13 +29,22 @@ INDICES = ("episode_index", "frame_index", "timestamp", "index")
 class LeRobotRecordings:
     """A folder of LeRobot 2.1 or 3.0. The tables of two files are kept, and the decoders of some videos."""
 
-    def __init__(self, path: Path, allow_links_to: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, allow_links_to: tuple[str, ...] = (), *, tolerance_s: float = TIME_TOLERANCE_S
+    ) -> None:
         """Reads meta/.
 
+        Args:
+          path: Folder of the dataset.
+          allow_links_to: Folders outside of it that links in it may lead to.
+          tolerance_s: As data.tolerance_s.
+
         Raises:
-          DataError: It is no LeRobot dataset, or meta/ is bad.
+          DataError: It is no LeRobot dataset, or meta/ is bad; wrong totals are a note, so that they can be looked at.
         """
-        self._meta = read_meta(path, bounds=Bounds(path, allow_links_to))
+        bounds = Bounds(path, allow_links_to)
+        self._meta = read_meta(path, bounds=bounds, tolerance_s=tolerance_s, wrong_totals="note")
+        self.notes = self._meta.notes
         self.title, self.kind = str(path), f"LeRobot {self._meta.version}"
         self.names = [f"episode {episode.index}" for episode in self._meta.episodes]
         self._keys = numeric_columns(self._meta)

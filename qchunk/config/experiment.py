@@ -158,7 +158,7 @@ class RecordConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "episodes", "episode_length", "processes")
-        require_non_negative(self, "noise")
+        require_non_negative(self, "noise", "seed")
         require_fraction(self, "random_action")
 
 

@@ -157,8 +157,11 @@ def _task_of(name: str) -> tuple[list[str], list[str]]:
 
 def require_images(name: str, view: View) -> None:
     """Raises ConfigError if the environment of that name shows no images. The user's own says so itself."""
-    if name != aloha.NAME and ":" not in name:
-        raise ConfigError(f"data.cameras is {view.cameras}; of the environments only {aloha.NAME} shows images")
+    if name != aloha.NAME and ":" not in name and names.split_name(name)[0] != "gymnasium":
+        raise ConfigError(
+            f"data.cameras is {view.cameras}, and {name} shows no images; {aloha.NAME}, Gymnasium's environments and "
+            "module:factory of your own do"
+        )
 
 
 def stacked_images(images: Mapping[str, np.ndarray], view: View) -> UInt8[np.ndarray, "*b k h w 3"]:

@@ -32,6 +32,10 @@ def test_the_table_by_hand():
         "",
         "one: a note",
     ]
+    assert evaluate.text([("ego_mlp", one)]).strip().splitlines()[2:4] == [
+        "| ego_mlp | 2.000 (0.500 to 1.500) |",
+        "| ego_mlp (run) | 1.000 (0.500 to 1.500) |",
+    ]
 
 
 def test_runs_of_one_name_and_of_other_drives_are_told_apart(

@@ -181,8 +181,10 @@ def test_outcomes_that_the_config_does_not_read_are_no_columns(run: Path):
 
 def test_what_cannot_be_converted_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for words, code, message in [
         ([str(run), str(tmp_path / "there")], 64, "exists; convert into a folder that does not exist yet"),
+        ([str(run), str(tmp_path / "link")], 64, "exists; convert into a folder that does not exist yet"),
         ([str(run), str(tmp_path / "x"), "--first-step", "9"], 65, "expected rollouts of update 9 or later"),
         ([str(run), str(tmp_path / "x"), "--fps", "0"], 64, "--fps is 0"),
         ([str(run.parent / "dataset"), str(tmp_path / "x")], 64, "is a LeRobot dataset already"),

@@ -10,7 +10,7 @@ import pytest
 
 from chunkwise.errors import DataError
 from openpi_ript import inspect as inspect_module
-from openpi_ript.config.data import ALOHA, UR5E, DataConfig
+from openpi_ript.config.data import ALOHA, DROID, UR5E, DataConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
@@ -99,6 +99,45 @@ def test_tasks_without_words_are_taken_with_a_default_prompt(
     assert main([str(root), "--horizon", "4"]) == 65
     assert "--default-prompt" in capsys.readouterr().out
     assert main([str(root), "--horizon", "4", "--default-prompt", "fold"]) == 0
+    for words in (["--default-prompt", " "], ["--horizon", "0"], ["--tolerance-s", "nan"]):
+        with pytest.raises(SystemExit) as ended:
+            main([str(tmp_path / "nothing"), *words])
+        assert ended.value.code == 64
+
+
+def test_a_state_in_several_columns_is_taken_in_their_order(tmp_path: Path) -> None:
+    """As DROID's; the file is what a training of data.state_parts computes itself."""
+    rng = np.random.default_rng(1)
+    numbers = {"joints": rng.random((9, 7)), "grip": rng.random((9, 1)), "action": rng.random((9, 8))}
+    columns = {key: value.astype(np.float32) for key, value in numbers.items()}
+    episode = Recorded(columns=columns, images={}, task="x")
+    write_lerobot(tmp_path / "set", [episode], fps=15, robot="franka", provenance={}, names={})
+    file = tmp_path / "stats.json"
+    words = [str(tmp_path / "set"), "--horizon", "2", "--adapter", "droid", "--write-stats", str(file)]
+    assert main([*words, "--state-parts", "joints", "grip"]) == 0
+    mean = json.loads(file.read_text())["norm_stats"]["state"]["mean"]
+    np.testing.assert_allclose(mean[:8], np.concatenate([numbers["joints"], numbers["grip"]], 1).mean(0), atol=1e-6)
+    data = DataConfig(path=str(tmp_path / "set"), robot=DROID, cameras={}, state_parts=("joints", "grip"), horizon=2)
+    np.testing.assert_array_equal(open_data(data).stats["state"].mean, mean)
+    assert main([*words[:-2], "--state-parts", "joints"]) == 65
+
+
+def test_columns_that_number_the_rows_are_no_state_and_no_action(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(arms(tmp_path / "set"))
+    for flag, column in (
+        ("--state-key", "task_index"),
+        ("--action-key", "timestamp"),
+        ("--state-parts", "frame_index"),
+    ):
+        assert main([root, "--horizon", "4", flag, column]) == 65
+        assert f"expected columns of the robot's, found ['{column}']" in capsys.readouterr().out
+
+
+def test_numbers_that_are_left_as_they_are_raise_no_doubt_of_statistics(tmp_path: Path) -> None:
+    root = arms(tmp_path / "set", "fold", **{"observation.state": np.full((40, 14), 30.0, np.float32)})
+    assert not [note for note in inspect(Inspection(path=root, horizon=4))["notes"] if "another dataset" in note]
 
 
 def test_a_fault_of_a_column_that_training_does_not_read_is_a_note(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -75,3 +76,26 @@ def test_what_is_wrong_is_told_and_the_rest_is_shown(tmp_path: Path):
 def test_the_command_says_what_is_no_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert view.main([str(tmp_path)]) == 65
     assert "info.json" in capsys.readouterr().err
+
+
+def test_wrong_totals_are_noted_and_a_clock_is_measured_as_the_config_says(tmp_path: Path):
+    root = write_v21(tmp_path / "set", record())
+    info = root / "meta" / "info.json"
+    info.write_text(info.read_text().replace('"total_frames": 21', '"total_frames": 22'))
+    file = sorted(root.rglob("episode_000000.parquet"))[0]
+    table = pq.read_table(file)
+    late = pa.array(table["timestamp"].to_numpy() + 0.004, table["timestamp"].type)
+    pq.write_table(table.set_column(table.column_names.index("timestamp"), "timestamp", late), file)
+    found = LeRobotRecordings(root)
+    assert "22" in found.notes[0]
+    assert [bool(summary.problems) for _, summary in found.examine()][:3] == [True, False, False]
+    lenient = LeRobotRecordings(root, tolerance_s=0.01)
+    assert not any(summary.problems for _, summary in lenient.examine())
+
+
+def test_every_line_of_a_refusal_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    root = write_v21(tmp_path / "set", record())
+    info = root / "meta" / "info.json"
+    info.write_text(info.read_text().replace('"fps": 10', '"fps": -10'))
+    assert view.main([str(root)]) == 65
+    assert "\\n" not in capsys.readouterr().err

@@ -16,7 +16,8 @@ from chunkwise.data.problems import MAX_SKIPPED, Problem, refuse
 from chunkwise.errors import DataError, one_line
 from chunkwise.files.parquet import open_parquet, read_columns
 
-_INDEX_COLUMNS = ("episode_index", "frame_index", "timestamp", "task_index")
+INDEX_COLUMNS = ("episode_index", "frame_index", "timestamp", "task_index")
+"""What every table has besides its own columns; they say which row it is, and nothing of the robot."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def iter_tables(meta: LeRobotMeta, keys: Sequence[str]) -> Iterator[EpisodeTable
       meta: The opened dataset.
       keys: Columns to read besides the index columns; numbers of one dimension at most.
     """
-    columns = tuple(dict.fromkeys((*_INDEX_COLUMNS, *keys)))
+    columns = tuple(dict.fromkeys((*INDEX_COLUMNS, *keys)))
     for file, group in itertools.groupby(meta.episodes, key=lambda episode: episode.file):
         episodes = list(group)
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from chunkwise.config.experiment import CheckpointConfig, FleetConfig, MeshConfig, OptimConfig, TrainConfig
+from chunkwise.config.experiment import CheckpointConfig, FleetConfig, MeshConfig, OptimConfig, RunConfig, TrainConfig
 from chunkwise.config.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -19,6 +19,7 @@ DEBUG = ["--config", str(ROOT / "configs/qchunk/debug.py")]
         (lambda: OptimConfig(learning_rate=-1.0), "learning_rate"),
         (lambda: MeshConfig(data=0), "data"),
         (lambda: TrainConfig(steps=1, batch_size=0), "batch_size"),
+        (lambda: RunConfig(seed=-1), "seed is -1; expected 0 or above"),
         (lambda: FleetConfig(address="somewhere"), "expected auto, local, ray://host:port, or host:port"),
     ],
 )

@@ -22,7 +22,10 @@ from chunkwise.errors import ConfigError
         ("Pendulum-v1", ("gymnasium", "Pendulum-v1")),
         ("ALE/Pong-v5", ("gymnasium", "ALE/Pong-v5")),
         ("gymnasium/mine:Hill-v0", ("gymnasium", "mine:Hill-v0")),
+        ("mine:Hill-v0", ("gymnasium", "mine:Hill-v0")),
+        ("my.pkg:ours/Hill-v12", ("gymnasium", "my.pkg:ours/Hill-v12")),
         ("mine:make", ("mine:make", "")),
+        ("mine:make:Hill-v0", ("mine:make", "Hill-v0")),
         ("my.pkg:make:task", ("my.pkg:make", "task")),
     ],
 )

@@ -432,6 +432,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert "<title>a/run, b/run</title>" in Path("new/ab.html").read_text()
     with pytest.raises(ConfigError, match="a run is given twice"):
         compare.main(["a/run", "b/../a/run"])
+    Path("link").symlink_to("a")
+    with pytest.raises(ConfigError, match="a run is given twice"):
+        compare.main(["a/run", "link/run"])
     with pytest.raises(ConfigError, match="--metric: no run has the metric x"):
         compare.main(["a/run", "--metric", "x"])
     with pytest.raises(ConfigError, match=r"found no config\.json in it"):

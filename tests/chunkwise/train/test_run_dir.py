@@ -40,6 +40,16 @@ def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path):
         assert folder.path == tmp_path
 
 
+@pytest.mark.parametrize("name", ["lr=[0.1, 0.2]", "a*", "what?"])
+def test_a_folder_into_which_no_checkpoint_can_be_written_is_refused(tmp_path: Path, name: str):
+    """Orbax joins the folder's path into a pattern: [x] is not found then, and a* finds another run's save as well."""
+    with pytest.raises(ConfigError, match=r"expected a folder without \*, \? and \[ in its path"):
+        RunFolder(toy_config(tmp_path / name / "run"), "toy")
+    assert not (tmp_path / name).exists()
+    with RunFolder(toy_config(tmp_path / "lr=0.1, (x) ü]"), "toy"):
+        pass
+
+
 def test_resume_needs_a_folder_and_starts_an_empty_one(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"needs --run\.dir"):
         RunFolder(toy_config(tmp_path, run=RunConfig(resume=True)), "toy")

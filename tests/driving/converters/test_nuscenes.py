@@ -219,6 +219,17 @@ def test_several_scenes_names_and_no_images(tmp_path: Path):
     assert len(episode.t) == SAMPLES
 
 
+def test_two_key_images_of_one_camera_in_a_sample_are_refused(tmp_path: Path):
+    root = write(tmp_path / "nuscenes")
+    file = root / "v1.0-mini" / "sample_data.json"
+    rows = json.loads(file.read_text())
+    image = rows[0]["filename"].replace("__000", "__000b")
+    (root / image).write_bytes(jpeg(0, 0))
+    rows.append(rows[0] | {"token": "twice", "timestamp": rows[0]["timestamp"] - 3000, "filename": image})
+    file.write_text(json.dumps(rows))
+    assert "scene-0061, twice: expected one image of each camera a frame, found two of CAM_FRONT" in refused(root)
+
+
 def test_problems_of_several_files_are_in_one_report(tmp_path: Path):
     root = write(tmp_path / "nuscenes")
     (root / "samples/CAM_FRONT/scene-0061__000.jpg").unlink()

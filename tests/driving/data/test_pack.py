@@ -225,3 +225,19 @@ def test_drives_left_out_before_count_with_those_whose_images_are_bad(
     arguments = [str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", "16", "24", "--on-bad", "skip"]
     assert pack_lib.main(arguments) == 65
     assert "2 of 100 are bad" in capsys.readouterr().err
+
+
+def test_all_faults_are_told_where_no_drive_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for i in range(2):
+        write_drive(tmp_path / "raw", f"e{i}", frames=2, start_yaw=0.01 * i)
+        damage(next((tmp_path / "raw" / f"e{i}_images").glob("*.jpg")))
+    assert pack_lib.main([str(tmp_path / "raw"), str(tmp_path / "pack"), "--image-size", "16", "24"]) == 65
+    told = capsys.readouterr().err
+    assert all(f"e{i}.json: expected images that can be read, found" in told for i in range(2))
+
+
+def test_one_file_is_packed(tmp_path: Path):
+    file = write_drive(tmp_path / "raw", "one drive é", frames=2)
+    write_drive(tmp_path / "raw", "another", frames=2)
+    assert pack_lib.main([str(file), str(tmp_path / "pack"), "--image-size", "16", "24", "--check"]) == 0
+    assert open_data(DataConfig(path=str(tmp_path / "pack"), image_size=(16, 24)), "all").index.ids == ("one drive é",)

@@ -141,6 +141,22 @@ def test_modes_begin_at_what_futures_do_beside_going_on(tmp_path: Path):
     np.testing.assert_allclose(sorted(modes.anchors(unknown, two)[:, -1, 0].tolist()), [0.0, 6.0], atol=1e-4)
 
 
+def test_frames_of_unknown_motion_have_anchors_and_no_whole_future_is_said(tmp_path: Path):
+    """Where the yaw rate is unknown it is 0, in the model as here; a dataset may know none."""
+    settings = config(tmp_path)
+    data = opened(tmp_path, [(0.0, 0.0), (0.0, 0.0), (5.0, 0.0), (5.0, 0.0), (5.0, 0.0), (8.0, 0.0)], settings)
+    tables = dataclasses.replace(data.tables, yaw_rate_valid=np.zeros_like(data.tables.yaw_rate_valid))
+    found = modes.anchors(dataclasses.replace(data, tables=tables), settings)
+    np.testing.assert_array_equal(found, modes.anchors(data, settings))
+    cut = data.tables.waypoint_valid.copy()
+    cut[:, -1] = False
+    tables = dataclasses.replace(data.tables, waypoint_valid=cut)
+    with pytest.raises(
+        ConfigError, match=r"no training frame whose waypoints are known to the end, data\.waypoint_steps"
+    ):
+        modes.anchors(dataclasses.replace(data, tables=tables), settings)
+
+
 def test_mirrored_futures_count_where_training_mirrors(tmp_path: Path):
     two = config(tmp_path, waypoints=dataclasses.replace(MODES, modes=2))
     data = opened(tmp_path, [(5.0, 0.0)] * 3, two)

@@ -36,3 +36,12 @@ def test_the_environment_whose_widths_are_looked_at_is_closed_whatever_it_shows(
     with pytest.raises(RunError, match=r"reset with seed 0, step 0\) failed: ZeroDivisionError"):
         simulators.require_widths("eval.env", f"{name}:broken", "d", observation=("state", 2), action=3)
     assert Listed.open == 0
+
+
+def test_gymnasiums_environments_may_show_images() -> None:
+    view = simulators.View(cameras=("render",), render_size=(8, 8), image_size=(8, 8))
+    for name in ("Pendulum-v1", "gymnasium/Pendulum-v1", "my_gym:Blob-v0", "mine:make", "aloha-transfer-cube"):
+        simulators.require_images(name, view)
+    for name in ("cube-single-play-singletask-task2-v0", "metaworld/reach-v3", "point/red"):
+        with pytest.raises(ConfigError, match=f"{name} shows no images"):
+            simulators.require_images(name, view)
