@@ -355,14 +355,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         tolerance_s=args.tolerance_s,
         wrong_totals=args.wrong_totals,
     )
+    if args.default_prompt is not None and not args.default_prompt.strip():
+        parser.error(f"--default-prompt is {args.default_prompt!r}; expected words")
+    robot = RobotConfig(state_dim=1)
     try:
-        DataConfig(
-            path=str(args.path),
-            robot=RobotConfig(state_dim=1),
-            horizon=args.horizon,
-            default_prompt=args.default_prompt,
-            tolerance_s=args.tolerance_s,
-        )
+        DataConfig(path=str(args.path), robot=robot, horizon=args.horizon, tolerance_s=args.tolerance_s)
     except ValueError as error:  # before the walk: these say nothing of the dataset
         parser.error(str(error))
     try:

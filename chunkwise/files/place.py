@@ -1,6 +1,7 @@
 """The place of a file that ends long work: looked at before it, so that nothing is done for a file that cannot be."""
 
 import contextlib
+import glob
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,16 @@ def prepare_place(file: Path, option: str = "--out") -> None:
         scratch = scratch_name(file)
         scratch.touch()
         scratch.unlink()
+
+
+def require_no_pattern(folder: Path, option: str) -> None:
+    """Raises ConfigError if a folder of runs has *, ? or [ in its path: Orbax finds the parts of a save by a pattern
+    that begins with it, so that each save fails, or takes another run's parts."""
+    if glob.escape(str(folder)) != str(folder):
+        raise ConfigError(
+            f"{folder}: expected a folder without *, ? and [ in its path, since no checkpoint can be written into this "
+            f"one; choose another {option}, or rename the folder"
+        )
 
 
 @contextlib.contextmanager

@@ -250,12 +250,12 @@ class Control:
             of the person is no vector of as many numbers as the others.
           Exception: What the robot or the person's device raised, when the robot has been stopped.
         """
-        if steps < 1:
-            raise ConfigError(f"steps is {steps}; expected at least 1")
         self._plan = Plan(self._execution)
         self._unwanted, self._failed = self._answer is not None, 0
         self.episode = episode = RobotEpisode(rate_hz=self._rate, joints=self._joints)
         try:
+            if steps < 1:
+                raise ConfigError(f"steps is {steps}; expected at least 1")
             self._drive(episode, steps, done)
         except KeyboardInterrupt:
             episode.ended, episode.reason = "interrupted", "Ctrl-C"

@@ -32,7 +32,7 @@ from chunkwise.distributed.jobs import do_all
 from chunkwise.distributed.ray_cluster import add_flag
 from chunkwise.errors import BusyError, ConfigError, RunError, StopRequested, one_line
 from chunkwise.files.durable import make_folders, write_durably
-from chunkwise.files.place import prepare_place, told_place
+from chunkwise.files.place import prepare_place, require_no_pattern, told_place
 from chunkwise.printable import say
 from chunkwise.reports import study_table
 from chunkwise.reports.study_fleet import StudyWorker, lost_run, script, submit
@@ -280,6 +280,7 @@ def main(argv: Sequence[str] | None = None, *, show: Callable[[str], None] = pri
         study, name = read_study(arguments.study)
         runs = runs_of(study)
         out = Path(os.path.abspath(arguments.out or Path("studies") / name))
+        require_no_pattern(Path(os.path.realpath(out)), "--out")
         file = os.path.abspath(arguments.study) if arguments.study.endswith(".py") else arguments.study
         command = [sys.executable, "-m", "chunkwise", "study", file, "--out", str(out)]
         if arguments.only is not None:

@@ -18,7 +18,6 @@ profile/         traces of run.profile, chunkwise/train/tracing.py
 
 import contextlib
 import fcntl
-import glob
 import json
 import math
 import os
@@ -38,6 +37,7 @@ from chunkwise.errors import BusyError, ConfigError, DataError, StorageError, re
 from chunkwise.files import budget, dataset_files, trust
 from chunkwise.files.durable import make_folders, sweep, sync_folder, write_json
 from chunkwise.files.identity import Files
+from chunkwise.files.place import require_no_pattern
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trouble import SYSTEM
 from chunkwise.train import log_file, loggers, machine
@@ -93,11 +93,7 @@ class RunFolder:
         default = f"runs/{config.package}-{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         # Orbax fails on a relative folder, and only at the first save.
         self.path = Path(os.path.realpath(os.path.expanduser(config.run.dir or default)))  # raises nothing
-        if glob.escape(str(self.path)) != str(self.path):  # Orbax looks for a save's parts by a pattern with the path
-            raise ConfigError(
-                f"{self.path}: expected a folder without *, ? and [ in its path, since no checkpoint can be written "
-                "into this one; choose another --run.dir, or rename the folder"
-            )
+        require_no_pattern(self.path, "--run.dir")
         if config.run.dir is None:
             with storage_error(self.path):
                 self.path = _made_anew(self.path)

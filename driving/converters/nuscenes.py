@@ -220,10 +220,10 @@ class NuscenesConverter:
     ) -> DriveFrame:
         """One frame of the images `rows`; `sample` gives its time where there are none."""
         channels = [self._channel(row) for row in rows]
-        for row, channel in zip(rows, channels, strict=True):
-            if channels.count(channel) > 1:
-                file = f"{self._version}/sample_data.json"
-                writer.problem(file, f"{unit}, {row['token']}", "one image of each camera a frame", f"two of {channel}")
+        for place, (row, channel) in enumerate(zip(rows, channels, strict=True)):
+            if channel in channels[:place] and (channel in self._names or channel == REFERENCE):
+                file, found = f"{self._version}/sample_data.json", f"another of {channel}"
+                writer.problem(file, f"{unit}, {row['token']}", "one image of each camera a frame", found)
         times = {self._channel(row): row["timestamp"] * 1e-6 for row in rows}
         if REFERENCE in times:
             time = times[REFERENCE]

@@ -86,14 +86,14 @@ def pack(
     split = _split(config, index, notes)
     for note in notes:
         report(note)
-    path, base = Path(config.path).resolve(), _folder(config)
-    left_out = len(episode_names(path, Bounds(base, config.allow_links_to))) - len(index.ids)
+    path, base = Path(config.path), _folder(config)
+    left_out = len(episode_names(path, Bounds(path, config.allow_links_to))) - len(index.ids)
     make_pack(
         _Opener(base, index, settings, split, whole_episodes(index.lengths.tolist()), left_out),
         out,
         about={"format": FORMAT, "cameras": list(index.cameras)},
         settings=settings,
-        source=path,
+        source=path.resolve(),
         jobs=jobs or Jobs(on_bad=config.on_bad),
         report=report,
     )
@@ -101,8 +101,7 @@ def pack(
 
 def _folder(config: DataConfig) -> Path:
     """Where the names of files begin: the dataset's folder, or the one of the single episode that it is."""
-    path = Path(config.path).resolve()
-    return path.parent if path.is_file() else path
+    return Bounds(Path(config.path), config.allow_links_to).root
 
 
 @dataclasses.dataclass(frozen=True)

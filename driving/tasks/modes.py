@@ -84,7 +84,8 @@ def anchors(data: DrivingData, config: DrivingConfig) -> Float32[np.ndarray, "m 
     """Returns where the modes of an untrained model lie beside what it predicts of one: means of clusters of futures.
 
     By k-means (scipy's, seeded by k-means++) over the training split's futures that are known whole, each less what
-    the model begins with, mirrored ones too where training mirrors. A function of data and seed.
+    the model begins with, mirrored ones too where training mirrors; of frames whose motion is known, if there are any.
+    A function of data and seed.
 
     Raises:
       ConfigError: No future is known whole, or there are not as many different ones as modes.
@@ -98,8 +99,11 @@ def anchors(data: DrivingData, config: DrivingConfig) -> Float32[np.ndarray, "m 
             f"the end, data.waypoint_steps {config.data.waypoint_steps} of {config.data.waypoint_dt_s:g} s; lower "
             "that, or set waypoints.modes 1"
         )
+    if config.waypoints.use_ego:
+        moving = known & tables.speed_valid[rows] & tables.yaw_rate_valid[rows]
+        known = moving if moving.any() else known  # else the few that begin a drive take modes for themselves
     futures = tables.waypoints[rows[known]].astype(np.float64)
-    if config.waypoints.use_ego:  # where it is unknown it is 0, here and in what the model is given
+    if config.waypoints.use_ego:  # where all of it is unknown it is 0, here and in what the model is given
         motion = np.stack([tables.speed_mps, tables.yaw_rate_radps], axis=-1)[rows[known]]
         futures -= np.asarray(constant_turn(jnp.asarray(motion), config.data.waypoint_steps, config.data.waypoint_dt_s))
     if config.data.augment.flip:

@@ -206,5 +206,3 @@ class DataConfig(FilesConfig):
             raise ValueError(f"data.holdout is {self.holdout}; expected 0 or above, and below 1")
         if self.fps is not None and self.fps <= 0:
             raise ValueError(f"data.fps is {self.fps}; expected a number above 0, or None")
-        if self.default_prompt is not None and not self.default_prompt.strip():
-            raise ValueError(f"data.default_prompt is {self.default_prompt!r}; expected words, or None")

@@ -215,6 +215,7 @@ def _open_source(
 ) -> tuple[FrameTable, ImageReader, Sequence[Problem]]:
     path, cameras = Path(config.path), tuple(config.cameras.values())
     skipped: Sequence[Problem] = ()
+    _require_columns_of_the_robot(config)
     if config.norm_stats is not None:
         files.add_other("data.norm_stats", norm.stats_file(Path(config.norm_stats)))
     if is_pack(path):
@@ -248,9 +249,6 @@ def _open_source(
             raise DataError(f"{path}: expected columns {missing} as data.state_parts says, found {sorted(columns)}")
         parts = [columns[key].astype(np.float32).reshape(table.frames, -1) for key in config.state_parts]
         columns[config.state_key] = np.concatenate(parts, axis=1)
-    for field, keys in (("state_key", config.state_parts or (config.state_key,)), ("action_key", (config.action_key,))):
-        if indices := sorted({*keys} & {*INDEX_COLUMNS}):
-            raise ConfigError(f"data.{field}: expected columns of the robot's, found {indices}, which number the rows")
     for key in (config.init_key or config.state_key, config.correction_key, config.state_key, config.action_key):
         if key is not None and key not in columns:
             raise DataError(f"{path}: expected column {key!r}, found {sorted(columns)}")
@@ -271,6 +269,18 @@ def _open_source(
     return dataclasses.replace(table, columns=columns), images, skipped
 
 
+def _require_columns_of_the_robot(config: DataConfig) -> None:
+    """Raises ConfigError where state or action is one of the columns by which a table is read.
+
+    The task's number may be a part of the state: so may a policy be told the task.
+    """
+    indices = {*INDEX_COLUMNS, "index"}
+    used = {"state_parts": {*config.state_parts} - {"task_index"}} if config.state_parts else {}
+    for field, keys in {"state_key": {config.state_key}, "action_key": {config.action_key}, **used}.items():
+        if found := sorted(keys & indices):
+            raise ConfigError(f"data.{field}: expected columns of the robot's, found {found}, which number the rows")
+
+
 def _clock_notes(table: FrameTable, config: DataConfig) -> Iterator[str]:
     """How far timestamps lie off, where a config lets them lie farther off than LeRobot does."""
     if config.tolerance_s > TIME_TOLERANCE_S:
@@ -288,7 +298,7 @@ def _check_against_config(table: FrameTable, config: DataConfig) -> None:
             raise DataError(f"{config.path}: expected {key!r} of {wanted} values as robot.{name} says, found {found}")
     used = np.unique(table.columns["task_index"]).tolist()
     empty = [index for index in used if not table.tasks[index].strip()]
-    if empty and config.default_prompt is None:
+    if empty and not (config.default_prompt or "").strip():
         raise DataError(
             f"{config.path}: expected an instruction for tasks {empty}, found ''; set data.default_prompt (of inspect "
             "--default-prompt)"

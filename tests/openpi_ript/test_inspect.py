@@ -10,7 +10,7 @@ import pytest
 
 from chunkwise.errors import DataError
 from openpi_ript import inspect as inspect_module
-from openpi_ript.config.data import ALOHA, DROID, UR5E, DataConfig
+from openpi_ript.config.data import ALOHA, DROID, UR5E, DataConfig, RobotConfig
 from openpi_ript.data import norm
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.lerobot_writer import Recorded, write_lerobot
@@ -99,6 +99,9 @@ def test_tasks_without_words_are_taken_with_a_default_prompt(
     assert main([str(root), "--horizon", "4"]) == 65
     assert "--default-prompt" in capsys.readouterr().out
     assert main([str(root), "--horizon", "4", "--default-prompt", "fold"]) == 0
+    config = DataConfig(path=str(root), robot=RobotConfig(state_dim=14, action_dim=14), cameras={}, default_prompt=" ")
+    with pytest.raises(DataError, match=r"expected an instruction for tasks \[0\], found ''; set data\.default_prompt"):
+        open_data(config)
     for words in (["--default-prompt", " "], ["--horizon", "0"], ["--tolerance-s", "nan"]):
         with pytest.raises(SystemExit) as ended:
             main([str(tmp_path / "nothing"), *words])
@@ -126,13 +129,14 @@ def test_columns_that_number_the_rows_are_no_state_and_no_action(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = str(arms(tmp_path / "set"))
-    for flag, column in (
-        ("--state-key", "task_index"),
-        ("--action-key", "timestamp"),
-        ("--state-parts", "frame_index"),
+    for flag, column, field in (
+        ("--state-key", "task_index", "state_key"),
+        ("--action-key", "index", "action_key"),
+        ("--state-parts", "frame_index", "state_parts"),
     ):
         assert main([root, "--horizon", "4", flag, column]) == 65
-        assert f"expected columns of the robot's, found ['{column}']" in capsys.readouterr().out
+        assert f"data.{field}: expected columns of the robot's, found ['{column}']" in capsys.readouterr().out
+    assert main([root, "--horizon", "4", "--state-parts", "observation.state", "task_index"]) == 0
 
 
 def test_numbers_that_are_left_as_they_are_raise_no_doubt_of_statistics(tmp_path: Path) -> None:

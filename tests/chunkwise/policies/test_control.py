@@ -471,9 +471,9 @@ def test_chunks_that_are_too_short_are_refused_before_the_robot_moves() -> None:
     control, arm, _, _ = made(0.0, execution=Execution(how="every", execute=5, delay=3))
     with pytest.raises(ConfigError, match="expected both together within the 6 actions"):
         control.run(9)
-    assert (arm.commands, arm.stops) == ([], 1)
     with pytest.raises(ConfigError, match="steps is 0; expected at least 1"):
         control.run(0)
+    assert (arm.commands, arm.stops) == ([], 2)
 
 
 @pytest.mark.parametrize("name", ["rate_hz", "patience_s", "first_s"])

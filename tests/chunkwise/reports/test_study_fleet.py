@@ -140,6 +140,7 @@ def test_one_run_ends_with_its_own_code(tmp_path: Path, monkeypatch: pytest.Monk
         (["--sbatch", "-p x"], "--sbatch is for --slurm"),
         (["--slurm", "--sbatch", "-p 'x"], """--sbatch is "-p 'x": No closing quotation; expected words"""),
         (["--slurm", "--sbatch", "-p 'x", "--dry-run"], """--sbatch is "-p 'x": No closing quotation"""),
+        (["--out", "lr=[0.1]"], "lr=[0.1]: expected a folder without *, ? and [ in its path"),
         (["--slurm"], "expected Slurm's sbatch on this machine, found none"),
     ],
 )

@@ -227,7 +227,9 @@ def test_two_key_images_of_one_camera_in_a_sample_are_refused(tmp_path: Path):
     (root / image).write_bytes(jpeg(0, 0))
     rows.append(rows[0] | {"token": "twice", "timestamp": rows[0]["timestamp"] - 3000, "filename": image})
     file.write_text(json.dumps(rows))
-    assert "scene-0061, twice: expected one image of each camera a frame, found two of CAM_FRONT" in refused(root)
+    found = refused(root)
+    assert "scene-0061, twice: expected one image of each camera a frame, found another of CAM_FRONT" in found
+    assert found.count("one image of each camera") == 1
 
 
 def test_problems_of_several_files_are_in_one_report(tmp_path: Path):

@@ -148,6 +148,11 @@ def test_frames_of_unknown_motion_have_anchors_and_no_whole_future_is_said(tmp_p
     tables = dataclasses.replace(data.tables, yaw_rate_valid=np.zeros_like(data.tables.yaw_rate_valid))
     found = modes.anchors(dataclasses.replace(data, tables=tables), settings)
     np.testing.assert_array_equal(found, modes.anchors(data, settings))
+    some = data.tables.yaw_rate_valid.copy()
+    some[: 22 * 2] = False  # of those that stood: what the others do is what modes begin at
+    two = config(tmp_path, waypoints=dataclasses.replace(MODES, modes=2))
+    partly = dataclasses.replace(data, tables=dataclasses.replace(data.tables, yaw_rate_valid=some))
+    np.testing.assert_allclose(sorted(modes.anchors(partly, two)[:, -1, 0].tolist()), [0.0, 6.0], atol=1e-4)
     cut = data.tables.waypoint_valid.copy()
     cut[:, -1] = False
     tables = dataclasses.replace(data.tables, waypoint_valid=cut)
