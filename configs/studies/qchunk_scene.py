@@ -7,6 +7,8 @@ Scene with sparse rewards, task 1: open a drawer and a window. 18 runs of 4,000 
 that this machine records with OGBench's oracles, 80 % of its targets chosen for the task (record.directed): no data of
 OGBench's, and no figures comparable with the papers'. Sizes are those of configs/qchunk/cube_double.py; learning rate
 1e-3, tau 0.01, QC the best of 8. The environment judges success after an action, as the papers' did.
+
+Three seeds of the first three agents have been run: QC 91 %, QC-FQL 64 %, FQL 17 % of 150 episodes (docs/qchunk.md).
 """
 
 from chunkwise.config.study import StudyConfig

@@ -228,7 +228,7 @@ def test_two_key_images_of_one_camera_in_a_sample_are_refused(tmp_path: Path):
     rows.append(rows[0] | {"token": "twice", "timestamp": rows[0]["timestamp"] - 3000, "filename": image})
     file.write_text(json.dumps(rows))
     found = refused(root)
-    assert "scene-0061, twice: expected one image of each camera a frame, found another of CAM_FRONT" in found
+    assert "scene-0061, d_0_0_CAM_FRONT: expected one image of each camera a frame, found another of CAM_FRONT" in found
     assert found.count("one image of each camera") == 1
 
 
