@@ -392,8 +392,7 @@ class RecordConfig:
     rate_hz: float = 5.0
     """Images a second: 10 or a whole part of it. How the car moves is written 10 times a second."""
     driver: str | None = None
-    """Run whose policy drives; the town's own driver says what it should have done (DAgger, arXiv:1011.0686). None: the
-    town's own driver drives."""
+    """Run whose policy drives, while the town's driver says what to do (DAgger, arXiv:1011.0686). None: it drives."""
     noise: NoiseConfig = NoiseConfig()
     cameras: tuple[str, ...] = CAMERAS
     """Of CAMERAS; each costs as much time as another."""

@@ -12,7 +12,6 @@ Three seeds of the first three agents have been run: QC 91 %, QC-FQL 64 %, FQL 1
 """
 
 from chunkwise.config.study import StudyConfig
-from configs.studies.qchunk_table import AGENTS
 
 TASK = "scene-play-singletask-task1-v0"
 DATA = "--record.env scene-v0 --record.episodes 100 --record.noise 0.3 --data.path datasets/qchunk/scene-directed"
@@ -21,7 +20,17 @@ WHERE = f"--data.task {TASK} --eval.env {TASK} --online.env {TASK} --data.sparse
 LENGTH = "--online.start 4000 --online.steps 4000 --train.eval-every 4000 --data.steps-per-epoch 7000"
 EVAL = "--eval.episodes 50 --eval.final-episodes 50 --eval.videos 0"
 SIZE = f"{LENGTH} {EVAL} --optim.learning-rate 1e-3 --agent.tau 0.01"
-UPDATES = dict.fromkeys(AGENTS, "--train.steps 7000") | {"RLPD": "--online.start 0 --train.steps 3000"}
+PLAIN = f"{PLAY} {WHERE} {SIZE} --train.steps 7000"
+RLPD = "--agent.policy gaussian --agent.horizon 1 --agent.num-critics 10 --online.interval 5 --online.start 0"
+QAM = "--agent.policy adjoint_matching --agent.num-critics 10 --agent.adjoint.inverse-temperature 1 --optim.clip-norm 1"
+AGENTS = {
+    "QC": f"{PLAIN} --agent.policy best_of_n --agent.num-samples 8",
+    "QC-FQL": f"{PLAIN} --agent.policy distill",
+    "FQL": f"{PLAIN} --agent.policy distill --agent.horizon 1 --online.interval 5",
+    "n-step FQL": f"{PLAIN} --agent.policy distill --agent.no-action-chunking --online.interval 5",
+    "RLPD": f"{PLAIN} {RLPD} --online.online-ratio 0.5 --train.steps 3000",
+    "QAM": f"{PLAIN} {QAM}",
+}
 
 
 def get_study() -> StudyConfig:
@@ -29,10 +38,5 @@ def get_study() -> StudyConfig:
     return StudyConfig(
         config="qchunk/cube_double",
         seeds=(0, 1, 2),
-        grid={
-            "agent": {
-                name: " ".join([PLAY, WHERE, SIZE, flags.replace("--train.steps 14000", ""), UPDATES[name]])
-                for name, flags in AGENTS.items()
-            }
-        },
+        grid={"agent": AGENTS},
     )

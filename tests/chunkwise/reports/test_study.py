@@ -189,6 +189,21 @@ def test_the_papers_tasks_and_agents():
     }
 
 
+@pytest.mark.long
+def test_one_of_the_papers_tasks_is_short_for_every_agent():
+    study, _ = read_study("qchunk_scene")
+    runs = runs_of(study)
+    assert len(runs) == 18
+    for run in runs[::3]:
+        config = run.config
+        assert isinstance(config, QChunkConfig)
+        assert config.online is not None
+        assert config.record is not None
+        assert {config.eval.env, config.online.env, config.record.directed.task} == {config.data.task}
+        assert (config.data.sparse, config.env_steps(config.train.steps)) == (True, 4000)
+        assert config.online.start == (0 if "RLPD" in run.cell else 4000)
+
+
 def test_seeds_that_only_one_row_has_are_not_paired(tmp_path: Path):
     study = StudyConfig(config="qchunk/debug", seeds=(0, 1, 2), grid={"agent.horizon": ("1", "5")})
     runs = runs_of(study)
