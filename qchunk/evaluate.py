@@ -315,8 +315,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in ("episodes", "execute", "max_steps", "num_envs", "video"):
             if (value := getattr(arguments, name)) is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; expected a number above 0")
-        if arguments.seed is not None and not 0 <= arguments.seed < 1 << 63:
-            raise ConfigError(f"--seed is {arguments.seed}; expected 0 to 2^63 - 1")
         evaluation.require_place(arguments.out, videos=arguments.video is not None)
         policy = load_policy(arguments.run, checkpoint=which(arguments.checkpoint), allow_code=arguments.allow_code)
         if not isinstance(policy, QChunkPolicy):
