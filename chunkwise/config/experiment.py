@@ -103,9 +103,7 @@ class RunConfig:
     TensorBoard show it. --profile N for short. 0: none."""
 
     def __post_init__(self) -> None:
-        require_non_negative(self, "profile")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"run.seed is {self.seed}; expected 0 to 2^63 - 1")
+        require_non_negative(self, "seed", "profile")
         if self.profile and self.dry_run:
             raise ValueError(
                 f"run.profile is {self.profile} and run.dry_run on, which makes no updates; expected 0, or no --dry-run"

@@ -19,8 +19,7 @@ DEBUG = ["--config", str(ROOT / "configs/qchunk/debug.py")]
         (lambda: OptimConfig(learning_rate=-1.0), "learning_rate"),
         (lambda: MeshConfig(data=0), "data"),
         (lambda: TrainConfig(steps=1, batch_size=0), "batch_size"),
-        (lambda: RunConfig(seed=-1), r"run\.seed is -1; expected 0 to 2\^63 - 1"),
-        (lambda: RunConfig(seed=1 << 63), r"run\.seed is 9223372036854775808; expected 0 to 2\^63 - 1"),
+        (lambda: RunConfig(seed=-1), "seed is -1; expected 0 or above"),
         (lambda: FleetConfig(address="somewhere"), "expected auto, local, ray://host:port, or host:port"),
     ],
 )
