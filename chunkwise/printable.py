@@ -19,4 +19,5 @@ def say(line: str, *, error: bool = False) -> None:
       line: Escaped by `printable`.
       error: To the standard error.
     """
-    print(printable(line), file=sys.stderr if error else sys.stdout, flush=True)
+    # One write, line break included: print() writes that on its own, and lines of two threads would run together.
+    print(f"{printable(line)}\n", end="", file=sys.stderr if error else sys.stdout, flush=True)

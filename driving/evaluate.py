@@ -24,10 +24,11 @@ from chunkwise.checkpoint.weights import read_weights
 from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
-from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files import budget
 from chunkwise.files.durable import write_json
 from chunkwise.files.identity import Check, any_files
+from chunkwise.files.place import told_place
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
 from chunkwise.reports.compare import names_of
@@ -219,8 +220,8 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
 
 def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
     """Writes evaluation.json, prints the table, and gives the metrics for the run's log."""
+    print(text([(folder.name, result)]), flush=True)  # first: a full disk does not take it
     write_json(folder / REPORT, result)
-    print(text([(folder.name, result)]), flush=True)
     metrics: dict[str, float] = {}
     for row, values in result["rows"].items():
         for name, value in values.items():
@@ -325,6 +326,7 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     Raises:
       ConfigError: If the folder is no run of this package.
       DataError: If there is no whole checkpoint, the dataset is bad, or its training drives are others than the run's.
+      StorageError: The report cannot be written; it is printed then.
     """
     config = read_config(run, DrivingConfig)
     init = pretrain.init_params if config.objective is not None else waypoints.init_params
@@ -332,7 +334,12 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     _require_same_drives(run, step, config)
     probed = config.objective is not None
     result = probe(config, params["encoder"]) if probed else compare(config, params, run / PLOT)
-    write_json(run / REPORT, result)
+    try:
+        with told_place(run / REPORT):
+            write_json(run / REPORT, result)
+    except StorageError:
+        print(text([(run.name, result)]), flush=True)
+        raise
     return result
 
 

@@ -190,6 +190,7 @@ def evaluate_run(arguments: argparse.Namespace) -> None:
             guidance_scale=scale,
             folder=out.with_suffix(""),
             keep=arguments.video,
+            option="--out",
         )
     finally:
         collector.close()

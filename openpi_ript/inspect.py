@@ -112,7 +112,7 @@ def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str
     wanted = (*(request.state_parts or (request.state_key,)), request.action_key, *outcomes)
     read = tuple(key for key in wanted if key in meta.features)
     _add(walk(_LeRobotEpisodes(meta=meta, read=read, images=request.images), hands), report)
-    return {f"camera_{n}": key for n, key in enumerate(meta.cameras)}
+    return {f"camera_{n}": key for n, key in enumerate(meta.colour_cameras)}
 
 
 def _walk_pack(request: Inspection, report: Report, hands: Hands) -> dict[str, str]:

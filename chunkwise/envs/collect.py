@@ -392,7 +392,10 @@ class Collector:
         path, kept = slot.job.path, ""
         if self.workers.every_frame:
             path, kept = path.with_suffix(".nan.npz"), "; its file holds what the policy saw"
-            save(path, self._rollout(slot, actor))
+            try:
+                save(path, self._rollout(slot, actor))
+            except OSError as error:  # the finding counts for more than its file
+                kept = f"; its file could not be written: {error.strerror or error}"
         return NonFiniteError(
             f"{path}: the policy of step {actor.step} answered with NaN or Inf after {slot.length} steps of this "
             f"rollout{kept}. Lower optim.learning_rate, or the scale of a guidance, or set optim.clip_norm"

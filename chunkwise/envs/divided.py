@@ -21,6 +21,7 @@ from chunkwise.envs.rollout import Rollout, load, save
 from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, write_json
 from chunkwise.files.strict_json import read_json
+from chunkwise.train.run_dir import storage_error
 
 MANIFEST = "round.json"
 """File of a round's folder."""
@@ -60,9 +61,13 @@ class DividedRollouts:
     Made and used as a Division: at the same place of the program by all processes, by one thread at a time.
     """
 
-    def __init__(self) -> None:
-        """Plays nothing yet."""
-        self._division = Division()
+    def __init__(self, run: Path) -> None:
+        """Plays nothing yet.
+
+        Args:
+          run: Folder of the run, below which rollouts lie.
+        """
+        self._run, self._division = run, Division()
 
     def play(
         self, jobs: Sequence[Job], actor: Acting, play: Play, stopping: Callable[[], bool]
@@ -80,6 +85,7 @@ class DividedRollouts:
 
         Raises:
           DataError: A file that lies there is another rollout.
+          StorageError: A rollout cannot be written, on all processes.
           RunError: As `play` raises, on all processes.
         """
         parts = self._division.work(lambda stopping: self._part(jobs, actor, play, stopping), stopping)
@@ -101,6 +107,7 @@ class DividedRollouts:
 
         Raises:
           DataError: Another process does not find there what it was told itself.
+          StorageError: It cannot be written, on all processes.
         """
         path = folder / MANIFEST
         told = {
@@ -115,10 +122,15 @@ class DividedRollouts:
                 for state, rollouts in groups
             ],
         }
-        if processes.is_primary():
-            make_folders(folder)  # where nothing was to be played nothing lies there
-            write_json(path, told)
-        self._division.work(lambda _: True)
+
+        def write(_: Any) -> bool:
+            if processes.is_primary():
+                with storage_error(self._run):
+                    make_folders(folder)  # where nothing was to be played nothing lies there
+                    write_json(path, told)
+            return True
+
+        self._division.work(write)
         if not processes.is_primary() and read_json(path) != told:
             raise DataError(
                 f"{path}: expected what the first process wrote, found another file; all processes must "
@@ -139,11 +151,15 @@ class DividedRollouts:
         with Behind("rollouts", waiting=4) as writing:
 
             def done(job: Job, rollout: Rollout) -> None:
-                writing.do(save, job.path, rollout)
+                writing.do(self._save, job.path, rollout)
                 outcomes[job.path.name] = _outcome(rollout)
 
             finished = play(missing, done, stopping)
         return outcomes if finished else None
+
+    def _save(self, path: Path, rollout: Rollout) -> None:
+        with storage_error(self._run):
+            save(path, rollout)
 
 
 def _reload(job: Job, actor: Acting) -> Rollout:

@@ -31,6 +31,8 @@ class Access:
     """What openpi-client is given as api_key; None: nobody is asked."""
     origins: frozenset[str] = frozenset()
     """Pages whose scripts may connect, such as http://localhost:3000. A client that is no browser has none."""
+    hosts: frozenset[str] = frozenset(THIS_MACHINE)
+    """Names of this machine, in small letters, under which a server that listens to it alone is reached."""
     loopback: bool = True
     """Whether the server listens to this machine alone; the Host that a client names is then this machine. A page whose
     own name was made to lead here (DNS rebinding) names itself."""
@@ -42,8 +44,9 @@ class Access:
             what = f"expected no Origin, or one that --allow-origin names, found {', '.join(origins)[:200]}"
             return http.HTTPStatus.FORBIDDEN, what
         hosts = headers.get_all("Host")
-        if self.loopback and not (len(hosts) == 1 and _name_of(hosts[0]) in THIS_MACHINE):
-            what = f"expected the Host localhost or 127.0.0.1, found {', '.join(hosts)[:200]}; see --host"
+        if self.loopback and not (len(hosts) == 1 and _name_of(hosts[0]) in self.hosts):
+            known = ", ".join(sorted(self.hosts - {"::1"}))
+            what = f"expected the Host to be one of {known}, found {', '.join(hosts)[:200]}; see --host"
             return http.HTTPStatus.FORBIDDEN, what
         if self.token is not None:
             given = headers.get_all("Authorization")

@@ -44,7 +44,7 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
       platforms: On which it is to run.
 
     Raises:
-      ConfigError: The folder exists, or a platform is unknown.
+      ConfigError: The folder exists, a platform is unknown, or the weights are no nested dicts of arrays.
     """
     if out.exists():
         raise ConfigError(f"{out} exists; export into a folder that does not exist yet")
@@ -52,6 +52,12 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
         raise ConfigError(f"--platforms: expected some of {', '.join(PLATFORMS)}, found {wrong[0]}")
     params = jax.tree.map(np.asarray, jax.device_get(dict(parts.params)))
     weights = runner.flat(params)
+    arrays = all(isinstance(leaf, np.ndarray) for leaf in weights.values())
+    if not arrays or jax.tree.structure(runner.nested(weights)) != jax.tree.structure(params):
+        raise ConfigError(
+            "weights: expected nested dicts of arrays, none empty and no name with '/', as the exported policy reads "
+            f"them, found {str(jax.tree.structure(params))[:300]}"
+        )
     shapes = {name: jax.ShapeDtypeStruct((rows, *shape), dtype) for name, (shape, dtype) in parts.inputs.items()}
     exported = jax_export.export(jax.jit(parts.program), platforms=tuple(platforms))(
         jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params), shapes

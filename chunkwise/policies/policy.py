@@ -80,12 +80,15 @@ class Policy(abc.ABC, Generic[Request]):
 
         Args:
           step: Updates that made the weights; shown in `metadata`.
-          seed: Of all that is drawn.
+          seed: Of all that is drawn, 0 to 2^63 - 1.
+
+        Raises:
+          ConfigError: The seed is none.
         """
         self.step = step
         self.bounds: Bounds | None = None
         """What becomes of actions that are far from those that it was trained on; None: they are given as they are."""
-        self._seed = seed
+        self._seed = _checked(seed)
         self._calls = 0
         self._sizes: tuple[int, ...] = ()
 
@@ -114,9 +117,12 @@ class Policy(abc.ABC, Generic[Request]):
         """Begins an episode: what is drawn from now on is a function of the seed and of the calls after this one.
 
         Args:
-          seed: Takes the place of the seed so far; None keeps it.
+          seed: Takes the place of the seed so far, 0 to 2^63 - 1; None keeps it.
+
+        Raises:
+          ConfigError: The seed is none.
         """
-        self._seed = self._seed if seed is None else seed
+        self._seed = self._seed if seed is None else _checked(seed)
         self._calls = 0
 
     def bound(self, mode: Literal["refuse", "clip"], *, margin: float) -> None:
@@ -290,9 +296,17 @@ class Policy(abc.ABC, Generic[Request]):
         return np.array([seed_of(Purpose.SERVED_ACTION, *name) for name in self._row_names(draw, rows)], np.uint32)
 
     def _row_names(self, draw: Draw, rows: int) -> list[tuple[int, ...]]:
-        seed = self._seed % 2**32
+        high, seed = divmod(self._seed, 2**32)
+        rest = (high,) if high else ()  # at the end, where the number of those before it tells it from them
         if isinstance(draw, list):
             if len(draw) != rows:
                 raise DataError(f"draw: expected the numbers of {rows} rows, found those of {len(draw)}")
-            return [(seed, len(own or ()), *(own or ()), 0) for own in draw]
-        return [(seed, len(draw), *draw, row) for row in range(rows)]
+            return [(seed, len(own or ()), *(own or ()), 0, *rest) for own in draw]
+        return [(seed, len(draw), *draw, row, *rest) for row in range(rows)]
+
+
+def _checked(seed: int) -> int:
+    """The seed. Raises ConfigError for what is none."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed is {seed!r}; expected a whole number, 0 to 2^63 - 1")
+    return int(seed)

@@ -30,7 +30,7 @@ from chunkwise.config.load import load
 from chunkwise.distributed import processes
 from chunkwise.distributed.repeatable import ask_for_repeatable_kernels
 from chunkwise.errors import ConfigError, RunError
-from chunkwise.policies.access import TOKEN_VARIABLE, Access, is_loopback, read_token
+from chunkwise.policies.access import THIS_MACHINE, TOKEN_VARIABLE, Access, is_loopback, read_token
 from chunkwise.policies.load import load_policy
 from chunkwise.policies.server import Limits, PolicyServer
 
@@ -113,7 +113,8 @@ def _access(arguments: argparse.Namespace) -> Access:
             f"variable {TOKEN_VARIABLE} (openpi-client sends it as api_key), or --no-token where the network is "
             "trusted, found none"
         )
-    return Access(token=token, origins=frozenset(arguments.allow_origin), loopback=loopback)
+    hosts = frozenset({*THIS_MACHINE, arguments.host.lower()})
+    return Access(token=token, origins=frozenset(arguments.allow_origin), hosts=hosts, loopback=loopback)
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:

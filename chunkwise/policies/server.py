@@ -179,7 +179,7 @@ class PolicyServer:
 
     def _let_in(self, connection: ServerConnection, request: Request) -> Response | None:
         """The answer to who may not connect, or asks for the server's health only."""
-        if request.path == "/healthz":
+        if request.path.partition("?")[0].rstrip("/") == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         refusal = self._access.refusal(request.headers)
         if refusal is None and self._full:

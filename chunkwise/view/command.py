@@ -7,6 +7,7 @@ from pathlib import Path
 from chunkwise.cli.command import Parser, add_links_option
 from chunkwise.config.load import Config, load_for_data
 from chunkwise.errors import ConfigError, RunError
+from chunkwise.files.place import prepare_place
 from chunkwise.printable import say
 from chunkwise.view.rerun_file import write_rerun
 from chunkwise.view.server import PageServer
@@ -38,6 +39,8 @@ def run(
     if arguments.rerun is not None and (arguments.config, arguments.policy) != (None, None):
         parser.error("--rerun writes the recordings alone; expected neither --config nor --policy")
     try:
+        if arguments.rerun is not None:
+            prepare_place(arguments.rerun, "--rerun")
         view = view_of(arguments, fields)
         if arguments.rerun is not None:
             count = write_rerun(view.recordings, arguments.rerun)

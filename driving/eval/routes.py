@@ -27,7 +27,7 @@ from chunkwise.envs.environment import EnvSpec, Observation
 from chunkwise.envs.evaluate import require_place
 from chunkwise.envs.rollout import Rollout
 from chunkwise.envs.workers import ProcessWorkers
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, StorageError
 from chunkwise.files.durable import write_json
 from chunkwise.files.place import prepare_place, told_place
 from chunkwise.policies.load import load_policy
@@ -208,8 +208,12 @@ def evaluate_run(
         "file": str(path),
         "video": None,
     }
-    with told_place(path):  # first: whatever becomes of the video, the routes have been driven
-        write_json(path, report)
+    try:  # first: whatever becomes of the video, the routes have been driven
+        with told_place(path):
+            write_json(path, report)
+    except StorageError:
+        print(text(report, run.name), flush=True)
+        raise
     if video:
         rollouts = [rollout for rollout, _ in found[MODEL]]
         shown = functools.partial(open_town, dataclasses.replace(spec_of(config), video=True), config, **asked)

@@ -3,8 +3,8 @@
     python -m driving.eval.submit RUN OUT.tar.gz --account EMAIL --method NAME
 
 The run's dataset was converted with --format waymo_e2e, its test segments among the others; or --data says where they
-are. Test segments are those of which source.split says so, whatever _split.json holds. The run's waypoints reach 5 s;
-at other rates than 4 Hz they are interpolated.
+are. Test segments are those whose source.split begins with "test", in letters of either case, whatever _split.json
+holds. The run's waypoints reach 5 s; at other rates than 4 Hz they are interpolated.
 """
 
 import argparse
@@ -21,8 +21,9 @@ from chunkwise.cli import command
 from chunkwise.cli.command import Parser
 from chunkwise.config.saved import read_config
 from chunkwise.data.shards import is_pack
-from chunkwise.errors import ConfigError, DataError, RunError
+from chunkwise.errors import ConfigError, DataError, NonFiniteError, RunError
 from chunkwise.files.durable import write_durably
+from chunkwise.files.place import prepare_place, told_place
 from chunkwise.files.strict_json import read_json
 from chunkwise.printable import say
 from chunkwise.train import rngs
@@ -30,6 +31,7 @@ from driving import evaluate
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, at_rate, reaches
+from driving.data.split import side_of_word
 from driving.eval.submission import About, archive, submission
 from driving.tasks import waypoints
 
@@ -40,11 +42,24 @@ def submit(run: Path, out: Path, about: About, *, data: str | None = None) -> in
     """Writes the archive; returns how many segments are in it.
 
     Raises:
-      ConfigError: The run learnt no waypoints, or they end before 5 s; or the archive's name ends otherwise.
-      DataError: There is no whole checkpoint, the dataset is bad or has no test segments, or says no frame's name.
+      ConfigError: The run learnt no waypoints, or they end before 5 s; or the archive's name ends otherwise, or what is
+        said of the method is no text.
+      DataError: There is no whole checkpoint, the dataset is bad or has no test segments, or says no frame's name, or
+        one twice.
+      NonFiniteError: The run's waypoints are NaN or infinite.
+      StorageError: Nothing can be written there; found before the run is opened.
     """
     if not out.name.endswith(ENDING):
         raise ConfigError(f"{out}: expected a name that ends in {ENDING}")
+    if out.name == ENDING:
+        raise ConfigError(f"{out}: expected a name before {ENDING}, which the archive's folder has")
+    for name, value in dataclasses.asdict(about).items():
+        for text in (value,) if isinstance(value, str) else value:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(f"{name} is {text!r}: expected text in UTF-8; mind the terminal's locale") from error
+    prepare_place(out, "OUT")
     config = read_config(run, DrivingConfig)
     if config.waypoints is None:
         raise ConfigError(f"{run}: expected a run that learnt waypoints, found a pretraining")
@@ -54,9 +69,9 @@ def submit(run: Path, out: Path, about: About, *, data: str | None = None) -> in
     if not reaches(steps, dt_s):
         wanted = f"--data.waypoint-steps {round(max(TIMES_S) * RATE_HZ)} --data.waypoint-dt-s {1 / RATE_HZ:g}"
         raise ConfigError(f"{run}: its waypoints end after {steps * dt_s:g} s, expected 5; train with {wanted}")
-    _, params = read_weights(run, config, lambda: waypoints.init_params(config, rngs.key(0, "init")))
+    step, params = read_weights(run, config, lambda: waypoints.init_params(config, rngs.key(0, "init")))
     opened = open_data(config.data, "all")
-    test = np.flatnonzero([split.startswith("test") for split in opened.index.splits])
+    test = np.flatnonzero([side_of_word(split) == "test" for split in opened.index.splits])
     if not len(test):
         stated = sorted(set(opened.index.splits))
         raise DataError(
@@ -64,13 +79,34 @@ def submit(run: Path, out: Path, about: About, *, data: str | None = None) -> in
             f"{stated[:5]} in {len(opened.index.ids)} episode(s); say with --data where they are"
         )
     rows = opened.index.starts[test] + opened.index.lengths[test] - 1
-    names = [_name(opened, episode) for episode in test.tolist()]
+    names = _names(opened, test.tolist())
     predicted = evaluate.predict(config, params, opened, rows)
+    if len(wrong := np.flatnonzero(~np.isfinite(predicted).all(axis=(1, 2)))):
+        raise NonFiniteError(
+            f"{run}: at step {step} its waypoints at {names[wrong[0]]} are not finite, as those at {len(wrong)} of "
+            f"{len(names)} frames; submit a run whose loss is finite"
+        )
     places = [at_rate(one.astype(np.float64), dt_s) for one in predicted]
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     message = submission(dict(zip(names, places, strict=True)), about, parameters=parameters)
-    write_durably(out, archive(message, out.name.removesuffix(ENDING)))
+    with told_place(out, "OUT"):
+        write_durably(out, archive(message, out.name.removesuffix(ENDING)))
     return len(names)
+
+
+def _names(data: DrivingData, episodes: Sequence[int]) -> list[str]:
+    """The source's name of each episode's last frame. Raises DataError where two have one."""
+    names: dict[str, int] = {}
+    for episode in episodes:
+        name = _name(data, episode)
+        if name in names:
+            file, other = (data.index.files[of] for of in (episode, names[name]))
+            raise DataError(
+                f"{data.config.path}: expected each test segment once, found the frame {name} at the end of {other} "
+                f"and of {file}; remove one of them"
+            )
+        names[name] = episode
+    return list(names)
 
 
 def _name(data: DrivingData, episode: int) -> str:

@@ -67,7 +67,7 @@ class Rounds:
         self._folder = folder / ROLLOUTS
         self._actor = DrawingPolicy(config)
         self._collectors: dict[str, Collector] = {}
-        self._divided = DividedRollouts()
+        self._divided = DividedRollouts(folder)
         self._round: Round | None = None
         self._decisions: Decisions | None = None
 

@@ -223,7 +223,7 @@ class RolloutConfig:
     rows: Literal["frames", "tasks"] = "frames"
     """How the rows of a batch are drawn from rollouts. frames: every frame alike, so that a task counts by how many of
     its frames there are, and a failure, which lasts up to the limit, for more than a success. tasks: first the task,
-    all alike, then, where it has both, positive rollouts or the others, then one of their frames."""
+    all alike, then, where it has both, successes or failures, then one of their frames."""
     staleness: Literal[0, 1] = 0
     """Rounds of updates by which the weights that play are behind. With 1 the next round is played, with the weights of
     this round's begin, while this round's updates are made, on a copy on the first device; a run gives the same

@@ -66,7 +66,7 @@ def pack(
     dataset, jobs = dataset.absolute(), jobs or Jobs()
     bounds = Bounds(dataset, allow_links_to)
     meta = read_meta(dataset, bounds=bounds, tolerance_s=tolerance_s, wrong_totals=wrong_totals)
-    keys = tuple(cameras) or meta.cameras
+    keys = tuple(cameras) or meta.colour_cameras
     columns = numeric_columns(meta)
     if unknown := sorted(set(without) - set(columns)):
         raise DataError(
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, 65 if the dataset is bad, 74 if the pack cannot be written."""
     about, source = (__doc__ or "").splitlines()[0], "LeRobot dataset, v2.1 or v3.0"
     parser = pack_parser("openpi_ript.data.pack", about, source=source, image_size=(224, 224))
-    parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all by default")
+    parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all but depth by default")
     parser.add_argument("--without", nargs="+", default=[], metavar="COLUMN", help="columns of numbers to leave out")
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
     parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")

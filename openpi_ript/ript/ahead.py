@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from chunkwise.arrays import PyTree
@@ -21,8 +22,9 @@ from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.distributed import host, processes
 from chunkwise.distributed.stopping import is_requested
 from chunkwise.envs.divided import Outcome
-from chunkwise.errors import DataError
+from chunkwise.errors import DataError, StorageError
 from chunkwise.files.durable import make_folders, scratch_file
+from chunkwise.train.run_dir import storage_error
 from openpi_ript.ript.acting import ActingPolicy
 from openpi_ript.ript.playing import Plan, Player
 from openpi_ript.ript.rollout_data import Group
@@ -45,25 +47,26 @@ class Ahead:
           plan: Of the round.
           policy_step: Updates behind the weights that play.
           weights: Their digest.
-          folder: Of all rounds.
+          folder: Of all rounds, in the run's.
         """
         self.plan, self.policy_step, self.weights = plan, policy_step, weights
-        self._file = folder / plan.folder / WEIGHTS
+        self._run, self._file = folder.parent, folder / plan.folder / WEIGHTS
         self._closing, self._written = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._groups: list[Group[Outcome]] | None = None
         self._error: BaseException | None = None
+        self._unwritten: StorageError | None = None
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint holds; waits until the weights are on disk, where this process writes them.
 
         Raises:
-          OSError: They could not be written.
+          StorageError: They could not be written.
         """
         if self._thread is not None and processes.is_primary():
             self._written.wait()
-            if isinstance(self._error, OSError):
-                raise self._error
+            if self._unwritten is not None:
+                raise self._unwritten
         return {"step": self.plan.step, "policy_step": self.policy_step, "weights": self.weights}
 
     def begin(self, player: Player, policy: ActingPolicy, params: PyTree | None, *, play: bool) -> None:
@@ -98,6 +101,8 @@ class Ahead:
                     policy.release()
             except BaseException as error:  # told to whoever waits
                 self._error = error
+                if not self._written.is_set() and isinstance(error, StorageError):
+                    self._unwritten = error
             finally:
                 self._written.set()
 
@@ -135,10 +140,14 @@ class Ahead:
             self._file.unlink(missing_ok=True)
 
     def _write(self, params: PyTree) -> None:
-        make_folders(self._file.parent)
         leaves = {name: np.asarray(jax.device_get(leaf), order="C") for name, leaf in by_path(params).items()}
-        with scratch_file(self._file) as scratch:
-            save_file(leaves, scratch)
+        with storage_error(self._run):
+            make_folders(self._file.parent)
+            with scratch_file(self._file) as scratch:
+                try:
+                    save_file(leaves, scratch)
+                except SafetensorError as error:  # what the system says is in its text alone
+                    raise OSError(f"{self._file}: {error}") from error
 
     def _read(self) -> PyTree:
         params = load_safetensors(self._file)

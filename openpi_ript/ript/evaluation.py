@@ -87,6 +87,7 @@ def evaluate(
     guidance_scale: float | None,
     folder: Path,
     keep: int = 0,
+    option: str = "--run.dir",
     division: Division | None = None,
 ) -> Evaluation:
     """Plays one episode from each of the first initial states of a manifest.
@@ -99,12 +100,14 @@ def evaluate(
       guidance_scale: That the actor uses; written down.
       folder: Gets the first `keep` rollouts, as episode_<number>.npz, and the rollout at which a policy failed.
       keep: Rollouts that are written.
+      option: Of the command, by which another folder is chosen.
       division: Divides the episodes among the processes of the run; None: this process plays all of them.
 
     Raises:
       ConfigError: There are not equally many episodes of each task.
       DataError: An episode began in another state than the manifest says, or the environment is another.
       NonFiniteError: The policy gave NaN.
+      StorageError: A rollout cannot be written.
       StopRequested: This process was asked to stop, or another that plays a part.
     """
     suite, names = collector.config.suite, _names(collector)
@@ -116,7 +119,8 @@ def evaluate(
 
     def done(job: Job, rollout: Rollout) -> None:
         if job.number < keep:
-            save(job.path, rollout)
+            with told_place(job.path, option):
+                save(job.path, rollout)
 
     require_even(episodes, len(collector.tasks))
     states = manifest.states[:episodes]

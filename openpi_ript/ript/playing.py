@@ -62,7 +62,7 @@ class Player:
         self._seed, self._settings = config.run.seed, config.rollout
         self._folder, self._collector, self._actor = folder, collector, actor
         self._starts = Starts(config.env)
-        self._divided = DividedRollouts()
+        self._divided = DividedRollouts(folder.parent)
 
     def play(self, plan: Plan, stopping: Callable[[], bool]) -> list[Group[Outcome]] | None:
         """Plays a round, in waves of as many groups as are still wanted, and returns them; None if stopped.

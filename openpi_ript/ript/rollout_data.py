@@ -235,11 +235,11 @@ def drawn_rows(
     """
     if law == "frames":
         return rng.choice(training.rows, count).tolist()
-    of_episode = training.to_ript.rollouts.optimality == Optimality.POSITIVE
-    positive = of_episode[training.episodes_of(training.rows)]
+    # Not by label: where a value labels chunks, groups that ended alike are here too, and have none.
+    solved = training.to_ript.rollouts.success[training.episodes_of(training.rows)]
     told = training.table.columns["task_index"][training.rows]
     pools = [
-        [training.rows[(told == task) & side] for side in (positive, ~positive) if ((told == task) & side).any()]
+        [training.rows[(told == task) & side] for side in (solved, ~solved) if ((told == task) & side).any()]
         for task in np.unique(told)
     ]
     chosen = [pools[place] for place in rng.integers(len(pools), size=count)]

@@ -90,6 +90,11 @@ class LeRobotMeta:
     def cameras(self) -> tuple[str, ...]:
         return tuple(key for key, feature in self.features.items() if feature.dtype in ("image", "video"))
 
+    @property
+    def colour_cameras(self) -> tuple[str, ...]:
+        """All but those that hold depth."""
+        return tuple(key for key in self.cameras if not self.features[key].is_depth)
+
     def feature(self, key: str) -> Feature:
         """Raises DataError with the keys that there are."""
         if key not in self.features:

@@ -1,6 +1,7 @@
 """The collector: rollouts are functions of their jobs, whatever the number of environments, their order and speed."""
 
 import dataclasses
+import errno
 import functools
 import math
 import os
@@ -341,7 +342,7 @@ def test_environments_of_a_batch_must_show_the_same() -> None:
         play(workers, jobs([3, 5]), rows=2)
 
 
-def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path) -> None:
+def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(Drawn):
         """Answers with NaN in the second chunk of one rollout, whoever shares its batch."""
 
@@ -364,6 +365,14 @@ def test_nan_ends_it_with_the_name_of_the_rollout(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"episode_3.nan.npz: .*its file holds what the policy saw"):
         play(workers, [job], Broken(0))
     assert load(tmp_path / "episode_3.nan.npz").length == 3
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("chunkwise.envs.collect.save", full)
+    workers = ProcessWorkers(functools.partial(Countdown, EnvSpec(suite="own")), 1, name="countdown")
+    with pytest.raises(NonFiniteError, match=r"NaN or Inf .*could not be written: No space left"):
+        play(workers, [job], Broken(0))
 
 
 def test_an_episode_without_end_names_the_flag_once(

@@ -7,6 +7,7 @@ import pytest
 from websockets.datastructures import Headers
 
 from chunkwise.errors import ConfigError
+from chunkwise.policies import serve
 from chunkwise.policies.access import Access, is_loopback, read_token
 
 TOKEN = "a-token-of-enough-letters"
@@ -32,6 +33,16 @@ def test_a_page_of_a_browser_is_let_in_if_it_is_named():
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:9000", "[::1]:8000", "[::1]"])
 def test_names_of_this_machine(host: str):
     assert status(Access(), host=host) is None
+
+
+def test_the_name_that_the_server_was_told_to_listen_at_is_let_in():
+    """Kills: `--host 127.0.0.2`, which nobody reaches under another name."""
+    words = ["--host", "127.0.0.2", "run"]
+    access = serve._access(serve._parser().parse_args(words))
+    assert access.loopback
+    assert status(access, host="127.0.0.2:8000") is None
+    assert status(access, host="localhost:8000") is None
+    assert status(access, host="127.0.0.3:8000") is HTTPStatus.FORBIDDEN
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """A program of one's own as files, by hand."""
 
+import dataclasses
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chunkwise.data.norm_stats import Affine
+from chunkwise.errors import ConfigError
 from chunkwise.policies import runner
 from chunkwise.policies.export import export
 from chunkwise.policies.spec import Entry, Exportable, Spec
@@ -37,6 +40,23 @@ def test_a_weight_without_dimensions_and_one_that_lies_by_columns_act_as_they_ar
     # 0.5 * (1, 2) @ [[1, 2], [3, 4]] + (1, 0)
     found = runner.load(tmp_path / "out")({"state": np.array([10, 20], np.float32)}, seed=0)
     np.testing.assert_allclose(found, [[4.5, 5.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"layer": {"kernel": np.eye(2, dtype=np.float32)}, "gain": [np.ones((), np.float32)] * 2},
+        {"layer": {"kernel": np.eye(2, dtype=np.float32), "empty": {}}, "gain": np.ones((), np.float32)},
+        {"layer": {"kernel": np.eye(2, dtype=np.float32)}, "gain": np.ones((), np.float32), "a/b": np.ones(2)},
+        {"layer": {"kernel": np.eye(2, dtype=np.float32)}, "gain": None},
+    ],
+)
+def test_weights_that_the_robot_could_not_read_are_refused(params: Any, tmp_path: Path):
+    """Kills: an export that is said to be one, and cannot act."""
+    parts = dataclasses.replace(by_hand(np.eye(2, dtype=np.float32)), params=params)
+    with pytest.raises(ConfigError, match="weights: expected nested dicts of arrays"):
+        export(parts, tmp_path / "out", platforms=["cpu"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_actions_that_are_not_finite_are_no_answer(tmp_path: Path):

@@ -134,3 +134,14 @@ def test_it_takes_the_recordings_alone(capsys: pytest.CaptureFixture[str]):
             command.run("qchunk", "", never, ["set", "--rerun", "out.rrd", *words])
         assert left.value.code == 64
         assert "expected neither --config nor --policy" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def never(*_: Any) -> View:
+        raise AssertionError("nothing is opened")
+
+    (tmp_path / "file").touch()
+    assert command.run("qchunk", "", never, ["set", "--rerun", str(tmp_path / "file/out.rrd")]) == 74
+    assert "Choose another with --rerun" in capsys.readouterr().err

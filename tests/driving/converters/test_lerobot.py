@@ -240,3 +240,17 @@ def test_cameras_of_any_script_have_images_of_their_own(tmp_path: Path):
     episode = converted(source, state={"speed_mps": "observation.state:0"})[0]
     assert episode.cameras == ("右", "左")
     assert episode.image_paths[0] == ("images/set_000000/000000_右.jpg", "images/set_000000/000000_左.jpg")
+
+
+def test_depth_stays_out_unless_it_is_named(tmp_path: Path):
+    """Kills: depth maps trained on as a camera."""
+    source = write_l2d(tmp_path / "set", cameras=("front", "range"), rename="observation.state")
+    file = source / "meta/info.json"
+    info = json.loads(file.read_text())
+    info["features"]["observation.images.range"]["info"] = {"video.is_depth_map": True}
+    file.write_text(json.dumps(info))
+    state = {"speed_mps": "observation.state:0"}
+    assert converted(source, state=state)[0].cameras == ("front",)
+    named = {"observation.images.range": "range"}
+    settings = ConvertSettings(state=state, cameras=named)
+    assert sorted(LerobotConverter(source, settings)._names.values()) == ["front", "range"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chunkwise.config.experiment import OptimConfig, RunConfig, TrainConfig
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, StorageError
 from chunkwise.policies.load import load_policy
 from chunkwise.reports.run_record import settings_of
 from driving import evaluate, train
@@ -63,7 +63,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_a_report_does_not_depend_on_the_number_of_workers(run: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_report_does_not_depend_on_the_number_of_workers(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     one = routes.evaluate_run(run, episodes=2, seed=4, workers=1, video=1, seconds=0.8)
     assert one["video"] == one["file"].replace(".json", ".mp4")
     assert Path(one["video"]).stat().st_size > 1000
@@ -96,6 +98,12 @@ def test_a_report_does_not_depend_on_the_number_of_workers(run: Path, monkeypatc
     assert [led["drives"][name][0]["steps"] for name in ("expert", "stationary", "model")] == [10, 2, 2]
     assert (one["settings"], led["settings"]) == ({"seconds": 0.8}, {"seconds": 1.0, "lead_s": 3.0, "hold": 5})
     assert {one["init_hash"] for one in led["outcomes"]}.isdisjoint(drive["init_hash"] for drive in one["outcomes"])
+
+    monkeypatch.setattr(routes, "write_json", fail)
+    capsys.readouterr()
+    with pytest.raises(StorageError, match="No space left"):
+        routes.evaluate_run(run, episodes=2, seed=4, workers=1, seconds=0.2, out=tmp_path / "full.json")
+    assert "| run | " in capsys.readouterr().out, "what was driven is not lost"
 
 
 @pytest.mark.long

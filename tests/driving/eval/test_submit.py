@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from google.protobuf import unknown_fields
 
 from chunkwise.config.experiment import CheckpointConfig, RunConfig, TrainConfig
-from chunkwise.errors import ConfigError, DataError
+from chunkwise.errors import ConfigError, DataError, NonFiniteError
 from driving.config import ConvConfig, DataConfig, DrivingConfig, EvalConfig, ModelConfig, WaypointConfig
 from driving.convert import convert
 from driving.converters.episode_writer import ConvertSettings
@@ -71,7 +72,9 @@ def test_parameters_as_the_challenge_writes_them():
     assert [rounded(number) for number in numbers] == ["1K", "2K", "10000K", "10M", "429M", "3238M", "32B"]
 
 
-def test_from_records_to_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_from_records_to_the_archive(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     start = 0
     for split, count in (("training", 3), ("val", 1), ("test", 2)):
         for i in range(count):
@@ -125,3 +128,30 @@ def test_from_records_to_the_archive(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     assert submit.main([arguments[0], str(tmp_path / "mine.bin"), *arguments[2:]]) == ConfigError.exit_code
     assert "expected a name that ends in .tar.gz" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert submit.main([str(tmp_path / "no"), str(tmp_path / "file/a.tar.gz"), *arguments[2:]]) == 74, "first"
+    assert "Choose another with OUT" in capsys.readouterr().err
+
+    # "TESTING" is a word for a test as well, and no frame is submitted twice.
+    for file, split in zip(sorted((tmp_path / "alone").glob("*.json"))[:2], ("TESTING", "v1.0-test"), strict=True):
+        tree = json.loads(file.read_text())
+        tree["source"]["split"] = split
+        file.write_text(json.dumps(tree))
+    assert submit.main([arguments[0], str(tmp_path / "alone.tar.gz"), *arguments[2:], *alone]) == 0
+    assert "wrote 7 trajectories" in capsys.readouterr().out
+    one, other = sorted(file for file in (tmp_path / "alone").glob("*.json") if not file.name.startswith("_"))[2:4]
+    tree = json.loads(one.read_text())
+    tree["frames"][-1]["name"] = json.loads(other.read_text())["frames"][-1]["name"]
+    one.write_text(json.dumps(tree))
+    assert submit.main([arguments[0], str(tmp_path / "twice.tar.gz"), *arguments[2:], *alone]) == DataError.exit_code
+    told = capsys.readouterr().err
+    assert f"found the frame {tree['frames'][-1]['name']} at the end of {one.name} and of {other.name}" in told
+
+    assert submit.main([arguments[0], str(tmp_path / ".tar.gz"), *arguments[2:]]) == ConfigError.exit_code
+    assert "expected a name before .tar.gz" in capsys.readouterr().err
+    assert submit.main([*arguments, "--author", "M\udcfcller"]) == ConfigError.exit_code
+    assert "authors is 'M\\udcfcller': expected text in UTF-8" in capsys.readouterr().err
+    nowhere = lambda *_: np.full((2, 20, 2), np.nan)  # noqa: E731
+    monkeypatch.setattr(submit.evaluate, "predict", nowhere)
+    assert submit.main(arguments) == NonFiniteError.exit_code
+    assert "at step 1 its waypoints at test0-014 are not finite, as those at 2 of 2 frames" in capsys.readouterr().err

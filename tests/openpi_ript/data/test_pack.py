@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.data.pack import read_manifest
 from chunkwise.data.shards import PackSettings
 from chunkwise.errors import ConfigError, DataError
+from openpi_ript import inspect
 from openpi_ript.config.data import UR5E, AdvantageConfig, DataConfig
 from openpi_ript.data.dataset import open_data
 from openpi_ript.data.pack import main, pack
@@ -54,6 +56,23 @@ def test_the_pack_keeps_every_numeric_column_and_only_the_cameras_asked_for(tmp_
     }
     with pytest.raises(DataError, match="expected cameras"):
         open_data(config(tmp_path / "pack"))
+
+
+def test_depth_is_neither_packed_nor_proposed(tmp_path: Path) -> None:
+    """Kills: depth maps trained on as a camera."""
+    root = write_v21(tmp_path / "set", record(), "image")
+    file = root / "meta/info.json"
+    info = json.loads(file.read_text())
+    info["features"][CAMERAS[0]]["info"] = {"is_depth_map": True}
+    file.write_text(json.dumps(info))
+    settings = PackSettings(image_size=(28, 28))
+    pack(root, tmp_path / "pack", settings=settings)
+    assert read_manifest(tmp_path / "pack")["cameras"] == [CAMERAS[1]]
+    pack(root, tmp_path / "asked", cameras=CAMERAS[:1], settings=settings)
+    assert read_manifest(tmp_path / "asked")["cameras"] == [CAMERAS[0]]
+    report: dict[str, Any] = {"notes": [], "episodes": [], "problems": []}
+    proposed = inspect._walk_lerobot(inspect.Inspection(path=root), report, inspect.Hands())
+    assert (report["cameras"], proposed) == (list(CAMERAS), {"camera_0": CAMERAS[1]})
 
 
 def test_a_column_with_faults_that_nobody_reads_can_be_left_out(tmp_path: Path) -> None:

@@ -186,8 +186,9 @@ def test_who_asks_for_health_or_leaves_disturbs_nobody(
         other.recv()
         one.send(request(acting))
         assert busy.wait(30)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
-            assert answer.read() == b"OK\n"
+        for path in ("healthz", "healthz/", "healthz?from=balancer"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=30) as answer:
+                assert answer.read() == b"OK\n"
         with client(port) as leaving:
             leaving.recv()
             leaving.send(request(acting))

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.envs.divided import MANIFEST
 from chunkwise.envs.rollout import load
-from chunkwise.errors import DataError, NonFiniteError
+from chunkwise.errors import DataError, NonFiniteError, StorageError
 from chunkwise.state import TrainState
 from openpi_ript.config.experiment import RolloutConfig
 from openpi_ript.data.dataset import open_data
+from openpi_ript.ript import ahead
 from openpi_ript.ript.ahead import WEIGHTS
 from openpi_ript.ript.round import Ript
 from tests.openpi_ript.ript.test_ript_round import SEED, half, make_config, order_of, state_and_number
@@ -153,6 +155,19 @@ def test_what_is_lost_and_what_goes_wrong_is_told(root: Path, tmp_path: Path, mo
     broken.ript.rewind(position)
     with pytest.raises(NonFiniteError, match="NaN"):
         broken.interact(6)
+
+
+def test_no_save_names_weights_that_are_not_there(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kills: a checkpoint that no run can go on from, after a disk that was full for a moment."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    run = Run(root, tmp_path, steps=14)
+    monkeypatch.setattr(ahead, "save_file", full)
+    run.interact(2)
+    with pytest.raises(StorageError, match=r"cannot write .*acting.safetensors: .*No space left.*Last durable step"):
+        run.ript.position()
 
 
 def test_a_round_that_goes_on_can_be_left(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,12 +1,14 @@
 """A round that two processes play together, against the one that one process plays: files, outcomes, who did what."""
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
+from chunkwise.envs import divided
 from chunkwise.envs.divided import MANIFEST
-from chunkwise.errors import DataError
+from chunkwise.errors import DataError, StorageError
 from openpi_ript.ript.playing import Plan, Player
 from tests.chunkwise.distributed.test_processes import run_two
 from tests.openpi_ript.small_run import make_dataset
@@ -88,3 +90,16 @@ def test_a_file_that_is_no_rollout_is_refused(tmp_path: Path):
     victim.write_bytes(victim.read_bytes()[:-30])
     with pytest.raises(DataError, match=victim.name):
         make_player(root, tmp_path / "one")[0].play(PLAN, lambda: False)
+
+
+@pytest.mark.parametrize("name", ["save", "write_json"])
+def test_a_full_disk_is_said_of_the_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kills: a traceback and exit code 1, of which the other processes hear nothing."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    player, _ = make_player(make_dataset(tmp_path / "data"), tmp_path / "run/rollouts")
+    monkeypatch.setattr(divided, name, full)
+    with pytest.raises(StorageError, match=r"cannot write .*No space left.*Last durable step: None"):
+        player.play(PLAN, lambda: False)

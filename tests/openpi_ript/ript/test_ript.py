@@ -21,7 +21,7 @@ from openpi_ript.config.experiment import (
     RolloutConfig,
 )
 from openpi_ript.data.dataset import TrainingData, open_data
-from openpi_ript.ript.rollout_data import Group, training_data
+from openpi_ript.ript.rollout_data import Group, drawn_rows, training_data
 from openpi_ript.ript.round import Ript
 from openpi_ript.robots.adapter import Adapter
 from tests.openpi_ript.small_run import make_dataset, small_config
@@ -357,3 +357,23 @@ def test_the_interaction_of_a_supervised_run_is_none(root: Path, tmp_path: Path)
     task = RiptTask(config, open_data(config.data), tmp_path)
     assert task.ript is None
     assert SimpleNamespace(**next(task.batches(0))).actions.shape == (4, 8, 8)
+
+
+def test_where_a_value_labels_chunks_half_of_the_rows_are_of_successes(root: Path, tmp_path: Path):
+    """Kills: sides told by the groups' labels, which a group that ended alike has none of."""
+    config = make_config(root, tmp_path)
+    assert config.rollout is not None
+    groups = [
+        make_group(True, True),
+        make_group(False, False, first=5, init_hash="b" * 16),
+        make_group(True, False, first=9, init_hash="c" * 16),
+    ]
+    data = training_data(open_data(config.data), groups, point(), config.rollout)
+    assert data is not None
+    drawn = np.array(drawn_rows(data, 20_000, "tasks", np.random.default_rng(0)))
+    success = data.to_ript.rollouts.success[data.episodes_of(drawn)]
+    assert success.mean() == pytest.approx(0.5, abs=0.02)
+    of_episode = np.bincount(data.episodes_of(drawn), minlength=6) / len(drawn)
+    # By frames inside each side: 4 + 5 + 4 of successes, 4 + 5 + 5 of failures.
+    expected = np.array([4, 5, 0, 0, 4, 0]) / 26 + np.array([0, 0, 4, 5, 0, 5]) / 28
+    np.testing.assert_allclose(of_episode, expected, atol=0.01)
