@@ -30,6 +30,8 @@ class OnlineConfig:
     num_envs: int = 1
     """Environments, each with episodes and a log of its own. The processes of a run divide them among themselves; what
     is found there depends on how many environments there are, and not on how many processes."""
+    max_steps: int | None = None
+    """As eval.max_steps: where an episode is cut, as by a time limit, it is bootstrapped from."""
     steps: int = dataclasses.field(metadata=FREE_AT_A_CONSTANT_RATE)
     """Environment steps in all."""
     start: int
@@ -49,8 +51,9 @@ class OnlineConfig:
         require_non_negative(self, "start", "warmup")
         if self.online_ratio is not None:
             require_fraction(self, "online_ratio")
-        if self.interval is not None:
-            require_positive(self, "interval")
+        for name in ("interval", "max_steps"):
+            if getattr(self, name) is not None:
+                require_positive(self, name)
         given = {name: getattr(self, name) or 0 for name in ("steps", "warmup", "interval")}
         if wrong := {name: steps for name, steps in given.items() if steps % self.num_envs}:
             found = ", ".join(f"online.{name} is {steps}" for name, steps in wrong.items())
@@ -80,7 +83,8 @@ class EvalConfig:
     """Rows of every batch that the policy infers for, whoever is ready. It is a part of what the policy does: in a
     batch of another size numbers may round differently."""
     max_steps: int | None = None
-    """Steps after which an episode is cut; None: where the environment ends it, as all but one of your own will."""
+    """Steps after which an episode is cut; None: where the environment ends it. Those of OGBench, robomimic and
+    aloha-transfer-cube have a time limit; aloha/AlohaInsertion, and one of your own, may end with a success alone."""
     render_size: tuple[int, int] = (480, 640)
     """Height and width at which data.cameras are rendered before they are resized: those of the recordings."""
     videos: int = 2

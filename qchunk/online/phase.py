@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from chunkwise.data.sampling import Purpose, generator
 from chunkwise.distributed import processes
@@ -202,7 +203,8 @@ class Online:
     def mixed(
         self, offline: Iterator[Batch], start_step: int, *, shard: int = 0, num_shards: int = 1
     ) -> Iterator[Batch]:
-        """The dataset's batches with some of their rows replaced by online ones: the last rows of the global batch.
+        """The dataset's batches with some of their rows replaced by online ones: the last rows of each virtual shard's
+        stretch of the global batch, of all shards as many, or one more in the last ones.
 
         Args:
           offline: Rows of this process, from update `start_step` on.
@@ -217,10 +219,10 @@ class Online:
             there = sum(replay.starts for replay in self.replays)
             count = online_rows(self._online, rows, there, self._offline_starts, rng)
             if count:
-                starts, before = rng.integers(0, there, count), rows - count
-                own = starts[max(first - before, 0) : max(end - before, 0)]
-                if len(own):
-                    batch = _replace_last(batch, gather(self.replays, own))
+                starts, places = rng.integers(0, there, count), replaced_rows(rows, count, self._config.data.shards)
+                own = (places >= first) & (places < end)
+                if own.any():
+                    batch = _replace(batch, places[own] - first, gather(self.replays, starts[own]))
             yield batch
 
 
@@ -245,10 +247,22 @@ def online_rows(
     return int(rng.binomial(rows, online_starts / (online_starts + offline_starts)))
 
 
-def _replace_last(batch: Any, online: Any) -> Any:
-    """A batch whose last rows are those of `online`, key by key."""
+def replaced_rows(rows: int, count: int, shards: int) -> Int64[np.ndarray, " count"]:
+    """Returns which rows of a batch of several virtual shards, one after the other, are online ones: the last of each.
+
+    Were they the last of the batch, the pools of the last shards would be loaded and hardly trained on.
+    """
+    size = rows // shards
+    each = [count // shards + (shards - shard <= count % shards) for shard in range(shards)]
+    return np.concatenate([np.arange(size * (k + 1) - own, size * (k + 1)) for k, own in enumerate(each)])
+
+
+def _replace(batch: Any, rows: Int64[np.ndarray, " o"], online: Any) -> Any:
+    """A batch with these rows from `online`, key by key."""
     if isinstance(batch, dict):
-        return {key: _replace_last(value, online[key]) for key, value in batch.items()}
+        return {key: _replace(value, rows, online[key]) for key, value in batch.items()}
     if batch is None:
         return None
-    return np.concatenate([batch[: len(batch) - len(online)], online])
+    batch = np.array(batch)  # a copy
+    batch[rows] = online
+    return batch

@@ -5,6 +5,7 @@ own, and each chunk is drawn with a key of its own. What an environment counts f
 numbered across all of them for that: of two environments the first has the even numbers.
 """
 
+import dataclasses
 from collections import deque
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from chunkwise.data.sampling import Purpose, seed_of
+from chunkwise.envs.collect import ENDLESS
 from chunkwise.envs.environment import Environment, Observation, Step
 from chunkwise.envs.failures import require_finite
 from chunkwise.envs.workers import require_step, told
@@ -135,6 +137,15 @@ class Player:
         with self._told(len(self._unfinished)):
             step = self._env.step(self._queue[0])
         require_step(f"{self._online.env}: step()", step)
+        taken = len(self._unfinished)  # this one included: the first record is of the reset
+        if self._online.max_steps is not None and taken >= self._online.max_steps and not step.terminated:
+            step = dataclasses.replace(step, truncated=True)
+        elif taken == ENDLESS and not (step.terminated or step.truncated):
+            print(
+                f"\n{self._online.env}: online episode {self.replay.episodes - 1} has not ended after {taken} steps; "
+                "if the environment has no time limit, cut episodes with online.max_steps N",
+                flush=True,
+            )
         return self._queue[0], step
 
     def record(self, action: np.ndarray, step: Step) -> dict[str, float] | None:

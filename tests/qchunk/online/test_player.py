@@ -13,12 +13,12 @@ from chunkwise.errors import ConfigError, MismatchError, RunError, StorageError
 from qchunk.config import OnlineConfig, QChunkConfig
 from qchunk.data import open_dataset
 from qchunk.envs import simulators
-from qchunk.online.phase import Online
+from qchunk.online.phase import Online, replaced_rows
 from qchunk.online.replay import read
 from qchunk.train import require_fit
 from tests.qchunk import recordings
 from tests.qchunk.data.test_npz import write_npz
-from tests.qchunk.online.test_phase import STATE, TASK, Line, config_of, never, online_of, run
+from tests.qchunk.online.test_phase import STATE, TASK, Line, config_of, never, offline, online_of, run
 from tests.qchunk.recordings import ACTION
 
 
@@ -151,3 +151,60 @@ def test_fewer_steps_than_were_taken_are_refused_on_resume(tmp_path: Path, monke
     online_of(tmp_path, config_of(steps=18)).rewind(online.position())
     with pytest.raises(MismatchError, match=r"^online.steps is 6, and 18 steps have been taken"):
         online_of(tmp_path, config_of(steps=6)).rewind(online.position())
+
+
+def test_each_virtual_shard_gives_up_its_last_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills: the last shards' pools loaded, and all their rows replaced."""
+    assert replaced_rows(8, 3, 1).tolist() == [5, 6, 7]
+    assert replaced_rows(8, 3, 2).tolist() == [3, 6, 7]
+    assert replaced_rows(12, 8, 3).tolist() == [2, 3, 5, 6, 7, 9, 10, 11]
+    assert replaced_rows(8, 8, 4).tolist() == list(range(8))
+    monkeypatch.setattr(simulators, "make", lambda name, view=None, rules=None: Line())
+    config, drawn = config_of(online_ratio=0.5), []
+    for shards in (1, 2):
+        data = dataclasses.replace(config.data, shards=shards)
+        online = online_of(tmp_path / str(shards), dataclasses.replace(config, data=data))
+        (tmp_path / str(shards)).mkdir()
+        online.rewind(None)
+        run(online, range(5))
+        batch: Any = next(online.mixed(offline(), 6))
+        assert (batch["final_reward"] == 77).tolist() == ([True] * (4 // shards) + [False] * (4 // shards)) * shards
+        drawn.append(batch["rewards"][batch["final_reward"] != 77])
+    np.testing.assert_array_equal(*drawn)
+
+
+def test_an_episode_is_cut_as_by_a_time_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kills: a phase that is one episode in an environment without an end, which nothing says."""
+    monkeypatch.setattr(simulators, "make", lambda name, view=None, rules=None: Line())
+    online = online_of(tmp_path, config_of(max_steps=4))
+    online.rewind(None)
+    told = run(online, range(5))
+    online.position()  # on disk
+    records = read(tmp_path / "replay")
+    lengths = np.diff(np.append(np.flatnonzero(records["first"]), len(records))) - 1
+    assert lengths.max() == 4
+    over = np.flatnonzero(records["terminated"] | records["truncated"])
+    full = [end for end in over if records["state"][end, 1] == 4 and not records["terminated"][end]]
+    assert full
+    assert records["truncated"][full].all()
+    assert [4.0] in [list(one.get("online/length", [])) for one in told]
+    resumed = online_of(tmp_path, config_of(max_steps=4))
+    resumed.rewind(online.position())
+    run(resumed, range(5, 9))
+    (tmp_path / "untouched").mkdir()
+    untouched = online_of(tmp_path / "untouched", config_of(max_steps=4))
+    untouched.rewind(None)
+    run(untouched, range(9))
+    assert resumed.position() == untouched.position()
+    assert "has not ended" not in capsys.readouterr().out
+    monkeypatch.setattr("qchunk.online.player.ENDLESS", 5)
+    (tmp_path / "endless").mkdir()
+    endless = online_of(tmp_path / "endless")
+    endless.rewind(None)
+    run(endless, range(10))
+    said = capsys.readouterr().out
+    assert (
+        "has not ended after 5 steps; if the environment has no time limit, cut episodes with online.max_steps" in said
+    )
