@@ -22,7 +22,7 @@ from chunkwise.checkpoint.checksums import tree_digest
 from chunkwise.distributed import host, processes
 from chunkwise.distributed.stopping import is_requested
 from chunkwise.envs.divided import Outcome
-from chunkwise.errors import DataError, StorageError
+from chunkwise.errors import DataError
 from chunkwise.files.durable import make_folders, scratch_file
 from chunkwise.train.run_dir import storage_error
 from openpi_ript.ript.acting import ActingPolicy
@@ -55,7 +55,7 @@ class Ahead:
         self._thread: threading.Thread | None = None
         self._groups: list[Group[Outcome]] | None = None
         self._error: BaseException | None = None
-        self._unwritten: StorageError | None = None
+        self._unwritten: BaseException | None = None
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint holds; waits until the weights are on disk, where this process writes them.
@@ -101,7 +101,7 @@ class Ahead:
                     policy.release()
             except BaseException as error:  # told to whoever waits
                 self._error = error
-                if not self._written.is_set() and isinstance(error, StorageError):
+                if not self._written.is_set():
                     self._unwritten = error
             finally:
                 self._written.set()
