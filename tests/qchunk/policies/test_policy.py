@@ -192,7 +192,7 @@ def test_draws_are_by_call_seed_and_row(run: Path, loaded: QChunkPolicy):
     assert np.abs(load_policy(run, seed=2**32).infer(one)["actions"] - first).max() > 1e-4, "all bits count"
     for seed in (-1, 2**63, 1.5, True):
         with pytest.raises(ConfigError, match=r"expected a whole number, 0 to 2\^63 - 1"):
-            policy.reset(seed)  # pyright: ignore[reportArgumentType]
+            loaded.reset(seed)  # pyright: ignore[reportArgumentType]
     listed = loaded.infer(rows, draw=[(9,), None, (9,)])["actions"]
     placed = loaded.infer(
         {**rows, "state": np.roll(rows["state"], 1, 0), "image": _rolled(rows)}, draw=[None, (9,), ()]
