@@ -28,12 +28,12 @@ from chunkwise.errors import ConfigError, DataError, RunError, StorageError
 from chunkwise.files import budget
 from chunkwise.files.durable import write_json
 from chunkwise.files.identity import Check, any_files
-from chunkwise.files.place import told_place
 from chunkwise.files.strict_json import parse_json
 from chunkwise.files.trust import require_own_files
 from chunkwise.reports.compare import names_of
 from chunkwise.train import rngs
 from chunkwise.train.gradients import weighted
+from chunkwise.train.run_dir import storage_error
 from driving.config import DrivingConfig
 from driving.data.batches import DrivingData, open_data
 from driving.data.rater import RATE_HZ, TIMES_S, rater_feedback_scores, reaches
@@ -126,8 +126,11 @@ def compare(
         gain[RATER] = feedback[MODEL] - feedback["history_mlp"]
     moments = config.eval.plotted_moments
     if out is not None and moments:
-        drawn = plot.draw(out, data, states, predicted[MODEL], predicted["history_mlp"], moments)
-        notes += [] if drawn else ["no figure: no sample's future is known"]
+        try:
+            drawn = plot.draw(out, data, states, predicted[MODEL], predicted["history_mlp"], moments)
+            notes += [] if drawn else ["no figure: no sample's future is known"]
+        except OSError as error:  # the numbers count for more
+            notes.append(f"no figure: cannot write {out}: {error.strerror or error}")
 
     def scored(values: dict[str, Any]) -> dict[str, Any]:
         known = {key: value for key, value in values.items() if np.isfinite(value).any()}
@@ -221,7 +224,8 @@ def probe(config: DrivingConfig, encoder: PyTree, *, check: Check = any_files) -
 def report(result: dict[str, Any], folder: Path) -> dict[str, float]:
     """Writes evaluation.json, prints the table, and gives the metrics for the run's log."""
     print(text([(folder.name, result)]), flush=True)  # first: a full disk does not take it
-    write_json(folder / REPORT, result)
+    with storage_error(folder, REPORT):
+        write_json(folder / REPORT, result)
     metrics: dict[str, float] = {}
     for row, values in result["rows"].items():
         for name, value in values.items():
@@ -335,11 +339,11 @@ def evaluate_run(run: Path) -> dict[str, Any]:
     probed = config.objective is not None
     result = probe(config, params["encoder"]) if probed else compare(config, params, run / PLOT)
     try:
-        with told_place(run / REPORT):
-            write_json(run / REPORT, result)
-    except StorageError:
+        write_json(run / REPORT, result)
+    except OSError as error:
         print(text([(run.name, result)]), flush=True)
-        raise
+        said = f"cannot write {run / REPORT}: {error.strerror or error}"
+        raise StorageError(f"{said}. Its figures are above; make room, and --again writes it") from error
     return result
 
 

@@ -112,7 +112,9 @@ def _walk_lerobot(request: Inspection, report: Report, hands: Hands) -> dict[str
     wanted = (*(request.state_parts or (request.state_key,)), request.action_key, *outcomes)
     read = tuple(key for key in wanted if key in meta.features)
     _add(walk(_LeRobotEpisodes(meta=meta, read=read, images=request.images), hands), report)
-    return {f"camera_{n}": key for n, key in enumerate(meta.colour_cameras)}
+    if meta.depth_maps:
+        report["notes"].append(f"depth maps, which are no cameras of training by default: {list(meta.depth_maps)}")
+    return {f"camera_{n}": key for n, key in enumerate(key for key in meta.cameras if key not in meta.depth_maps)}
 
 
 def _walk_pack(request: Inspection, report: Report, hands: Hands) -> dict[str, str]:

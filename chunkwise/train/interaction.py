@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from chunkwise import errors
 from chunkwise.distributed import host, processes
 from chunkwise.errors import RunError
 from chunkwise.state import TrainState
@@ -116,14 +117,24 @@ def interact(
       The metrics, on every process; None if it was broken off.
 
     Raises:
-      RunError: Processes came home with different things.
+      RunError: Processes came home with different things, or one of them with an error.
     """
     if not processes.is_multiprocess():
         return unless_stopped(lambda: interaction.interact(state, step, stopping))
     state = weights_of(state, everywhere=True)
     metrics = unless_stopped(lambda: interaction.interact(state, step, stopping))
-    came = None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
+    failed: RunError | None = None
+    try:
+        came = None if metrics is None else {"metrics": dict(metrics), "position": interaction.position()}
+    except RunError as error:  # a full disk of one process, which the others wait for
+        failed, came = error, {"failed": [processes.kind(error), *error.args]}
     found = processes.gather(json.dumps(came, sort_keys=True))
+    if failed is not None:
+        raise failed
+    for told in map(json.loads, found):
+        if told is not None and "failed" in told:
+            kind, *words = told["failed"]
+            raise getattr(errors, kind)(*words)
     if differing := [index for index, text in enumerate(found) if text != found[0]]:
         raise RunError(
             f"step {step}: processes 0 and {differing[0]} came from acting with different things, so what they train "

@@ -83,8 +83,8 @@ class LerobotConverter:
         self._meta = read_meta(root, bounds=Bounds(root, settings.allow_links_to))
         self._quality, self._images = settings.quality, settings.images
         known = _is_l2d(self._meta)
-        own = dict.fromkeys(self._meta.cameras, "")  # depth stays out unless --camera names it
-        own |= {key: _default_name(key, l2d=known) for key in self._meta.colour_cameras}
+        depth = self._meta.depth_maps  # they stay out unless --camera names them
+        own = {key: "" if key in depth else _default_name(key, l2d=known) for key in self._meta.cameras}
         self._names = camera_names(own, settings)
         asked = _parse_columns(settings.state)
         for name, other in SAME:

@@ -3,7 +3,7 @@
     python -m driving.eval.submit RUN OUT.tar.gz --account EMAIL --method NAME
 
 The run's dataset was converted with --format waymo_e2e, its test segments among the others; or --data says where they
-are. Test segments are those whose source.split begins with "test", in letters of either case, whatever _split.json
+are. Test segments are those whose source.split is a word for a test (test, TESTING, v1.0-test), whatever _split.json
 holds. The run's waypoints reach 5 s; at other rates than 4 Hz they are interpolated.
 """
 
@@ -75,7 +75,7 @@ def submit(run: Path, out: Path, about: About, *, data: str | None = None) -> in
     if not len(test):
         stated = sorted(set(opened.index.splits))
         raise DataError(
-            f"{config.data.path}: source.split: expected test segments, whose split begins with 'test', found "
+            f"{config.data.path}: source.split: expected test segments, by a word such as 'test', found "
             f"{stated[:5]} in {len(opened.index.ids)} episode(s); say with --data where they are"
         )
     rows = opened.index.starts[test] + opened.index.lengths[test] - 1

@@ -2,8 +2,9 @@
 
     chunkwise pack openpi_ript SOURCE OUT [--encoding raw] [--image-size 224 224] [--workers 4] [--allow-links-to DIR]
 
-Every numeric column and every camera is kept; `data.path` may then name the pack instead of the dataset. The same
-dataset gives the same bytes, by any number of --workers or on a --fleet; given again after a kill, the command goes on.
+Every numeric column and every camera but depth maps is kept; `data.path` may then name the pack instead of the dataset.
+The same dataset gives the same bytes, by any number of --workers or on a --fleet; given again after a kill, the command
+goes on.
 """
 
 import sys
@@ -51,7 +52,7 @@ def pack(
     Args:
       dataset: LeRobot dataset, v2.1 or v3.0.
       out: Folder to make.
-      cameras: Camera keys; empty takes all.
+      cameras: Camera keys; empty takes all but depth maps.
       settings: Image size and encoding.
       jobs: By how many processes, where, and what becomes of bad episodes.
       report: Takes lines of text for a person.
@@ -66,7 +67,7 @@ def pack(
     dataset, jobs = dataset.absolute(), jobs or Jobs()
     bounds = Bounds(dataset, allow_links_to)
     meta = read_meta(dataset, bounds=bounds, tolerance_s=tolerance_s, wrong_totals=wrong_totals)
-    keys = tuple(cameras) or meta.colour_cameras
+    keys = tuple(cameras) or tuple(key for key in meta.cameras if key not in meta.depth_maps)
     columns = numeric_columns(meta)
     if unknown := sorted(set(without) - set(columns)):
         raise DataError(
@@ -76,6 +77,8 @@ def pack(
     table, skipped = load_table(meta, columns, on_bad=jobs.on_bad, check=LeRobotImages(meta, keys).check)
     for note in meta.notes:
         report(note)
+    if left := sorted(set(meta.depth_maps) - set(keys)):
+        report(f"left out, since meta/info.json calls them depth maps: {', '.join(left)}; --cameras takes them")
     write_pack(out, meta, table, keys, settings, skipped=skipped, jobs=jobs, report=report)
     return sum(shard["rows"] for shard in read_manifest(out)["shards"])
 
@@ -84,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, 65 if the dataset is bad, 74 if the pack cannot be written."""
     about, source = (__doc__ or "").splitlines()[0], "LeRobot dataset, v2.1 or v3.0"
     parser = pack_parser("openpi_ript.data.pack", about, source=source, image_size=(224, 224))
-    parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all but depth by default")
+    parser.add_argument("--cameras", nargs="+", default=[], help="camera keys; all but depth maps by default")
     parser.add_argument("--without", nargs="+", default=[], metavar="COLUMN", help="columns of numbers to leave out")
     parser.add_argument("--tolerance-s", type=float, default=TIME_TOLERANCE_S, help="as data.tolerance_s")
     parser.add_argument("--wrong-totals", choices=("refuse", "note"), default="refuse", help="as data.wrong_totals")

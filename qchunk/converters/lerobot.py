@@ -104,7 +104,7 @@ def _cameras(meta: LeRobotMeta, settings: ConvertSettings) -> dict[str, str]:
         return {}
     if settings.cameras:
         return dict(settings.cameras)
-    names = {key: key.rpartition(".")[2] for key in meta.colour_cameras}
+    names = {key: key.rpartition(".")[2] for key in meta.cameras if not meta.features[key].is_depth}
     if len(set(names.values())) < len(names):
         raise ConfigError(f"{meta.root}: several cameras end alike, {sorted(names)}; name them by --camera KEY=NAME")
     if wrong := wrong_names(names.values()):

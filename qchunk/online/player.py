@@ -138,12 +138,13 @@ class Player:
             step = self._env.step(self._queue[0])
         require_step(f"{self._online.env}: step()", step)
         taken = len(self._unfinished)  # this one included: the first record is of the reset
-        if self._online.max_steps is not None and taken >= self._online.max_steps and not step.terminated:
+        most = self._online.max_steps
+        if most is not None and taken >= most and not step.terminated:
             step = dataclasses.replace(step, truncated=True)
-        elif taken == ENDLESS and not (step.terminated or step.truncated):
+        elif most is None and taken == ENDLESS and not (step.terminated or step.truncated):
             print(
                 f"\n{self._online.env}: online episode {self.replay.episodes - 1} has not ended after {taken} steps; "
-                "if the environment has no time limit, cut episodes with online.max_steps N",
+                "if the environment has no time limit, cut episodes with online.max_steps N, in a new run",
                 flush=True,
             )
         return self._queue[0], step

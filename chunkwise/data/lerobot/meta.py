@@ -42,6 +42,8 @@ class Feature:
     shape: tuple[int, ...]
     is_depth: bool = False
     """Of a camera: whether info.json calls it a depth map, or gives it one channel."""
+    is_depth_map: bool = False
+    """Whether info.json calls it so."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +93,9 @@ class LeRobotMeta:
         return tuple(key for key, feature in self.features.items() if feature.dtype in ("image", "video"))
 
     @property
-    def colour_cameras(self) -> tuple[str, ...]:
-        """All but those that hold depth."""
-        return tuple(key for key in self.cameras if not self.features[key].is_depth)
+    def depth_maps(self) -> tuple[str, ...]:
+        """Cameras that info.json calls depth maps; one channel alone may be a grey camera's."""
+        return tuple(key for key in self.cameras if self.features[key].is_depth_map)
 
     def feature(self, key: str) -> Feature:
         """Raises DataError with the keys that there are."""
@@ -131,7 +133,7 @@ def read_meta(
     if problems:
         raise refuse(problems, what=str(info_file))
     features = {
-        key: Feature(dtype=f["dtype"], shape=tuple(f["shape"]), is_depth=_is_depth(f))
+        key: Feature(dtype=f["dtype"], shape=tuple(f["shape"]), is_depth=_is_depth(f), is_depth_map=_is_depth_map(f))
         for key, f in info["features"].items()
     }
     version = info["codebase_version"]
@@ -199,15 +201,20 @@ def _is_feature(feature: Any) -> bool:
     )
 
 
+def _is_depth_map(feature: Mapping[str, Any]) -> bool:
+    """Whether a camera holds depth, by LeRobot's mark of it."""
+    if feature["dtype"] not in ("image", "video"):
+        return False
+    marks = [about for name in ("info", "video_info") if isinstance(about := feature.get(name), dict)]
+    return any(about.get(key) is True for about in marks for key in ("is_depth_map", "video.is_depth_map"))
+
+
 def _is_depth(feature: Mapping[str, Any]) -> bool:
     """Whether a camera holds depth, by LeRobot's mark of it or by its shape, channels last or first."""
     if feature["dtype"] not in ("image", "video"):
         return False
-    marks = [about for name in ("info", "video_info") if isinstance(about := feature.get(name), dict)]
-    if any(about.get(key) is True for about in marks for key in ("is_depth_map", "video.is_depth_map")):
-        return True
     ends = feature["shape"][:1] + feature["shape"][-1:]
-    return len(feature["shape"]) == 2 or (1 in ends and 3 not in ends)
+    return _is_depth_map(feature) or len(feature["shape"]) == 2 or (1 in ends and 3 not in ends)
 
 
 def _check_totals(episodes: Sequence[EpisodeMeta], info: Mapping[str, Any]) -> list[Problem]:

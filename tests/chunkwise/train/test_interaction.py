@@ -5,7 +5,7 @@ from tests.chunkwise.distributed.test_processes import run_two
 EVALUATE = """
 import numpy as np
 from chunkwise.distributed.division import Division
-from chunkwise.errors import RunError
+from chunkwise.errors import RunError, StorageError
 from chunkwise.state import TrainState
 from chunkwise.train import interaction
 
@@ -50,6 +50,17 @@ try:
     interaction.interact(World(), state, 4, lambda: False, lambda work: work())
 except RunError as error:
     assert "processes 0 and 1 came from acting with different things" in str(error)
+else:
+    raise AssertionError
+def full():
+    if me:
+        raise StorageError("no room")
+    return {}
+World.position = lambda self: full()
+try:
+    interaction.interact(World(), state, 5, lambda: False, lambda work: work())
+except StorageError as error:
+    assert str(error) == "no room", "of the other, too"
 else:
     raise AssertionError
 task.late = True

@@ -244,13 +244,14 @@ def test_cameras_of_any_script_have_images_of_their_own(tmp_path: Path):
 
 def test_depth_stays_out_unless_it_is_named(tmp_path: Path):
     """Kills: depth maps trained on as a camera."""
-    source = write_l2d(tmp_path / "set", cameras=("front", "range"), rename="observation.state")
+    source = write_l2d(tmp_path / "set", cameras=("front", "range", "grey"), rename="observation.state")
     file = source / "meta/info.json"
     info = json.loads(file.read_text())
     info["features"]["observation.images.range"]["info"] = {"video.is_depth_map": True}
+    info["features"]["observation.images.grey"]["shape"] = [1, *SIZE]
     file.write_text(json.dumps(info))
     state = {"speed_mps": "observation.state:0"}
-    assert converted(source, state=state)[0].cameras == ("front",)
+    assert converted(source, state=state)[0].cameras == ("front", "grey")
     named = {"observation.images.range": "range"}
     settings = ConvertSettings(state=state, cameras=named)
-    assert sorted(LerobotConverter(source, settings)._names.values()) == ["front", "range"]
+    assert sorted(LerobotConverter(source, settings)._names.values()) == ["front", "grey", "range"]

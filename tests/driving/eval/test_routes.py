@@ -301,3 +301,24 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_driven(
     monkeypatch.setattr(sys, "argv", ["driving.evaluate", *words])
     assert evaluate.main() == code
     assert str(tmp_path / place) in capsys.readouterr().err
+
+
+def test_a_full_disk_does_not_take_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """At the end of a run, and of a command."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    rows = {"model": {"speed_r2": 0.5}, "untrained": {"speed_r2": 0.1}}
+    result = {"kind": "pretraining", "split": "test", "drives": 3, "rows": rows, "notes": []}
+    monkeypatch.setattr(evaluate, "write_json", fail)
+    with pytest.raises(StorageError, match=r"evaluation.json: No space left.*Last durable step"):
+        evaluate.report(result, tmp_path)
+    assert "0.500" in capsys.readouterr().out
+    monkeypatch.setattr(evaluate, "read_config", lambda *_: SimpleNamespace(objective=object(), run=None))
+    monkeypatch.setattr(evaluate, "read_weights", lambda *_: (2, {"encoder": {}}))
+    monkeypatch.setattr(evaluate, "_require_same_drives", lambda *_: None)
+    monkeypatch.setattr(evaluate, "probe", lambda *_: result)
+    with pytest.raises(StorageError, match="make room, and --again writes it"):
+        evaluate.evaluate_run(tmp_path)
+    assert "0.500" in capsys.readouterr().out

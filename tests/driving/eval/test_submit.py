@@ -124,7 +124,7 @@ def test_from_records_to_the_archive(
     write_drive(tmp_path / "unstated", "e0", frames=3)
     unstated = ["--data", str(tmp_path / "unstated")]
     assert submit.main([*arguments, *unstated]) == DataError.exit_code
-    assert "source.split: expected test segments, whose split begins with 'test', found ['']" in capsys.readouterr().err
+    assert "source.split: expected test segments, by a word such as 'test', found ['']" in capsys.readouterr().err
 
     assert submit.main([arguments[0], str(tmp_path / "mine.bin"), *arguments[2:]]) == ConfigError.exit_code
     assert "expected a name that ends in .tar.gz" in capsys.readouterr().err

@@ -64,15 +64,19 @@ def test_depth_is_neither_packed_nor_proposed(tmp_path: Path) -> None:
     file = root / "meta/info.json"
     info = json.loads(file.read_text())
     info["features"][CAMERAS[0]]["info"] = {"is_depth_map": True}
+    info["features"][CAMERAS[1]]["shape"] = [24, 32, 1]  # a grey camera is one
     file.write_text(json.dumps(info))
     settings = PackSettings(image_size=(28, 28))
-    pack(root, tmp_path / "pack", settings=settings)
+    told: list[str] = []
+    pack(root, tmp_path / "pack", settings=settings, report=told.append)
     assert read_manifest(tmp_path / "pack")["cameras"] == [CAMERAS[1]]
+    assert f"calls them depth maps: {CAMERAS[0]}; --cameras takes them" in "\n".join(told)
     pack(root, tmp_path / "asked", cameras=CAMERAS[:1], settings=settings)
     assert read_manifest(tmp_path / "asked")["cameras"] == [CAMERAS[0]]
     report: dict[str, Any] = {"notes": [], "episodes": [], "problems": []}
     proposed = inspect._walk_lerobot(inspect.Inspection(path=root), report, inspect.Hands())
     assert (report["cameras"], proposed) == (list(CAMERAS), {"camera_0": CAMERAS[1]})
+    assert report["notes"] == [f"depth maps, which are no cameras of training by default: {[CAMERAS[0]]}"]
 
 
 def test_a_column_with_faults_that_nobody_reads_can_be_left_out(tmp_path: Path) -> None:

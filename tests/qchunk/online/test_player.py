@@ -200,6 +200,11 @@ def test_an_episode_is_cut_as_by_a_time_limit(
     assert resumed.position() == untouched.position()
     assert "has not ended" not in capsys.readouterr().out
     monkeypatch.setattr("qchunk.online.player.ENDLESS", 5)
+    limited = online_of(tmp_path / "limited", config_of(max_steps=6))
+    (tmp_path / "limited").mkdir()
+    limited.rewind(None)
+    run(limited, range(10))
+    assert "has not ended" not in capsys.readouterr().out, "no advice to set what is set"
     (tmp_path / "endless").mkdir()
     endless = online_of(tmp_path / "endless")
     endless.rewind(None)
