@@ -308,11 +308,11 @@ def test_noise_differs_between_calls_and_follows_the_seed(acting: Policy):
 
 def test_every_row_of_a_request_has_noise_of_its_own_numbers(acting: Policy):
     """By seed, draw and row; where no draw is given, by the number of the call."""
-    ready = Policy(acting.config, {}, open_data(acting.config.data).stats, seed=2**32 + 9)
+    ready = Policy(acting.config, {}, open_data(acting.config.data).stats, seed=9)
     rows = stacked(*(observation(seed) for seed in range(3)))
 
-    def expected(*draw: int) -> list[np.ndarray]:
-        rngs = [np.random.default_rng([9, len(draw), *draw, row]) for row in range(3)]
+    def expected(*draw: int, high: tuple[int, ...] = ()) -> list[np.ndarray]:
+        rngs = [np.random.default_rng([9, len(draw), *draw, row, *high]) for row in range(3)]
         return [rng.standard_normal((8, 8), np.float32) for rng in rngs]
 
     asked = [((1, 2), (1, 2)), ((2, 1), (2, 1)), ((1,), (1,)), (None, (1,)), (None, (2,)), ((), ())]
@@ -327,8 +327,11 @@ def test_every_row_of_a_request_has_noise_of_its_own_numbers(acting: Policy):
     begun = again.prepare(rows).inputs["noise"]
     again.reset()
     np.testing.assert_array_equal(again.prepare(rows).inputs["noise"], begun, "its seed stays")
-    again.reset(seed=2**32 + 9)
+    again.reset(seed=9)
     np.testing.assert_array_equal(again.prepare(rows, draw=(1, 2)).inputs["noise"], expected(1, 2), "and is replaced")
+    again.reset(seed=2**33 + 9)
+    found = again.prepare(rows, draw=(1, 2)).inputs["noise"]
+    np.testing.assert_array_equal(found, expected(1, 2, high=(2,)), "all bits of it count")
 
 
 def test_images_of_any_size_and_either_layout(acting: Policy):
