@@ -56,13 +56,16 @@ class Shapes:
 
 
 def require_finite(what: str, observation: Mapping[str, Any]) -> None:
-    """Raises RunError, which begins with `what`, if an array of an observation, or a list of one, holds NaN or Inf."""
+    """Raises RunError, which begins with `what`, if an array of an observation, or a list, is not finite in 32 bits."""
     for name, value in observation.items():
         array = np.asarray(value)
         if array.dtype.kind != "f":
             continue
         flat = array.reshape(-1)
-        bad = np.flatnonzero(~np.isfinite(flat))
+        with np.errstate(over="ignore"):  # it is kept in 32 bits, which end at 3.4e38
+            bad = np.flatnonzero(~np.isfinite(flat.astype(np.float32, copy=False)))
         if len(bad):
             shown = ", ".join(f"[{i}] = {flat[i]}" for i in bad[:4])
-            raise RunError(f"{what} observed {name!r} with {len(bad)} of {array.size} numbers not finite: {shown}")
+            raise RunError(
+                f"{what} observed {name!r} with {len(bad)} of {array.size} numbers not finite in 32 bits: {shown}"
+            )

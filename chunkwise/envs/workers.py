@@ -40,6 +40,8 @@ ASK_AGAIN = 1.0
 Opener = Callable[..., Environment]
 """Makes an environment: the only one without an argument, that of a task with the task's name; pickled for a worker
 process."""
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Rewards are kept in 32 bits."""
 OPEN = 12
 """Environments of different tasks that a slot keeps; for one more, the one that was reset longest ago is closed.
 One of Meta-World takes 25 MiB and 0.1 s to make."""
@@ -418,12 +420,12 @@ class Seat:
 
 
 def require_step(what: str, step: object) -> None:
-    """Raises RunError, which begins with `what`, if it is no Step, or holds NaN or Inf."""
+    """Raises RunError, which begins with `what`, if it is no Step, or holds a number that is not finite in 32 bits."""
     if not isinstance(step, Step):
         raise RunError(f"{what} gave a {type(step).__name__}; expected a chunkwise.envs.environment.Step")
     require_finite(what, step.observation)
-    if not math.isfinite(step.reward):
-        raise RunError(f"{what} gave the reward {step.reward}; expected a finite number")
+    if not abs(step.reward) <= LARGEST_REWARD:
+        raise RunError(f"{what} gave the reward {step.reward}; expected a finite number, at most {LARGEST_REWARD:.2g}")
 
 
 def _waited_s() -> float:

@@ -221,11 +221,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(texts: Sequence[str]) -> dict[str, str]:
-    """Client's names to the policy's. Raises ConfigError for one that stands on its side twice."""
+    """Client's names to the policy's.
+
+    Raises:
+      ConfigError: One stands on its side twice, or one of the policy's leads into another, which is no dict then.
+    """
     pairs = [_pair(text) for text in texts]
     for side, names in zip(("client's", "policy's"), zip(*pairs, strict=True), strict=False):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigError(f"--rename: expected each of the {side} names once, found {twice[0]} twice")
+    new = {name for _, name in pairs}
+    for name in sorted(new):
+        if inside := [whole for whole in sorted(new) if whole.startswith(f"{name}/")]:
+            raise ConfigError(f"--rename: expected an entry or what is inside of it, found {name} and {inside[0]}")
     return dict(pairs)
 
 

@@ -295,6 +295,7 @@ def test_other_machines_are_listened_to_with_a_token_alone(
     [
         (["a=state", "b=state"], "each of the policy's names once, found state twice"),
         (["a=state", "a=image/top"], "each of the client's names once, found a twice"),
+        (["a=image/top", "b=image"], "an entry or what is inside of it, found image and image/top"),
     ],
 )
 def test_an_entry_is_renamed_once(pairs: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -123,7 +123,7 @@ def test_the_step_is_named_and_what_is_not_finite(make: Callable[..., Any]) -> N
     workers.submit(0, Run(ACTIONS))
     said = (
         r"^the environment countdown \(reset with seed 1, step 3\): step\(\) observed 'state' with 1 of 2 numbers not "
-        r"finite: \[0\] = nan$"
+        r"finite in 32 bits: \[0\] = nan$"
     )
     with pytest.raises(RunError, match=said):
         workers.receive([0])
@@ -148,13 +148,31 @@ def takes_two(spec: EnvSpec, more: str) -> None:
 def test_only_what_is_not_finite_is_refused() -> None:
     large = np.full(4, 3e38, np.float32)  # whose sum is infinite
     require_finite("step()", {"large": large, "pixels": np.zeros((2, 2, 3), np.uint8)})
-    with pytest.raises(RunError, match=r"^step\(\) observed 'x' with 1 of 4 numbers not finite: \[2\] = -inf$"):
+    with pytest.raises(
+        RunError, match=r"^step\(\) observed 'x' with 1 of 4 numbers not finite in 32 bits: \[2\] = -inf$"
+    ):
         require_finite("step()", {"x": np.array([[0, 1], [-np.inf, 2]])})
+    with pytest.raises(
+        RunError, match=r"^step\(\) observed 'x' with 1 of 2 numbers not finite in 32 bits: \[0\] = 1e\+39$"
+    ):
+        require_finite("step()", {"x": np.array([1e39, 1.0])})  # infinite in the 32 bits that are kept
+
+
+@pytest.mark.parametrize(("reward", "refused"), [(3.4e38, False), (-3.5e38, True), (np.inf, True), (np.nan, True)])
+def test_a_reward_is_finite_in_32_bits(reward: float, refused: bool) -> None:
+    step = environment.Step({}, reward, success=False)
+    if not refused:
+        workers_lib.require_step("step()", step)
+        return
+    with pytest.raises(RunError, match=r"^step\(\) gave the reward .*; expected a finite number, at most 3\.4e\+38$"):
+        workers_lib.require_step("step()", step)
 
 
 def test_numbers_in_a_list_and_of_another_library_are_looked_at_too() -> None:
     for value in ([0.0, float("nan")], jnp.array([0.0, jnp.nan])):
-        with pytest.raises(RunError, match=r"^step\(\) observed 'x' with 1 of 2 numbers not finite: \[1\] = nan$"):
+        with pytest.raises(
+            RunError, match=r"^step\(\) observed 'x' with 1 of 2 numbers not finite in 32 bits: \[1\] = nan$"
+        ):
             require_finite("step()", {"x": value})
     require_finite("step()", {"x": [0.0, 1.0], "words": ["pick"], "count": 3})
 
