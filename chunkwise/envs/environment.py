@@ -167,7 +167,7 @@ def make(spec: EnvSpec, task: str = "") -> Environment:
         env = factory(spec)
     except RunError:
         raise
-    except Exception as error:  # whatever the user's constructor raises is the user's to mend
+    except (Exception, SystemExit) as error:  # whatever the user's constructor raises is the user's to mend
         raise failure(f"{spec.suite} could not be made", error) from error
     if not isinstance(env, Environment):
         offered = [name for name in dir(Environment) if not name.startswith("_")]

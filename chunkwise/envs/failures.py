@@ -33,7 +33,7 @@ def close_anyway(what: str, close: Callable[[], None]) -> None:
     """Closes an environment, `what`; what it raises is said in a line: it must not hide why it is closed."""
     try:
         close()
-    except Exception as error:  # anything a simulator raises
+    except (Exception, SystemExit) as error:  # anything a simulator raises
         say(f"{what} could not be closed: {type(error).__name__}: {one_line(error)}", error=True)
 
 

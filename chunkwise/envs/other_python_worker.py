@@ -176,7 +176,7 @@ def main() -> None:
             else:
                 arrays = dict(np.load(io.BytesIO(content), allow_pickle=False)) if content else {}
                 found, shown = server.answer(words, arrays)
-        except Exception as error:  # whatever a simulator raises
+        except (Exception, SystemExit) as error:  # whatever a simulator raises
             write(answers, dict(told(error), python=sys.version.split()[0]))
         else:
             write(answers, dict(found, python=sys.version.split()[0], cpu_s=time.process_time()), shown)

@@ -256,7 +256,7 @@ def serve(pipe: Any, opener: Opener, name: str, every_frame: bool) -> None:
         os._exit(error.exit_code)  # to the parent a death of this worker, whose rollout is played again
     except RunError as error:
         pipe.send(error)
-    except Exception as error:  # unsent, the parent would see a death and play the rollout again
+    except (Exception, SystemExit) as error:  # unsent, the parent would see a death and play the rollout again
         pipe.send(failure(f"the environment {name} failed", error))
 
 
@@ -343,7 +343,7 @@ def told(what: str) -> Iterator[None]:
         yield
     except RunError:
         raise
-    except Exception as error:  # anything a simulator raises
+    except (Exception, SystemExit) as error:  # anything a simulator raises; its sys.exit() is no end of the run
         raise failure(what, error) from error
 
 
@@ -407,7 +407,7 @@ class Seat:
             if type(error) is not RunError:  # it has an exit code of its own
                 raise
             raise RunError(f"{self}: {error.args[0]}", *error.args[1:]) from error
-        except Exception as error:  # anything a simulator raises
+        except (Exception, SystemExit) as error:  # anything a simulator raises
             raise failure(f"{self} failed", error) from error
         return found if isinstance(found, Start) else dataclasses.replace(found, busy_s=self._busy() - began)
 

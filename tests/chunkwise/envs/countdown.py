@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,8 @@ from chunkwise.envs.workers import ThreadWorkers
 class Countdown:
     """Its state is (seed, t). It succeeds at step `seed % 7 + 1` if seed is even, and is cut at 9; at 5 of seed 11 it
     terminates without success. An image shows t. The task "slow" takes 50 ms a step if its seed is odd, "broken" fails
-    at seed 4, "deadly" ends its process there; "nan" shows NaN from step 3 on; "busy" keeps a core for 30 ms a step;
-    "stuck" cannot be closed.
+    at seed 4, "deadly" ends its process there, "exits" calls sys.exit(0); "nan" shows NaN from step 3 on; "busy" keeps
+    a core for 30 ms a step; "stuck" cannot be closed.
     """
 
     fps = 10
@@ -35,6 +36,8 @@ class Countdown:
             raise ZeroDivisionError("seed 4")
         if seed == 4 and self.spec.task == "deadly":
             os._exit(1)
+        if seed == 4 and self.spec.task == "exits":
+            sys.exit(0)
         return self._observe()
 
     def state(self) -> Any:

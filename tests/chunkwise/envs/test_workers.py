@@ -114,6 +114,13 @@ def test_what_a_simulator_raises_is_said(make: Callable[..., Any]) -> None:
     assert lines[-1].endswith('in reset: raise ZeroDivisionError("seed 4")')
 
 
+def test_an_environment_that_exits_ends_no_run(make: Callable[..., Any]) -> None:
+    workers = make(1, task="exits")
+    workers.submit(0, Reset(4))
+    with pytest.raises(RunError, match=r"countdown \(reset with seed 4, step 0\) failed: SystemExit: 0"):
+        workers.receive([0])
+
+
 def test_the_step_is_named_and_what_is_not_finite(make: Callable[..., Any]) -> None:
     workers = make(1, task="nan")
     workers.submit(0, Reset(1))
