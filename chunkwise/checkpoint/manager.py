@@ -43,7 +43,7 @@ from chunkwise.checkpoint import saved_steps
 from chunkwise.checkpoint.checksums import checksums, tree_spec
 from chunkwise.checkpoint.file_sums import seal
 from chunkwise.checkpoint.orbax_files import require_metadata
-from chunkwise.checkpoint.prune import KeepBest, outdated
+from chunkwise.checkpoint.prune import KeepBest, logged_evaluations, outdated
 from chunkwise.checkpoint.reader import (
     DamagedError,
     Progress,
@@ -66,10 +66,8 @@ from chunkwise.files.trouble import SYSTEM, is_trouble, retried, root_cause
 from chunkwise.state import TrainState
 
 T = TypeVar("T")
-
 MERGED = "state/manifest.ocdbt"
 """File of a save that names the arrays of all processes; without it a save looks whole and cannot be read."""
-
 # A save that fails is tried again at the next occasion; after this many in a row the run ends.
 MAX_FAILED_SAVES = 3
 
@@ -111,7 +109,7 @@ class Checkpoints:
         self._durable_step: int | None = None
         self._hurrying = threading.Event()
         self._failures = 0
-        self._best = KeepBest(config)
+        self.best = KeepBest(config)
         self._unread: set[int] = set()
 
     @property
@@ -146,7 +144,7 @@ class Checkpoints:
             "files": self._hashes,
         }
         metadata["sha256"] = metadata_hash(metadata)
-        self._best.note(progress.step, progress.evaluation)
+        self.best.note(progress.step, progress.evaluation)
         try:
             self._pending = self._start(progress.step, _as_tree(state), metadata)
             self._pending_step = progress.step
@@ -197,7 +195,7 @@ class Checkpoints:
     def _prune(self, newest: int) -> None:
         """Removes the saves that no rule keeps, now that the newest is durable."""
         steps = [step for step in saved_steps.steps_in(self._folder) if step <= newest]
-        old = outdated(steps, self._config.max_to_keep, self._config.keep_period, self._best.best(steps))
+        old = outdated(steps, self._config.max_to_keep, self._config.keep_period, self.best.best(steps))
         for step in old:
             if step in self._unread:  # it may be the best, which could not be read
                 continue
@@ -283,7 +281,9 @@ class Checkpoints:
           DataError: There are checkpoints and every one is damaged, or there should be some and are none.
           StorageError: The newest cannot be read, and nothing proves that it is damaged. Nothing is moved.
         """
-        steps = processes.broadcast_one_to_all(self._clear)
+        steps, logged = processes.broadcast_one_to_all(lambda: (self._clear(), logged_evaluations(self._run)))
+        for step in steps:
+            self.best.note(step, logged.get(str(step), {}))
         restored = None
         for step in steps:
             path = self._folder / str(step)
@@ -364,7 +364,7 @@ class Checkpoints:
         if "metadata" not in found:
             raise _KINDS[found["kind"]](found["reason"])
         metadata = found["metadata"]
-        self._best.note(step, read_progress(metadata).evaluation)
+        self.best.note(step, read_progress(metadata).evaluation)
         return metadata
 
     def _load(self, step: int, abstract_state: TrainState) -> tuple[TrainState, Progress]:

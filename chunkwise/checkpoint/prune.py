@@ -1,7 +1,9 @@
 """Which saves stay: the newest, those at multiples of a step, and the one whose evaluation was the best so far."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from chunkwise.config.experiment import CheckpointConfig
 from chunkwise.errors import ConfigError
@@ -21,7 +23,8 @@ def finite_metrics(metrics: Mapping[str, float], wanted: str | None) -> dict[str
 class KeepBest:
     """The save with the best evaluation, of equals the newest.
 
-    Evaluations come from the metadata beside the saves, which are checked against their hash.
+    Evaluations come from the metadata beside the saves, which are checked against their hash, and of a save that was
+    made before its evaluation was done from metrics.jsonl.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -38,6 +41,29 @@ class KeepBest:
         """The best of these saves; None if none of them was evaluated, or the config asks for none."""
         scored = [(self._scores[step], step) for step in steps if step in self._scores]
         return max(scored)[1] if scored else None
+
+
+def logged_evaluations(run: Path) -> dict[str, dict[str, float]]:
+    """The finite metrics of all evaluations that metrics.jsonl has, by step; of a step that is there twice the last.
+
+    A run that is stopped within an evaluation saves without it, and makes up for it when it goes on.
+    """
+    try:
+        content = (run / "metrics.jsonl").read_bytes()
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for line in content.splitlines():
+        if b'"eval"' not in line:
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:  # a power cut may leave half a line
+            continue
+        if isinstance(row, dict) and row.get("split") == "eval":
+            numbers = {name: value for name, value in row.items() if isinstance(value, float | int) and name != "step"}
+            found[str(row["step"])] = finite_metrics(numbers, None)
+    return found
 
 
 def outdated(steps: Sequence[int], max_to_keep: int, keep_period: int | None, best: int | None) -> list[int]:

@@ -26,6 +26,7 @@ from orbax.checkpoint import v1 as ocp
 from chunkwise.checkpoint.checksums import checksums, named_leaves, tree_spec
 from chunkwise.checkpoint.file_sums import is_sealed, probe, verify_files
 from chunkwise.checkpoint.orbax_files import require_arrays, require_declared, require_metadata
+from chunkwise.checkpoint.prune import logged_evaluations
 from chunkwise.checkpoint.saved_steps import SAVES, step_of, steps_in
 from chunkwise.errors import DataError, MismatchError, StorageError, Told, require_equal
 from chunkwise.files import budget
@@ -331,9 +332,11 @@ def list_saves(run: Path) -> list[Save]:
     folder = run.resolve() / SAVES
     try:
         saves = [_describe(folder / str(step)) for step in retried(lambda: steps_in(folder))]
+        logged = retried(lambda: logged_evaluations(run))
     except SYSTEM as error:
         raise StorageError(f"{folder}: {root_cause(error)}") from error
-    return [save for save in saves if save is not None]
+    found = [save for save in saves if save is not None]
+    return [dataclasses.replace(save, evaluation=save.evaluation or logged.get(str(save.step), {})) for save in found]
 
 
 def is_gone(path: Path) -> bool:

@@ -16,7 +16,7 @@ from chunkwise.data.lerobot.video import LeRobotImages, file_names
 from chunkwise.errors import ConfigError
 from chunkwise.files.links import Bounds
 from qchunk.converters.recording import ConvertSettings, Images, Reading, Recording, wrong_names
-from qchunk.data.readers.lerobot import DEFAULT_KEYS, OUTCOME, arrays_of, problems_of
+from qchunk.data.readers.lerobot import DEFAULT_KEYS, KEYS, OUTCOME, arrays_of, ends_by_rewards, problems_of
 
 
 class LeRobotReader:
@@ -40,6 +40,10 @@ class LeRobotReader:
         self._images = LeRobotImages(meta, tuple(self._cameras))
         present = [key for key in OUTCOME if key in meta.features]
         self._tables = list(iter_tables(meta, (*self._keys, "action", *present)))
+        self._by_rewards = ends_by_rewards(
+            table.columns[KEYS["reward"]].astype(np.float64) if KEYS["reward"] in table.columns else None
+            for table in self._tables
+        )
         self._problems = [
             (*problems_of(table), *(self._images.check(table.meta.index) if table.columns else ()))
             for table in self._tables
@@ -71,7 +75,7 @@ class LeRobotReader:
         rows, length = table.columns, table.meta.length
         if self._problems[index]:
             return Reading(recording=None, problems=self._problems[index])
-        arrays = arrays_of(rows, keys=self._keys, final_done=self._settings.final_done)
+        arrays = arrays_of(rows, keys=self._keys, final_done=self._settings.final_done, by_rewards=self._by_rewards)
         attributes = {"observation_keys": list(self._keys), "fps": self._meta.fps}
         attributes |= {"instruction": self._meta.tasks[int(rows["task_index"][0])]}
         recording = Recording(

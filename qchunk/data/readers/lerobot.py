@@ -8,7 +8,7 @@ action              the action           next.done      also true where an episo
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,7 @@ def arrays_of(
     *,
     keys: Sequence[str] = DEFAULT_KEYS,
     final_done: Literal["time_limit", "termination"] = "time_limit",
+    by_rewards: bool = False,
 ) -> LeRobotArrays:
     """Takes an episode's columns for observation, action and outcome.
 
@@ -66,6 +67,7 @@ def arrays_of(
       columns: By feature, of one episode without `problems_of`.
       keys: Features that make up the observation, in this order.
       final_done: Meaning of a done in the last frame that earned no success, as of `terminations`.
+      by_rewards: Whether such a done leaves the end to the rewards, as `ends_by_rewards` says of the dataset.
     """
 
     def flat(key: str, dtype: type) -> np.ndarray | None:
@@ -77,8 +79,8 @@ def arrays_of(
     if reward is not None and done is not None:
         solved = bool(success[-1]) if success is not None else bool(reward[-1] >= SUCCESS_REWARD)
         terminated = terminations(done, solved=solved, final_done=final_done)
-        if final_done == "time_limit" and success is None and not solved and done[-1] and not done[:-1].any():
-            terminated = None  # only that the episode ends is said: where rewards are -1, then 0, they say the rest
+        if by_rewards and final_done == "time_limit" and success is None and done[-1] and not done[:-1].any():
+            terminated = None
     return LeRobotArrays(
         observation=np.concatenate([_matrix(columns[key]) for key in keys], axis=1),
         action=_matrix(columns[KEYS["action"]]),
@@ -88,9 +90,21 @@ def arrays_of(
     )
 
 
+def ends_by_rewards(rewards: Iterable[Float64[np.ndarray, " T"] | None]) -> bool:
+    """Whether the rewards of a dataset say where episodes end, and a done in the last frame only that they do.
+
+    They do where all are -1, say, until success, then 0: no reward tells a success by being 1 or more.
+
+    Args:
+      rewards: Of each episode; None where it has none.
+    """
+    known = [one for one in rewards if one is not None]
+    return bool(known) and all(one.max() <= 0 for one in known) and any(one.min() < 0 for one in known)
+
+
 def problems_of(table: EpisodeTable) -> tuple[Problem, ...]:
-    """What is wrong with an episode's columns: a frame has one reward, one done and one success as well."""
-    return table.problems + tuple(
+    """What is wrong with an episode's columns: a frame has one reward, one done and one success as well, 0 or 1."""
+    shapes = tuple(
         Problem(
             file=table.meta.file,
             episode=table.meta.index,
@@ -100,6 +114,28 @@ def problems_of(table: EpisodeTable) -> tuple[Problem, ...]:
         )
         for key in OUTCOME
         if key in table.columns and table.columns[key].ndim > 1
+    )
+    return table.problems + shapes + (() if shapes else _flag_problems(table))
+
+
+def _flag_problems(table: EpisodeTable) -> tuple[Problem, ...]:
+    """Flags that are neither 0 nor 1, NaN among them: cast to bool they would all be true."""
+    wrong = {
+        key: np.flatnonzero(~np.isin(table.columns[key], (0, 1)))
+        for key in (KEYS["done"], KEYS["success"])
+        if key in table.columns
+    }
+    return tuple(
+        Problem(
+            file=table.meta.file,
+            episode=table.meta.index,
+            key=key,
+            row=int(rows[0]),
+            expected="0 or 1",
+            found=f"{table.columns[key][rows[0]]} ({len(rows)} such row(s))",
+        )
+        for key, rows in wrong.items()
+        if len(rows)
     )
 
 
@@ -129,11 +165,15 @@ def examine(path: Path, files: Files, hands: Hands) -> list[EpisodeReport]:
     for _, outcome in read:
         if outcome is not None:
             rule.see(*outcome)
+    said = any(key in keys for key in (KEYS["done"], KEYS["success"]))
+    said = said and not ends_by_rewards(outcome[1] for _, outcome in read if outcome is not None)
     reports = []
     for report, outcome in read:
         content = files.hash(report.path) or ""
         about = {"size": files.size(report.path), "mtime_ns": files.mtime_ns(report.path), "content_hash": content}
         label = None if outcome is None else rule.label(*outcome)
+        if said and report.rewards is not None:
+            about["rewards"] = dataclasses.replace(report.rewards, terminated=True)
         reports.append(dataclasses.replace(report, **about, success=label))
     return reports
 
@@ -178,7 +218,7 @@ def _report(meta: EpisodeMeta, problems: Sequence[Problem], **found: Any) -> Epi
 def _seen(table: EpisodeTable) -> _Seen:
     if problems := problems_of(table):
         return _report(table.meta, problems), None
-    arrays = arrays_of(table.columns)
+    arrays = arrays_of(table.columns, by_rewards=True)  # what `examine` takes back where the dataset's say nothing
     reward, width = arrays.reward, arrays.observation.shape[1]
     report = _report(
         table.meta,
@@ -239,9 +279,13 @@ class LeRobotSource(IndexedEpisodes):
         dims = good.reports[0].dims
         super().__init__(good, {"qpos": dims["qpos"], "state": dims["state"], "action": dims[good.action]})
         self._success_reward = success_reward
-        wanted = {report.id for report in good.reports}
-        found = {f"episode_{table.meta.index:05d}": table for table in _tables(good.path, good.files)}
-        self._arrays = {name: arrays_of(table.columns) for name, table in found.items() if name in wanted}
+        wanted = {report.id: report.rewards for report in good.reports}
+        self._arrays = {
+            name: arrays_of(table.columns, by_rewards=rewards is not None and not rewards.terminated)
+            for table in _tables(good.path, good.files)
+            if (name := f"episode_{table.meta.index:05d}") in wanted
+            for rewards in (wanted[name],)
+        }
 
     def load(self, index: int) -> Episode:
         report, positive = self._reports[index], bool(self._positives[index])

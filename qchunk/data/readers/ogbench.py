@@ -156,10 +156,12 @@ def _whole_file_problems(name: str, arrays: Mapping[str, np.ndarray]) -> list[Pr
         problems.append(
             Problem(file=name, key=KEYS["next_state"], expected=f"{expected}, as observations", found=found)
         )
-    wrong = np.flatnonzero(~np.isin(arrays["terminal"], (0, 1)))  # NaN among them, which would end an episode
-    if len(wrong):
-        found = f"{arrays['terminal'][wrong[0]]:g} ({len(wrong)} such row(s))"
-        problems.append(Problem(file=name, key="terminals", row=int(wrong[0]), expected="0 or 1", found=found))
+    for key in ("terminal", "mask"):
+        flags = arrays.get(key, np.zeros(0))
+        wrong = np.flatnonzero(~np.isin(flags, (0, 1)))  # NaN among them, which would end an episode
+        if len(wrong):
+            found = f"{flags[wrong[0]]:g} ({len(wrong)} such row(s))"
+            problems.append(Problem(file=name, key=KEYS[key], row=int(wrong[0]), expected="0 or 1", found=found))
     if not problems and not (rows and arrays["terminal"][-1] == 1):
         expected, found = "1 in the last row: an episode that ends", f"{rows} rows, the last unfinished"
         problems.append(Problem(file=name, key="terminals", row=rows - 1, expected=expected, found=found))

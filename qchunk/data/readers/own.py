@@ -15,9 +15,18 @@ from chunkwise.data.episodes import Episode
 from chunkwise.data.problems import Problem
 from chunkwise.errors import DataError
 from chunkwise.files import trust
-from qchunk.data.readers.report import EpisodeReport, GoodEpisodes, IndexedEpisodes, check_finite, check_lengths
+from qchunk.data.readers.report import (
+    EpisodeReport,
+    GoodEpisodes,
+    IndexedEpisodes,
+    beyond_float32_as_inf,
+    check_finite,
+    check_lengths,
+)
 
 Read = Callable[[Path], Episode | None]
+STATES = ("qpos", "state")
+"""Of the arrays in `states` those that a config can name; others stay in the file."""
 
 
 def reader(name: str) -> Read:
@@ -44,6 +53,9 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
     names = {key: key for key in arrays}
     problems = []
     for key, x in arrays.items():
+        if x.dtype.kind not in "fiub":
+            problems.append(Problem(file=name, key=key, expected="numbers", found=f"dtype {x.dtype}"))
+            continue
         expected = "[T]" if key in ("reward", "terminated") else "[T, d]"
         if x.ndim != (1 if expected == "[T]" else 2):
             found = f"shape {x.shape}"
@@ -52,7 +64,9 @@ def examine(root: Path, name: str, read: Read, *, digest: str) -> list[EpisodeRe
         steps = len(episode.action)
         # the state after the last action may be there, and no other
         within = {key: x[:steps] if key in episode.states and len(x) == steps + 1 else x for key, x in arrays.items()}
-        problems = check_lengths(name, within, names) + check_finite(name, arrays, names)
+        problems = check_lengths(name, within, names) + check_finite(
+            name, {key: beyond_float32_as_inf(x) for key, x in arrays.items()}, names
+        )
     return [
         EpisodeReport(
             **about,
@@ -85,7 +99,7 @@ class OwnSource(IndexedEpisodes):
     def __init__(self, good: GoodEpisodes, read: Read) -> None:
         """Takes episodes that were found good; reads nothing yet."""
         dims = good.reports[0].dims
-        widths = {key: dims[key] for key in dims if key != "action"} | {"action": dims[good.action]}
+        widths = {key: dims[key] for key in STATES if key in dims} | {"action": dims[good.action]}
         super().__init__(good, widths)
         self._read, self._action = read, good.action
 
@@ -97,4 +111,5 @@ class OwnSource(IndexedEpisodes):
             found = "none" if episode is None else f"{episode.length}"
             raise DataError(f"{report.id}: expected {report.length} frames, as the reader gave before, found {found}")
         action = episode.action if self._action == "action" else episode.states[self._action][: episode.length]
-        return dataclasses.replace(episode, action=action, positive=bool(episode.positive))
+        states = {key: x for key, x in episode.states.items() if key in self._dims}
+        return dataclasses.replace(episode, states=states, action=action, positive=bool(episode.positive))

@@ -3,12 +3,15 @@
 import dataclasses
 import itertools
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from chunkwise.checkpoint.weights import best_step
 from chunkwise.config.experiment import CheckpointConfig, TrainConfig
-from chunkwise.errors import ConfigError
+from chunkwise.errors import ConfigError, PreemptedError, StopRequested
 from chunkwise.state import TrainState
 from chunkwise.train.loop import fit
 from chunkwise.train.run_dir import RunFolder
@@ -48,6 +51,32 @@ def test_the_best_stays_over_restarts(tmp_path: Path, best: str, kept: list[list
     for steps, expected in zip((10, 15, 20, 25, 35), kept, strict=True):
         train(config(tmp_path, steps, keep_best="score", best=best))
         assert saves(tmp_path) == expected
+
+
+@pytest.mark.parametrize("stops", [(10,), (10, 15), (5, 10, 15), (20,)])
+def test_an_evaluation_that_was_made_up_for_counts(tmp_path: Path, stops: tuple[int, ...]):
+    """A run that is stopped within an evaluation has saved without it, and evaluates when it goes on."""
+
+    class Stopped(ScoredTask):
+        stop = 0
+
+        def evaluate(self, state: TrainState, *, final: bool) -> dict[str, float]:
+            if int(state.step) == self.stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise StopRequested
+            return super().evaluate(state, final=final)
+
+    wanted = config(tmp_path, 20, keep_best="score")
+    for stop in stops:
+        task = Stopped(wanted)
+        task.stop = stop
+        with pytest.raises(PreemptedError), RunFolder(wanted, "toy") as folder:
+            fit(wanted, task, folder)
+    train(wanted)
+    assert saves(tmp_path) == [10, 20]
+    assert best_step(tmp_path, wanted) == 10
+    train(config(tmp_path, 25, keep_best="score"))  # 3 again, and newer
+    assert saves(tmp_path) == [25]
 
 
 def test_without_it_only_the_newest_stay(tmp_path: Path):

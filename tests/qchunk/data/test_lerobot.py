@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chunkwise.data.lerobot.meta import EpisodeMeta
+from chunkwise.data.lerobot.tables import EpisodeTable
 from chunkwise.errors import DataError
 from qchunk import inspect
 from qchunk.config import DataConfig
 from qchunk.convert import convert
 from qchunk.data import compute_norm_stats, make_batches, open_dataset
-from qchunk.data.readers.lerobot import arrays_of
+from qchunk.data.readers.lerobot import arrays_of, ends_by_rewards, problems_of
 from tests import lerobot_files
 from tests.lerobot_files import Recorded
 from tests.qchunk.converters.sources import settings
@@ -86,7 +88,7 @@ def test_a_done_in_the_last_row_alone_leaves_rewards_of_at_most_0_to_say_what_su
     def terminated(reward: list[float], done: list[bool], **more: Any) -> list[bool] | None:
         success = {"next.success": np.array(more.pop("success"))} if "success" in more else {}
         columns = few | success | {"next.reward": np.array(reward), "next.done": np.array(done)}
-        found = arrays_of(columns, **more).terminated
+        found = arrays_of(columns, by_rewards=ends_by_rewards([columns["next.reward"]]), **more).terminated
         return None if found is None else found.tolist()
 
     last = [False, False, True]
@@ -97,6 +99,37 @@ def test_a_done_in_the_last_row_alone_leaves_rewards_of_at_most_0_to_say_what_su
     assert terminated([-1, -1, 0], last, success=last) == last
     assert terminated([-1, 0, 0], [False, True, True]) == [False, True, False]
     assert terminated([-1, -1, 0], [False] * 3) == [False] * 3
+    assert terminated([0, 0, 0], last) == [False] * 3
+    assert not ends_by_rewards([np.array([-1.0, -1.0]), np.array([-1.0, 1.0])]), "one that earned 1 says it for all"
+    assert ends_by_rewards([None, np.zeros(2), np.array([-1.0, 0.0])])
+
+
+@pytest.mark.parametrize("values", [(0, 0, 1), (0, 0.5, 1), (-0.1, -0.1, 1)])
+def test_failures_among_successes_are_cut_off_by_time(tmp_path: Path, values: tuple[float, float, float]):
+    """Rewards until, before and at success: a done in the last row of a failure is no termination there."""
+    episodes = lerobot_files.record((7, 5, 9, 6))
+    for index, episode in enumerate(episodes):
+        episode.reward = np.full(len(episode.reward), values[0], np.float32)
+        episode.reward[-3:] = values[1]
+        episode.reward[-1] = values[2] if index % 2 else values[1]
+    root = written(tmp_path / "set", episodes, without=(SUCCESS,))
+    assert_same_as_converted(root, tmp_path / "out", observation="state")
+    source = open_dataset(config(root, format="lerobot")).source
+    for index in range(4):
+        ended = source.load(index).terminated
+        assert ended[-1] == index % 2
+        assert not ended[:-1].any()
+
+
+@pytest.mark.parametrize("key", ["next.done", SUCCESS])
+@pytest.mark.parametrize("value", [0.3, np.nan, 2.0])
+def test_a_flag_is_0_or_1(tmp_path: Path, key: str, value: float):
+    columns = {"next.done": np.array([0.0, 0, 1]), SUCCESS: np.array([0.0, 0, 1])}
+    columns[key] = np.array([0, value, value])
+    meta = EpisodeMeta(index=4, length=3, file="data/a.parquet", videos={})
+    (problem,) = problems_of(EpisodeTable(meta=meta, columns=columns, problems=()))
+    assert (problem.episode, problem.key, problem.row, problem.expected) == (4, key, 1, "0 or 1")
+    assert problem.found == f"{value} (2 such row(s))"
 
 
 def test_arrays_and_statistics_by_hand(tmp_path: Path):

@@ -142,6 +142,11 @@ def test_an_end_that_is_neither_0_nor_1_is_refused(value: float, tmp_path: Path)
     write_npz(tmp_path / "a.npz", lengths=(5, 7), terminals=terminals)
     text = refused(tmp_path / "a.npz", format="ogbench_npz")
     assert f"a.npz: terminals, row 2: expected 0 or 1, found {value:g} (1 such row(s))" in text
+    masks = np.ones(12, np.float32)
+    masks[3:5] = value
+    write_npz(tmp_path / "b.npz", lengths=(5, 7), masks=masks)
+    text = refused(tmp_path / "b.npz", format="ogbench_npz")
+    assert f"b.npz: masks, row 3: expected 0 or 1, found {value:g} (2 such row(s))" in text
 
 
 def test_an_array_of_another_width_goes_by_its_name_in_the_file(tmp_path: Path):

@@ -1,14 +1,17 @@
 """Readers of the user's own: labels, actions and lengths are taken as what they are."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from chunkwise.data.episodes import Episode
 from qchunk.config import QChunkConfig
+from qchunk.data import make_batches
 from qchunk.data.dataset import open_dataset
 from qchunk.data.readers import own
 from tests.qchunk.recordings import config
@@ -81,3 +84,44 @@ def test_states_are_as_many_as_actions_or_one_more(more: int, good: bool, tmp_pa
     if not good:
         expected = f"expected {STEPS} rows, as many as action, found {STEPS + more} rows"
         assert [expected in str(problem) for problem in report.problems] == [True, True]
+
+
+def wider(path: Path) -> Episode:
+    """As `read`, with one array more in all files but the first, of another width in each."""
+    episode, number = read(path), int(path.read_text())
+    more = {"velocity": np.zeros((STEPS, 1 + number), np.float32)} if number else {}
+    return dataclasses.replace(episode, states={**episode.states, **more}, positive=bool(episode.positive))
+
+
+def test_arrays_that_no_config_names_may_differ_from_file_to_file(tmp_path: Path):
+    taken = [
+        list(itertools.islice(make_batches(config(folder(tmp_path), horizon=3, format=f"{__name__}:{name}")), 2))
+        for name in ("read", "wider")
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *taken)
+    assert set(taken[0][0]["observations"]) >= {"qpos", "state"}
+
+
+@pytest.mark.parametrize("key", ["state", "action", "reward"])
+def test_numbers_that_32_bits_cannot_hold_are_named(key: str, tmp_path: Path):
+    def large(path: Path) -> Episode:
+        episode = read(path)
+        arrays = {"action": episode.action, "reward": episode.reward, **episode.states}
+        x = arrays[key].astype(np.float64)
+        x[2] = 1e39
+        changed = {"states": {**episode.states, key: x}} if key == "state" else {key: x}
+        return dataclasses.replace(episode, positive=bool(episode.positive), **changed)
+
+    (report,) = own.examine(folder(tmp_path), "e1.csv", large, digest="")
+    (problem,) = report.problems
+    assert (problem.key, problem.row, problem.expected) == (key, 2, "finite numbers")
+
+
+def test_arrays_of_text_are_named(tmp_path: Path):
+    def words(path: Path) -> Episode:
+        episode = read(path)
+        states = {**episode.states, "task": np.full((STEPS, 1), "pick")}
+        return dataclasses.replace(episode, states=states, positive=bool(episode.positive))
+
+    (report,) = own.examine(folder(tmp_path), "e1.csv", words, digest="")
+    assert str(report.problems[0]) == "e1.csv: task: expected numbers, found dtype <U4"
