@@ -144,7 +144,10 @@ def save_pytorch(params: Mapping[str, Any], file: str | Path, flavour: Flavour) 
     whole = int8.whole(dict(params), np.float32)
     tensors = to_pytorch({name: np.asarray(leaf) for name, leaf in by_path(whole).items()}, flavour)
     with scratch_file(Path(file)) as scratch:
+        scratch.touch()
+        mode = scratch.stat().st_mode
         save_file(tensors, scratch, metadata={"format": "pt"})
+        scratch.chmod(mode)  # safetensors lets nobody else read it
 
 
 def fit_to_model(params: Mapping[str, Any], model: Pi0, key: Key[Array, ""]) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def export(parts: Exportable, out: Path, *, rows: int = 1, platforms: Sequence[s
         (scratch / runner.PROGRAM).write_bytes(exported.serialize())
         save_file({name: np.asarray(leaf, order="C") for name, leaf in weights.items()}, scratch / runner.WEIGHTS)
         (scratch / runner.SPEC).write_text(json.dumps(about, indent=1) + "\n")
+        shutil.copymode(scratch / runner.SPEC, scratch / runner.WEIGHTS)  # safetensors lets nobody else read it
         shutil.copyfile(runner.__file__, scratch / "policy.py")
         for name, file in parts.files.items():
             shutil.copyfile(file, scratch / name)

@@ -86,6 +86,8 @@ def load(folder):
           ValueError: An entry is missing or unknown, of another shape or dtype, not finite, or out of its range; the
             seed is no whole number of 32 bits; or the model's actions are not finite.
         """
+        if not isinstance(observation, dict):
+            raise ValueError(f"expected a dict of entries, found {type(observation).__name__}")
         if unknown := sorted(set(map(str, observation)) - taken):
             raise ValueError(f"{', '.join(unknown)}: expected entries among {sorted(taken)}")
         given, inputs, relative = complete(observation, _seeds(seed, rows)), {}, 0.0
@@ -128,7 +130,10 @@ def _seeds(seed, rows):
 
 def _checked(name, value, shape, dtype, low, high):
     """Returns an input with its axis of rows, once its shape, its kind and each of its numbers were found good."""
-    value = np.asarray(value)
+    try:
+        value = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: expected {dtype} {list(shape)}, found no array: {error}") from error
     value = value[None] if shape[0] == 1 and value.ndim == len(shape) - 1 else value
     same = value.dtype == dtype if dtype.kind in "ub" else value.dtype.kind in "fiu"
     if value.shape != shape or not same:
@@ -149,6 +154,8 @@ def _checked(name, value, shape, dtype, low, high):
 
 def _filled(name, ids, rows, width):
     """Returns token ids filled up with 0, and the mask that is true at those given."""
+    if isinstance(ids, dict):
+        raise ValueError(f"{name}: expected a list of ids, found {ids!r:.80}")
     try:
         ragged = [list(ids)] if rows == 1 and all(np.ndim(one) == 0 for one in ids) else [list(row) for row in ids]
     except TypeError as error:
@@ -156,6 +163,8 @@ def _filled(name, ids, rows, width):
     if len(ragged) != rows or not all(0 < len(row) <= width for row in ragged):
         found = [len(row) for row in ragged]
         raise ValueError(f"{name}: expected {rows} lists of 1 to {width} ids, found those of {found}")
+    if any(isinstance(one, (bool, np.bool_)) for row in ragged for one in row):
+        raise ValueError(f"{name}: expected a list of ids, found {ids!r:.80}")
     filled = np.array([row + [0] * (width - len(row)) for row in ragged])
     return filled, np.array([[i < len(row) for i in range(width)] for row in ragged])
 

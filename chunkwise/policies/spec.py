@@ -87,7 +87,7 @@ class Exportable:
     """Input that is normal noise, drawn from the seed where an observation has none."""
     defaults: Mapping[str, bool | float] = dataclasses.field(default_factory=dict)
     """Inputs that an observation may leave out, and the value that they have then."""
-    ranges: Mapping[str, tuple[int, int | None]] = dataclasses.field(default_factory=dict)
+    ranges: Mapping[str, tuple[float, float | None]] = dataclasses.field(default_factory=dict)
     """Smallest and largest number that an input takes, None where there is no largest; of others any finite one."""
     masks: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Input of ids, and the input that is true where one was given."""

@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 PACKAGES = {"tensorboard": ("tensorboardX", "tb"), "wandb": ("wandb", "wandb"), "trackio": ("trackio", "trackio")}
 """Module and extra of each logger."""
 ID = "logger_id"
-"""File of the run folder with the name under which services know the run; a copy of the folder needs another."""
+"""File of the run folder with the name under which services know the run, and where the folder lay then."""
 _STOPS = (Exception, SystemExit)
 
 
@@ -104,13 +104,26 @@ def named(row: Row) -> dict[str, float]:
 
 
 def run_id(run: Path) -> str:
-    """Returns the name under which services know a run, made at its first use."""
-    path = run / ID
-    found = path.read_text().strip() if path.is_file() else ""
-    if not re.fullmatch(r"[0-9a-f]{16}", found):
-        found = secrets.token_hex(8)
-        write_durably(path, f"{found}\n")
-    return found
+    """Returns the name under which services know a run, made at its first use, and anew for a copy of its folder.
+
+    Beside it stands the folder's own path: where that is another folder, and one of the same name is there, this is a
+    copy, which would write into the other's run. A folder that was moved keeps its name.
+    """
+    path, here = run / ID, str(run.resolve())
+    name, of = _named_in(path)
+    if name and of not in ("", here) and _named_in(Path(of) / ID)[0] == name:
+        say(f"run.loggers: {run} is a copy of {of}, and has a name of its own from now on")
+        name = ""
+    if not name or of != here:
+        name = name or secrets.token_hex(8)
+        write_durably(path, f"{name} {here}\n")
+    return name
+
+
+def _named_in(path: Path) -> tuple[str, str]:
+    """Name and folder in a file of the name; "" for what it lacks."""
+    words = path.read_text().strip().split(" ", 1) if path.is_file() else [""]
+    return (words[0], words[1] if len(words) > 1 else "") if re.fullmatch(r"[0-9a-f]{16}", words[0]) else ("", "")
 
 
 class _TensorBoard:

@@ -13,7 +13,7 @@ from chunkwise.data.problems import Problem
 from driving.config import DataConfig
 from driving.data import targets
 from driving.data.index import ABSENT, PRESENT, Index
-from driving.data.tables import Tables, make_tables
+from driving.data.tables import Tables, make_tables, moves_at_end
 
 MAX_MPS = 70.0
 JUMP_M, JUMP_FACTOR = 1.0, 3.0
@@ -174,7 +174,7 @@ def _check_waypoints(index: Index, tables: Tables, config: DataConfig, found: Fi
             dt,
             steps=steps,
             dt_s=dt,
-            moving_at_end=bool(abs(tables.speed_mps[-1]) > targets.MOVING_MPS),
+            moving_at_end=moves_at_end(tables.speed_mps, tables.speed_valid),
         )[1].sum()
     )
     if filled:

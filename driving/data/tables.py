@@ -67,7 +67,7 @@ def plans_to_stand(index: Index, episode: int, tables: Tables, config: DataConfi
     rows, listed = index.rows(episode), index.expert_waypoints(episode)
     if index.waypoints_driven[episode] or config.waypoint_source == "poses" or not listed.size:
         return False
-    if not _moves_at_end(tables.speed_mps[rows], tables.speed_valid[rows]):
+    if not moves_at_end(tables.speed_mps[rows], tables.speed_valid[rows]):
         return False
     wanted = {"steps": config.waypoint_steps, "dt_s": config.waypoint_dt_s}
     listed_dt_s, known = float(index.waypoint_dt_s[episode]), list[int]()
@@ -77,7 +77,7 @@ def plans_to_stand(index: Index, episode: int, tables: Tables, config: DataConfi
     return known[0] > known[1]
 
 
-def _moves_at_end(speed_mps: Float[np.ndarray, " T"], known: Bool[np.ndarray, " T"]) -> bool:
+def moves_at_end(speed_mps: Float[np.ndarray, " T"], known: Bool[np.ndarray, " T"]) -> bool:
     """Whether the car moves at the last frame, or it is not known that it stands."""
     return bool(not known[-1] or abs(speed_mps[-1]) > targets.MOVING_MPS)
 
@@ -94,7 +94,7 @@ def _episode(index: Index, episode: int, config: DataConfig) -> dict[str, np.nda
     speed, speed_valid = _recorded_or(recorded, *targets.speeds(t, place, max_gap_s=gap))
     derived = targets.rate(t, yaw, yaw_valid, max_gap_s=gap)
     yaw_rate, yaw_rate_valid = _recorded_or(index.yaw_rate_radps[rows], *derived)
-    moving = _moves_at_end(speed, speed_valid)
+    moving = moves_at_end(speed, speed_valid)
     past_motion, past_motion_valid = _past_motion(t, ((speed, speed_valid), (yaw_rate, yaw_rate_valid)))
     _take_histories(index, rows, past_motion, past_motion_valid)
     waypoints, waypoint_valid = _waypoints(index, episode, config, pose, pose_valid, moving)

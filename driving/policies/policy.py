@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float32, Int64
 
@@ -21,6 +22,7 @@ from chunkwise.data.images import resized
 from chunkwise.data.norm_stats import identity
 from chunkwise.errors import ConfigError, DataError
 from chunkwise.policies import observations, policy
+from chunkwise.policies.observations import MAX_STATE
 from chunkwise.policies.policy import Asked, Draw, Prepared
 from chunkwise.policies.spec import TEXT, Entry, Exportable, Spec, image_entry
 from chunkwise.train import rngs
@@ -260,7 +262,7 @@ class WaypointPolicy(policy.Policy[Prepared]):
             "calibration_valid": ((views,), "bool"),
         }
         return Exportable(
-            program=self._program,
+            program=lambda params, inputs: self._program(params, _unknown_as_0(inputs)),
             params=self._params,
             inputs={
                 "images": ((views, *data.image_size, 3), "uint8"),
@@ -274,7 +276,11 @@ class WaypointPolicy(policy.Policy[Prepared]):
             normalised={},
             actions=identity(2),
             seed=None,
-            ranges={"route_command": (0, len(ROUTE_COMMANDS) - 1)},
+            ranges={
+                "route_command": (0, len(ROUTE_COMMANDS) - 1),
+                "motion": (-MAX_STATE, MAX_STATE),
+                "past_motion": (-MAX_STATE, MAX_STATE),
+            },
             spec=self.spec,
         )
 
@@ -294,6 +300,13 @@ _MATRICES = {
     "extrinsics": ((4, 4), "camera (x right, y down, z ahead) to the vehicle (x forward, y left, z up), metres"),
 }
 """Entries of an observation that say how a camera looks: shape and meaning."""
+
+
+def _unknown_as_0(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Motion that is not known counts as 0, as an observation's None does, whatever number stands there."""
+    motion = jnp.concatenate([inputs["motion"], inputs["past_motion"]], axis=-1)
+    known = jnp.where(inputs["known_motion"], motion, 0.0)
+    return {**inputs, "motion": known[..., : len(_MOTION)], "past_motion": known[..., len(_MOTION) :]}
 
 
 @functools.cache

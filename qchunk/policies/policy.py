@@ -211,7 +211,7 @@ class QChunkPolicy(policy.Policy[Prepared]):
         return self._action_norm.apply(actions), weights
 
     def _resized(self, image: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h2 w2 3"]:
-        """As the pool resizes what it decodes."""
+        """As the pool resizes what was recorded raw; of a larger JPEG it has libjpeg shrink a part of the way."""
         size = self.agent.dims.image_size
         if size is None or image.shape[:2] == size:
             return image

@@ -38,8 +38,20 @@ def by_hand(matrix: np.ndarray) -> Exportable:
 def test_a_weight_without_dimensions_and_one_that_lies_by_columns_act_as_they_are(tmp_path: Path):
     export(by_hand(np.asfortranarray(np.array([[1, 2], [3, 4]], np.float32))), tmp_path / "out", platforms=["cpu"])
     # 0.5 * (1, 2) @ [[1, 2], [3, 4]] + (1, 0)
-    found = runner.load(tmp_path / "out")({"state": np.array([10, 20], np.float32)}, seed=0)
+    act = runner.load(tmp_path / "out")
+    found = act({"state": np.array([10, 20], np.float32)}, seed=0)
     np.testing.assert_allclose(found, [[4.5, 5.0]], rtol=1e-6)
+    assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1, "whoever reads one, reads all"
+    with pytest.raises(ValueError, match=r"^state: expected float32 \[1, 2\], found no array: "):
+        act({"state": [[1, 2], [3]]})
+    with pytest.raises(ValueError, match="expected a dict of entries, found NoneType"):
+        act(None)
+
+
+@pytest.mark.parametrize("ids", [{1: 2}, [True, False], [[1, True]]])
+def test_token_ids_are_numbers_in_a_list(ids: Any):
+    with pytest.raises(ValueError, match="tokens: expected a list of ids, found"):
+        runner._filled("tokens", ids, 1, 4)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import struct
 import sys
 import types
@@ -154,6 +155,24 @@ def test_a_service_gets_each_line_once(service: tuple[str, Service], tmp_path: P
     assert [(step, k, v) for step, row in rows for k, v in row.items()] == in_metrics(tmp_path)
     (tmp_path / loggers.ID).write_text("../x")
     assert loggers.run_id(tmp_path) == loggers.run_id(tmp_path) != "../x"
+
+
+def test_a_copy_of_a_run_is_another_run_to_a_service_and_a_moved_one_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Kills: what W&B wrote of the original was removed when a copy of its folder went on."""
+    (tmp_path / "a run").mkdir()
+    name = loggers.run_id(tmp_path / "a run")
+    shutil.copytree(tmp_path / "a run", tmp_path / "copy")
+    other = loggers.run_id(tmp_path / "copy")
+    assert other == loggers.run_id(tmp_path / "copy") != name
+    assert f"copy is a copy of {tmp_path}/a run, and has a name of its own" in capsys.readouterr().out
+    assert loggers.run_id(tmp_path / "a run") == name
+    (tmp_path / "a run").rename(tmp_path / "moved")
+    assert loggers.run_id(tmp_path / "moved") == loggers.run_id(tmp_path / "moved") == name
+    (tmp_path / "moved" / loggers.ID).write_text(f"{name}\n")  # as earlier versions wrote it
+    assert loggers.run_id(tmp_path / "moved") == name
+    assert capsys.readouterr().out == ""
 
 
 def test_a_service_gets_the_lines_that_it_lacks_from_the_very_next_step_and_is_told_the_end(
